@@ -1,0 +1,534 @@
+"""GLSL compute shaders to SPIR-V, inside this process.
+
+The library behind it is shaderc, called through ctypes. A call releases the GIL, so shaders compile in parallel on
+threads (`compile_many`). Includes and macros are worked into the text in Python (`expand`): the compiler gets one
+self-contained source, the same text that any other GLSL compiler accepts.
+
+Importing this module loads no library; `load()` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Union
+
+from purevk import knobs
+from purevk.errors import ShaderCompilerError
+
+GLSL_FOLDER = Path(__file__).parent / "glsl"
+LIBRARY_FOLDER = Path(__file__).parent / "_lib"
+
+TARGET_ENVS = {f"vulkan1.{minor}": (1 << 22) | (minor << 12) for minor in range(5)}
+SPIRV_VERSIONS = {f"1.{minor}": 0x10000 | (minor << 8) for minor in range(7)}
+"""SPIR-V versions by name. Which of them a target takes, and its default, is the compiler's to know."""
+
+IncludeFunction = Callable[[str], "tuple[str, str]"]
+Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
+"""Where `#include` looks: a folder, or a function from the name written to (name shown in messages, text).
+None is the folder of purevk's own templates."""
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE)
+_VERSION = re.compile(r"^[ \t]*#[ \t]*version\b[^\n]*$", re.MULTILINE)
+_MACRO_NAME = re.compile(r"[A-Za-z_]\w*(\([\w\s,]*\))?\Z")
+_MESSAGE = re.compile(r"^(?P<file>.*?):(?P<line>\d+): (?P<kind>error|warning): (?P<text>.*)$", re.MULTILINE)
+
+_HOW_TO_GET_ONE = (
+    "install the platform wheel of purevk (it carries the library), or the Vulkan SDK, or a distribution's libshaderc"
+    " (Debian 13: apt install libshaderc1; Debian 12: apt install libshaderc-dev glslang-dev spirv-tools, then"
+    " packaging/link_shaderc.sh), or build it with packaging/build_shaderc.sh; PUREVK_SHADERC=/path/to/libshaderc names"
+    " one. A bundle made on a machine that has a compiler (`purevk.cache.Cache.export_bundle`) needs none here"
+)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One shader to compile: a template's text with everything that decides what comes out.
+
+    `name` is the template's file name, for messages. `spirv_version` is a key of `SPIRV_VERSIONS`, or None for the
+    highest that `target_env` promises.
+    """
+
+    source: str
+    name: str
+    macros: Mapping[str, str] = field(default_factory=dict)
+    include: Include = None
+    target_env: str = "vulkan1.1"
+    spirv_version: str | None = None
+    optimize: bool = True
+
+    @classmethod
+    def from_template(cls, name: str, macros: Mapping[str, str] | None = None, **settings: Any) -> CompileJob:
+        """A job for one of purevk's own templates, `purevk/glsl/<name>`."""
+        _, text = find_include(None)(name)
+        return cls(text, name, dict(macros or {}), **settings)
+
+
+def find_include(include: Include) -> IncludeFunction:
+    """The function that finds an included file. Raises ShaderCompilerError, when called, for a file not found."""
+    if callable(include):
+        return include
+    return _folder_include(os.fspath(include) if include is not None else str(GLSL_FOLDER))
+
+
+@lru_cache(maxsize=64)
+def _folder_include(folder: str) -> IncludeFunction:
+    root = Path(folder)
+
+    def find(name: str) -> tuple[str, str]:
+        path = os.path.normpath(root / name)
+        if os.path.isabs(name) or not Path(path).is_relative_to(os.path.normpath(root)):
+            raise ShaderCompilerError(f"#include {name!r} leaves the folder of the templates", where=folder)
+        try:
+            status = os.stat(path)
+            return name, _read_text(path, status.st_mtime_ns, status.st_size)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ShaderCompilerError(f"the shader source {name!r} cannot be read", where=folder, why=str(error)) from None
+
+    return find
+
+
+@lru_cache(maxsize=512)
+def _read_text(path: str, mtime_ns: int, size: int) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1024)
+def _scan_includes(text: str) -> tuple[tuple[int, int, str], ...]:
+    return tuple((m.start(), m.end(), m[1] if m[1] is not None else m[2]) for m in _INCLUDE.finditer(text))
+
+
+def source_files(source: str, *, name: str, include: Include = None) -> dict[str, str]:
+    """The template and every file that it includes, directly or not: name -> text, the template first.
+
+    Raises ShaderCompilerError for a file that is missing, or that includes itself.
+    """
+    find = find_include(include)
+    files: dict[str, str] = {}
+
+    def visit(file: str, text: str, trail: tuple[str, ...]) -> None:
+        if file in trail:
+            raise ShaderCompilerError(f"{file} includes itself", where=" -> ".join((*trail, file)))
+        if file in files:
+            return
+        for start, _, wanted in _scan_includes(text):
+            try:
+                visit(*find(wanted), (*trail, file))
+            except ShaderCompilerError as error:
+                if error.where and " -> " in error.where:
+                    raise
+                line = text.count("\n", 0, start) + 1
+                trail_text = " -> ".join(f"{part}" for part in (*trail, f"{file}:{line}", wanted))
+                raise ShaderCompilerError(error.what, where=trail_text, why=error.why, next=error.next) from None
+        files[file] = text
+
+    visit(name, source, ())
+    return {name: files.pop(name), **files}
+
+
+def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, include: Include = None) -> str:
+    """The template as one self-contained GLSL text: macros defined after `#version`, includes put in their place.
+
+    Each included file takes effect once, whatever conditions surround its `#include`, and `#line` directives keep the
+    file names and line numbers of messages true. The text compiles with stock tools too.
+    """
+    find = find_include(include)
+    files = source_files(source, name=name, include=include)
+    guards = {file: f"PUREVK_INCLUDED_{index}" for index, file in enumerate(files)}
+
+    def body(file: str, text: str, first_line: int) -> str:
+        parts, position, line = [], 0, first_line
+        for start, end, wanted in _scan_includes(text):
+            between = text[position:start]
+            line += between.count("\n")
+            inner = find(wanted)[0]
+            parts += [
+                between,
+                f"#ifndef {guards[inner]}\n#define {guards[inner]}\n#line 1 {_quote(inner)}\n",
+                body(inner, files[inner], 1).rstrip("\n"),
+                f"\n#endif\n#line {line + 1} {_quote(file)}",
+            ]
+            position = end
+        parts.append(text[position:])
+        return "".join(parts)
+
+    version = _VERSION.search(source)
+    if version is None:
+        raise ShaderCompilerError(f"{name} has no #version line", where=name, next="start it with #version 450")
+    head = source[: version.end()]
+    lines = [head, "#extension GL_GOOGLE_cpp_style_line_directive : enable"]
+    lines += [f"#define {macro} {value}" for macro, value in _checked(name, macros or {})]
+    start = min(version.end() + 1, len(source))
+    line = source.count("\n", 0, start) + 1
+    lines.append(f"#line {line} {_quote(name)}")
+    tail = source[start:]
+    return "\n".join(lines) + "\n" + body(name, tail, line)
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace("\\", "/").replace('"', "'").replace("\n", " ") + '"'
+
+
+def _checked(name: str, macros: Mapping[str, str]) -> list[tuple[str, str]]:
+    for macro, value in macros.items():
+        if not isinstance(value, str) or not _MACRO_NAME.match(macro) or "\n" in value or "\r" in value:
+            raise ShaderCompilerError(
+                f"macro {macro!r} = {value!r} cannot be defined",
+                where=name,
+                why="a macro is an identifier, perhaps with parameters, and a value of one line of text",
+            )
+    return sorted(macros.items())
+
+
+class Compiler:
+    """A loaded shaderc. Its methods may be called from several threads at once.
+
+    Attributes:
+        origin: the path, or module, of the library and the rule that found it.
+        version: what is known of its version, for people.
+    """
+
+    def __init__(self, backend: _Library | _PyShaderc, origin: str, notes: tuple[str, ...] = ()) -> None:
+        self._backend = backend
+        self.origin = origin
+        self.notes = notes
+        self.version = backend.version()
+        self._supported: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<Compiler {self.version}, {self.origin}>"
+
+    def compile(
+        self,
+        source: str,
+        *,
+        name: str,
+        macros: Mapping[str, str] | None = None,
+        include: Include = None,
+        target_env: str = "vulkan1.1",
+        spirv_version: str | None = None,
+        optimize: bool = True,
+    ) -> bytes:
+        """Compiles one compute shader, entry point `main`, to SPIR-V (little-endian words, as bytes).
+
+        Args:
+            source: the template's text.
+            name: its file name, for messages.
+            macros: name (or `name(parameters)`) -> text; defined right after `#version`.
+            include: where included files are found; see `Include`.
+            target_env: a key of `TARGET_ENVS`.
+            spirv_version: a key of `SPIRV_VERSIONS`; None: the target's own default.
+            optimize: run the optimizer for speed. Drivers compile its output several times faster.
+
+        Raises:
+            ShaderCompilerError: the shader does not compile, with the lines concerned, or a setting is unknown.
+        """
+        macros = macros or {}
+        for what, value, known in (
+            ("target environment", target_env, TARGET_ENVS),
+            ("SPIR-V version", spirv_version or "1.0", SPIRV_VERSIONS),
+        ):
+            if value not in known:
+                raise ShaderCompilerError(f"unknown {what} {value!r}", where=name, why=f"known: {', '.join(known)}")
+        text = expand(source, name=name, macros=macros, include=include)
+        spirv, messages = self._backend.compile(
+            text.encode(),
+            name,
+            TARGET_ENVS[target_env],
+            SPIRV_VERSIONS[spirv_version] if spirv_version else None,
+            optimize,
+        )
+        if spirv is None:
+            raise self._refusal(name, macros, source_files(source, name=name, include=include), messages)
+        if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != b"\x03\x02\x23\x07":
+            raise ShaderCompilerError(f"{self.origin} returned {len(spirv)} bytes that are no SPIR-V", where=name)
+        return spirv
+
+    def compile_job(self, job: CompileJob) -> bytes:
+        """`compile` with the arguments of a job."""
+        return self.compile(
+            job.source,
+            name=job.name,
+            macros=job.macros,
+            include=job.include,
+            target_env=job.target_env,
+            spirv_version=job.spirv_version,
+            optimize=job.optimize,
+        )
+
+    def supports(self, extension: str) -> bool:
+        """Whether the compiler knows a GLSL extension (`"GL_KHR_cooperative_matrix"`).
+
+        Found by compiling a few lines that use it (or only ask for it, where no lines are known), the first time.
+        """
+        known = self._supported.get(extension)
+        if known is None:
+            if not re.fullmatch(r"GL_\w+", extension):
+                raise ShaderCompilerError(f"{extension!r} is not the name of a GLSL extension", next="they start with GL_")
+            needs, body = _PROBES.get(extension, ((), ""))
+            lines = [f"#extension {each} : require\n" for each in (extension, *needs)]
+            probe = f"#version 450\n{''.join(lines)}{_PROBE_FRAME % body}"
+            spirv, _ = self._backend.compile(
+                probe.encode(), f"probe {extension}", TARGET_ENVS["vulkan1.3"], SPIRV_VERSIONS["1.6"], False
+            )
+            known = self._supported[extension] = spirv is not None
+        return known
+
+    def _refusal(
+        self, name: str, macros: Mapping[str, str], files: Mapping[str, str], messages: str
+    ) -> ShaderCompilerError:
+        found = list(_MESSAGE.finditer(messages))
+        errors = [m for m in found if m["kind"] == "error"]
+        shown = []
+        for match in errors[:8]:
+            lines = files.get(match["file"], "").split("\n")
+            number = int(match["line"])
+            shown.append(f"{match['file']}:{number}: {match['text'].strip()}")
+            if 1 <= number <= len(lines):
+                shown.append(f"    {lines[number - 1].strip()}")
+        if len(errors) > 8:
+            shown.append(f"and {len(errors) - 8} more")
+        first = errors[0]["text"].strip() if errors else messages.strip().split("\n")[0] or "no message was given"
+        place = f"{errors[0]['file']}:{errors[0]['line']}" if errors else name
+        definitions = " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
+        why = ("\n       ".join(shown) if shown else messages.strip()) + f"\n       macros: {definitions}"
+        return ShaderCompilerError(
+            f"{name} does not compile: {first}", where=place, why=why, next=f"the compiler was {self.version}, {self.origin}"
+        )
+
+
+_PROBE_FRAME = """
+layout(local_size_x = 32) in;
+layout(set = 0, binding = 0) buffer Words { uint words[]; };
+void main() {
+%s
+}
+"""
+
+# Lines that use an extension, so that a compiler which knows the name only does not pass for one that supports it.
+_PROBES: dict[str, tuple[tuple[str, ...], str]] = {
+    "GL_KHR_cooperative_matrix": (
+        ("GL_KHR_memory_scope_semantics",),
+        "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> m ="
+        " coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>(0.0); words[0] = uint(m[0]);",
+    ),
+    "GL_NV_cooperative_matrix2": (
+        ("GL_KHR_memory_scope_semantics", "GL_KHR_cooperative_matrix"),
+        "tensorLayoutNV<2> t = createTensorLayoutNV(2); t = setTensorLayoutDimensionNV(t, 16, 16);"
+        " coopmat<uint, gl_ScopeWorkgroup, 16, 16, gl_MatrixUseAccumulator> m;"
+        " coopMatLoadTensorNV(m, words, 0, sliceTensorLayoutNV(t, 0, 16, 0, 16)); words[0] = m[0];",
+    ),
+    "GL_EXT_integer_dot_product": ((), "words[0] = uint(dotPacked4x8EXT(int(words[1]), int(words[2])));"),
+    "GL_EXT_shader_explicit_arithmetic_types_float16": ((), "words[0] = uint(float16_t(words[1]) + float16_t(1));"),
+    "GL_EXT_shader_atomic_float": ((), ""),
+    "GL_EXT_bfloat16": ((), "words[0] = uint(float(bfloat16_t(1.0)));"),
+}
+
+
+class _Library:
+    """The C interface of shaderc in a shared library.
+
+    Raises OSError when the file does not load, AttributeError when it lacks a function.
+    """
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+
+        def bind(name: str, result: Any, *arguments: Any) -> Any:
+            function = getattr(library, f"shaderc_{name}")
+            function.restype, function.argtypes = result, list(arguments)
+            return function
+
+        self._options_new = bind("compile_options_initialize", handle)
+        self._options_free = bind("compile_options_release", None, handle)
+        self._set_env = bind("compile_options_set_target_env", None, handle, ctypes.c_int, ctypes.c_uint32)
+        self._set_spirv = bind("compile_options_set_target_spirv", None, handle, ctypes.c_int)
+        self._set_level = bind("compile_options_set_optimization_level", None, handle, ctypes.c_int)
+        self._compile = bind("compile_into_spv", handle, handle, text, size, ctypes.c_int, text, text, handle)
+        self._free = bind("result_release", None, handle)
+        self._status = bind("result_get_compilation_status", ctypes.c_int, handle)
+        self._length = bind("result_get_length", size, handle)
+        self._bytes = bind("result_get_bytes", handle, handle)
+        self._message = bind("result_get_error_message", text, handle)
+        spv_version = bind("get_spv_version", None, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint))
+        version, revision = ctypes.c_uint(), ctypes.c_uint()
+        spv_version(ctypes.byref(version), ctypes.byref(revision))
+        self._spirv = f"SPIR-V {version.value >> 16}.{version.value >> 8 & 255} revision {revision.value}"
+        self._path = path
+        # One compiler object for the life of the process: shaderc allows its use from several threads at once.
+        self._compiler = bind("compiler_initialize", handle)()
+        if not self._compiler:
+            raise OSError("shaderc_compiler_initialize failed")
+
+    def version(self) -> str:
+        """The versions noted beside the library when it was built, or the SPIR-V version that it reports."""
+        try:
+            noted = Path(self._path).with_suffix(".txt").read_text(encoding="utf-8").split("\n")[0].strip()
+        except (OSError, UnicodeDecodeError):
+            noted = ""
+        return f"{noted or 'shaderc'} ({self._spirv})"
+
+    def compile(
+        self, source: bytes, name: str, target: int, spirv: int | None, optimize: bool
+    ) -> tuple[bytes | None, str]:
+        """SPIR-V, or None, and the compiler's messages."""
+        options = self._options_new()
+        if not options:
+            return None, "shaderc is out of memory"
+        result = None
+        try:
+            self._set_env(options, 0, target)
+            if spirv is not None:
+                self._set_spirv(options, spirv)
+            self._set_level(options, 2 if optimize else 0)
+            shown = name.encode("utf-8", "replace").replace(b"\0", b" ")
+            result = self._compile(self._compiler, source, len(source), 2, shown, b"main", options)
+            if not result:
+                return None, "shaderc gave no result"
+            messages = (self._message(result) or b"").decode("utf-8", "replace")
+            if self._status(result) != 0:
+                return None, messages or f"shaderc failed with status {self._status(result)}"
+            return ctypes.string_at(self._bytes(result), self._length(result)), messages
+        finally:
+            if result:
+                self._free(result)
+            self._options_free(options)
+
+
+class _PyShaderc:
+    """The `pyshaderc` package. It compiles for Vulkan 1.0 only, whatever the target; Vulkan takes older SPIR-V."""
+
+    def __init__(self) -> None:
+        import pyshaderc  # type: ignore[import-not-found]
+
+        self._module = pyshaderc
+        if not callable(getattr(pyshaderc, "compile_into_spirv", None)):
+            raise AttributeError("pyshaderc has no function compile_into_spirv")
+
+    def version(self) -> str:
+        return f"pyshaderc {getattr(self._module, '__version__', 'of unknown version')} (for Vulkan 1.0 only)"
+
+    def compile(
+        self, source: bytes, name: str, target: int, spirv: int | None, optimize: bool
+    ) -> tuple[bytes | None, str]:
+        """SPIR-V, or None, and the compiler's messages."""
+        error: type[Exception] = getattr(self._module, "CompilationError", RuntimeError)
+        try:
+            level = "size" if optimize else "zero"
+            return self._module.compile_into_spirv(source, "comp", name, optimization=level), ""
+        except error as raised:
+            return None, str(raised)
+
+
+_loaded: dict[tuple[str, str], Compiler] = {}
+_load_lock = threading.Lock()
+
+
+def load() -> Compiler:
+    """The compiler, loaded on the first call and kept.
+
+    Looked for in this order: `PUREVK_SHADERC`; the library inside the purevk wheel; the package `pyshaderc`; the
+    system's libshaderc; the Vulkan SDK's.
+
+    Raises:
+        ShaderCompilerError: none could be loaded (each one tried is listed), or the one that `PUREVK_SHADERC` names.
+    """
+    wanted, sdk = knobs.SHADERC(), knobs.VULKAN_SDK()
+    with _load_lock:
+        compiler = _loaded.get((wanted, sdk))
+        if compiler is None:
+            compiler = _loaded[wanted, sdk] = _find(wanted, sdk)
+        return compiler
+
+
+def _find(wanted: str, sdk: str) -> Compiler:
+    if wanted:
+        try:
+            return Compiler(_Library(wanted), f"{wanted} (PUREVK_SHADERC)")
+        except (OSError, AttributeError) as error:
+            raise ShaderCompilerError(
+                f"the shader compiler that PUREVK_SHADERC names cannot be used: {wanted}",
+                why=str(error),
+                next="correct the path, or unset PUREVK_SHADERC so that the others are tried",
+            ) from None
+    tried: list[str] = []
+    for rule, path in _candidates(sdk):
+        try:
+            backend = _PyShaderc() if rule == "pyshaderc" else _Library(path)
+        except (OSError, AttributeError, ImportError) as error:
+            tried.append(f"{path} ({rule}): {error}")
+            continue
+        return Compiler(backend, f"{path} ({rule})", tuple(tried))
+    raise ShaderCompilerError(
+        "no GLSL compiler was found", why="tried " + "\n       ".join(tried), next=_HOW_TO_GET_ONE
+    )
+
+
+def _candidates(sdk: str) -> list[tuple[str, str]]:
+    suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
+    names = ["shaderc_shared.dll"] if suffix == "dll" else [f"libshaderc_shared.{suffix}", f"libshaderc.{suffix}"]
+    sonames = {"so": ["libshaderc_shared.so.1", "libshaderc.so.1"], "dylib": ["libshaderc_shared.1.dylib"]}.get(suffix, [])
+    found = [("in the purevk package", str(LIBRARY_FOLDER / names[0])), ("pyshaderc", "pyshaderc")]
+    system = [ctypes.util.find_library("shaderc_shared"), *sonames, ctypes.util.find_library("shaderc"), *names]
+    found += [("the system's", path) for path in dict.fromkeys(system) if path]
+    for folder in ("bin", "Bin") if suffix == "dll" else ("lib",):
+        found += [("the Vulkan SDK's", str(Path(sdk) / folder / name)) for name in names if sdk]
+    return found
+
+
+def compile_many(
+    jobs: Sequence[CompileJob], threads: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[bytes]:
+    """Compiles several shaders on threads; the results are in the order of the jobs.
+
+    Args:
+        threads: how many; None: `PUREVK_COMPILE_THREADS`, and 0: one a core.
+        progress: called with (done, of how many) by the threads that compile, one at a time.
+
+    Raises:
+        ShaderCompilerError: of the first job, in their order, that failed; those not yet begun are left out.
+    """
+    if not jobs:
+        return []
+    compiler = load()
+    count = knobs.COMPILE_THREADS() if threads is None else threads
+    count = min(count if count > 0 else os.cpu_count() or 1, len(jobs))
+    done, lock = 0, threading.Lock()
+
+    def one(job: CompileJob) -> bytes:
+        nonlocal done
+        spirv = compiler.compile_job(job)
+        with lock:
+            done += 1
+            if progress is not None:
+                progress(done, len(jobs))
+        return spirv
+
+    if count == 1:
+        return [one(job) for job in jobs]
+    with ThreadPoolExecutor(count, thread_name_prefix="purevk-shaderc") as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        for future in futures:
+            future.cancel()
+        for future in futures:
+            if not future.cancelled() and future.exception() is not None:
+                raise future.exception()  # type: ignore[misc]
+        return [future.result() for future in futures]
+
+
+@lru_cache(maxsize=1024)
+def text_hash(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
