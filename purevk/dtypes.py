@@ -1,0 +1,97 @@
+"""Element types: one row each, with their names in torch, numpy, ExecuTorch's files and GLSL."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class _Row:
+    torch: str  # attribute of the torch module
+    itemsize: int  # bytes
+    numpy: type | None  # None: numpy has no such type; the bits travel as uint16
+    glsl: str  # type of one element in a storage buffer
+    acc: str  # type that arithmetic is done in
+    pte: int  # executorch ScalarType
+    vk: int | None  # VkDataType of the ET-VK delegate
+
+
+class DType(enum.Enum):
+    """An element type. `DType.float32.itemsize`, `.numpy`, `.glsl` and so on read its row."""
+
+    bool = _Row("bool", 1, np.bool_, "uint8_t", "bool", 11, 0)
+    uint8 = _Row("uint8", 1, np.uint8, "uint8_t", "int", 0, 1)
+    int8 = _Row("int8", 1, np.int8, "int8_t", "int", 1, 2)
+    int16 = _Row("int16", 2, np.int16, "int16_t", "int", 2, None)
+    int32 = _Row("int32", 4, np.int32, "int", "int", 3, 3)
+    int64 = _Row("int64", 8, np.int64, "int64_t", "int64_t", 4, 7)
+    float16 = _Row("float16", 2, np.float16, "float16_t", "float", 5, 4)
+    float32 = _Row("float32", 4, np.float32, "float", "float", 6, 5)
+    float64 = _Row("float64", 8, np.float64, "double", "double", 7, 6)
+    bfloat16 = _Row("bfloat16", 2, None, "uint16_t", "float", 15, None)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.value.itemsize
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The numpy type whose bytes are the same (uint16 for bfloat16)."""
+        return np.dtype(self.value.numpy or np.uint16)
+
+    @property
+    def glsl(self) -> str:
+        """GLSL type of one element in a storage buffer."""
+        return self.value.glsl
+
+    @property
+    def acc(self) -> str:
+        """GLSL type that arithmetic on elements is done in."""
+        return self.value.acc
+
+    @property
+    def is_float(self) -> "bool_":
+        return self in (DType.float16, DType.float32, DType.float64, DType.bfloat16)
+
+    @property
+    def is_int(self) -> "bool_":
+        return self in (DType.uint8, DType.int8, DType.int16, DType.int32, DType.int64)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_pte(cls, code: int) -> "DType | None":
+        """The type of an ExecuTorch `ScalarType` code, or None if purevk has no such type."""
+        return _FROM_PTE.get(code)
+
+    @classmethod
+    def from_vk(cls, code: int) -> "DType | None":
+        """The type of an ET-VK `VkDataType` code, or None if purevk has no such type."""
+        return _FROM_VK.get(code)
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype) -> "DType | None":
+        """The type of a numpy dtype, or None if purevk has no such type."""
+        return _FROM_NUMPY.get(np.dtype(dtype))
+
+    @classmethod
+    def from_torch(cls, dtype: object) -> "DType | None":
+        """The type of a `torch.dtype`, without importing torch; None if purevk has no such type."""
+        return cls.__members__.get(str(dtype).removeprefix("torch."))
+
+    def to_torch(self):
+        """The `torch.dtype`. Imports torch."""
+        import torch
+
+        return getattr(torch, self.value.torch)
+
+
+bool_ = bool
+_FROM_PTE = {member.value.pte: member for member in DType}
+_FROM_VK = {member.value.vk: member for member in DType if member.value.vk is not None}
+_FROM_NUMPY = {np.dtype(member.value.numpy): member for member in DType if member.value.numpy is not None}

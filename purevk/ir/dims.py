@@ -1,0 +1,407 @@
+"""Sizes that may be known only at a call: integers, or expressions over symbols with an upper bound.
+
+A size is an `int` wherever it is known; otherwise a `Dim`, an integer polynomial over atoms (symbols, floor divisions,
+remainders, minima and maxima) in a normal form, so that equal expressions are equal objects of Python too.
+
+A comparison that the bounds cannot settle is answered for the *hint* (the value at the symbols' upper bounds), and the
+answer is kept as a `Guard` by the innermost `GuardLog`. Whoever built something under such answers checks the guards
+against the sizes of a call, and builds anew for sizes that break one.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import operator
+from dataclasses import dataclass
+from typing import Callable, Iterable, Mapping, Union
+
+UNBOUNDED = 2**31 - 1
+
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A name for an integer that a call brings, within [lower, upper]. `is_size` is False for values such as a position."""
+
+    name: str
+    upper: int = UNBOUNDED
+    lower: int = 0
+    is_size: bool = True
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class _Function:
+    """An atom that is no polynomial: `//`, `%`, `min` or `max` of two sizes."""
+
+    kind: str
+    left: "Size"
+    right: "Size"
+
+    def __repr__(self) -> str:
+        if self.kind in ("min", "max"):
+            return f"{self.kind}({self.left}, {self.right})"
+        return f"({self.left} {self.kind} {self.right})"
+
+
+_Atom = Union[Symbol, _Function]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The answer given to a comparison that sizes at a call must repeat."""
+
+    left: "Size"
+    op: str
+    right: "Size"
+    answer: bool
+
+    def holds(self, env: Mapping[Symbol, int]) -> bool:
+        return _COMPARE[self.op](evaluate(self.left, env), evaluate(self.right, env)) == self.answer
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.op} {self.right}" if self.answer else f"not ({self.left} {self.op} {self.right})"
+
+
+_log: contextvars.ContextVar["GuardLog | None"] = contextvars.ContextVar("guards", default=None)
+
+
+class GuardLog:
+    """Collects, while entered, the guards of every comparison answered from hints."""
+
+    def __init__(self) -> None:
+        self.guards: dict[Guard, None] = {}
+
+    def __enter__(self) -> "GuardLog":
+        self._token = _log.set(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _log.reset(self._token)
+
+
+class Dim:
+    """An integer expression over at least one symbol. Made by arithmetic on `Dim.of(Symbol(...))`."""
+
+    __slots__ = ("_terms", "_hash", "_range")
+
+    def __init__(self, terms: tuple[tuple[tuple[_Atom, ...], int], ...]) -> None:
+        self._terms = terms
+        self._hash = hash(terms)
+        self._range: tuple[int, int] | None = None
+
+    @staticmethod
+    def of(symbol: Symbol) -> "Dim":
+        return Dim((((symbol,), 1),))
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------------
+    def __add__(self, other: "Size") -> "Size":
+        terms = dict(self._terms)
+        for atoms, factor in _terms(other):
+            terms[atoms] = terms.get(atoms, 0) + factor
+        return _build(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> "Size":
+        return _build({atoms: -factor for atoms, factor in self._terms})
+
+    def __sub__(self, other: "Size") -> "Size":
+        return self + (-other)
+
+    def __rsub__(self, other: "Size") -> "Size":
+        return -self + other
+
+    def __mul__(self, other: "Size") -> "Size":
+        terms: dict[tuple[_Atom, ...], int] = {}
+        for left, a in self._terms:
+            for right, b in _terms(other):
+                key = tuple(sorted(left + right, key=repr))
+                terms[key] = terms.get(key, 0) + a * b
+        return _build(terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: "Size") -> "Size":
+        return _floordiv(self, other)
+
+    def __rfloordiv__(self, other: "Size") -> "Size":
+        return _floordiv(other, self)
+
+    def __mod__(self, other: "Size") -> "Size":
+        return _mod(self, other)
+
+    def __rmod__(self, other: "Size") -> "Size":
+        return _mod(other, self)
+
+    # -- comparison ---------------------------------------------------------------------------------------------------
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim) and other._terms == self._terms:
+            return True
+        if not isinstance(other, (int, Dim)):
+            return NotImplemented
+        return _decide(self, "==", other)
+
+    def __ne__(self, other: object) -> bool:
+        answer = self.__eq__(other)
+        return answer if answer is NotImplemented else not answer
+
+    def __lt__(self, other: "Size") -> bool:
+        return _decide(self, "<", other)
+
+    def __le__(self, other: "Size") -> bool:
+        return _decide(self, "<=", other)
+
+    def __gt__(self, other: "Size") -> bool:
+        return _decide(self, ">", other)
+
+    def __ge__(self, other: "Size") -> bool:
+        return _decide(self, ">=", other)
+
+    def __bool__(self) -> bool:
+        return not _decide(self, "==", 0)
+
+    def __index__(self) -> int:
+        raise TypeError(f"size {self} is known only at a call; use dims.upper() or dims.evaluate()")
+
+    __int__ = __index__
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        parts = []
+        for atoms, factor in self._terms:
+            body = "*".join(map(repr, atoms))
+            if not atoms:
+                parts.append(str(factor))
+            elif factor == 1:
+                parts.append(body)
+            else:
+                parts.append(f"{factor}*{body}")
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+Size = Union[int, Dim]
+
+
+def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:
+    return value._terms if isinstance(value, Dim) else (((), int(value)),)
+
+
+def _build(terms: dict[tuple[_Atom, ...], int]) -> Size:
+    kept = {atoms: factor for atoms, factor in terms.items() if factor}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Dim(tuple(sorted(kept.items(), key=lambda item: (not item[0], repr(item[0])))))
+
+
+def _atom(kind: str, left: Size, right: Size) -> Dim:
+    return Dim((((_Function(kind, left, right),), 1),))
+
+
+def _floordiv(left: Size, right: Size) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return left // right
+    if isinstance(right, int):
+        if right == 1:
+            return left
+        # a*k*x + rest divides exactly in its multiples of k: floor((k*p + r) / k) = p + floor(r / k).
+        whole = {atoms: factor // right for atoms, factor in _terms(left) if factor % right == 0}
+        rest = {atoms: factor for atoms, factor in _terms(left) if factor % right}
+        if whole:
+            remainder = _build(rest)
+            return _build(whole) + (_floordiv(remainder, right) if not isinstance(remainder, int) else remainder // right)
+    if isinstance(left, Dim) and isinstance(right, Dim):
+        if left._terms == right._terms:
+            return 1
+        quotient = _divide_exactly(left, right)
+        if quotient is not None:
+            return quotient
+    return _atom("//", left, right)
+
+
+def _divide_exactly(left: Dim, right: Dim) -> Size | None:
+    """left / right where right is one monomial that divides every term of left."""
+    if len(right._terms) != 1:
+        return None
+    (atoms, factor), = right._terms
+    result: dict[tuple[_Atom, ...], int] = {}
+    for left_atoms, left_factor in left._terms:
+        if left_factor % factor:
+            return None
+        remaining = list(left_atoms)
+        for atom in atoms:
+            if atom not in remaining:
+                return None
+            remaining.remove(atom)
+        result[tuple(remaining)] = left_factor // factor
+    return _build(result)
+
+
+def _mod(left: Size, right: Size) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return left % right
+    quotient = _floordiv(left, right)
+    if any(isinstance(a, _Function) and a.kind == "//" for atoms, _ in _terms(quotient) for a in atoms):
+        return _atom("%", left, right)
+    return left - quotient * right
+
+
+def _range_of_atom(atom: _Atom) -> tuple[int, int]:
+    if isinstance(atom, Symbol):
+        return atom.lower, atom.upper
+    (a, b), (c, d) = range_of(atom.left), range_of(atom.right)
+    if atom.kind == "min":
+        return min(a, c), min(b, d)
+    if atom.kind == "max":
+        return max(a, c), max(b, d)
+    if atom.kind == "%":
+        return 0, max(d - 1, 0)
+    corners = [x // y for x in (a, b) for y in (c, d) if y]
+    return (min(corners), max(corners)) if corners else (0, 0)
+
+
+def range_of(size: Size) -> tuple[int, int]:
+    """Smallest and largest value that the symbols' bounds allow (conservative)."""
+    if not isinstance(size, Dim):
+        return size, size
+    if size._range is None:
+        low = high = 0
+        for atoms, factor in size._terms:
+            a, b = factor, factor
+            for atom in atoms:
+                c, d = _range_of_atom(atom)
+                corners = (a * c, a * d, b * c, b * d)
+                a, b = min(corners), max(corners)
+            low, high = low + a, high + b
+        size._range = (low, high)
+    return size._range
+
+
+def upper(size: Size) -> int:
+    """The largest value that `size` can take."""
+    return range_of(size)[1]
+
+
+def hint(size: Size) -> int:
+    """The value at the symbols' upper bounds, from which open comparisons are answered."""
+    return evaluate(size, _Hints())
+
+
+class _Hints(dict):
+    def __missing__(self, symbol: Symbol) -> int:
+        return symbol.upper
+
+
+def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
+    """The value of `size` where each symbol has the value that `env` gives it."""
+    if not isinstance(size, Dim):
+        return size
+    total = 0
+    for atoms, factor in size._terms:
+        for atom in atoms:
+            factor *= env[atom] if isinstance(atom, Symbol) else _evaluate_function(atom, env)
+        total += factor
+    return total
+
+
+def _evaluate_function(atom: _Function, env: Mapping[Symbol, int]) -> int:
+    left, right = evaluate(atom.left, env), evaluate(atom.right, env)
+    if atom.kind == "min":
+        return min(left, right)
+    if atom.kind == "max":
+        return max(left, right)
+    return left // right if atom.kind == "//" else left % right
+
+
+def symbols(size: Size) -> set[Symbol]:
+    """The symbols that `size` depends on."""
+    if not isinstance(size, Dim):
+        return set()
+    found: set[Symbol] = set()
+    for atoms, _ in size._terms:
+        for atom in atoms:
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            else:
+                found |= symbols(atom.left) | symbols(atom.right)
+    return found
+
+
+def _decide(left: Size, op: str, right: Size) -> bool:
+    difference = left - right if isinstance(left, Dim) else -(right - left)
+    low, high = range_of(difference)
+    at_low, at_high = _COMPARE[op](low, 0), _COMPARE[op](high, 0)
+    if op in ("<", "<=", ">", ">="):
+        if at_low == at_high:
+            return at_low
+    elif low == high:
+        return at_low
+    elif low > 0 or high < 0:
+        return op == "!="
+    answer = _COMPARE[op](hint(difference), 0)
+    log = _log.get()
+    if log is not None:
+        log.guards[Guard(left, op, right, answer)] = None
+    return answer
+
+
+def is_static(size: Size) -> bool:
+    return not isinstance(size, Dim)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes; 1 for none."""
+    result: Size = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def ceil_div(left: Size, right: Size) -> Size:
+    """left / right rounded up. Both are positive."""
+    return -((-left) // right) if isinstance(left, int) and isinstance(right, int) else (left + (right - 1)) // right
+
+
+def align(size: Size, multiple: int) -> Size:
+    """`size` rounded up to a multiple."""
+    return ceil_div(size, multiple) * multiple
+
+
+def minimum(left: Size, right: Size) -> Size:
+    """The smaller of two sizes, as an expression where the bounds leave it open."""
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    (a, b), (c, d) = range_of(left), range_of(right)
+    if b <= c:
+        return left
+    if d <= a:
+        return right
+    return _atom("min", left, right)
+
+
+def maximum(left: Size, right: Size) -> Size:
+    """The larger of two sizes, as an expression where the bounds leave it open."""
+    if isinstance(left, int) and isinstance(right, int):
+        return max(left, right)
+    (a, b), (c, d) = range_of(left), range_of(right)
+    if a >= d:
+        return left
+    if c >= b:
+        return right
+    return _atom("max", left, right)
+
+
+def gcd_of(size: Size) -> int:
+    """A number that divides `size` whatever the symbols are."""
+    return math.gcd(*(factor for _, factor in _terms(size)))

@@ -1,0 +1,141 @@
+"""The intermediate representation: a flat list of nodes in SSA form. `docs/ir.md` has the grammar.
+
+Everything here is frozen; a pass builds a new `Graph`. Values and nodes are compared by identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Iterable, Iterator, Mapping, Union
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir.dims import Dim, Symbol
+from purevk.ir.types import TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor that a node makes, or an input, constant or state of the graph."""
+
+    name: str
+    type: TensorType
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+# What an argument of a node can be. Sizes and integers known only at a call are `Dim`s.
+Arg = Union[Value, Dim, int, float, bool, str, DType, None, tuple, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One application of an operator: `results = op(*args)`.
+
+    `args` follow the operator's schema by position, keyword-only ones included. `source` says where in the file it
+    stood, for messages.
+    """
+
+    op: str
+    args: tuple[Arg, ...]
+    results: tuple[Value, ...]
+    source: str = ""
+
+    @property
+    def result(self) -> Value:
+        return self.results[0]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The tensors among the arguments, in order, also those inside lists."""
+        return tuple(values_in(self.args))
+
+
+def values_in(args: Iterable[Arg]) -> Iterator[Value]:
+    """Every `Value` among the arguments, depth first."""
+    for arg in args:
+        if isinstance(arg, Value):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from values_in(arg)
+
+
+def map_values(arg: Arg, function: Callable[[Value], Arg]) -> Arg:
+    """The argument with each `Value` in it replaced by `function(value)`."""
+    if isinstance(arg, Value):
+        return function(arg)
+    if isinstance(arg, tuple):
+        return tuple(map_values(item, function) for item in arg)
+    return arg
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """Bytes of a tensor, dense and row-major, usually a view of the mapped file."""
+
+    data: memoryview
+
+    def array(self, type: TensorType) -> np.ndarray:
+        """The bytes as a numpy array (bfloat16 as uint16), without a copy."""
+        return np.frombuffer(self.data, dtype=type.dtype.numpy).reshape(type.dims)
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Constant":
+        return cls(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b""))
+
+
+@dataclass(frozen=True)
+class SymbolSource:
+    """Where a symbol's value comes from at a call.
+
+    `value` is an input of the graph or the result of a node; the symbol is its size along `dim`, or, if `dim` is None,
+    its element number `element` (in row-major order, negative from the end). A `value` of None is an integer argument
+    of the call, number `element` among the inputs.
+    """
+
+    value: Value | None
+    dim: int | None = None
+    element: int = 0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A method: inputs, nodes in an order in which they can run, outputs.
+
+    Attributes:
+        name: the method's name.
+        inputs: tensors that a call brings, in the order of the call; an integer input is a `Dim` of one symbol.
+        nodes: in execution order.
+        outputs: tensors, integers or None, in the order of the result.
+        constants: values whose bytes are known.
+        states: values that live on the device between calls, with their initial bytes (None: zeros).
+        symbols: where each symbol's value comes from.
+    """
+
+    name: str
+    inputs: tuple[Value | Dim | None, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Arg, ...]
+    constants: Mapping[Value, Constant] = field(default_factory=dict)
+    states: Mapping[Value, Constant | None] = field(default_factory=dict)
+    symbols: Mapping[Symbol, SymbolSource] = field(default_factory=dict)
+
+    def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> "Graph":
+        return replace(self, nodes=tuple(nodes), **changes)
+
+    def producers(self) -> dict[Value, Node]:
+        """The node that makes each value."""
+        return {value: node for node in self.nodes for value in node.results}
+
+    def users(self) -> dict[Value, list[Node]]:
+        """The nodes that read each value, once per node, in order."""
+        users: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.inputs):
+                users.setdefault(value, []).append(node)
+        return users
+
+    def output_values(self) -> set[Value]:
+        return set(values_in(self.outputs))

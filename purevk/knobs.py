@@ -1,0 +1,75 @@
+"""All environment variables that purevk reads, in one table. `docs/knobs.md` is generated from it.
+
+A knob is read when it is used, not at import, so a test may set the variable at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from purevk.errors import PurevkError
+
+
+def _flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One environment variable: its name, how its text is read, its default, and one line of documentation."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+
+    def __call__(self) -> Any:
+        text = os.environ.get(self.name)
+        if text is None:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise PurevkError(
+                f"{self.name}={text!r} cannot be read",
+                why=f"expected {error}",
+                next=f"unset it, or see docs/knobs.md ({self.doc})",
+            ) from None
+
+
+DEVICE = Knob("PUREVK_DEVICE", str, "", "Index or part of the name of the Vulkan device to use; empty: the best one.")
+CACHE_DIR = Knob("PUREVK_CACHE_DIR", str, "", "Folder of the on-disk cache; empty: the user's cache folder.")
+CACHE = Knob("PUREVK_CACHE", _flag, True, "0 neither reads nor writes the on-disk cache.")
+CACHE_MAX_BYTES = Knob(
+    "PUREVK_CACHE_MAX_BYTES", int, 1 << 30, "Bytes that the on-disk cache may take; the least recently used entries go."
+)
+SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load, before any other is tried.")
+VULKAN_SDK = Knob("VULKAN_SDK", str, "", "Folder of the Vulkan SDK; its libshaderc is the last one tried.")
+VALIDATION = Knob(
+    "PUREVK_VALIDATION", _flag, False, "1 switches the Khronos validation layer on; each message raises ValidationError."
+)
+DISABLE = Knob(
+    "PUREVK_DISABLE",
+    _names,
+    (),
+    "Optional device features to leave off, separated by commas (names as `purevk info` prints them).",
+)
+COMPILE_THREADS = Knob("PUREVK_COMPILE_THREADS", int, 0, "Threads that compile shaders; 0: one a core.")
+VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the IR after every pass.")
+DUMP = Knob("PUREVK_DUMP", str, "", "Folder into which graphs (after each pass), GLSL and SPIR-V are written.")
+PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
+TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError.")
+RECORDINGS = Knob("PUREVK_RECORDINGS", int, 16, "Recorded command buffers kept per segment, one per input signature.")
+
+ALL: tuple[Knob, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Knob))

@@ -1,0 +1,152 @@
+"""Pointwise programs: a few steps of GLSL per element, which the fusion pass joins and the templates are given as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Sequence
+
+from purevk.dtypes import DType
+
+
+@dataclass(frozen=True)
+class Step:
+    """One assignment. `glsl` names its operands $0, $1, ...; `dtype` is the type of the result."""
+
+    glsl: str
+    operands: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A program over one element of each input.
+
+    Operand numbers count the inputs first, then the scalars (numbers known at a call), then the steps.
+
+    Attributes:
+        inputs: dtypes of the tensors read.
+        scalars: dtypes of the numbers known only at a call.
+        steps: assignments in order.
+        outputs: operand numbers of the results.
+    """
+
+    inputs: tuple[DType, ...]
+    scalars: tuple[DType, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        return self.inputs + self.scalars + tuple(step.dtype for step in self.steps)
+
+    def glsl(self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t") -> tuple[str, tuple[str, ...]]:
+        """The statements, and the names that hold the outputs, for inputs that are already in variables."""
+        names = [*inputs, *scalars]
+        statements = []
+        for step in self.steps:
+            name = f"{prefix}{len(names)}"
+            text = re.sub(r"\$(\d+)", lambda match: names[step.operands[int(match[1])]], step.glsl)
+            statements.append(f"{step.dtype.acc} {name} = {text};")
+            names.append(name)
+        return " ".join(statements), tuple(names[output] for output in self.outputs)
+
+
+class ExpressionBuilder:
+    """Joins expressions; equal steps are kept once. Inputs and scalars are known by any hashable key."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[object, DType] = {}
+        self.scalars: dict[object, DType] = {}
+        self._steps: list[tuple[str, tuple, DType]] = []
+        self._seen: dict[tuple, tuple] = {}
+
+    def input(self, key: object, dtype: DType) -> tuple:
+        self.inputs.setdefault(key, dtype)
+        return ("input", key)
+
+    def scalar(self, key: object, dtype: DType) -> tuple:
+        self.scalars.setdefault(key, dtype)
+        return ("scalar", key)
+
+    def step(self, glsl: str, operands: Sequence[tuple], dtype: DType) -> tuple:
+        record = (glsl, tuple(operands), dtype)
+        if record not in self._seen:
+            self._seen[record] = ("step", len(self._steps))
+            self._steps.append(record)
+        return self._seen[record]
+
+    def inline(self, expression: Expression, operands: Sequence[tuple]) -> list[tuple]:
+        """Appends an expression's steps; `operands` stand for its inputs and scalars. Returns its outputs."""
+        names = list(operands)
+        for step in expression.steps:
+            names.append(self.step(step.glsl, [names[operand] for operand in step.operands], step.dtype))
+        return [names[output] for output in expression.outputs]
+
+    def build(self, outputs: Sequence[tuple]) -> Expression:
+        """The expression of the steps that `outputs` need. Inputs and scalars keep the order of first mention."""
+        needed: set[int] = set()
+        stack = [operand for operand in outputs]
+        while stack:
+            kind, key = stack.pop()
+            if kind == "step" and key not in needed:
+                needed.add(key)
+                stack.extend(self._steps[key][1])
+        position = {("input", key): n for n, key in enumerate(self.inputs)}
+        position.update({("scalar", key): len(position) + n for n, key in enumerate(self.scalars)})
+        steps = []
+        for number, (glsl, operands, dtype) in enumerate(self._steps):
+            if number in needed:
+                steps.append(Step(glsl, tuple(position[operand] for operand in operands), dtype))
+                position[("step", number)] = len(position)
+        return Expression(
+            tuple(self.inputs.values()), tuple(self.scalars.values()), tuple(steps),
+            tuple(position[output] for output in outputs),
+        )  # fmt: skip
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    """A number as GLSL of the type in which `dtype` is computed."""
+    if dtype is DType.bool:
+        return "true" if value else "false"
+    if dtype.is_int:
+        number = int(value)
+        if dtype is DType.int64:
+            number = max(min(number, 2**63 - 1), -(2**63))
+            if -(2**31) < number < 2**31:
+                return f"int64_t({number})"
+            return f"int64_t({number % 2**64:#x}ul)"
+        return f"({number})" if number > -(2**31) else "(-2147483647 - 1)"
+    number = float(value)
+    wide = dtype is DType.float64
+    if math.isnan(number):
+        return "double(uintBitsToFloat(0x7fc00000u))" if wide else "uintBitsToFloat(0x7fc00000u)"
+    if not wide and abs(number) > 3.4028235677973366e38 or math.isinf(number):
+        bits = "0x7f800000u" if number > 0 else "0xff800000u"
+        return f"double(uintBitsToFloat({bits}))" if wide else f"uintBitsToFloat({bits})"
+    text = repr(number)
+    if "e" not in text and "." not in text:
+        text += ".0"
+    return f"({text}{'lf' if wide else ''})"
+
+
+def convert(name: str, source: DType, target: DType) -> str:
+    """GLSL that converts an element from the computing type of `source` to that of `target`, as torch's `.to()`."""
+    if source is target or (source.acc == target.acc and target.itemsize >= source.itemsize and source.is_float):
+        return name
+    if target is DType.bool:
+        return name if source is DType.bool else f"({name} != {literal(0, source)})"
+    if source is DType.bool:
+        return f"({name} ? {literal(1, target)} : {literal(0, target)})"
+    if target.is_float:
+        return name if source.acc == target.acc else f"{target.acc}({name})"
+    text = name if source.acc == target.acc else f"{target.acc}({name})"
+    if source.is_float and target in (DType.uint8, DType.int8, DType.int16):
+        text = f"int({name})"
+    if target is DType.uint8:
+        return f"({text} & 255)"
+    if target in (DType.int8, DType.int16):
+        shift = 32 - 8 * target.itemsize
+        return f"(({text} << {shift}) >> {shift})"
+    return text

@@ -1,0 +1,68 @@
+"""torch's type promotion (torch documentation, "Type promotion")."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, TensorType
+from purevk.ops.registry import ShapeError
+
+_INTS = (DType.uint8, DType.int8, DType.int16, DType.int32, DType.int64)
+_FLOATS = (DType.bfloat16, DType.float16, DType.float32, DType.float64)
+_SIGNED_ABOVE_UINT8 = {DType.int8: DType.int16}
+
+
+def category(dtype: DType) -> int:
+    """0 for bool, 1 for integers, 2 for floating point."""
+    return 2 if dtype.is_float else 1 if dtype.is_int else 0
+
+
+def promote_types(left: DType, right: DType) -> DType:
+    """The smallest type that both convert to, as `torch.promote_types`."""
+    if left is right:
+        return left
+    low, high = sorted((left, right), key=category)
+    if category(low) < category(high):
+        return high
+    if category(high) == 2:
+        if {low, high} == {DType.bfloat16, DType.float16}:
+            return DType.float32
+        return max(low, high, key=_FLOATS.index)
+    if DType.uint8 in (low, high):
+        other = high if low is DType.uint8 else low
+        return _SIGNED_ABOVE_UINT8.get(other, other)
+    return max(low, high, key=_INTS.index)
+
+
+def result_type(operands: Iterable[Any]) -> DType:
+    """The dtype of an operation on tensors (as `TensorType`) and Python numbers, as `torch.result_type`.
+
+    Tensors with dims outrank 0-d tensors, which outrank numbers, unless those are of a higher category.
+    """
+    levels: list[DType | None] = [None, None, None]
+    for operand in operands:
+        if isinstance(operand, TensorType):
+            level, dtype = (0 if operand.rank else 1), operand.dtype
+        elif isinstance(operand, bool):
+            level, dtype = 2, DType.bool
+        elif isinstance(operand, (int, Dim)):
+            level, dtype = 2, DType.int64
+        elif isinstance(operand, float):
+            level, dtype = 2, DType.float32
+        else:
+            continue
+        present = levels[level]
+        levels[level] = dtype if present is None else promote_types(present, dtype)
+    result: DType | None = None
+    for dtype in levels:
+        if dtype is not None and (result is None or category(dtype) > category(result)):
+            result = dtype
+    if result is None:
+        raise ShapeError("no operand has a dtype")
+    return result
+
+
+def float_type(dtype: DType) -> DType:
+    """The dtype in which torch computes a function of real numbers on `dtype`."""
+    return dtype if dtype.is_float else DType.float32

@@ -1,0 +1,175 @@
+"""What an operator is: one row, from which support checks, lowering, tests and `docs/ops.md` all read.
+
+A row names the operator, gives its shape function (whose signature is the operator's schema), and says how it runs, as
+one of four forms:
+
+* `Pointwise`: an expression of GLSL per element; chains of these become one kernel.
+* `View`: no data moves; the result is another layout of the same bytes.
+* `Rewrite`: expressed by other operators.
+* `Kernel`: a function that picks templates and emits dispatches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Union
+
+from purevk.dtypes import DType
+from purevk.errors import GraphError
+from purevk.ir import Node, TensorType, Value, map_values
+
+Types = Union[TensorType, tuple[TensorType, ...], None]
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One element at a time.
+
+    Attributes:
+        glsl: an expression over the operator's argument names; `ACC(c)` converts a literal to the computing type.
+        compute: the type in which it is computed: "promote" (torch's promotion of the tensors and scalars), "float"
+            (the same, with integers promoted to float32), "result" (the result's dtype), or a dtype.
+    """
+
+    glsl: str | Callable[..., str]
+    compute: str | DType = "promote"
+
+
+@dataclass(frozen=True)
+class View:
+    """Another layout of the same bytes.
+
+    `layout(input_layout, input_type, result_types, *args)` returns one `Layout` per result, or None where the bytes
+    have to move first (the runtime then copies the input into a dense tensor and asks again).
+    """
+
+    layout: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Expressed by other operators: `expand(builder, *args)` emits them and returns the result(s)."""
+
+    expand: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Dispatches of templates.
+
+    Attributes:
+        lower: `lower(lowering, node)` emits the dispatches.
+        layouts: `layouts(node, types)` returns, for each tensor argument in order, the layout that the kernel wants: "any"
+            strides, "contiguous", "channels_last" or "rows" (the last dim has stride 1); then, for each result, "contiguous" or "channels_last".
+            None: everything contiguous.
+        supports: `supports(node, features)` returns a reason not to run this node on the device, or None.
+        epilogue: a pointwise chain on the result may be computed by this kernel.
+    """
+
+    lower: Callable[..., None]
+    layouts: Callable[..., tuple[tuple[str, ...], tuple[str, ...]]] | None = None
+    supports: Callable[..., str | None] | None = None
+    epilogue: bool = False
+
+
+Form = Union[Pointwise, View, Rewrite, Kernel]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A row of the table of operators.
+
+    Attributes:
+        name: canonical name, an ATen overload such as "aten.add.Tensor", or "purevk.*" for those of purevk's own.
+        shape: gives the results' types from the arguments (a `TensorType` for each tensor); raises `ShapeError`.
+        form: how it runs; None: on the CPU only.
+        mutates: positions of tensor arguments that are written in place.
+        names: further names under which files know it.
+    """
+
+    name: str
+    shape: Callable[..., Types]
+    form: Form | None
+    mutates: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.shape)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the arguments, in the schema's order."""
+        return tuple(self.signature.parameters)
+
+    def bind(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Arguments by name, defaults filled in."""
+        signature = self.signature
+        if len(args) > len(signature.parameters):
+            raise GraphError(
+                f"{self.name} got {len(args)} arguments", why=f"it takes {len(signature.parameters)}: {self.parameters}"
+            )
+        bound = {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        bound.update(zip(signature.parameters, args))
+        return bound
+
+    def infer(self, args: tuple[Any, ...]) -> tuple[TensorType, ...]:
+        """The types of the results, from the shape function."""
+        bound = self.bind(args)
+        types = self.shape(**{name: map_values(arg, lambda value: value.type) for name, arg in bound.items()})
+        if types is None:
+            return ()
+        return types if isinstance(types, tuple) else (types,)
+
+
+class ShapeError(ValueError):
+    """Arguments that an operator's shape function refuses."""
+
+
+_rows: dict[str, Operator] = {}
+_canonical: dict[str, str] = {}
+
+
+def register(row: Operator) -> Operator:
+    """Adds a row. A name that is taken raises `GraphError`."""
+    for name in (row.name, *row.names):
+        if name in _canonical:
+            raise GraphError(
+                f"operator {name} is registered twice", why=f"its row is that of {_canonical[name]}",
+                next="give the new row another name",
+            )  # fmt: skip
+    _rows[row.name] = row
+    for name in (row.name, *row.names):
+        _canonical[name] = row.name
+    return row
+
+
+def unregister(name: str) -> None:
+    """Removes a row, for tests and for those who replace one."""
+    row = _rows.pop(_canonical[name])
+    for each in (row.name, *row.names):
+        del _canonical[each]
+
+
+def find(name: str) -> Operator | None:
+    """The row of an operator by any of its names, or None."""
+    canonical = _canonical.get(name)
+    return None if canonical is None else _rows[canonical]
+
+
+def row_of(node: Node) -> Operator:
+    """The row of a node's operator; raises `GraphError` if it has none."""
+    row = find(node.op)
+    if row is None:
+        raise GraphError(f"no operator {node.op}", where=node.source)
+    return row
+
+
+def rows() -> Iterable[Operator]:
+    """All rows, sorted by name."""
+    return [_rows[name] for name in sorted(_rows)]
