@@ -1,0 +1,487 @@
+"""An ExecuTorch program as plain frozen data: methods, their values and instructions, and where their bytes are."""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Mapping, NoReturn, Union
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.pte.ptd import DataFile
+from purevk.pte.source import Source
+from purevk.pte.values import Bool, BoolList, Double, DoubleList, Int, Null, String
+from purevk.pte.vkgraph import VkGraph, read_vulkan_graph
+
+VULKAN_BACKEND = "VulkanBackend"
+
+# ExecuTorch's ScalarType codes: name and bytes per element. purevk computes with fewer (DType).
+SCALAR_TYPES: Mapping[int, tuple[str, int]] = {
+    0: ("uint8", 1),
+    1: ("int8", 1),
+    2: ("int16", 2),
+    3: ("int32", 4),
+    4: ("int64", 8),
+    5: ("float16", 2),
+    6: ("float32", 4),
+    7: ("float64", 8),
+    11: ("bool", 1),
+    12: ("qint8", 1),
+    13: ("quint8", 1),
+    14: ("qint32", 4),
+    15: ("bfloat16", 2),
+    16: ("quint4x2", 1),
+    17: ("quint2x4", 1),
+    22: ("bits16", 2),
+    23: ("float8_e5m2", 1),
+    24: ("float8_e4m3fn", 1),
+    25: ("float8_e5m2fnuz", 1),
+    26: ("float8_e4m3fnuz", 1),
+    27: ("uint16", 2),
+    28: ("uint32", 4),
+    29: ("uint64", 8),
+}
+
+
+class ShapeDynamism(enum.IntEnum):
+    """Whether a tensor's sizes may change: never, up to the stored sizes, or without a bound."""
+
+    STATIC = 0
+    BOUNDED = 1
+    UNBOUNDED = 2
+
+
+class DataLocation(enum.IntEnum):
+    """Where a delegate's blob is: inside the flatbuffer, or in a segment of the file."""
+
+    INLINE = 0
+    SEGMENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A planned place: `offset` bytes into arena `memory_id` (1 is the first)."""
+
+    memory_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a plan.
+
+    `sizes` are upper bounds if `dynamism` is BOUNDED. `dim_order` lists the dims from the outermost in memory to the
+    innermost. `data_index` is the number of its bytes in the program (0: none). With `external`, the bytes are in a
+    data file under the key `name`.
+    """
+
+    scalar_type: int
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+    dynamism: ShapeDynamism
+    data_index: int
+    allocation: Allocation | None
+    requires_grad: bool = False
+    layout: int = 0
+    mutable_segment: int = 0
+    name: str = ""
+    external: bool = False
+    device_type: int = 0
+    device_index: int = 0
+
+    @property
+    def dtype(self) -> DType | None:
+        """The element type, or None if purevk does not compute with it."""
+        return DType.from_pte(self.scalar_type)
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the element type, also of those that `dtype` does not have."""
+        return SCALAR_TYPES[self.scalar_type][0]
+
+    @property
+    def numel(self) -> int:
+        """Elements at the stored sizes."""
+        return math.prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes at the stored sizes."""
+        return self.numel * SCALAR_TYPES[self.scalar_type][1]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements, from `sizes` and `dim_order`."""
+        strides, step = [0] * len(self.sizes), 1
+        for dim in reversed(self.dim_order):
+            strides[dim] = step
+            step *= max(self.sizes[dim], 1)
+        return tuple(strides)
+
+    @property
+    def has_data(self) -> bool:
+        """The file (or a data file) holds bytes for it: a constant, or a first value."""
+        return self.external or self.data_index > 0
+
+    @property
+    def is_constant(self) -> bool:
+        """The bytes never change. With data and an allocation it is a mutable tensor with a first value."""
+        return self.has_data and self.allocation is None
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedIntList:
+    """Integers of a plan, each given as the index of the value that holds it at run time."""
+
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """Tensors, each given as the index of its value."""
+
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalTensorList:
+    """Tensors or None, each given as the index of its value; -1 is None."""
+
+    items: tuple[int, ...]
+
+
+EValue = Union[
+    Null,
+    Int,
+    Bool,
+    Double,
+    Tensor,
+    String,
+    BoxedIntList,
+    DoubleList,
+    BoolList,
+    TensorList,
+    OptionalTensorList,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the plan, such as `aten::add` with overload `out`."""
+
+    name: str
+    overload: str
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.overload}" if self.overload else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """Run operator `op_index` on the values `args`; the last args are its outputs."""
+
+    op_index: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateCall:
+    """Run delegate `delegate_index`; `args` are its inputs in its own order, then its outputs."""
+
+    delegate_index: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCall:
+    """Value `target` becomes value `source`."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class JumpFalse:
+    """Go to instruction `destination` of the same chain if value `condition` is false (for a tensor: any element)."""
+
+    condition: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The tensor `value` is not needed any more."""
+
+    value: int
+
+
+Instruction = Union[KernelCall, DelegateCall, MoveCall, JumpFalse, Free]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of the stack trace of an instruction."""
+
+    filename: str
+    lineno: int
+    name: str
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Instructions that run in order. `inputs` and `outputs` are empty in practice: see the plan's."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    stacktrace: tuple[tuple[Frame, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSpec:
+    """An option that a delegate was compiled with; what `value` means depends on `key`."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """A compiled part of a method, for backend `id`. `Program.delegate_data` gives its blob."""
+
+    id: str
+    location: DataLocation
+    index: int
+    compile_specs: tuple[CompileSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaDevice:
+    """The device that an arena is meant for; arenas without a row are the CPU's."""
+
+    arena: int
+    device_type: int
+    device_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """One method. All indices refer to `values`, `operators`, `delegates` of the same plan and are in range.
+
+    `arena_sizes[k]` is the size in bytes of the arena with memory_id k; slot 0 is not used. `input_structure` and
+    `output_structure` are the encoded pytree specs of the method's arguments and result.
+    """
+
+    name: str
+    values: tuple[EValue, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    chains: tuple[Chain, ...]
+    operators: tuple[Operator, ...]
+    delegates: tuple[Delegate, ...]
+    arena_sizes: tuple[int, ...]
+    arena_devices: tuple[ArenaDevice, ...] = ()
+    input_structure: str = ""
+    output_structure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the file after the flatbuffer: absolute `offset` and `size` in bytes, inside the file."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subsegments:
+    """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; an item's size is not stored."""
+
+    segment_index: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A parsed .pte file and the data files given with it.
+
+    Data is handed out as read-only slices of the mapped files. Use `close()`, or a `with` statement, to let go of them;
+    slices in use stay valid.
+    """
+
+    version: int
+    plans: tuple[ExecutionPlan, ...]
+    segments: tuple[Segment, ...]
+    constants: Subsegments | None
+    mutable_data: tuple[Subsegments, ...]
+    named: Mapping[str, int]  # key -> index of the segment
+    source: Source = field(repr=False)
+    data_files: tuple[DataFile, ...] = ()
+    inline_constants: tuple[memoryview, ...] = field(default=(), repr=False)  # files before September 2024
+    inline_delegates: tuple[memoryview, ...] = field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """The file's path."""
+        return self.source.name
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in file order."""
+        return tuple(plan.name for plan in self.plans)
+
+    def method(self, name: str = "forward") -> ExecutionPlan:
+        """The plan of method `name`. KeyError, naming those that exist, if there is none."""
+        for plan in self.plans:
+            if plan.name == name:
+                return plan
+        raise KeyError(f"{self.name} has no method {name!r}; it has {', '.join(map(repr, self.methods)) or 'none'}")
+
+    def segment(self, index: int) -> memoryview:
+        """The bytes of segment `index`."""
+        if not 0 <= index < len(self.segments):
+            self._fail(f"there is no segment {index}", f"the file has {len(self.segments)} segments")
+        segment = self.segments[index]
+        return self.source.slice(segment.offset, segment.size, f"segment {index}")
+
+    def constant_data(self, index: int, nbytes: int | None = None) -> memoryview:
+        """The bytes of constant `index` (`Tensor.data_index`): `nbytes` of them, or all up to the next constant.
+
+        Raises:
+            FileFormatError: there is no such constant, or it is shorter than `nbytes`.
+        """
+        if self.constants is not None:
+            return self._subsegment(self.constants, index, nbytes, "constant")
+        if not 0 < index < len(self.inline_constants):
+            self._fail(f"there is no constant {index}", f"constants 1 to {len(self.inline_constants) - 1} exist")
+        return self._prefix(self.inline_constants[index], nbytes, f"constant {index}")
+
+    def named_data(self, key: str) -> memoryview:
+        """The bytes stored under `key`: in this file, else in the first data file that has the key.
+
+        Raises:
+            FileFormatError: no file has the key.
+        """
+        if key in self.named:
+            return self.segment(self.named[key])
+        for file in self.data_files:
+            if key in file.entries:
+                return file.data(key)
+        self._missing(key)
+
+    def tensor_data(self, tensor: Tensor) -> memoryview | None:
+        """The `tensor.nbytes` bytes of a constant, or of a mutable tensor's first value; None if the file has none.
+
+        Raises:
+            FileFormatError: the bytes are missing or too few, or a data file describes another tensor.
+        """
+        if tensor.external:
+            return self._external(tensor)
+        if not tensor.has_data:
+            return None
+        if tensor.allocation is None:
+            return self.constant_data(tensor.data_index, tensor.nbytes)
+        if tensor.mutable_segment >= len(self.mutable_data):
+            self._fail(
+                f"there is no mutable data segment {tensor.mutable_segment}",
+                f"the file has {len(self.mutable_data)} of them",
+            )
+        items = self.mutable_data[tensor.mutable_segment]
+        return self._subsegment(items, tensor.data_index, tensor.nbytes, "initial value")
+
+    def delegate_data(self, delegate: Delegate) -> memoryview:
+        """The blob of a delegate."""
+        if delegate.location is DataLocation.SEGMENT:
+            return self.segment(delegate.index)
+        return self.inline_delegates[delegate.index]
+
+    def vulkan_graph(self, delegate: Delegate) -> VkGraph:
+        """The graph in the blob of a Vulkan delegate, parsed anew at each call.
+
+        Raises:
+            UnsupportedProgramError: the delegate is for another backend.
+            FileFormatError: the blob is damaged.
+        """
+        if delegate.id != VULKAN_BACKEND:
+            raise UnsupportedProgramError(
+                f"the delegate is for {delegate.id or 'an unnamed backend'}",
+                where=self.name,
+                why=f"only {VULKAN_BACKEND} delegates hold a Vulkan graph",
+                next="export the model with VulkanPartitioner alone",
+            )
+        where = f"{self.name}, delegate in {delegate.location.name.lower()} {delegate.index}"
+        return read_vulkan_graph(self.delegate_data(delegate), where)
+
+    def vulkan_constant(self, graph: VkGraph, index: int) -> memoryview:
+        """The bytes of constant `index` of a graph, exactly as long as the graph says."""
+        constant = graph.constants[index]
+        if constant.named_key is None:
+            return graph.region[constant.offset : constant.offset + constant.length]
+        return self._prefix(self.named_data(constant.named_key), constant.length, f"named data {constant.named_key!r}")
+
+    def close(self) -> None:
+        """Let go of the file and of the data files; slices handed out stay valid."""
+        for source in (self.source, *(file.source for file in self.data_files)):
+            source.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _subsegment(self, items: Subsegments, index: int, nbytes: int | None, what: str) -> memoryview:
+        if not 0 < index < len(items.offsets):
+            self._fail(f"there is no {what} {index}", f"numbers 1 to {len(items.offsets) - 1} exist")
+        data, start = self.segment(items.segment_index), items.offsets[index]
+        if nbytes is None:
+            order = sorted(items.offsets)
+            after = bisect_right(order, start)
+            nbytes = (order[after] if after < len(order) else len(data)) - start
+        if start + nbytes > len(data) or nbytes < 0:
+            self._fail(
+                f"{what} {index} lies outside its segment",
+                f"bytes {start} to {start + nbytes} of {len(data)} in segment {items.segment_index}",
+            )
+        return data[start : start + nbytes]
+
+    def _external(self, tensor: Tensor) -> memoryview:
+        for file in self.data_files:
+            entry = file.entries.get(tensor.name)
+            if entry is None:
+                continue
+            layout = entry.layout
+            if layout is not None:
+                offered = (layout.scalar_type, layout.sizes, layout.dim_order)
+                wanted = (tensor.scalar_type, tensor.sizes, tensor.dim_order)
+                if offered != wanted:
+                    raise FileFormatError(
+                        f"{file.name} describes {tensor.name!r} as another tensor than the program does",
+                        where=self.name,
+                        why=f"(scalar type, sizes, dim order) is {offered} there and {wanted} in the program",
+                        next="use the .ptd file that was exported together with the .pte file",
+                    )
+            return self._prefix(file.data(tensor.name), tensor.nbytes, f"external data {tensor.name!r}")
+        self._missing(tensor.name)
+
+    def _prefix(self, data: memoryview, nbytes: int | None, what: str) -> memoryview:
+        if nbytes is None or nbytes == len(data):
+            return data
+        if nbytes > len(data):
+            self._fail(f"{what} is too short", f"{nbytes} bytes are needed, {len(data)} are there")
+        return data[:nbytes]
+
+    def _missing(self, key: str) -> NoReturn:
+        files = ", ".join(file.name for file in self.data_files) or "no data file was given"
+        raise FileFormatError(
+            f"there is no data under the key {key!r}",
+            where=self.name,
+            why=f"not among the {len(self.named)} keys of the program, nor in: {files}",
+            next="give the .ptd files that were exported with it: read_program(path, data_files=[...])",
+        )
+
+    def _fail(self, what: str, why: str) -> NoReturn:
+        raise FileFormatError(what, where=self.name, why=why, next="the file is damaged: copy or export it again")
