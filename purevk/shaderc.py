@@ -11,36 +11,37 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import hashlib
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from purevk import knobs
 from purevk.errors import ShaderCompilerError
+from purevk.shader_source import CompileJob, Include, expand, source_files
 
-GLSL_FOLDER = Path(__file__).parent / "glsl"
+__all__ = [
+    "SPIRV_VERSIONS",
+    "TARGET_ENVS",
+    "CompileJob",
+    "Compiler",
+    "Include",
+    "compile_many",
+    "expand",
+    "load",
+    "source_files",
+]
+
 LIBRARY_FOLDER = Path(__file__).parent / "_lib"
 
 TARGET_ENVS = {f"vulkan1.{minor}": (1 << 22) | (minor << 12) for minor in range(5)}
 SPIRV_VERSIONS = {f"1.{minor}": 0x10000 | (minor << 8) for minor in range(7)}
 """SPIR-V versions by name. Which of them a target takes, and its default, is the compiler's to know."""
 
-IncludeFunction = Callable[[str], "tuple[str, str]"]
-Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
-"""Where `#include` looks: a folder, or a function from the name written to (name shown in messages, text).
-None is the folder of purevk's own templates."""
-
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE)
-_VERSION = re.compile(r"^[ \t]*#[ \t]*version\b[^\n]*$", re.MULTILINE)
-_MACRO_NAME = re.compile(r"[A-Za-z_]\w*(\([\w\s,]*\))?\Z")
 _MESSAGE = re.compile(r"^(?P<file>.*?):(?P<line>\d+): (?P<kind>error|warning): (?P<text>.*)$", re.MULTILINE)
 
 _HOW_TO_GET_ONE = (
@@ -49,145 +50,6 @@ _HOW_TO_GET_ONE = (
     " packaging/link_shaderc.sh), or build it with packaging/build_shaderc.sh; PUREVK_SHADERC=/path/to/libshaderc names"
     " one. A bundle made on a machine that has a compiler (`purevk.cache.Cache.export_bundle`) needs none here"
 )
-
-
-@dataclass(frozen=True)
-class CompileJob:
-    """One shader to compile: a template's text with everything that decides what comes out.
-
-    `name` is the template's file name, for messages. `spirv_version` is a key of `SPIRV_VERSIONS`, or None for the
-    highest that `target_env` promises.
-    """
-
-    source: str
-    name: str
-    macros: Mapping[str, str] = field(default_factory=dict)
-    include: Include = None
-    target_env: str = "vulkan1.1"
-    spirv_version: str | None = None
-    optimize: bool = True
-
-    @classmethod
-    def from_template(cls, name: str, macros: Mapping[str, str] | None = None, **settings: Any) -> CompileJob:
-        """A job for one of purevk's own templates, `purevk/glsl/<name>`."""
-        _, text = find_include(None)(name)
-        return cls(text, name, dict(macros or {}), **settings)
-
-
-def find_include(include: Include) -> IncludeFunction:
-    """The function that finds an included file. Raises ShaderCompilerError, when called, for a file not found."""
-    if callable(include):
-        return include
-    return _folder_include(os.fspath(include) if include is not None else str(GLSL_FOLDER))
-
-
-@lru_cache(maxsize=64)
-def _folder_include(folder: str) -> IncludeFunction:
-    root = Path(folder)
-
-    def find(name: str) -> tuple[str, str]:
-        path = os.path.normpath(root / name)
-        if os.path.isabs(name) or not Path(path).is_relative_to(os.path.normpath(root)):
-            raise ShaderCompilerError(f"#include {name!r} leaves the folder of the templates", where=folder)
-        try:
-            status = os.stat(path)
-            return name, _read_text(path, status.st_mtime_ns, status.st_size)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ShaderCompilerError(f"the shader source {name!r} cannot be read", where=folder, why=str(error)) from None
-
-    return find
-
-
-@lru_cache(maxsize=512)
-def _read_text(path: str, mtime_ns: int, size: int) -> str:
-    return Path(path).read_text(encoding="utf-8")
-
-
-@lru_cache(maxsize=1024)
-def _scan_includes(text: str) -> tuple[tuple[int, int, str], ...]:
-    return tuple((m.start(), m.end(), m[1] if m[1] is not None else m[2]) for m in _INCLUDE.finditer(text))
-
-
-def source_files(source: str, *, name: str, include: Include = None) -> dict[str, str]:
-    """The template and every file that it includes, directly or not: name -> text, the template first.
-
-    Raises ShaderCompilerError for a file that is missing, or that includes itself.
-    """
-    find = find_include(include)
-    files: dict[str, str] = {}
-
-    def visit(file: str, text: str, trail: tuple[str, ...]) -> None:
-        if file in trail:
-            raise ShaderCompilerError(f"{file} includes itself", where=" -> ".join((*trail, file)))
-        if file in files:
-            return
-        for start, _, wanted in _scan_includes(text):
-            try:
-                visit(*find(wanted), (*trail, file))
-            except ShaderCompilerError as error:
-                if error.where and " -> " in error.where:
-                    raise
-                line = text.count("\n", 0, start) + 1
-                trail_text = " -> ".join(f"{part}" for part in (*trail, f"{file}:{line}", wanted))
-                raise ShaderCompilerError(error.what, where=trail_text, why=error.why, next=error.next) from None
-        files[file] = text
-
-    visit(name, source, ())
-    return {name: files.pop(name), **files}
-
-
-def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, include: Include = None) -> str:
-    """The template as one self-contained GLSL text: macros defined after `#version`, includes put in their place.
-
-    Each included file takes effect once, whatever conditions surround its `#include`, and `#line` directives keep the
-    file names and line numbers of messages true. The text compiles with stock tools too.
-    """
-    find = find_include(include)
-    files = source_files(source, name=name, include=include)
-    guards = {file: f"PUREVK_INCLUDED_{index}" for index, file in enumerate(files)}
-
-    def body(file: str, text: str, first_line: int) -> str:
-        parts, position, line = [], 0, first_line
-        for start, end, wanted in _scan_includes(text):
-            between = text[position:start]
-            line += between.count("\n")
-            inner = find(wanted)[0]
-            parts += [
-                between,
-                f"#ifndef {guards[inner]}\n#define {guards[inner]}\n#line 1 {_quote(inner)}\n",
-                body(inner, files[inner], 1).rstrip("\n"),
-                f"\n#endif\n#line {line + 1} {_quote(file)}",
-            ]
-            position = end
-        parts.append(text[position:])
-        return "".join(parts)
-
-    version = _VERSION.search(source)
-    if version is None:
-        raise ShaderCompilerError(f"{name} has no #version line", where=name, next="start it with #version 450")
-    head = source[: version.end()]
-    lines = [head, "#extension GL_GOOGLE_cpp_style_line_directive : enable"]
-    lines += [f"#define {macro} {value}" for macro, value in _checked(name, macros or {})]
-    start = min(version.end() + 1, len(source))
-    line = source.count("\n", 0, start) + 1
-    lines.append(f"#line {line} {_quote(name)}")
-    tail = source[start:]
-    return "\n".join(lines) + "\n" + body(name, tail, line)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace("\\", "/").replace('"', "'").replace("\n", " ") + '"'
-
-
-def _checked(name: str, macros: Mapping[str, str]) -> list[tuple[str, str]]:
-    for macro, value in macros.items():
-        if not isinstance(value, str) or not _MACRO_NAME.match(macro) or "\n" in value or "\r" in value:
-            raise ShaderCompilerError(
-                f"macro {macro!r} = {value!r} cannot be defined",
-                where=name,
-                why="a macro is an identifier, perhaps with parameters, and a value of one line of text",
-            )
-    return sorted(macros.items())
 
 
 class Compiler:
@@ -274,7 +136,9 @@ class Compiler:
         known = self._supported.get(extension)
         if known is None:
             if not re.fullmatch(r"GL_\w+", extension):
-                raise ShaderCompilerError(f"{extension!r} is not the name of a GLSL extension", next="they start with GL_")
+                raise ShaderCompilerError(
+                    f"{extension!r} is not the name of a GLSL extension", next="they start with GL_"
+                )
             needs, body = _PROBES.get(extension, ((), ""))
             lines = [f"#extension {each} : require\n" for each in (extension, *needs)]
             probe = f"#version 450\n{''.join(lines)}{_PROBE_FRAME % body}"
@@ -303,7 +167,10 @@ class Compiler:
         definitions = " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
         why = ("\n       ".join(shown) if shown else messages.strip()) + f"\n       macros: {definitions}"
         return ShaderCompilerError(
-            f"{name} does not compile: {first}", where=place, why=why, next=f"the compiler was {self.version}, {self.origin}"
+            f"{name} does not compile: {first}",
+            where=place,
+            why=why,
+            next=f"the compiler was {self.version}, {self.origin}",
         )
 
 
@@ -478,7 +345,9 @@ def _find(wanted: str, sdk: str) -> Compiler:
 def _candidates(sdk: str) -> list[tuple[str, str]]:
     suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
     names = ["shaderc_shared.dll"] if suffix == "dll" else [f"libshaderc_shared.{suffix}", f"libshaderc.{suffix}"]
-    sonames = {"so": ["libshaderc_shared.so.1", "libshaderc.so.1"], "dylib": ["libshaderc_shared.1.dylib"]}.get(suffix, [])
+    sonames = {"so": ["libshaderc_shared.so.1", "libshaderc.so.1"], "dylib": ["libshaderc_shared.1.dylib"]}.get(
+        suffix, []
+    )
     found = [("in the purevk package", str(LIBRARY_FOLDER / names[0])), ("pyshaderc", "pyshaderc")]
     system = [ctypes.util.find_library("shaderc_shared"), *sonames, ctypes.util.find_library("shaderc"), *names]
     found += [("the system's", path) for path in dict.fromkeys(system) if path]
@@ -526,9 +395,3 @@ def compile_many(
             if not future.cancelled() and future.exception() is not None:
                 raise future.exception()  # type: ignore[misc]
         return [future.result() for future in futures]
-
-
-@lru_cache(maxsize=1024)
-def text_hash(text: str) -> str:
-    """SHA-256 of a text, in hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()

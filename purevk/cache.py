@@ -1,0 +1,459 @@
+"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results; and bundles of SPIR-V in one file.
+
+A key is computed in Python from the sources and settings, so a warm start never loads the compiler. Nothing here fails
+because of the disk: a damaged entry is a miss, and a folder that cannot be written leaves the cache in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from purevk import knobs, shaderc
+from purevk.cache_entry import (
+    FORMAT,
+    MANIFEST,
+    SUFFIX,
+    Bundle,
+    CacheKey,
+    is_spirv,
+    key_from,
+    pack,
+    pipeline_header_fits,
+    unpack,
+)
+from purevk.errors import PurevkError
+from purevk.shader_source import text_hash
+
+__all__ = ["Cache", "CacheKey", "CacheStats", "compile_cached", "default_cache"]
+
+_log = logging.getLogger("purevk.cache")
+_MEMORY_BYTES = 64 << 20
+_ROOMS = ("spirv", "pipeline", "tuning")
+_TEMPORARY = ".purevk-"
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache holds (`entries`, `bytes`, on disk) and what this process asked of it.
+
+    `hits` counts entries found (`memory_hits` of them in memory), `misses` those not found, `damaged` those that were
+    there and unusable, `evicted` those removed to keep within the size bound.
+    """
+
+    folder: str
+    entries: int
+    bytes: int
+    hits: int
+    memory_hits: int
+    misses: int
+    damaged: int
+    evicted: int
+
+
+class Cache:
+    """A cache folder with a layer in memory over it. All methods may be called from several threads.
+
+    Several processes may share a folder: entries are written to a temporary file and renamed, never changed.
+
+    Args:
+        folder: where; made when first needed. None keeps everything in memory.
+        max_bytes: size bound on disk; None: `PUREVK_CACHE_MAX_BYTES`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, max_bytes: int | None = None) -> None:
+        self.folder = None if folder is None else Path(folder).expanduser()
+        self.max_bytes = knobs.CACHE_MAX_BYTES() if max_bytes is None else max_bytes
+        self._lock = threading.RLock()
+        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory_bytes = 0
+        self._other: dict[str, bytes] = {}
+        self._bundles: list[Bundle] = []
+        self._writable = self.folder is not None
+        self._disk_bytes: int | None = None
+        self._counts = dict.fromkeys(("hits", "memory_hits", "misses", "damaged", "evicted"), 0)
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.folder or 'in memory'}>"
+
+    # -- SPIR-V
+
+    def get_spirv(self, key: CacheKey) -> bytes | None:
+        """The SPIR-V of a key, from memory, a bundle or the disk; None if it is in none of them."""
+        digest = key.digest()
+        with self._lock:
+            found = self._memory.get(digest)
+            if found is not None:
+                self._memory.move_to_end(digest)
+                self._counts["hits"] += 1
+                self._counts["memory_hits"] += 1
+                return found
+            bundles = list(self._bundles)
+        for bundle in bundles:
+            entry = bundle.read(digest)
+            if entry is not None:
+                break
+        else:
+            entry = self._read("spirv", digest)
+        if entry is not None and not is_spirv(entry[1]):
+            self._drop_damaged("spirv", digest)
+            entry = None
+        with self._lock:
+            self._counts["misses" if entry is None else "hits"] += 1
+            if entry is not None:
+                self._remember(digest, entry[1])
+        return None if entry is None else entry[1]
+
+    def put_spirv(self, key: CacheKey, spirv: bytes, meta: Mapping[str, Any] | None = None) -> None:
+        """Keeps the SPIR-V of a key. `meta` (plain JSON values) says where it came from, such as the compiler."""
+        if not is_spirv(spirv):
+            raise PurevkError(f"{len(spirv)} bytes that are no SPIR-V were to be cached", where=key.template)
+        digest = key.digest()
+        with self._lock:
+            self._remember(digest, spirv)
+        self._write("spirv", digest, pack(digest, spirv, {"key": asdict(key), **(meta or {})}))
+
+    def explain_miss(self, key: CacheKey) -> str:
+        """Why a key is not on disk: how it differs from the entry nearest to it of the same template."""
+        differences = [key.explain(stored) for stored in self._stored_keys() if stored.template == key.template]
+        if not differences:
+            return f"no entry of {key.template} is in the cache"
+        return min(differences, key=lambda text: text.count("\n") if text else -1) or "it is in the cache"
+
+    # -- pipeline caches of drivers, and tuning results
+
+    def get_pipeline_cache(
+        self,
+        device_key: str,
+        *,
+        vendor: int | None = None,
+        device: int | None = None,
+        pipeline_uuid: bytes | None = None,
+    ) -> bytes | None:
+        """The driver's pipeline cache kept for a device, if its header is sound.
+
+        Args:
+            device_key: names device and driver version; anything that changes when they do.
+            vendor, device, pipeline_uuid: `vendorID`, `deviceID` and `pipelineCacheUUID` of the device's properties;
+                where given, data made by another device or driver is left out.
+        """
+        entry = self._read("pipeline", text_hash(device_key))
+        if entry is None or not pipeline_header_fits(entry[1], vendor, device, pipeline_uuid):
+            return None
+        return entry[1]
+
+    def put_pipeline_cache(self, device_key: str, data: bytes) -> None:
+        """Keeps what `vkGetPipelineCacheData` gave. Data with no valid header is left out."""
+        if not pipeline_header_fits(data, None, None, None):
+            return
+        digest = text_hash(device_key)
+        self._write("pipeline", digest, pack(digest, data, {"device": device_key}))
+
+    def get_tuning(self, device_key: str, name: str) -> Any:
+        """The tuning result kept under a name for a device (JSON values), or None."""
+        digest = text_hash(json.dumps([device_key, name]))
+        with self._lock:
+            held = self._other.get(digest)
+        if held is None:
+            entry = self._read("tuning", digest)
+            if entry is None:
+                return None
+            held = entry[1]
+            with self._lock:
+                self._other[digest] = held
+        try:
+            return json.loads(held)
+        except ValueError:
+            self._drop_damaged("tuning", digest)
+            return None
+
+    def put_tuning(self, device_key: str, name: str, value: Any) -> None:
+        """Keeps a tuning result. Raises PurevkError for a value that JSON cannot hold."""
+        try:
+            payload = json.dumps(value, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise PurevkError(f"the tuning result {name!r} cannot be kept", why=str(error)) from None
+        digest = text_hash(json.dumps([device_key, name]))
+        with self._lock:
+            self._other[digest] = payload
+        self._write("tuning", digest, pack(digest, payload, {"device": device_key, "name": name}))
+
+    # -- bundles
+
+    def export_bundle(self, path: str | os.PathLike[str], keys: Iterable[CacheKey]) -> int:
+        """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back how many.
+
+        Raises:
+            PurevkError: a key is in the cache no more, or the file cannot be written.
+        """
+        entries: dict[str, bytes] = {}
+        missing = []
+        for key in keys:
+            digest = key.digest()
+            spirv = self.get_spirv(key)
+            if spirv is None:
+                missing.append(key.template)
+            else:
+                stored = self._read("spirv", digest, count=False)
+                meta = stored[0] if stored is not None else {"key": asdict(key)}
+                entries[digest] = pack(digest, spirv, {k: v for k, v in meta.items() if k != "digest"})
+        if missing:
+            raise PurevkError(
+                f"{len(missing)} shaders are not in the cache",
+                where=", ".join(sorted(set(missing))),
+                next="load the model on this machine first, which compiles them",
+            )
+        temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp")
+        try:
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as bundle:
+                bundle.writestr(MANIFEST, json.dumps({"format": FORMAT, "entries": sorted(entries)}))
+                for digest in sorted(entries):
+                    bundle.writestr(f"spirv/{digest}{SUFFIX}", entries[digest])
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise PurevkError("the bundle cannot be written", where=os.fspath(path), why=str(error)) from None
+        return len(entries)
+
+    def attach_bundle(self, path: str | os.PathLike[str]) -> int:
+        """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many entries it has.
+
+        Raises FileFormatError for a file that is no bundle, or of another format version.
+        """
+        bundle = Bundle(path)
+        with self._lock:
+            self._bundles.append(bundle)
+        return len(bundle.digests)
+
+    def import_bundle(self, path: str | os.PathLike[str]) -> int:
+        """Copies the entries of a bundle into the cache. Gives back how many were sound.
+
+        Raises FileFormatError for a file that is no bundle, or of another format version.
+        """
+        bundle, count = Bundle(path), 0
+        for digest in sorted(bundle.digests):
+            entry = bundle.read(digest)
+            if entry is None or not is_spirv(entry[1]):
+                continue
+            with self._lock:
+                self._remember(digest, entry[1])
+            self._write("spirv", digest, pack(digest, entry[1], entry[0]))
+            count += 1
+        return count
+
+    # -- the whole
+
+    def stats(self) -> CacheStats:
+        """Entries and bytes on disk, and the counts of this process."""
+        files = self._files()
+        with self._lock:
+            return CacheStats(
+                str(self.folder) if self.folder is not None else "",
+                len(files),
+                sum(f[2] for f in files),
+                **self._counts,
+            )
+
+    def clear(self) -> int:
+        """Removes every entry, also of other format versions, and forgets memory. Gives back how many files went."""
+        with self._lock:
+            self._memory.clear()
+            self._memory_bytes = 0
+            self._other.clear()
+            self._disk_bytes = None
+        return sum(_remove(file[0]) for file in self._files(temporary=True))
+
+    # -- disk
+
+    def _path(self, room: str, digest: str) -> Path | None:
+        if self.folder is None:
+            return None
+        return self.folder / room / digest[:2] / f"{digest}{SUFFIX}"
+
+    def _read(self, room: str, digest: str, count: bool = True) -> tuple[dict[str, Any], bytes] | None:
+        path = self._path(room, digest)
+        if path is None:
+            return None
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        entry = unpack(digest, data)
+        if entry is None:
+            if count:
+                self._drop_damaged(room, digest)
+            return None
+        try:
+            # The time of last use, for the eviction; once an hour is exact enough.
+            if time.time() - path.stat().st_mtime > 3600:
+                os.utime(path)
+        except OSError:
+            _log.debug("cannot note the use of %s", path)
+        return entry
+
+    def _drop_damaged(self, room: str, digest: str) -> None:
+        path = self._path(room, digest)
+        with self._lock:
+            self._counts["damaged"] += 1
+            self._other.pop(digest, None)
+        if path is not None and _remove(path):
+            _log.info("removed the damaged entry %s", path)
+
+    def _write(self, room: str, digest: str, data: bytes) -> None:
+        path = self._path(room, digest)
+        if path is None or not self._writable or len(data) > self.max_bytes:
+            return
+        try:
+            # Another process may clear the folder between the two steps: one more try makes it again.
+            try:
+                _write_file(path, data)
+            except FileNotFoundError:
+                _write_file(path, data)
+        except OSError as error:
+            if path.is_file() and isinstance(error, PermissionError) and os.name == "nt":
+                return  # another process has the same entry open
+            with self._lock:
+                if not self._writable:
+                    return
+                self._writable = False
+            warnings.warn(
+                f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
+                " folder, PUREVK_CACHE=0 uses none)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+        with self._lock:
+            if self._disk_bytes is not None:
+                self._disk_bytes += len(data)
+            if self._disk_bytes is not None and self._disk_bytes <= self.max_bytes:
+                return
+            self._evict()
+
+    def _evict(self) -> None:
+        """Removes temporary files that a killed process left, and the least recently used entries over the bound."""
+        files = sorted(self._files(temporary=True), key=lambda file: file[1])
+        total = sum(file[2] for file in files)
+        goal = self.max_bytes * 9 // 10 if total > self.max_bytes else total
+        for path, used, size in files:
+            if path.suffix != SUFFIX:
+                if time.time() - used > 3600 and _remove(path):
+                    total -= size
+            elif total > goal and _remove(path):
+                total -= size
+                self._counts["evicted"] += 1
+        self._disk_bytes = total
+
+    def _files(self, temporary: bool = False) -> list[tuple[Path, float, int]]:
+        """(path, time of last use in seconds, bytes) of every entry, and of temporary files if asked for."""
+        found: list[tuple[Path, float, int]] = []
+        for room in _ROOMS if self.folder is not None else ():
+            for folder, _, names in os.walk(self.folder / room):
+                for name in names:
+                    if not name.endswith(SUFFIX) and not (temporary and name.startswith(_TEMPORARY)):
+                        continue
+                    path = Path(folder) / name
+                    try:
+                        status = path.stat()
+                    except OSError:
+                        continue  # another process removed it
+                    found.append((path, status.st_mtime, status.st_size))
+        return found
+
+    def _stored_keys(self) -> list[CacheKey]:
+        keys = []
+        for path, _, _ in self._files():
+            entry = self._read("spirv", path.stem, count=False) if path.parent.parent.name == "spirv" else None
+            key = key_from(entry[0].get("key")) if entry is not None else None
+            if key is not None:
+                keys.append(key)
+        return keys
+
+    def _remember(self, digest: str, spirv: bytes) -> None:
+        self._memory_bytes += len(spirv) - len(self._memory.pop(digest, b""))
+        self._memory[digest] = spirv
+        while self._memory_bytes > _MEMORY_BYTES and self._writable and len(self._memory) > 1:
+            self._memory_bytes -= len(self._memory.popitem(last=False)[1])
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+_caches: dict[tuple[str, int], Cache] = {}
+_caches_lock = threading.Lock()
+
+
+def default_cache() -> Cache:
+    """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and process.
+
+    With `PUREVK_CACHE=0` it is one in memory only.
+    """
+    folder = ""
+    if knobs.CACHE():
+        folder = knobs.CACHE_DIR() or platformdirs.user_cache_dir("purevk", appauthor=False)
+    with _caches_lock:
+        wanted = (folder, knobs.CACHE_MAX_BYTES())
+        if wanted not in _caches:
+            _caches[wanted] = Cache(folder or None)
+        return _caches[wanted]
+
+
+def compile_cached(
+    jobs: Sequence[shaderc.CompileJob],
+    cache: Cache | None = None,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[bytes]:
+    """The SPIR-V of every job, in order: from the cache, and compiled (and kept) where it is not there.
+
+    Jobs with the same key are compiled once. The compiler is loaded only if something has to be compiled.
+
+    Args:
+        cache: None: `default_cache()`.
+        threads, progress: as `purevk.shaderc.compile_many` takes them; the progress counts only what is compiled.
+
+    Raises:
+        ShaderCompilerError: a shader does not compile, or must be compiled and there is no compiler.
+    """
+    cache = default_cache() if cache is None else cache
+    keys = [CacheKey.of(job) for job in jobs]
+    found: dict[CacheKey, bytes | None] = {key: cache.get_spirv(key) for key in dict.fromkeys(keys)}
+    wanted = {key: job for key, job in zip(keys, jobs) if found[key] is None}
+    if wanted:
+        results = shaderc.compile_many(list(wanted.values()), threads, progress)
+        compiler = shaderc.load()
+        for key, spirv in zip(wanted, results):
+            cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
+            found[key] = spirv
+    return [spirv for key in keys if (spirv := found[key]) is not None]
