@@ -1,0 +1,228 @@
+"""The logical device: one compute queue, the functions, and the count of live objects."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Callable
+
+from purevk.api import features as feature_table
+from purevk.api import vk
+from purevk.api.instance import Instance, _strings
+from purevk.api.physical import PhysicalDevice
+from purevk.errors import DeviceError
+
+if TYPE_CHECKING:
+    from purevk.api.memory import Allocator
+    from purevk.api.queue import Queue
+
+
+class DeviceCore:
+    """What must outlive the Python object: the VkDevice, and how to destroy each object made from it.
+
+    Objects that are garbage-collected only note their number (`forget`), because a collection may start at any
+    moment, in any thread, and also inside the allocator. `collect` destroys them at the next safe point.
+    """
+
+    def __init__(self, handle: Any, functions: vk.Functions, messages: list[str]) -> None:
+        self.handle, self.functions, self.messages = handle, functions, messages
+        self.lock = threading.RLock()
+        self.objects: dict[int, tuple[str, Callable[[], None]]] = {}
+        self.forgotten: collections.deque[int] = collections.deque()
+        self.numbers = itertools.count(1)
+        self.before_close: Callable[[], bool] | None = None
+        self.leak = False  # the device never finished: what it may still use must not be destroyed
+
+    def register(self, kind: str, destroy: Callable[[], None]) -> int:
+        if self.handle is None:
+            raise DeviceError(f"A {kind or 'device part'} was made on a device that is closed", next="make a new device")
+        if self.forgotten:
+            self.collect()
+        number = next(self.numbers)
+        self.objects[number] = (kind, destroy)
+        return number
+
+    def release(self, number: int) -> None:
+        entry = self.objects.pop(number, None)
+        if entry is not None:
+            entry[1]()
+
+    def collect(self) -> None:
+        with self.lock:
+            while self.forgotten:
+                self.release(self.forgotten.popleft())
+
+    def close(self) -> None:
+        if self.handle is None:
+            return
+        idle = self.before_close() if self.before_close is not None else True
+        handle, self.leak = self.handle, not idle
+        if self.leak:
+            self.objects.clear()
+            self.handle = None
+            return
+        self.functions.vkDeviceWaitIdle(handle)
+        with self.lock:
+            while self.objects:  # the newest first: nothing outlives what it was made from
+                number = next(reversed(self.objects))
+                self.release(number)
+            self.forgotten.clear()
+            self.handle = None
+            self.functions.vkDestroyDevice(handle, vk.NULL)
+
+
+class DeviceObject:
+    """Base of everything that is made from a device. `destroy()` may be called twice; garbage collection does it too."""
+
+    _number = 0
+
+    def __init__(self, device: "Device", destroy: Callable[[], None]) -> None:
+        self.device = device
+        self._core = device.core
+        self._number = self._core.register(type(self).__name__, destroy)
+
+    def destroy(self) -> None:
+        """Destroys the Vulkan object. The device must have finished using it."""
+        number, self._number = self._number, 0
+        if number:
+            self._core.release(number)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the Vulkan object still exists."""
+        return self._number in self._core.objects if self._number else False
+
+    def __del__(self) -> None:
+        if self._number:
+            self._core.forgotten.append(self._number)
+
+
+class Device:
+    """A device with one compute queue.
+
+    Args:
+        physical: from `Instance.pick()`.
+        disable: names of features to leave off; None reads PUREVK_DISABLE.
+
+    Attributes:
+        physical, limits, name, uuid, driver, kind, core_count: see `PhysicalDevice`.
+        features: the `Features` switched on.
+        is_unified: whether the host reads and writes device memory at full speed.
+        queue: the `Queue`. allocator: the `Allocator`.
+
+    Use as a context manager, or call `close()`. Everything made from the device is destroyed with it.
+    """
+
+    def __init__(self, physical: PhysicalDevice, *, disable: tuple[str, ...] | None = None) -> None:
+        from purevk.api.memory import Allocator
+        from purevk.api.queue import Queue
+
+        self.physical, self.instance = physical, physical.instance
+        self.limits, self.name, self.uuid = physical.limits, physical.name, physical.uuid
+        self.driver, self.kind, self.core_count = physical.driver, physical.kind, physical.core_count
+        self.is_unified = physical.is_unified
+        self.features = feature_table.choose(physical.available, disable)
+        handle = self._create()
+        get_address = vk.ffi.cast("PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr"))
+        self.functions = vk.Functions(get_address, handle)
+        self.handle = handle
+        self.core = DeviceCore(handle, self.functions, self.instance.messages)
+        self.layouts: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+        self._finalizer = weakref.finalize(self, self.core.close)
+        self.instance._core.devices.add(self.core)
+        try:
+            self.allocator: Allocator = Allocator(self)
+            self.queue: Queue = Queue(self)
+            self.core.before_close = functools.partial(Queue.settle, self.queue.state)
+            self.check()
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def _create(self) -> Any:
+        physical = self.physical
+        chain, extensions, kept = feature_table.enable(physical, self.features)
+        if "VK_KHR_portability_subset" in physical.extensions:  # must be named wherever it is offered
+            extensions.append("VK_KHR_portability_subset")
+        priority = vk.ffi.new("float[]", [1.0])
+        queue = vk.struct(
+            "VkDeviceQueueCreateInfo",
+            queueFamilyIndex=physical.queue_family,
+            queueCount=1,
+            pQueuePriorities=priority,
+        )
+        info = vk.struct(
+            "VkDeviceCreateInfo",
+            chain,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queue,
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=_strings([name.encode() for name in extensions], kept),
+        )
+        handle = vk.ffi.new("VkDevice *")
+        result = self.instance.functions.vkCreateDevice(physical.handle, info, vk.NULL, handle)
+        vk.check(result, "vkCreateDevice", where=physical.name)
+        return handle[0]
+
+    def check(self) -> None:
+        """Raises ValidationError if the validation layer said something since the last call."""
+        if self.core.messages:
+            self.instance.check()
+
+    def wait_idle(self) -> None:
+        """Waits until the device has finished everything."""
+        vk.check(self.functions.vkDeviceWaitIdle(self.handle), "vkDeviceWaitIdle", where=self.name)
+        self.check()
+
+    def live_objects(self) -> dict[str, int]:
+        """Live objects made from this device, by class name. Empty after `close()`."""
+        self.core.collect()
+        return dict(collections.Counter(kind for kind, _ in self.core.objects.values() if kind))
+
+    def set_name(self, kind: int, handle: Any, label: str) -> None:
+        """Names an object in validation messages; does nothing unless validation is on."""
+        if not self.instance.validation or not label:
+            return
+        text = vk.ffi.new("char[]", label.encode())
+        number = int(vk.ffi.cast("uintptr_t", handle))
+        info = vk.struct("VkDebugUtilsObjectNameInfoEXT", objectType=kind, objectHandle=number, pObjectName=text)
+        self.functions.vkSetDebugUtilsObjectNameEXT(self.handle, info)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self.core.handle is None
+
+    def close(self) -> None:
+        """Waits for the device, then destroys it and everything made from it. Safe to call twice.
+
+        Raises:
+            ValidationError: the validation layer had something to say that no other call has raised yet.
+        """
+        self._finalizer()
+        self.check()
+
+    def __enter__(self) -> "Device":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._finalizer()  # do not cover the first error with another
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}{' (closed)' * self.closed}>"
+
+
+def open_device(selector: str | int | None = None, *, validation: bool | None = None) -> Device:
+    """A device of a new instance, which lives as long as the device: see `Instance` and `Instance.pick`."""
+    instance = Instance(validation)
+    try:
+        return Device(instance.pick(selector))
+    except BaseException:
+        instance.close()
+        raise

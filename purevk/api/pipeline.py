@@ -1,0 +1,341 @@
+"""Shader modules, layouts, pipeline caches and compute pipelines."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import numbers
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+from purevk import knobs
+from purevk.api import vk
+from purevk.api.device import DeviceObject
+from purevk.errors import DeviceError, InputError
+
+if TYPE_CHECKING:
+    from purevk.api.device import Device
+
+COMPUTE_STAGE = 0x20
+PUSH_BYTES = 128  # what every Vulkan device offers
+_STORAGE_BUFFER = vk.const("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
+_OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
+_BIND_COMPUTE = 1
+
+
+class ShaderModule(DeviceObject):
+    """SPIR-V on a device. `code` is bytes, or any contiguous buffer, of whole 32-bit words in the host's order.
+
+    Raises:
+        InputError: the bytes are not SPIR-V.
+    """
+
+    def __init__(self, device: "Device", code: Any) -> None:
+        view = memoryview(code).cast("B")
+        if view.nbytes < 20 or view.nbytes % 4 or view[:4] != b"\x03\x02\x23\x07":
+            raise InputError(
+                f"{view.nbytes} bytes are not a SPIR-V module",
+                why="a module is whole 32-bit words, at least 5, and begins with 0x07230203",
+            )
+        functions, vk_device = device.functions, device.handle
+        words = vk.ffi.new("uint32_t[]", view.nbytes // 4)
+        vk.ffi.memmove(words, vk.ffi.from_buffer(view), view.nbytes)
+        info = vk.struct("VkShaderModuleCreateInfo", codeSize=view.nbytes, pCode=words)
+        handle = vk.ffi.new("VkShaderModule *")
+        vk.check(functions.vkCreateShaderModule(vk_device, info, vk.NULL, handle), "vkCreateShaderModule")
+        self.handle = module = handle[0]
+        super().__init__(device, lambda: functions.vkDestroyShaderModule(vk_device, module, vk.NULL))
+        device.check()
+
+
+class PipelineLayout(DeviceObject):
+    """The layout of pipelines that take `n_buffers` storage buffers, as bindings 0 to n-1 of set 0, and `push_bytes` bytes
+    of push constants. Get it from `PipelineLayout.shared`, so that equal layouts are one object.
+
+    Attributes:
+        handle: the VkPipelineLayout; set_layout: the VkDescriptorSetLayout.
+    """
+
+    def __init__(self, device: "Device", n_buffers: int, push_bytes: int) -> None:
+        limits = device.limits
+        if not 0 <= n_buffers <= limits.max_storage_buffers_per_stage:
+            raise DeviceError(
+                f"A kernel with {n_buffers} buffers cannot run on {device.name}",
+                why=f"the device takes {limits.max_storage_buffers_per_stage}",
+                next="split the kernel",
+            )
+        if push_bytes < 0 or push_bytes % 4 or push_bytes > limits.max_push_constants:
+            raise DeviceError(
+                f"A kernel with {push_bytes} bytes of push constants cannot run on {device.name}",
+                why=f"the device takes multiples of 4 up to {limits.max_push_constants}",
+            )
+        self.n_buffers, self.push_bytes = n_buffers, push_bytes
+        functions, vk_device = device.functions, device.handle
+        bindings = vk.ffi.new("VkDescriptorSetLayoutBinding[]", max(n_buffers, 1))
+        for index in range(n_buffers):
+            bindings[index].binding = index
+            bindings[index].descriptorType = _STORAGE_BUFFER
+            bindings[index].descriptorCount = 1
+            bindings[index].stageFlags = COMPUTE_STAGE
+        info = vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=n_buffers, pBindings=bindings)
+        set_layout = vk.ffi.new("VkDescriptorSetLayout *")
+        result = functions.vkCreateDescriptorSetLayout(vk_device, info, vk.NULL, set_layout)
+        vk.check(result, "vkCreateDescriptorSetLayout")
+        ranges = vk.ffi.new("VkPushConstantRange[]", [{"stageFlags": COMPUTE_STAGE, "size": push_bytes}])
+        info = vk.struct(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=1,
+            pSetLayouts=set_layout,
+            pushConstantRangeCount=1 if push_bytes else 0,
+            pPushConstantRanges=ranges,
+        )
+        handle = vk.ffi.new("VkPipelineLayout *")
+        result = functions.vkCreatePipelineLayout(vk_device, info, vk.NULL, handle)
+        if result < 0:
+            functions.vkDestroyDescriptorSetLayout(vk_device, set_layout[0], vk.NULL)
+            vk.fail(result, "vkCreatePipelineLayout")
+
+        def destroy() -> None:
+            functions.vkDestroyPipelineLayout(vk_device, handle[0], vk.NULL)
+            functions.vkDestroyDescriptorSetLayout(vk_device, set_layout[0], vk.NULL)
+
+        self.handle, self.set_layout = handle[0], set_layout[0]
+        self.set_layout_number = int(vk.ffi.cast("uintptr_t", self.set_layout))
+        super().__init__(device, destroy)
+
+    @classmethod
+    def shared(cls, device: "Device", n_buffers: int, push_bytes: int = PUSH_BYTES) -> "PipelineLayout":
+        """The device's layout of that shape, made on first use and destroyed when nothing holds it any more."""
+        key = (n_buffers, push_bytes)
+        with device.core.lock:
+            layout = device.layouts.get(key)
+            if layout is None or not layout.alive:
+                layout = device.layouts[key] = cls(device, n_buffers, push_bytes)
+            return layout
+
+
+class PipelineCache(DeviceObject):
+    """The driver's own cache of compiled pipelines.
+
+    Args:
+        device: its device.
+        data: bytes of an earlier `get_data()`. Bytes of another device or driver, or damaged ones, are left aside.
+
+    Attributes:
+        accepted: whether `data` was given to the driver.
+    """
+
+    def __init__(self, device: "Device", data: bytes = b"") -> None:
+        physical = device.physical
+        self.accepted = False
+        if len(data) >= 32:
+            size, kind, vendor, model = struct.unpack_from("<4I", data)
+            ours = (1, physical.vendor_id, physical.device_id, physical.pipeline_cache_uuid)
+            self.accepted = 32 <= size <= len(data) and (kind, vendor, model, data[16:32]) == ours
+        functions, vk_device = device.functions, device.handle
+        initial = vk.ffi.from_buffer(data)
+        info = vk.struct(
+            "VkPipelineCacheCreateInfo",
+            initialDataSize=len(data) if self.accepted else 0,
+            pInitialData=initial if self.accepted else vk.NULL,
+        )
+        handle = vk.ffi.new("VkPipelineCache *")
+        vk.check(functions.vkCreatePipelineCache(vk_device, info, vk.NULL, handle), "vkCreatePipelineCache")
+        self.handle = cache = handle[0]
+        super().__init__(device, lambda: functions.vkDestroyPipelineCache(vk_device, cache, vk.NULL))
+
+    def get_data(self) -> bytes:
+        """What to give to `PipelineCache` in a later process. Starts with the driver's 32-byte header."""
+        functions, vk_device = self.device.functions, self.device.handle
+        size = vk.ffi.new("size_t *")
+        vk.check(functions.vkGetPipelineCacheData(vk_device, self.handle, size, vk.NULL), "vkGetPipelineCacheData")
+        data = vk.ffi.new("char[]", max(size[0], 1))
+        vk.check(functions.vkGetPipelineCacheData(vk_device, self.handle, size, data), "vkGetPipelineCacheData")
+        return vk.ffi.buffer(data, size[0])[:]
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """What `ComputePipeline` is made from: see there."""
+
+    spirv: Any
+    n_buffers: int
+    push_bytes: int = PUSH_BYTES
+    specialization: Mapping[int, int | float | bool] = field(default_factory=dict)
+    required_subgroup_size: int | None = None
+    label: str = ""
+    entry: str = "main"
+
+
+class ComputePipeline(DeviceObject):
+    """A compute pipeline. May be made from several threads at once: the compiler runs without the interpreter's lock.
+
+    Args:
+        device: its device.
+        spirv: bytes, a buffer of 32-bit words, or a `ShaderModule` (which then stays the caller's).
+        n_buffers: storage buffers, bindings 0 to n-1 of set 0.
+        push_bytes: size of the push-constant range, a multiple of 4.
+        specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as float32.
+        required_subgroup_size: needs the feature subgroup_size_control.
+        cache: a `PipelineCache`, or None.
+        label: name in errors and validation messages.
+        entry: the shader's entry point.
+
+    Attributes:
+        handle: the VkPipeline. layout: the shared `PipelineLayout`.
+
+    Raises:
+        InputError: not SPIR-V, or a specialization value out of range. DeviceError: the driver refused it.
+    """
+
+    def __init__(
+        self,
+        device: "Device",
+        spirv: Any,
+        n_buffers: int,
+        *,
+        push_bytes: int = PUSH_BYTES,
+        specialization: Mapping[int, int | float | bool] | None = None,
+        required_subgroup_size: int | None = None,
+        cache: PipelineCache | None = None,
+        label: str = "",
+        entry: str = "main",
+    ) -> None:
+        self.label = label
+        layout = self.layout = PipelineLayout.shared(device, n_buffers, push_bytes)
+        kept: list[Any] = []
+        module = spirv if isinstance(spirv, ShaderModule) else ShaderModule(device, spirv)
+        functions, vk_device = device.functions, device.handle
+        try:
+            name = vk.ffi.new("char[]", entry.encode())
+            info = vk.struct("VkComputePipelineCreateInfo", layout=layout.handle, basePipelineIndex=-1)
+            stage = info.stage
+            stage.sType = vk.structure_type("VkPipelineShaderStageCreateInfo")
+            stage.pNext = _subgroup_size(device, required_subgroup_size, label, kept)
+            stage.stage = COMPUTE_STAGE
+            stage.module = module.handle
+            stage.pName = name
+            stage.pSpecializationInfo = _specialization(specialization or {}, label, kept)
+            use_cache = cache is not None and device.features.pipeline_cache
+            handle = vk.ffi.new("VkPipeline *")
+            result = functions.vkCreateComputePipelines(
+                vk_device, cache.handle if use_cache else vk.NULL, 1, info, vk.NULL, handle
+            )
+            vk.check(result, "vkCreateComputePipelines", where=label)
+        finally:
+            if module is not spirv:
+                module.destroy()
+        self.handle = pipeline = handle[0]
+        super().__init__(device, lambda: functions.vkDestroyPipeline(vk_device, pipeline, vk.NULL))
+        device.set_name(_OBJECT_PIPELINE, pipeline, label)
+        device.check()
+
+    def __repr__(self) -> str:
+        return f"<ComputePipeline {self.label or hex(id(self))}>"
+
+
+def create_pipelines(
+    device: "Device",
+    specs: Sequence[PipelineSpec],
+    *,
+    cache: PipelineCache | None = None,
+    threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[ComputePipeline]:
+    """Makes many pipelines in parallel, in the order of `specs`.
+
+    Args:
+        device: their device.
+        specs: what to make.
+        cache: shared by all of them.
+        threads: None reads PUREVK_COMPILE_THREADS; 0: one a core.
+        progress: called with the count made so far, from any thread.
+
+    If one fails, those already made are destroyed and its error is raised.
+    """
+    wanted = (knobs.COMPILE_THREADS() if threads is None else threads) or os.cpu_count() or 1
+    done = iter(range(1, len(specs) + 1))
+
+    def make(spec: PipelineSpec) -> ComputePipeline:
+        pipeline = ComputePipeline(
+            device,
+            spec.spirv,
+            spec.n_buffers,
+            push_bytes=spec.push_bytes,
+            specialization=spec.specialization,
+            required_subgroup_size=spec.required_subgroup_size,
+            cache=cache,
+            label=spec.label,
+            entry=spec.entry,
+        )
+        if progress is not None:
+            progress(next(done))
+        return pipeline
+
+    if wanted == 1 or len(specs) < 2:
+        jobs = []
+        for spec in specs:
+            jobs.append(concurrent.futures.Future())
+            try:
+                jobs[-1].set_result(make(spec))
+            except Exception as error:
+                jobs[-1].set_exception(error)
+                break
+    else:
+        with concurrent.futures.ThreadPoolExecutor(min(wanted, len(specs))) as pool:
+            jobs = [pool.submit(make, spec) for spec in specs]
+    failed = next((job for job in jobs if job.exception() is not None), None)
+    if failed is None:
+        return [job.result() for job in jobs]
+    for job in jobs:
+        if job.exception() is None:
+            job.result().destroy()
+    raise failed.exception()
+
+
+def _subgroup_size(device: "Device", size: int | None, label: str, kept: list[Any]) -> Any:
+    if size is None:
+        return vk.NULL
+    limits = device.limits
+    stages = device.physical.required_subgroup_stages
+    allowed = device.features.subgroup_size_control and stages & COMPUTE_STAGE
+    if not allowed or not limits.min_subgroup_size <= size <= limits.max_subgroup_size or size & (size - 1):
+        offered = f"powers of two from {limits.min_subgroup_size} to {limits.max_subgroup_size}" if allowed else "no choice"
+        raise DeviceError(
+            f"Subgroups of {size} cannot be had on {device.name}",
+            where=label,
+            why=f"the device offers {offered}",
+            next="leave required_subgroup_size out",
+        )
+    required = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=size)
+    kept.append(required)
+    return vk.ffi.cast("void *", required)
+
+
+def _specialization(values: Mapping[int, int | float | bool], label: str, kept: list[Any]) -> Any:
+    if not values:
+        return vk.NULL
+    data = b""
+    for number, value in values.items():
+        if isinstance(value, numbers.Integral):
+            if not -(2**31) <= value < 2**32:
+                raise InputError(f"Specialization constant {number} = {value} does not fit 32 bits", where=label)
+            data += struct.pack("=I", int(value) & 0xFFFFFFFF)
+        elif isinstance(value, numbers.Real):
+            data += struct.pack("=f", float(value))
+        else:
+            raise InputError(
+                f"Specialization constant {number} is {value!r}", where=label, why="it must be a bool, int or float"
+            )
+    entries = vk.ffi.new(
+        "VkSpecializationMapEntry[]",
+        [{"constantID": number, "offset": 4 * place, "size": 4} for place, number in enumerate(values)],
+    )
+    block = vk.ffi.from_buffer(data)
+    info = vk.ffi.new(
+        "VkSpecializationInfo *",
+        {"mapEntryCount": len(values), "pMapEntries": entries, "dataSize": len(data), "pData": block},
+    )
+    kept += [entries, block, info]
+    return info

@@ -1,0 +1,170 @@
+"""The compute queue: submitting and waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Sequence
+
+from purevk import knobs
+from purevk.api import vk
+from purevk.errors import DeviceLostError
+
+if TYPE_CHECKING:
+    from purevk.api.commands import CommandBuffer
+    from purevk.api.device import Device
+
+_TIMEOUT = vk.const("VK_TIMEOUT")
+_NOT_READY = vk.const("VK_NOT_READY")
+_SLICE_NS = 100_000_000  # a wait returns to Python this often, so that Ctrl-C works
+_SETTLE_S = 10.0
+
+
+class _QueueState:
+    """The queue and its fences, without a reference to the `Device`."""
+
+    def __init__(self, device: "Device") -> None:
+        self.core, self.functions, self.handle = device.core, device.functions, device.handle
+        queue = vk.ffi.new("VkQueue *")
+        self.functions.vkGetDeviceQueue(self.handle, device.physical.queue_family, 0, queue)
+        self.queue = queue[0]
+        self.lock = threading.Lock()
+        self.free: list[Any] = []  # fences as VkFence[1], unsignalled
+        self.pending: set[Any] = set()
+
+    def take_fence(self) -> Any:
+        try:
+            return self.free.pop()
+        except IndexError:
+            fence = vk.ffi.new("VkFence[]", 1)
+            result = self.functions.vkCreateFence(self.handle, vk.struct("VkFenceCreateInfo"), vk.NULL, fence)
+            vk.check(result, "vkCreateFence")
+            return fence
+
+    def close(self) -> None:
+        for fence in [*self.free, *self.pending]:
+            self.functions.vkDestroyFence(self.handle, fence[0], vk.NULL)
+        self.free.clear()
+        self.pending.clear()
+
+
+class Submission:
+    """Work given to the queue. `wait()` for it before reading what it wrote, and before recording its buffers again."""
+
+    __slots__ = ("_queue", "_fence", "_kept")
+
+    def __init__(self, queue: "Queue", fence: Any, kept: Any) -> None:
+        self._queue, self._fence, self._kept = queue, fence, kept
+
+    def done(self) -> bool:
+        """Whether the device has finished; does not wait.
+
+        Raises:
+            DeviceLostError: the device is lost.
+        """
+        fence = self._fence
+        if fence is None:
+            return True
+        state = self._queue.state
+        result = state.functions.vkGetFenceStatus(state.handle, fence[0])
+        if result == _NOT_READY:
+            return False
+        vk.check(result, "vkGetFenceStatus", where=self._queue.name)
+        self._finish(state, fence)
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until the device has finished.
+
+        Args:
+            timeout: seconds; None reads PUREVK_TIMEOUT.
+
+        Raises:
+            DeviceLostError: the device is lost, or the time is over.
+            ValidationError: the validation layer reported something.
+        """
+        fence = self._fence
+        if fence is None:
+            return
+        state = self._queue.state
+        result = state.functions.vkWaitForFences(state.handle, 1, fence, 1, _SLICE_NS)
+        if result == _TIMEOUT:
+            limit = knobs.TIMEOUT() if timeout is None else timeout
+            end = time.monotonic() + limit - _SLICE_NS / 1e9
+            while result == _TIMEOUT:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise DeviceLostError(
+                        f"{self._queue.name} did not finish within {limit:g} s",
+                        where="vkWaitForFences",
+                        why="a kernel runs for too long, or the driver hangs",
+                        next="raise PUREVK_TIMEOUT, or use smaller inputs",
+                    )
+                result = state.functions.vkWaitForFences(state.handle, 1, fence, 1, min(_SLICE_NS, int(left * 1e9) + 1))
+        if result:
+            vk.check(result, "vkWaitForFences", where=self._queue.name)
+        self._finish(state, fence)
+
+    def _finish(self, state: _QueueState, fence: Any) -> None:
+        self._fence = self._kept = None
+        state.functions.vkResetFences(state.handle, 1, fence)
+        state.pending.discard(fence)
+        state.free.append(fence)
+        if state.core.messages:
+            self._queue.check()
+
+
+class Queue:
+    """The device's compute queue. `submit` may be called from several threads.
+
+    Submissions start in order but may overlap: a command buffer that reads what an earlier one wrote starts with a barrier,
+    unless the host waited between them.
+    """
+
+    def __init__(self, device: "Device") -> None:
+        self.name = device.name
+        self._instance = device.instance
+        self.state = _QueueState(device)
+        device.core.register("", self.state.close)
+
+    def check(self) -> None:
+        """Raises ValidationError if the validation layer said something."""
+        self._instance.check()
+
+    def submit(self, commands: "CommandBuffer | Sequence[CommandBuffer]") -> Submission:
+        """Gives one or several recorded command buffers to the device.
+
+        Raises:
+            DeviceLostError, OutOfDeviceMemoryError: from the driver.
+            ValidationError: the validation layer reported something.
+        """
+        state = self.state
+        info = getattr(commands, "submit_info", None)
+        if info is None:
+            handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
+            info = vk.struct("VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles)
+            commands = tuple(commands)
+        with state.lock:
+            fence = state.take_fence()
+            result = state.functions.vkQueueSubmit(state.queue, 1, info, fence[0])
+            if result:
+                state.free.append(fence)
+                vk.check(result, "vkQueueSubmit", where=self.name)
+            state.pending.add(fence)
+        if state.core.messages:
+            self.check()
+        return Submission(self, fence, commands)
+
+    def run(self, commands: "CommandBuffer | Sequence[CommandBuffer]", timeout: float | None = None) -> None:
+        """Submits and waits."""
+        self.submit(commands).wait(timeout)
+
+    @staticmethod
+    def settle(state: _QueueState) -> bool:
+        """Waits a bounded time for what is still running; False if it does not end (then nothing may be destroyed)."""
+        end = time.monotonic() + _SETTLE_S
+        for fence in list(state.pending):
+            left = max(int((end - time.monotonic()) * 1e9), 0)
+            if state.functions.vkWaitForFences(state.handle, 1, fence, 1, left) == _TIMEOUT:
+                return False
+        return True
