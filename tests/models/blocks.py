@@ -62,10 +62,30 @@ def rotary_table(context: int, head_dim: int, theta: float = 10000.0) -> tuple[t
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring pairs of `x` [B, S, H, D] by the angles of `cos`, `sin` [S, D / 2]."""
-    real, imaginary = x.float().reshape(x.shape[:-1] + (-1, 2)).unbind(-1)
+    real, imaginary = x.reshape(x.shape[:-1] + (-1, 2)).unbind(-1)
     shape = [size if axis in (1, real.ndim - 1) else 1 for axis, size in enumerate(real.shape)]
     cos, sin = cos.view(shape), sin.view(shape)
-    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1).flatten(3).type_as(x)
+    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1).flatten(3)
+
+
+def rotate_both(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys, with the operations in the order in which the partitioner looks for them.
+
+    It makes one `et_vk.apply_rotary_emb` of this; of `rotate` called twice it makes some 30 nodes and 2 CPU kernels.
+    """
+    q_real, q_imaginary = q.float().reshape(q.shape[:-1] + (-1, 2)).unbind(-1)
+    k_real, k_imaginary = k.float().reshape(k.shape[:-1] + (-1, 2)).unbind(-1)
+    shape = [size if axis in (1, q_real.ndim - 1) else 1 for axis, size in enumerate(q_real.shape)]
+    cos, sin = cos.view(shape), sin.view(shape)
+    q_first = q_real * cos - q_imaginary * sin
+    q_second = q_real * sin + q_imaginary * cos
+    k_first = k_real * cos - k_imaginary * sin
+    k_second = k_real * sin + k_imaginary * cos
+    rotated_q = torch.stack([q_first, q_second], dim=-1).flatten(3)
+    rotated_k = torch.stack([k_first, k_second], dim=-1).flatten(3)
+    return rotated_q.type_as(q), rotated_k.type_as(k)
 
 
 class RMSNorm(nn.Module):
@@ -83,8 +103,9 @@ class RMSNorm(nn.Module):
 class DecoderBlock(nn.Module):
     """Grouped-query attention over a KV cache, then SwiGLU; [1, S, D] to [1, S, D]."""
 
-    def __init__(self, dim: int, heads: int, kv_heads: int, context: int) -> None:
+    def __init__(self, dim: int, heads: int, kv_heads: int, context: int, joint_rotation: bool) -> None:
         super().__init__()
+        self.joint_rotation = joint_rotation
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
         self.norm1, self.norm2 = RMSNorm(dim), RMSNorm(dim)
         self.wq = nn.Linear(dim, heads * self.head_dim, bias=False)
@@ -102,8 +123,12 @@ class DecoderBlock(nn.Module):
     ) -> torch.Tensor:
         batch, rows, dim = x.shape
         h = self.norm1(x)
-        q = rotate(self.wq(h).view(batch, rows, self.heads, self.head_dim), cos, sin)
-        k = rotate(self.wk(h).view(batch, rows, self.kv_heads, self.head_dim), cos, sin)
+        q = self.wq(h).view(batch, rows, self.heads, self.head_dim)
+        k = self.wk(h).view(batch, rows, self.kv_heads, self.head_dim)
+        if self.joint_rotation:
+            q, k = rotate_both(q, k, cos, sin)
+        else:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         v = self.wv(h).view(batch, rows, self.kv_heads, self.head_dim)
         start = input_pos[0].item()
         torch._check(start >= 0)
@@ -119,12 +144,15 @@ class DecoderBlock(nn.Module):
 class Decoder(nn.Module):
     """Tokens int64 [1, S] and the position of the first, int64 [1], to logits float32 [1, S, vocab]. Keeps a KV cache."""
 
-    def __init__(self, layers: int, dim: int, heads: int, kv_heads: int, vocab: int, context: int) -> None:
+    def __init__(
+        self, layers: int, dim: int, heads: int, kv_heads: int, vocab: int, context: int, joint_rotation: bool
+    ) -> None:
         super().__init__()
         load_llama_operators()
-        self.context = context
         self.embedding = nn.Embedding(vocab, dim)
-        self.blocks = nn.ModuleList(DecoderBlock(dim, heads, kv_heads, context) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            DecoderBlock(dim, heads, kv_heads, context, joint_rotation) for _ in range(layers)
+        )
         self.norm = RMSNorm(dim)
         self.head = nn.Linear(dim, vocab, bias=False)
         cos, sin = rotary_table(context, dim // heads)
@@ -132,11 +160,10 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
-        rows = tokens.shape[1]
-        start = input_pos[0].item()
-        torch._check(start >= 0)
-        torch._check(start + rows <= self.context)
-        cos, sin = self.cos.narrow(0, start, rows), self.sin.narrow(0, start, rows)
+        # Gathered, not sliced from a SymInt: executorch's passes run the delegate's graph again with a fresh symbol that
+        # has lost its bounds, and the fake slice cannot decide whether it is negative.
+        positions = input_pos + torch.arange(tokens.shape[1])
+        cos, sin = self.cos[positions], self.sin[positions]
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, input_pos, cos, sin)
@@ -154,7 +181,7 @@ class AroundInverse(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.first(x))
         matrix = torch.matmul(h, h.transpose(1, 2)) * 0.05 + torch.eye(24)
-        return torch.relu(self.last(torch.linalg.inv(matrix)))
+        return torch.relu(self.last(torch.linalg.inv_ex(matrix).inverse))
 
 
 class AroundCumsum(nn.Module):

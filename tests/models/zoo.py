@@ -210,14 +210,15 @@ def _encoder(layers: int) -> Callable[[], Built]:
     return build
 
 
-def _decoder(dynamic: bool) -> Callable[[], Built]:
+def _decoder(dynamic: bool, joint_rotation: bool = True) -> Callable[[], Built]:
     def build() -> Built:
         import torch
 
         from tests.models.blocks import Decoder
 
         torch.manual_seed(SEED)
-        module = Decoder(layers=2, dim=256, heads=4, kv_heads=2, vocab=1000, context=128).eval()
+        sizes = {"layers": 2, "dim": 256, "heads": 4, "kv_heads": 2, "vocab": 1000, "context": 128}
+        module = Decoder(**sizes, joint_rotation=joint_rotation).eval()
         generator = torch.Generator().manual_seed(SEED + 5)
         lengths = (7, 1, 1, 5, 1, 16, 1, 32, 1) if dynamic else (1,) * 32
         steps, position = [], 0
@@ -257,6 +258,7 @@ CASES: dict[str, Case] = {
         Case("minilm_eager", "the same, attention eager", _minilm("eager", False)),
         Case("deit_tiny", "timm deit_tiny_patch16_224", deit_tiny),
         Case("decoder", "2 blocks, KV cache, one token a step, 32 steps", _decoder(False)),
+        Case("decoder_plain", "the same, its rotary embedding left as single operators", _decoder(False, False)),
         Case("minilm_sdpa_dyn", "attention sdpa, 2 to 128 tokens", _minilm("sdpa", True), dynamic=True),
         Case("minilm_eager_dyn", "attention eager, 2 to 128 tokens", _minilm("eager", True), dynamic=True),
         Case("encoder2", "2 layers, d 256, 4 heads, 128 rows", _encoder(2)),

@@ -1,0 +1,1 @@
+"""Benchmarks: purevk beside other runtimes, in one run."""
