@@ -63,12 +63,25 @@ cmake -S "$work/shaderc" -B "$work/build" -G Ninja \
     -DSHADERC_SKIP_TESTS=ON -DSHADERC_SKIP_EXAMPLES=ON \
     -DSHADERC_SKIP_COPYRIGHT_CHECK=ON -DSPIRV_SKIP_EXECUTABLES=ON -DSPIRV_SKIP_TESTS=ON -DENABLE_GLSLANG_BINARIES=OFF \
     -DGLSLANG_TESTS=OFF -DENABLE_HLSL=ON -DSPIRV_WERROR=OFF \
-    -DCMAKE_SHARED_LINKER_FLAGS="-static-libstdc++ -static-libgcc -Wl,-z,defs"
+    -DCMAKE_SHARED_LINKER_FLAGS="-static-libstdc++ -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,-z,defs"
 cmake --build "$work/build" --target libshaderc/libshaderc_shared.so --parallel "$JOBS"
 
 mkdir -p "$(dirname "$target")"
 strip --strip-unneeded -o "$target.new" "$(readlink -f "$work/build/libshaderc/libshaderc_shared.so")"
 mv "$target.new" "$target"
+
+# What the library is, for `Compiler.version`, and the licences that go with it.
+upstream() { # source package
+    find "$work/download" -name "$1_*.orig.tar.*" | sort | tail -n 1 | sed -e "s/.*\/$1_//" -e 's/\.orig\..*//'
+}
+echo "shaderc $(upstream shaderc), glslang $(upstream glslang), SPIRV-Tools $(upstream spirv-tools)" \
+    >"${target%.so}.txt"
+for licence in shaderc/LICENSE shaderc/third_party/glslang/LICENSE.txt shaderc/third_party/spirv-tools/LICENSE \
+    shaderc/third_party/spirv-headers/LICENSE; do
+    printf '==== %s ====\n\n' "${licence#shaderc/third_party/}"
+    cat "$work/$licence"
+done >"${target%.so}.LICENSES"
+
 for archive in "$work"/download/*.orig.tar.*; do basename "$archive"; done
 ls -l "$target"
 python3 - "$target" <<'PY'

@@ -35,4 +35,9 @@ mkdir -p "$(dirname "$target")"
 c++ -shared -o "$target.new" "$work/reexport.o" -Wl,--start-group "$work/libarchive.a" $archives -Wl,--end-group \
     -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,-z,defs -lpthread -s
 mv "$target.new" "$target"
+version() { # package
+    dpkg-query --show --showformat='${Version}' "$1" 2>/dev/null || echo '(version unknown)'
+}
+echo "shaderc $(version libshaderc-dev), glslang $(version glslang-dev), SPIRV-Tools $(version spirv-tools)" \
+    >"${target%.so}.txt"
 ls -l "$target"

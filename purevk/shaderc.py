@@ -139,11 +139,12 @@ class Compiler:
                 raise ShaderCompilerError(
                     f"{extension!r} is not the name of a GLSL extension", next="they start with GL_"
                 )
-            needs, body = _PROBES.get(extension, ((), ""))
-            lines = [f"#extension {each} : require\n" for each in (extension, *needs)]
-            probe = f"#version 450\n{''.join(lines)}{_PROBE_FRAME % body}"
             spirv, _ = self._backend.compile(
-                probe.encode(), f"probe {extension}", TARGET_ENVS["vulkan1.3"], SPIRV_VERSIONS["1.6"], False
+                probe_source(extension).encode(),
+                f"probe {extension}",
+                TARGET_ENVS["vulkan1.3"],
+                SPIRV_VERSIONS["1.6"],
+                False,
             )
             known = self._supported[extension] = spirv is not None
         return known
@@ -200,6 +201,13 @@ _PROBES: dict[str, tuple[tuple[str, ...], str]] = {
     "GL_EXT_shader_atomic_float": ((), ""),
     "GL_EXT_bfloat16": ((), "words[0] = uint(float(bfloat16_t(1.0)));"),
 }
+
+
+def probe_source(extension: str) -> str:
+    """The shader whose compiling answers `Compiler.supports`."""
+    needs, body = _PROBES.get(extension, ((), ""))
+    lines = [f"#extension {each} : require\n" for each in (extension, *needs)]
+    return f"#version 450\n{''.join(lines)}{_PROBE_FRAME % body}"
 
 
 class _Library:
@@ -331,6 +339,9 @@ def _find(wanted: str, sdk: str) -> Compiler:
             ) from None
     tried: list[str] = []
     for rule, path in _candidates(sdk):
+        if os.path.isabs(path) and not os.path.isfile(path):
+            tried.append(f"{path} ({rule}): no such file")
+            continue
         try:
             backend = _PyShaderc() if rule == "pyshaderc" else _Library(path)
         except (OSError, AttributeError, ImportError) as error:
@@ -342,17 +353,25 @@ def _find(wanted: str, sdk: str) -> Compiler:
     )
 
 
+_FILE_NAMES = {
+    "win32": ["shaderc_shared.dll"],
+    "darwin": ["libshaderc_shared.dylib", "libshaderc.dylib"],
+    "linux": ["libshaderc_shared.so", "libshaderc.so"],
+}
+_SONAMES = {
+    "linux": ["libshaderc_shared.so.1", "libshaderc.so.1"],
+    "darwin": ["libshaderc_shared.1.dylib"],
+}
+
+
 def _candidates(sdk: str) -> list[tuple[str, str]]:
-    suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-    names = ["shaderc_shared.dll"] if suffix == "dll" else [f"libshaderc_shared.{suffix}", f"libshaderc.{suffix}"]
-    sonames = {"so": ["libshaderc_shared.so.1", "libshaderc.so.1"], "dylib": ["libshaderc_shared.1.dylib"]}.get(
-        suffix, []
-    )
+    """(rule, path or name to load) of everything that may be there, the first first."""
+    names, sonames = _FILE_NAMES.get(sys.platform, _FILE_NAMES["linux"]), _SONAMES.get(sys.platform, [])
     found = [("in the purevk package", str(LIBRARY_FOLDER / names[0])), ("pyshaderc", "pyshaderc")]
     system = [ctypes.util.find_library("shaderc_shared"), *sonames, ctypes.util.find_library("shaderc"), *names]
     found += [("the system's", path) for path in dict.fromkeys(system) if path]
-    for folder in ("bin", "Bin") if suffix == "dll" else ("lib",):
-        found += [("the Vulkan SDK's", str(Path(sdk) / folder / name)) for name in names if sdk]
+    folder = "Bin" if sys.platform == "win32" else "lib"
+    found += [("the Vulkan SDK's", str(Path(sdk) / folder / name)) for name in names if sdk]
     return found
 
 

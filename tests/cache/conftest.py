@@ -1,0 +1,28 @@
+"""A shader that costs nothing: keys and SPIR-V made up from a number."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from purevk.cache import CacheKey
+from purevk.shaderc import CompileJob
+
+SOURCE = "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
+
+
+def key_of(number: int) -> CacheKey:
+    return CacheKey.of(CompileJob(SOURCE, "a.comp", {"N": str(number)}))
+
+
+def spirv_of(number: int, size: int = 400) -> bytes:
+    """Bytes with the head of SPIR-V, different for every number."""
+    block = hashlib.sha256(str(number).encode()).digest()
+    return b"\x03\x02\x23\x07" + (block * (size // len(block) + 1))[: size - 4]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PUREVK_CACHE", "PUREVK_CACHE_DIR", "PUREVK_CACHE_MAX_BYTES", "PUREVK_SHADERC"):
+        monkeypatch.delenv(name, raising=False)

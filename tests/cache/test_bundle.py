@@ -1,0 +1,167 @@
+"""Bundles: a model's SPIR-V in one file, for a machine without a compiler; and `compile_cached`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from purevk import shaderc
+from purevk.cache import Cache, CacheKey, compile_cached
+from purevk.errors import FileFormatError, PurevkError, ShaderCompilerError
+from purevk.shaderc import CompileJob
+
+from .conftest import key_of, spirv_of
+
+SOURCE = """#version 450
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 0) buffer Data { float data[]; };
+void main() { data[gl_GlobalInvocationID.x] *= FACTOR; }
+"""
+JOBS = [CompileJob(SOURCE, "scale.comp", {"FACTOR": f"{number}.5"}) for number in range(4)]
+
+
+def full_cache(folder: Path | None, count: int = 5) -> Cache:
+    cache = Cache(folder)
+    for number in range(count):
+        cache.put_spirv(key_of(number), spirv_of(number), {"compiler": f"test {number}"})
+    return cache
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_round_trip(tmp_path: Path, on_disk: bool) -> None:
+    source = full_cache(tmp_path / "source" if on_disk else None)
+    bundle = tmp_path / "model.bundle"
+    assert source.export_bundle(bundle, [key_of(number) for number in (0, 1, 3, 3)]) == 3
+    attached, imported = Cache(None), Cache(tmp_path / "target")
+    assert attached.attach_bundle(bundle) == 3
+    assert imported.import_bundle(bundle) == 3
+    bundle.unlink()
+    for cache in (attached, imported, Cache(tmp_path / "target")):
+        found = [number for number in range(5) if cache.get_spirv(key_of(number)) == spirv_of(number)]
+        assert found == [0, 1, 3]
+
+
+def test_export_of_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PurevkError, match="2 shaders are not in the cache") as caught:
+        full_cache(None).export_bundle(tmp_path / "b", [key_of(1), key_of(50), key_of(51)])
+    assert caught.value.where == "a.comp"
+    assert not (tmp_path / "b").exists()
+
+
+def test_export_to_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(PurevkError, match="cannot be written"):
+        full_cache(None).export_bundle(tmp_path / "absent" / "b", [key_of(1)])
+
+
+def test_no_bundle(tmp_path: Path) -> None:
+    text, other = tmp_path / "text", tmp_path / "other.zip"
+    text.write_text("not a zip")
+    with zipfile.ZipFile(other, "w") as file:
+        file.writestr("a", "b")
+    for path in (text, other, tmp_path / "absent"):
+        for use in (Cache(None).attach_bundle, Cache(None).import_bundle):
+            with pytest.raises(FileFormatError, match="no purevk bundle") as caught:
+                use(path)
+            assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("manifest", ["[]", "{}", "nonsense", '{"format": 999}', '{"format": "1"}'])
+def test_wrong_manifest(tmp_path: Path, manifest: str) -> None:
+    with zipfile.ZipFile(tmp_path / "b", "w") as file:
+        file.writestr("purevk-bundle.json", manifest)
+    with pytest.raises(FileFormatError, match="no purevk bundle|another version"):
+        Cache(None).attach_bundle(tmp_path / "b")
+
+
+def test_damaged_entries_of_a_bundle_are_misses(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    full_cache(None).export_bundle(path, [key_of(number) for number in range(5)])
+    with zipfile.ZipFile(path) as file:
+        entries = {name: file.read(name) for name in file.namelist()}
+    first, second = (f"spirv/{key_of(number).digest()}.pvk" for number in (0, 1))
+    entries[first], entries[second] = entries[second], entries[first]
+    third = f"spirv/{key_of(2).digest()}.pvk"
+    entries[third] = entries[third][:-4]
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in entries.items():
+            file.writestr(name, data)
+    data = bytearray(path.read_bytes())
+    at = data.index(spirv_of(3)[:60])
+    data[at + 30] ^= 4
+    path.write_bytes(data)
+    cache = Cache(tmp_path / "cache")
+    assert cache.import_bundle(path) == 1
+    assert cache.get_spirv(key_of(4)) == spirv_of(4)
+    attached = Cache(None)
+    attached.attach_bundle(path)
+    assert [number for number in range(5) if attached.get_spirv(key_of(number))] == [4]
+
+
+def test_any_cut_of_a_bundle_is_refused_or_gives_right_entries(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    full_cache(None).export_bundle(path, [key_of(number) for number in range(5)])
+    data = path.read_bytes()
+    for end in range(0, len(data), 37):
+        path.write_bytes(data[:end])
+        cache = Cache(None)
+        with pytest.raises(FileFormatError):
+            cache.attach_bundle(path)
+
+
+@pytest.fixture
+def compiler() -> shaderc.Compiler:
+    try:
+        return shaderc.load()
+    except ShaderCompilerError as error:
+        pytest.skip(str(error))
+
+
+def test_compile_cached(tmp_path: Path, compiler: shaderc.Compiler) -> None:
+    seen: list[tuple[int, int]] = []
+    cache = Cache(tmp_path)
+    jobs = [JOBS[0], JOBS[1], JOBS[0]]
+    results = compile_cached(jobs, cache, threads=2, progress=lambda *step: seen.append(step))
+    assert results == [compiler.compile_job(job) for job in jobs]
+    assert seen == [(1, 2), (2, 2)]
+    assert compile_cached(jobs, Cache(tmp_path), progress=lambda *step: seen.append(step)) == results
+    assert len(seen) == 2
+    assert compile_cached([], cache) == []
+    meta, _ = cache._read("spirv", CacheKey.of(JOBS[0]).digest())
+    assert meta["compiler"] == compiler.version
+
+
+WITHOUT = """
+import json, sys
+from pathlib import Path
+from purevk.cache import Cache, compile_cached
+from purevk.shaderc import CompileJob
+cache = Cache(sys.argv[1] or None)
+if sys.argv[2]:
+    cache.attach_bundle(sys.argv[2])
+jobs = [CompileJob(sys.argv[3], "scale.comp", {"FACTOR": f"{n}.5"}) for n in range(4)]
+print(json.dumps([spirv.hex() for spirv in compile_cached(jobs, cache)]))
+maps = Path("/proc/self/maps")
+assert not maps.exists() or "shaderc" not in maps.read_text()
+"""
+
+
+@pytest.mark.parametrize("way", ["warm folder", "bundle"])
+def test_warm_start_loads_no_compiler(
+    tmp_path: Path, compiler: shaderc.Compiler, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    expected = [spirv.hex() for spirv in compile_cached(JOBS, cache)]
+    cache.export_bundle(tmp_path / "b", [CacheKey.of(job) for job in JOBS])
+    monkeypatch.setenv("PUREVK_SHADERC", "/absent/libshaderc.so")
+    arguments = [str(tmp_path / "cache"), ""] if way == "warm folder" else ["", str(tmp_path / "b")]
+    command = [sys.executable, "-c", WITHOUT, *arguments, SOURCE]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == expected
+    with pytest.raises(ShaderCompilerError, match="/absent"):
+        compile_cached(JOBS, Cache(None))
