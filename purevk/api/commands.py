@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.api import vk
 from purevk.api.device import DeviceObject
+from purevk.errors import DeviceError
 
 if TYPE_CHECKING:
     from purevk.api.buffer import Buffer
@@ -32,6 +33,7 @@ class Access(enum.IntFlag):
     COMPUTE = 1
     TRANSFER = 2
     HOST = 4
+    INDIRECT = 8  # grid sizes that `dispatch_indirect` reads; destination only
 
 
 # (pipeline stage, access as source, access as destination)
@@ -39,6 +41,7 @@ _ACCESS = {
     Access.COMPUTE: (_STAGE_COMPUTE, 0x40, 0x20 | 0x40),  # shader write; shader read and write
     Access.TRANSFER: (0x1000, 0x1000, 0x800 | 0x1000),
     Access.HOST: (0x4000, 0x4000, 0x2000 | 0x4000),
+    Access.INDIRECT: (0x2, 0, 0x1),
 }
 
 
@@ -64,6 +67,7 @@ class CommandPool(DeviceObject):
         info = vk.struct(
             "VkCommandPoolCreateInfo", flags=2, queueFamilyIndex=device.physical.queue_family
         )  # buffers are reset one by one
+        self._spare: list[Any] = []
         handle = vk.ffi.new("VkCommandPool *")
         vk.check(functions.vkCreateCommandPool(vk_device, info, vk.NULL, handle), "vkCreateCommandPool")
         self.handle = pool = handle[0]
@@ -84,17 +88,16 @@ class CommandBuffer(DeviceObject):
         device = pool.device
         functions, vk_device = device.functions, device.handle
         self.pool = pool
-        info = vk.struct("VkCommandBufferAllocateInfo", commandPool=pool.handle, level=0, commandBufferCount=1)
-        # The array is also what vkQueueSubmit takes.
-        self.array = array = vk.ffi.new("VkCommandBuffer[]", 1)
-        vk.check(functions.vkAllocateCommandBuffers(vk_device, info, array), "vkAllocateCommandBuffers")
+        # A pool may be used by one thread at a time, but garbage is collected in any: a buffer that nobody needs any more
+        # is not freed but waits in its pool for the next who asks.
+        spare = pool._spare
+        if spare:
+            array = spare.pop()
+        else:
+            info = vk.struct("VkCommandBufferAllocateInfo", commandPool=pool.handle, level=0, commandBufferCount=1)
+            array = vk.ffi.new("VkCommandBuffer[]", 1)
+            vk.check(functions.vkAllocateCommandBuffers(vk_device, info, array), "vkAllocateCommandBuffers")
         self.handle = array[0]
-        pool_handle, core, pool_number = pool.handle, device.core, pool._number
-
-        def destroy() -> None:
-            if pool_number in core.objects:  # otherwise the buffer went with its pool
-                functions.vkFreeCommandBuffers(vk_device, pool_handle, 1, array)
-
         self.submit_info = vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=array)
         self._begin_info = vk.struct("VkCommandBufferBeginInfo")
         self._functions = functions
@@ -103,11 +106,13 @@ class CommandBuffer(DeviceObject):
         self._pipeline_barrier = functions.vkCmdPipelineBarrier
         self._bound: Any = None
         self._layout: Any = None
-        super().__init__(device, destroy)
+        super().__init__(device, lambda: spare.append(array))
         device.set_name(_OBJECT_COMMAND_BUFFER, self.handle, label)
 
     def begin(self) -> None:
         """Starts recording; what was recorded before is dropped. The buffer must not be in use by the device."""
+        if not self.alive or not self.pool.alive:
+            raise DeviceError("The command buffer is destroyed", next="take a new one from a pool")
         self._bound = self._layout = None
         vk.check(self._functions.vkBeginCommandBuffer(self.handle, self._begin_info), "vkBeginCommandBuffer")
 
@@ -135,6 +140,11 @@ class CommandBuffer(DeviceObject):
     def dispatch(self, x: int, y: int = 1, z: int = 1) -> None:
         """Runs the bound pipeline on a grid of workgroups."""
         self._dispatch(self.handle, x, y, z)
+
+    def dispatch_indirect(self, buffer: "Buffer", offset: int) -> None:
+        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at `offset`, a multiple of 4. The
+        buffer has `Usage.INDIRECT`."""
+        self._functions.vkCmdDispatchIndirect(self.handle, buffer.handle, offset)
 
     def record_dispatch(
         self, pipeline: "ComputePipeline", descriptor_set: Any, push: Any, push_bytes: int, x: int, y: int = 1, z: int = 1
@@ -177,7 +187,7 @@ class CommandBuffer(DeviceObject):
         self._functions.vkCmdUpdateBuffer(self.handle, buffer.handle, offset, len(data), vk.ffi.from_buffer(data))
 
     def reset_queries(self, pool: "TimestampPool", first: int = 0, count: int | None = None) -> None:
-        """Resets timestamps; needed before each is written, outside of nothing else."""
+        """Resets timestamps. Each must be reset before it is written."""
         count = pool.count - first if count is None else count
         self._functions.vkCmdResetQueryPool(self.handle, pool.handle, first, count)
 

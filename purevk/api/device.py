@@ -27,14 +27,14 @@ class DeviceCore:
     moment, in any thread, and also inside the allocator. `collect` destroys them at the next safe point.
     """
 
-    def __init__(self, handle: Any, functions: vk.Functions, messages: list[str]) -> None:
-        self.handle, self.functions, self.messages = handle, functions, messages
+    def __init__(self, handle: Any, functions: vk.Functions, instance: Any) -> None:
+        self.handle, self.functions, self.instance = handle, functions, instance
+        self.messages: list[str] = instance.messages
         self.lock = threading.RLock()
         self.objects: dict[int, tuple[str, Callable[[], None]]] = {}
         self.forgotten: collections.deque[int] = collections.deque()
         self.numbers = itertools.count(1)
         self.before_close: Callable[[], bool] | None = None
-        self.leak = False  # the device never finished: what it may still use must not be destroyed
 
     def register(self, kind: str, destroy: Callable[[], None]) -> int:
         if self.handle is None:
@@ -59,8 +59,9 @@ class DeviceCore:
         if self.handle is None:
             return
         idle = self.before_close() if self.before_close is not None else True
-        handle, self.leak = self.handle, not idle
-        if self.leak:
+        handle = self.handle
+        if not idle:  # what the device may still use must not be destroyed
+            self.instance.abandon()
             self.objects.clear()
             self.handle = None
             return
@@ -128,8 +129,7 @@ class Device:
         handle = self._create()
         get_address = vk.ffi.cast("PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr"))
         self.functions = vk.Functions(get_address, handle)
-        self.handle = handle
-        self.core = DeviceCore(handle, self.functions, self.instance.messages)
+        self.core = DeviceCore(handle, self.functions, self.instance._core)
         self.layouts: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
         self._finalizer = weakref.finalize(self, self.core.close)
         self.instance._core.devices.add(self.core)
@@ -167,6 +167,18 @@ class Device:
         vk.check(result, "vkCreateDevice", where=physical.name)
         return handle[0]
 
+    @property
+    def handle(self) -> Any:
+        """The VkDevice.
+
+        Raises:
+            DeviceError: the device is closed.
+        """
+        handle = self.core.handle
+        if handle is None:
+            raise DeviceError(f"{self.name} is closed", next="make a new device")
+        return handle
+
     def check(self) -> None:
         """Raises ValidationError if the validation layer said something since the last call."""
         if self.core.messages:
@@ -180,7 +192,7 @@ class Device:
     def live_objects(self) -> dict[str, int]:
         """Live objects made from this device, by class name. Empty after `close()`."""
         self.core.collect()
-        return dict(collections.Counter(kind for kind, _ in self.core.objects.values() if kind))
+        return dict(collections.Counter(kind for kind, _ in list(self.core.objects.values()) if kind))
 
     def set_name(self, kind: int, handle: Any, label: str) -> None:
         """Names an object in validation messages; does nothing unless validation is on."""

@@ -20,22 +20,29 @@ _NO_DRIVER_NEXT = (
     "check VK_ICD_FILENAMES and VK_DRIVER_FILES if they are set"
 )
 _API_VERSION = (1, 3, 0)  # what purevk knows how to use; older loaders and devices are used as what they are
+_abandoned: list["_InstanceCore"] = []  # their callbacks must stay, for as long as the driver may call them
 
 
 class _InstanceCore:
     """What must outlive the Python object: the handle, the messenger and its callback."""
 
-    def __init__(self, handle: Any, functions: vk.Functions) -> None:
-        self.handle, self.functions = handle, functions
+    def __init__(self, handle: Any, functions: vk.Functions, messages: list[str]) -> None:
+        self.handle, self.functions, self.messages = handle, functions, messages
         self.messenger: Any = None
         self.callback: Any = None
         self.devices: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def abandon(self) -> None:
+        """Leaves the instance as it is for ever: a device of it did not finish."""
+        _abandoned.append(self)
 
     def close(self) -> None:
         if self.handle is None:
             return
         for device in list(self.devices):
             device.close()
+        if self in _abandoned:
+            return
         handle, self.handle = self.handle, None
         if self.messenger is not None:
             self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self.messenger, vk.NULL)
@@ -116,7 +123,7 @@ class Instance:
         vk.check(result, "vkCreateInstance")
         self.handle = handle[0]
         self.functions = vk.Functions(get_address, self.handle)
-        self._core = _InstanceCore(self.handle, self.functions)
+        self._core = _InstanceCore(self.handle, self.functions, self.messages)
         self._finalizer = weakref.finalize(self, self._core.close)
         try:
             if self.validation:
@@ -228,9 +235,10 @@ class Instance:
         devices = self.physical_devices
         if not chosen:
             return min(devices, key=lambda device: (_RANK[device.kind], device.index))
-        if chosen.isdecimal() and int(chosen) < len(devices):
-            return devices[int(chosen)]
-        fitting = [device for device in devices if chosen.lower() in device.name.lower()]
+        if chosen.isdecimal() and len(chosen) < 3:  # longer numbers are parts of names
+            fitting = [device for device in devices if device.index == int(chosen)]
+        else:
+            fitting = [device for device in devices if chosen.lower() in device.name.lower()]
         if fitting:
             return min(fitting, key=lambda device: (_RANK[device.kind], device.index))
         listed = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in devices)

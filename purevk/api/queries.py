@@ -38,6 +38,18 @@ class TimestampPool(DeviceObject):
         self._results = vk.ffi.new("uint64_t[]", count)
         super().__init__(device, lambda: functions.vkDestroyQueryPool(vk_device, pool, vk.NULL))
 
+    def reset(self, first: int = 0, count: int | None = None) -> None:
+        """Resets timestamps from the host (feature host_query_reset). No pending work may use them."""
+        if not self.device.features.host_query_reset:
+            raise DeviceError(
+                f"{self.device.name} cannot reset timestamps from the host",
+                why="the feature host_query_reset is missing or disabled",
+                next="use CommandBuffer.reset_queries",
+            )
+        count = self.count - first if count is None else count
+        name = "vkResetQueryPool" + "EXT" * (self.device.physical.api_version < (1, 2, 0))
+        getattr(self.device.functions, name)(self.device.handle, self.handle, first, count)
+
     def read(self, first: int = 0, count: int | None = None) -> list[float]:
         """Nanoseconds since the first of the timestamps read, which is 0.0.
 

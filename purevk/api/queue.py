@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from purevk import knobs
 from purevk.api import vk
-from purevk.errors import DeviceLostError
+from purevk.errors import DeviceError, DeviceLostError
 
 if TYPE_CHECKING:
     from purevk.api.commands import CommandBuffer
@@ -18,6 +18,7 @@ _TIMEOUT = vk.const("VK_TIMEOUT")
 _NOT_READY = vk.const("VK_NOT_READY")
 _SLICE_NS = 100_000_000  # a wait returns to Python this often, so that Ctrl-C works
 _SETTLE_S = 10.0
+_MANY = 64  # submissions that nobody waited for, above which finished ones are looked for
 
 
 class _QueueState:
@@ -30,7 +31,7 @@ class _QueueState:
         self.queue = queue[0]
         self.lock = threading.Lock()
         self.free: list[Any] = []  # fences as VkFence[1], unsignalled
-        self.pending: set[Any] = set()
+        self.pending: dict[Any, Submission] = {}  # held here, so that what they use stays until they have finished
 
     def take_fence(self) -> Any:
         try:
@@ -42,6 +43,8 @@ class _QueueState:
             return fence
 
     def close(self) -> None:
+        for submission in self.pending.values():
+            submission._fence = submission._kept = None
         for fence in [*self.free, *self.pending]:
             self.functions.vkDestroyFence(self.handle, fence[0], vk.NULL)
         self.free.clear()
@@ -106,10 +109,12 @@ class Submission:
         self._finish(state, fence)
 
     def _finish(self, state: _QueueState, fence: Any) -> None:
-        self._fence = self._kept = None
-        state.functions.vkResetFences(state.handle, 1, fence)
-        state.pending.discard(fence)
-        state.free.append(fence)
+        with state.lock:
+            if state.pending.pop(fence, None) is None:
+                return
+            self._fence = self._kept = None
+            state.functions.vkResetFences(state.handle, 1, fence)
+            state.free.append(fence)
         if state.core.messages:
             self._queue.check()
 
@@ -139,6 +144,11 @@ class Queue:
             ValidationError: the validation layer reported something.
         """
         state = self.state
+        if state.core.handle is None:
+            raise DeviceError(f"{self.name} is closed", next="make a new device")
+        if len(state.pending) > _MANY:
+            for submission in list(state.pending.values()):
+                submission.done()
         info = getattr(commands, "submit_info", None)
         if info is None:
             handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
@@ -150,10 +160,10 @@ class Queue:
             if result:
                 state.free.append(fence)
                 vk.check(result, "vkQueueSubmit", where=self.name)
-            state.pending.add(fence)
+            submission = state.pending[fence] = Submission(self, fence, commands)
         if state.core.messages:
             self.check()
-        return Submission(self, fence, commands)
+        return submission
 
     def run(self, commands: "CommandBuffer | Sequence[CommandBuffer]", timeout: float | None = None) -> None:
         """Submits and waits."""
