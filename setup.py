@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -14,6 +14,13 @@ BUNDLED = sorted(path for path in Path("purevk", "_lib").glob("*shaderc*") if pa
 def needed_glibc(library: Path) -> int:
     """The minor version of the oldest glibc 2 that the library loads with, from the symbol versions it names."""
     return max((int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())), default=17)
+
+
+class Bundle(Distribution):
+    """Counts as platform-dependent if a library is inside, so that the wheel's files are laid out as such."""
+
+    def has_ext_modules(self) -> bool:
+        return bool(BUNDLED)
 
 
 class Build(build_py):
@@ -27,10 +34,6 @@ class Build(build_py):
 class Wheel(bdist_wheel):
     """Tagged py3-none-<platform> if a library is inside, py3-none-any if not."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = not BUNDLED
-
     def get_tag(self) -> tuple[str, str, str]:
         platform = super().get_tag()[2]
         if BUNDLED and platform.startswith("linux_"):
@@ -39,4 +42,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", platform
 
 
-setup(cmdclass={"build_py": Build, "bdist_wheel": Wheel})
+setup(distclass=Bundle, cmdclass={"build_py": Build, "bdist_wheel": Wheel})
