@@ -35,11 +35,11 @@ layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
 
 void main() {
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
-    int base_q = batch * q_batch + head * q_head;
-    int base_k = batch * k_batch + key_head * k_head;
-    int base_v = batch * v_batch + key_head * v_head;
-    int base_o = batch * o_batch + head * o_head;
-    int base_mask = batch * mask_batch + head * mask_head;
+    int base_q = offset_q + batch * q_batch + head * q_head;
+    int base_k = offset_k + batch * k_batch + key_head * k_head;
+    int base_v = offset_v + batch * v_batch + key_head * v_head;
+    int base_o = offset_o + batch * o_batch + head * o_head;
+    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
     int first = int(gl_WorkGroupID.x * WY + gl_LocalInvocationID.y) * (LX * RQ);
     int row0 = first + int(gl_LocalInvocationID.x);
 

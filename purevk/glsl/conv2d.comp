@@ -1,16 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K runs over the taps and the
-// input channels of a group. Activations are NHWC. A 1-D convolution has H = KH = 1.
+// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K runs over the taps and
+// the input channels of a group. Activations are NHWC. A 1-D convolution has H = KH = 1.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out [B, OH, OW, OC_total],
-//   then what EXTRA_BUFFERS declares.
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out
+//   [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
 // Parameters:
 //   0 batches  1 H  2 W  3 IC (input channels of one group)  4 OH  5 OW  6 OC (output channels of one group)
-//   7 elements from one input pixel to the next   8 the same for out   9 row stride of the weight (OC_total, or more if padded)
+//   7 elements from one input pixel to the next   8 the same for out
+//   9 row stride of the weight (OC_total, or more if padded)
 //   10 KH  11 KW  12, 13 stride y, x  14, 15 padding before y, x  16, 17 dilation y, x
+//   18, 19, 20, 21 offset of input, weight, out, bias in their buffers (0 if unset)
 // Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY; not B_TRANSPOSED) and matmul_io.glslh.
-//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4 == 0 and p8 % 4 == 0.
+//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4 == 0 and p8 % 4 == 0;
+//   and each the offset.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among all.
 // Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
 #include "common.glslh"
@@ -33,6 +36,12 @@ PARAM_14(pad_y)
 PARAM_15(pad_x)
 PARAM_16(dilation_y)
 PARAM_17(dilation_x)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_18(offset_a)
+PARAM_19(offset_b)
+PARAM_20(offset_o)
+PARAM_21(offset_bias)
 
 #include "matmul_io.glslh"
 
@@ -41,9 +50,9 @@ int first_channel;
 // `k` is the row of the weight; rows beyond the last input channel of a tap meet a zero of the input.
 vec4 load_b(int k, int n) {
 #if VEC4_A
-    int at = k * ldb + first_channel;
+    int at = offset_b + k * ldb + first_channel;
 #else
-    int at = min(k, KH * KW * IC - 1) * ldb + first_channel;
+    int at = offset_b + min(k, KH * KW * IC - 1) * ldb + first_channel;
 #endif
 #if VEC4_B
     return READ4_B(at + min(n, OC - 4));
@@ -87,7 +96,7 @@ void main() {
         int line = m / OW, image = line / OH;
         y0[g] = (line - image * OH) * stride_y - pad_y;
         x0[g] = (m - line * OW) * stride_x - pad_x;
-        at0[g] = ((image * H + y0[g]) * W + x0[g]) * pixel_a + group * IC;
+        at0[g] = ((image * H + y0[g]) * W + x0[g]) * pixel_a + group * IC + offset_a;
     }
     tile_clear();
     for (int ky = 0; ky < KH; ky++) {
@@ -112,7 +121,9 @@ void main() {
         vec4 bias = bias4(first_channel + n, first_channel + OC);
         UNROLL for (int i = 0; i < TM; i++) {
             int m = OUT_ROW(i);
-            if (m < M && n < OC) store4(acc[i][j] + bias, m * pixel_o + first_channel + n, 0, m, first_channel + n, first_channel + OC);
+            if (m >= M || n >= OC) continue;
+            int channel = first_channel + n;
+            store4(acc[i][j] + bias, offset_o + m * pixel_o + channel, 0, m, channel, first_channel + OC);
         }
     }
 }

@@ -1,15 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x of one vec4 of channels.
+// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x of one vec4 of
+// channels.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW, C], then EXTRA_BUFFERS.
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW, C],
+//   then what EXTRA_BUFFERS declares.
 // Parameters:
 //   0 batches  1 H  2 W  3 C  4 OH  5 OW  6 elements from one input pixel to the next  7 the same for out
 //   8 row stride of the weight (C, or more if padded)
 //   9 KH  10 KW  11, 12 stride y, x  13, 14 padding before y, x  15, 16 dilation y, x
-// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C % 4 == 0 and the strides p6, p8, p7 % 4 == 0.
-//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs dilation x 1, and KW and the
-//   x stride as specialization constants.
+//   17, 18, 19, 20 offset of input, weight, out, bias in their buffers (0 if unset)
+// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C % 4 == 0, and p6, p8, p7 and the
+//   offsets % 4 == 0.
+//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs dilation x 1,
+//   and KW and the x stride as specialization constants.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
 // Local size is 64 x 1 x 1 (LX). Grid: (ceil(ceil(C / 4) * ceil(OW / PX) / LX), OH, batches)
 #include "common.glslh"
@@ -31,6 +35,12 @@ PARAM_13(pad_y)
 PARAM_14(pad_x)
 PARAM_15(dilation_y)
 PARAM_16(dilation_x)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_17(offset_a)
+PARAM_18(offset_b)
+PARAM_19(offset_o)
+PARAM_20(offset_bias)
 
 #ifndef PX
 #define PX 4
@@ -50,7 +60,7 @@ vec4 load_a(int at, bool inside) {
 #if VEC4_A
     vec4 v = READ4_A(from);
 #else
-    int last = pixel_a * H * W * batches - 1;
+    int last = offset_a + pixel_a * H * W * batches - 1;
     vec4 v = vec4(READ_A(from), READ_A(min(from + 1, last)), READ_A(min(from + 2, last)), READ_A(min(from + 3, last)));
 #endif
     return inside ? v : vec4(0.0);
@@ -58,10 +68,11 @@ vec4 load_a(int at, bool inside) {
 
 vec4 load_b(int tap, int c) {
 #if VEC4_B
-    return READ4_B(tap * ldb + c);
+    return READ4_B(offset_b + tap * ldb + c);
 #else
-    int at = tap * ldb, last = C - 1;
-    return vec4(READ_B(at + c), READ_B(at + min(c + 1, last)), READ_B(at + min(c + 2, last)), READ_B(at + min(c + 3, last)));
+    int at = offset_b + tap * ldb, last = C - 1;
+    return vec4(READ_B(at + c), READ_B(at + min(c + 1, last)), READ_B(at + min(c + 2, last)),
+                READ_B(at + min(c + 3, last)));
 #endif
 }
 
@@ -78,7 +89,7 @@ void main() {
     int oy = int(gl_WorkGroupID.y), image = int(gl_WorkGroupID.z);
     int ox = block * PX;
     int y0 = oy * stride_y - pad_y, x0 = ox * stride_x - pad_x;
-    int at0 = ((image * H + y0) * W + x0) * pixel_a + c;
+    int at0 = ((image * H + y0) * W + x0) * pixel_a + c + offset_a;
     vec4 acc[PX];
     UNROLL for (int p = 0; p < PX; p++) acc[p] = vec4(0.0);
     UNROLL for (int ky = 0; ky < KH; ky++) {
@@ -106,6 +117,6 @@ void main() {
     UNROLL for (int p = 0; p < PX; p++) {
         int x = ox + p;
         int m = (image * OH + oy) * OW + x;
-        if (x < OW) store4(acc[p] + bias, m * pixel_o + c, 0, m, c, C);
+        if (x < OW) store4(acc[p] + bias, offset_o + m * pixel_o + c, 0, m, c, C);
     }
 }

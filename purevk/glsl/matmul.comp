@@ -7,10 +7,11 @@
 //   0 M  1 N  2 K  3 row stride of A  4 row stride of B  5 row stride of out
 //   6, 7, 8    stride of A, B, out from one batch to the next (0 broadcasts)
 //   9 inner batches: batch z is (z / p9, z % p9); 10, 11, 12 stride of A, B, out from one outer batch to the next
+//   13, 14, 15, 16 offset of A, B, out, bias in their buffers (0 if unset)
 // Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*, BIAS, EPILOGUE...).
 //   B_TRANSPOSED 1: B is [N, K] in memory.
-//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4 == 0; all need row and
-//   batch strides that are multiples of 4.
+//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4 == 0; all need
+//   offsets and row and batch strides that are multiples of 4.
 // Grid: LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches), where LX is SG, or 8 if SG is 1
 //       LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
 #include "common.glslh"
@@ -28,6 +29,12 @@ PARAM_9(inner_batches)
 PARAM_10(outer_a)
 PARAM_11(outer_b)
 PARAM_12(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_13(offset_a)
+PARAM_14(offset_b)
+PARAM_15(offset_o)
+PARAM_16(offset_bias)
 
 #include "matmul_io.glslh"
 
@@ -85,8 +92,8 @@ vec4 load_bt(int n, int k) {
 void main() {
     int z = int(gl_WorkGroupID.z);
     int outer = z / inner_batches, inner = z - outer * inner_batches;
-    base_a = inner * batch_a + outer * outer_a;
-    base_b = inner * batch_b + outer * outer_b;
+    base_a = offset_a + inner * batch_a + outer * outer_a;
+    base_b = offset_b + inner * batch_b + outer * outer_b;
     tile_row = TILE_ROW;
     tile_col = TILE_COL;
     tile_clear();
@@ -95,7 +102,7 @@ void main() {
         UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(A_ROW(g), k);
         tile_step(a, k);
     }
-    int base_o = inner * batch_o + outer * outer_o;
+    int base_o = offset_o + inner * batch_o + outer * outer_o;
     UNROLL for (int j = 0; j < TN4; j++) {
         int n = OUT_COL(j);
         vec4 bias = bias4(n, N);
