@@ -136,7 +136,7 @@ def show(results: list[Result], base: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     peers = list(dict.fromkeys(result.peer for result in results))
     table = Table(title="median ms a call (least to most), and how many times the base's time")
     table.add_column("model")
