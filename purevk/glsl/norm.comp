@@ -1,0 +1,251 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col), in float.
+//
+// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS; RMS: rstd only), then
+//   what EXTRA_BUFFERS declares.
+// Parameters (in elements):
+//   0 offset of x  1 offset of out  2 rows  3 columns (elements normalized together)
+//   4, 5 stride of a row in x, in out (GROUP 0 and 1)  6 eps, the bits of a float
+//   7, 8, 9, 10 offsets of weight, bias, mean, rstd
+//   11 channels of a group  12 H * W  13 groups (if GROUP)
+//   14 and above are free for EXTRA_BUFFERS.
+// Macros:
+//   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
+//   FROM_X(v), FROM_W(v), TO_OUT(v), TO_STATS(v)  conversions to and from float
+//   HAS_WEIGHT, HAS_BIAS, STATS
+//   RMS 1: mean is 0
+//   GROUP 0: weight and bias are indexed by column
+//         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group * H * W; weight and
+//            bias are indexed by channel
+//         2: the same of [N, H * W, C] (channels last); x and out are dense
+//   EPILOGUE(v, row, col), and EPILOGUE4 for the vec4 of the columns col .. col+3
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
+//   VEC4 1: x and out (and weight and bias, unless GROUP 1) are read and written as vec4: columns, row strides, offsets
+//           and, by GROUP, H * W (1) or channels of a group and all channels (2) are multiples of 4
+//   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
+//           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times (RMS: twice).
+#include "rows.glslh"
+
+#ifndef T_X
+#define T_X float
+#endif
+#ifndef T_W
+#define T_W float
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef T_STATS
+#define T_STATS float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) float(v)
+#endif
+#ifndef FROM_W
+#define FROM_W(v) float(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_STATS
+#define TO_STATS(v) T_STATS(v)
+#endif
+#ifndef HAS_WEIGHT
+#define HAS_WEIGHT 0
+#endif
+#ifndef HAS_BIAS
+#define HAS_BIAS 0
+#endif
+#ifndef STATS
+#define STATS 0
+#endif
+#ifndef RMS
+#define RMS 0
+#endif
+#ifndef GROUP
+#define GROUP 0
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, row, col) (v)
+#endif
+#ifndef EPILOGUE4
+#define EPILOGUE4(v, row, col)                                                                         \
+    vec4(EPILOGUE(v.x, row, (col)), EPILOGUE(v.y, row, (col + 1)), EPILOGUE(v.z, row, (col + 2)), \
+         EPILOGUE(v.w, row, (col + 3)))
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef CACHE
+#define CACHE 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(rows)
+PARAM_3(columns)
+#if GROUP != 2
+PARAM_4(x_row)
+PARAM_5(out_row)
+#endif
+PARAM_6(eps_bits)
+#if HAS_WEIGHT
+PARAM_7(weight_offset)
+#endif
+#if HAS_BIAS
+PARAM_8(bias_offset)
+#endif
+#if STATS
+#if !RMS
+PARAM_9(mean_offset)
+#endif
+PARAM_10(rstd_offset)
+#endif
+#if GROUP
+PARAM_11(group_channels)
+PARAM_12(area)
+PARAM_13(groups)
+#endif
+
+#define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)
+#if VEC4
+#define V vec4
+#define EACH 4
+#define AT(i) ((i) >> 2)
+#define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
+#define ELEMENT(T) VEC4_OF(T)
+#define TO_V(FROM, v) vec4(FROM((v).x), FROM((v).y), FROM((v).z), FROM((v).w))
+#else
+#define V float
+#define EACH 1
+#define AT(i) (i)
+#define SUM(v) (v)
+#define ELEMENT(T) T
+#define TO_V(FROM, v) FROM(v)
+#endif
+layout(set = 0, binding = 0) readonly buffer BufX { ELEMENT(T_X) buf_x[]; };
+#if VEC4 && GROUP == 1
+#define W_ELEMENT T_W
+#define W_TO_V(v) vec4(FROM_W(v))
+#define W_AT(i) (i)
+#else
+#define W_ELEMENT ELEMENT(T_W)
+#define W_TO_V(v) TO_V(FROM_W, v)
+#define W_AT(i) AT(i)
+#endif
+#if HAS_WEIGHT
+layout(set = 0, binding = 1) readonly buffer BufWeight { W_ELEMENT buf_weight[]; };
+#endif
+#if HAS_BIAS
+layout(set = 0, binding = 1 + HAS_WEIGHT) readonly buffer BufBias { W_ELEMENT buf_bias[]; };
+#endif
+layout(set = 0, binding = OUT_BINDING) buffer BufOut { ELEMENT(T_OUT) buf_out[]; };
+#if STATS
+#if !RMS
+layout(set = 0, binding = OUT_BINDING + 1) buffer BufMean { T_STATS buf_mean[]; };
+#endif
+layout(set = 0, binding = OUT_BINDING + (RMS == 1 ? 1 : 2)) buffer BufRstd { T_STATS buf_rstd[]; };
+#endif
+EXTRA_BUFFERS
+
+#if SUBGROUP || ROW_PER_SUBGROUP
+float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+#endif
+float add(float a, float b) { return a + b; }
+DEFINE_JOIN(float, sum_all, add)
+
+// The element of column col, counted from the row's beginning.
+int place(int col) {
+#if GROUP == 2
+    int pixel = col / group_channels;
+    return pixel * (groups * group_channels) + (col - pixel * group_channels);
+#else
+    return col;
+#endif
+}
+
+int channel(int row, int col) {
+#if GROUP == 1
+    return row % groups * group_channels + col / area;
+#elif GROUP == 2
+    return row % groups * group_channels + col % group_channels;
+#else
+    return col;
+#endif
+}
+
+V load(int base, int col) { return TO_V(FROM_X, buf_x[AT(base + place(col))]); }
+
+void store(V v, int base, int row, int col) {
+    int c = channel(row, col);
+#if HAS_WEIGHT
+    v *= W_TO_V(buf_weight[W_AT(weight_offset + c)]);
+#endif
+#if HAS_BIAS
+    v += W_TO_V(buf_bias[W_AT(bias_offset + c)]);
+#endif
+#if VEC4
+    v = EPILOGUE4(v, row, col);
+#else
+    v = EPILOGUE(v, row, col);
+#endif
+    buf_out[AT(base + place(col))] = ELEMENT(T_OUT)(TO_V(TO_OUT, v));
+}
+
+void main() {
+    for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
+#if GROUP == 2
+        int start = row / groups * (groups * group_channels * area) + row % groups * group_channels;
+        int base = x_offset + start, out_base = out_offset + start;
+#else
+        int base = x_offset + row * x_row, out_base = out_offset + row * out_row;
+#endif
+        float mean = 0.0;
+        V sum = V(0.0);
+#if CACHE
+        V kept[CACHE];
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            int col = EACH * (LANE + k * LANES);
+            kept[k] = V(0.0);
+            if (col < columns) kept[k] = load(base, col);
+            sum += kept[k];
+        }
+#elif !RMS
+        for (int col = EACH * LANE; col < columns; col += EACH * LANES) sum += load(base, col);
+#endif
+#if !RMS
+        mean = sum_all(SUM(sum)) / float(columns);
+#endif
+        sum = V(0.0);
+#if CACHE
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            kept[k] -= mean;
+            if (EACH * (LANE + k * LANES) < columns) sum += kept[k] * kept[k];
+        }
+#else
+        for (int col = EACH * LANE; col < columns; col += EACH * LANES) {
+            V v = load(base, col) - mean;
+            sum += v * v;
+        }
+#endif
+        float rstd = 1.0 / sqrt(sum_all(SUM(sum)) / float(columns) + intBitsToFloat(eps_bits));
+#if STATS
+        if (LANE == 0) {
+#if !RMS
+            buf_mean[mean_offset + row] = TO_STATS(mean);
+#endif
+            buf_rstd[rstd_offset + row] = TO_STATS(rstd);
+        }
+#endif
+#if CACHE
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            int col = EACH * (LANE + k * LANES);
+            if (col < columns) store(kept[k] * rstd, out_base, row, col);
+        }
+#else
+        for (int col = EACH * LANE; col < columns; col += EACH * LANES)
+            store((load(base, col) - mean) * rstd, out_base, row, col);
+#endif
+    }
+}
