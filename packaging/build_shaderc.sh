@@ -3,7 +3,8 @@
 #
 #   packaging/build_shaderc.sh [work folder]
 #
-# Variables: SUITE (the Debian release that the sources are taken from), JOBS (parallel compile jobs).
+# Variables: SUITE (the Debian release that the sources are taken from), JOBS (parallel compile jobs), TARGET (the file
+# to make instead).
 # Needs: apt-get, tar, cmake, ninja, a C++17 compiler, python3. Nothing is installed, and the machine's own
 # apt configuration is left alone.
 set -eu
@@ -11,7 +12,7 @@ set -eu
 SUITE=${SUITE:-trixie}
 JOBS=${JOBS:-$(nproc)}
 here=$(cd "$(dirname "$0")" && pwd)
-target=$here/../purevk/_lib/libshaderc_shared.so
+target=${TARGET:-$here/../purevk/_lib/libshaderc_shared.so}
 work=${1:-}
 if [ -z "$work" ]; then
     work=$(mktemp -d)
