@@ -9,7 +9,8 @@ themselves, so reading ends; a budget on the bytes visited keeps tables that are
 from __future__ import annotations
 
 import struct
-from typing import Any, NoReturn, Sequence
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from flatbuffers import number_types
 

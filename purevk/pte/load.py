@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Iterable
+from collections.abc import Iterable
 
 from purevk.errors import FileFormatError
 from purevk.pte.flatbuffer import Blob, Many, One, Reader, Schema, Table, Text, numbers, u32, u64

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from purevk.pte.flatbuffer import (
     Blob,
@@ -151,7 +152,7 @@ def read_plan(table: Table, segments: int, inline_delegates: int) -> ExecutionPl
         table.fail("an arena has a negative size", f"sizes are {arenas[:16]}")
     unions = [row.union("val") for row in rows]
     values = tuple(_VALUES[row.schema](row) for row in unions)
-    for row, value in zip(unions, values):
+    for row, value in zip(unions, values, strict=True):
         _check_value(row, value, values, arenas)
     operators = tuple(Operator(row["name"], row["overload"]) for row in table["operators"])
     delegates = tuple(_delegate(row, segments, inline_delegates) for row in table["delegates"])
@@ -201,7 +202,9 @@ def _tensor(row: Table) -> Tensor:
     if extra is not None:
         location, name = extra["location"], extra["fully_qualified_name"]
         if location not in (0, 1) or (location == 1 and not name):
-            extra.fail(f"location {location} with name {name!r}", "0 (segment) and 1 (external, with a name) are accepted")
+            extra.fail(
+                f"location {location} with name {name!r}", "0 (segment) and 1 (external, with a name) are accepted"
+            )
         more = {
             "name": name,
             "external": location == 1,
@@ -307,9 +310,13 @@ def _chain(row: Table, values: int, operators: int, delegates: int) -> Chain:
     return Chain(
         inputs=inputs,
         outputs=outputs,
-        instructions=tuple(_instruction(item, values, operators, delegates, len(instructions)) for item in instructions),
+        instructions=tuple(
+            _instruction(item, values, operators, delegates, len(instructions)) for item in instructions
+        ),
         stacktrace=tuple(
-            tuple(Frame(frame["filename"], frame["lineno"], frame["name"], frame["context"]) for frame in frames["items"])
+            tuple(
+                Frame(frame["filename"], frame["lineno"], frame["name"], frame["context"]) for frame in frames["items"]
+            )
             for frames in row["stacktrace"]
         ),
     )

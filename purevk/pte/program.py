@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, NoReturn, Union
+from typing import NoReturn, Union
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -298,7 +299,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Subsegments:
-    """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; an item's size is not stored."""
+    """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; sizes are not stored."""
 
     segment_index: int
     offsets: tuple[int, ...]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping
 
 from purevk.errors import FileFormatError
 from purevk.pte.flatbuffer import Many, One, Reader, Schema, Text, i8, i32, numbers, u8, u32, u64

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Callable, Union
+from typing import Union
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
@@ -195,7 +196,7 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
     unions = [row.union("value") for row in root["values"]]
     values = tuple(_VALUES[row.schema](row) for row in unions)
     constants = tuple(_constant(row, len(region)) for row in root["constants"])
-    for number, (row, value) in enumerate(zip(unions, values)):
+    for number, (row, value) in enumerate(zip(unions, values, strict=True)):
         if isinstance(value, VkTensor):
             _check_tensor(row, value, constants)
         elif isinstance(value, ValueList):

@@ -83,7 +83,11 @@ PROGRAMS = {
         "item 1 is at offset 5",
         "segment 0 has 4 bytes",
     ),
-    "value tag": (program_with(values=[{"val": (12, None)}]), "EValue.val has the unknown tag 12", "1 to 11 are accepted"),
+    "value tag": (
+        program_with(values=[{"val": (12, None)}]),
+        "EValue.val has the unknown tag 12",
+        "1 to 11 are accepted",
+    ),
     "no value tag": (program_with(values=[{}]), "unknown tag 0", "Null, Int, Bool, Double, Tensor, String, IntList"),
     "instruction tag": (
         program_with(chains=[{"instructions": [{"instr_args": (6, None)}]}]),
@@ -121,11 +125,19 @@ PROGRAMS = {
         r"\[24\] bytes",
     ),
     "negative arena": (program_with(non_const_buffer_sizes=(0, -8)), "negative size", r"\(0, -8\)"),
-    "external without a name": (program_with_tensor(extra_tensor_info={"location": 1}), "location 1 with name ''", "name"),
+    "external without a name": (
+        program_with_tensor(extra_tensor_info={"location": 1}),
+        "location 1 with name ''",
+        "name",
+    ),
     "ints of a tensor": (program_with_list(plan._INT_LIST, (0, 2)), "item 2 refers to Tensor", "Int among 4 values"),
     "ints outside": (program_with_list(plan._INT_LIST, (1 << 40,)), f"item {1 << 40} refers to nothing", "4 values"),
     "tensors of None": (program_with_list(plan._TENSOR_LIST, (-1,)), "item -1 refers to nothing", "Tensor among 4"),
-    "optional tensors": (program_with_list(plan._OPTIONAL_TENSOR_LIST, (-1, 1, 2, 0)), "item 0 refers to Int", "or Null"),
+    "optional tensors": (
+        program_with_list(plan._OPTIONAL_TENSOR_LIST, (-1, 1, 2, 0)),
+        "item 0 refers to Int",
+        "or Null",
+    ),
     "delegate without data": (program_with(delegates=[{"id": "B"}]), "no reference to its data", ""),
     "delegate segment": (
         program_with(delegates=[{"processed": {"location": 1, "index": 2}}]),
@@ -230,7 +242,12 @@ def test_empty_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("head", "advice"),
-    [(b"\0\0\0\0FT01", "data_files"), (b"\0\0\0\0BP08", "bundled"), (b"PK\3\4\0\0\0\0", "zip"), (b"\0\0\0\0ET99", "0.7")],
+    [
+        (b"\0\0\0\0FT01", "data_files"),
+        (b"\0\0\0\0BP08", "bundled"),
+        (b"PK\3\4\0\0\0\0", "zip"),
+        (b"\0\0\0\0ET99", "0.7"),
+    ],
 )
 def test_advice_for_other_files(head: bytes, advice: str) -> None:
     with pytest.raises(FileFormatError) as caught:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
@@ -225,10 +226,14 @@ def test_data_of_a_program(folder_of: Callable[[str], Path], name: str) -> None:
 
 
 def as_vulkan(graph: pte.VkGraph) -> Any:
-    """Our VkGraph as executorch's dataclasses."""
+    """Our VkGraph as executorch's dataclasses, with doubles as its reader gives them: text of 12 decimals."""
     from executorch.backends.vulkan.serialization import vulkan_graph_schema as schema
 
     def value(item: Any) -> Any:
+        if isinstance(item, values.Double):
+            return schema.Double(float(f"{item.value:.12f}"))
+        if isinstance(item, values.DoubleList):
+            return schema.DoubleList([float(f"{number:.12f}") for number in item.items])
         if isinstance(item, values.Null):
             return schema.Null()
         if isinstance(item, vkgraph.VkTensor):
@@ -302,15 +307,14 @@ def test_data_files(folder_of: Callable[[str], Path], name: str) -> None:
 
 def test_every_member_of_the_vulkan_union(tmp_path: Path) -> None:
     """All kinds of values, written by flatc from executorch's own schema."""
+    import torch
     from executorch.backends.vulkan.serialization import vulkan_graph_schema as schema
     from executorch.backends.vulkan.serialization.vulkan_graph_serialize import serialize_vulkan_graph
-
-    import torch
 
     items = [
         schema.Null(),
         schema.Int(-5),
-        schema.Double(2.5),
+        schema.Double(9.999999974752427e-07),
         schema.Bool(True),
         schema.VkTensor(schema.VkDataType.INT8, [3], 0, -1),
         schema.VkTensor(
@@ -344,6 +348,9 @@ def test_every_member_of_the_vulkan_union(tmp_path: Path) -> None:
     constants = [torch.tensor([1, -2, 3], dtype=torch.int8), ("key", 8), None]
     blob = serialize_vulkan_graph(graph, constants, [])
     found = pte.read_vulkan_graph(memoryview(blob))
+    assert found.values[2].value == 9.999999974752427e-07
+    items[2] = schema.Double(1e-06)
+    graph.values[2] = schema.VkValue(items[2])
     assert as_vulkan(found) == graph
     assert list(found.region[:3]) == [1, 254, 3]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from purevk.errors import FileFormatError
 from purevk.pte import flatbuffer as fb
+
 from .writer import write
 
 settings.load_profile("pte")
@@ -67,7 +68,9 @@ def test_every_value_comes_back(values: dict) -> None:
 
 def test_tables_blobs_and_unions() -> None:
     leaves = [{"number": 5}, {}, {"number": -7}]
-    data = write(ROOT, {"blob": b"abc", "leaf": {"number": 3}, "leaves": leaves, "choice": (LEAF, {"number": 9})}, b"TEST")
+    data = write(
+        ROOT, {"blob": b"abc", "leaf": {"number": 3}, "leaves": leaves, "choice": (LEAF, {"number": 9})}, b"TEST"
+    )
     table = read(data)
     assert bytes(table["blob"]) == b"abc"
     assert table["leaf"]["number"] == 3
@@ -135,7 +138,9 @@ def test_vector_longer_than_the_buffer() -> None:
 def test_offset_outside_the_buffer() -> None:
     data = bytearray(write(ROOT, {}, b"TEST"))
     struct.pack_into("<I", data, 0, 2**32 - 1)
-    with pytest.raises(FileFormatError, match=rf"Root lies outside the flatbuffer\n.*\n  why: 4 bytes at {2**32 - 1} of"):
+    with pytest.raises(
+        FileFormatError, match=rf"Root lies outside the flatbuffer\n.*\n  why: 4 bytes at {2**32 - 1} of"
+    ):
         read(data)
 
 

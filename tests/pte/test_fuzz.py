@@ -72,7 +72,10 @@ def test_every_truncation_of_a_data_file(name: str) -> None:
 
 
 @settings(max_examples=600)
-@given(st.sampled_from(NAMES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6))
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6),
+)
 def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(ORIGINALS[name])
     for place, value in changes:
@@ -81,7 +84,10 @@ def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(sorted(DATA_ORIGINALS)), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    st.sampled_from(sorted(DATA_ORIGINALS)),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
+)
 def test_changed_bytes_of_a_data_file(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(DATA_ORIGINALS[name])
     for place, value in changes:

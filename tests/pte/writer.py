@@ -6,7 +6,8 @@ A field that a dict leaves out is not written. A union field is `(schema, dict)`
 from __future__ import annotations
 
 import struct
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import flatbuffers
 from flatbuffers import number_types
@@ -80,8 +81,8 @@ def _vector(builder: flatbuffers.Builder, kind: fb.Numbers, items: Any) -> int:
 
 
 def with_header(table: bytes, segments: bytes = b"", length: int = 32, fill: int = 0xEE) -> bytes:
-    """A .pte file: the flatbuffer with an extended header of `length` bytes inserted, then the segments at a multiple of
-    64. What a header has beyond 32 bytes is filled with `fill`."""
+    """A .pte file: the flatbuffer with an extended header of `length` bytes inserted, then the segments at a multiple
+    of 64. What a header has beyond 32 bytes is filled with `fill`."""
     room = -(-length // 16) * 16
     size = len(table) + room
     base = -(-size // 64) * 64 if segments else 0
