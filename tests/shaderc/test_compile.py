@@ -116,6 +116,14 @@ def test_error_after_an_include_has_the_right_line(compiler: shaderc.Compiler) -
     assert caught.value.where == f"map.comp:{len(TEMPLATE.splitlines()) + 1}"
 
 
+def test_file_without_a_guard_takes_effect_once_wherever_it_is_included(compiler: shaderc.Compiler) -> None:
+    line = '#include "twice.glslh"\n'
+    source = TEMPLATE.replace(line, f"#if 0\n{line}#endif\n{line}{line}")
+    assert source.count(line) == 3
+    spirv = compiler.compile(source, name="map.comp", include=include)
+    assert spirv == compiler.compile(TEMPLATE, name="map.comp", include=include)
+
+
 @pytest.mark.parametrize("settings", [{"target_env": "vulkan9"}, {"spirv_version": "7.0"}])
 def test_unknown_settings(compiler: shaderc.Compiler, settings: dict[str, str]) -> None:
     with pytest.raises(ShaderCompilerError, match=r"unknown (target environment|SPIR-V version)") as caught:
