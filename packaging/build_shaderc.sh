@@ -13,6 +13,8 @@ SUITE=${SUITE:-trixie}
 JOBS=${JOBS:-$(nproc)}
 here=$(cd "$(dirname "$0")" && pwd)
 target=${TARGET:-$here/../purevk/_lib/libshaderc_shared.so}
+case $target in *.so) ;; *) echo "build_shaderc.sh: the target must be named *.so, not $target" >&2; exit 1 ;; esac
+[ ! -e "$target" ] || [ -f "$target" ] || { echo "build_shaderc.sh: $target is no plain file" >&2; exit 1; }
 work=${1:-}
 if [ -z "$work" ]; then
     work=$(mktemp -d)

@@ -10,6 +10,8 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 target=${1:-$here/../purevk/_lib/libshaderc_shared.so}
+case $target in *.so) ;; *) echo "link_shaderc.sh: the target must be named *.so, not $target" >&2; exit 1 ;; esac
+[ ! -e "$target" ] || [ -f "$target" ] || { echo "link_shaderc.sh: $target is no plain file" >&2; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -51,7 +51,8 @@ def fake_pyshaderc() -> types.ModuleType:
         return SPIRV + optimization.encode()
 
     module = types.ModuleType("pyshaderc")
-    module.CompilationError, module.compile_into_spirv = CompilationError, compile_into_spirv  # type: ignore[attr-defined]
+    module.CompilationError = CompilationError  # type: ignore[attr-defined]
+    module.compile_into_spirv = compile_into_spirv  # type: ignore[attr-defined]
     module.__version__ = "1.2"  # type: ignore[attr-defined]
     return module
 
