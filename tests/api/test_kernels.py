@@ -1,0 +1,304 @@
+"""Kernels run and give what numpy gives."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from purevk import api, knobs
+from purevk.api import Access, MemoryKind
+from purevk.errors import DeviceError, DeviceLostError, InputError
+
+pytestmark = pytest.mark.device
+
+
+def scale(device: api.Device, spirv: bytes, values: np.ndarray, offset: float = 0.0, **constants: object) -> np.ndarray:
+    """FACTOR * values + SHIFT + offset, through upload, device and readback buffers."""
+    n, nbytes = len(values), values.nbytes
+    upload = api.Buffer(device, nbytes, MemoryKind.UPLOAD)
+    source, result = api.Buffer(device, nbytes), api.Buffer(device, nbytes)
+    download = api.Buffer(device, nbytes, MemoryKind.READBACK)
+    names = {"factor": 1, "shift": 2, "negate": 3}
+    specialization = {0: 64} | {names[name]: value for name, value in constants.items()}
+    pipeline = api.ComputePipeline(device, spirv, 2, specialization=specialization, label="scale")
+    arena = api.DescriptorArena(device)
+    (one,) = arena.make([(pipeline.layout, [(source, 0, None), (result, 0, None)])])
+    commands = api.CommandPool(device).buffer("scale")
+    commands.begin()
+    commands.copy_buffer(upload, source, nbytes)
+    commands.barrier(Access.TRANSFER, Access.COMPUTE)
+    commands.record_dispatch(pipeline, one, struct.pack("If", n, offset), 8, -(-n // 64))
+    commands.barrier(Access.COMPUTE, Access.TRANSFER)
+    commands.copy_buffer(result, download, nbytes)
+    commands.barrier(Access.TRANSFER, Access.HOST)
+    commands.end()
+    upload.write(0, values)
+    device.queue.run(commands)
+    return np.frombuffer(download.read(), values.dtype)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1009, 65537])
+def test_doubling(device: api.Device, scale_spirv: bytes, n: int) -> None:
+    values = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    np.testing.assert_array_equal(scale(device, scale_spirv, values, factor=2.0), values * 2)
+
+
+@pytest.mark.parametrize(
+    ("constants", "factor", "shift"),
+    [({}, 1, 0), ({"factor": -0.5}, -0.5, 0), ({"shift": -7}, 1, -7), ({"negate": True}, -1, 0)],
+)
+@pytest.mark.parametrize("offset", [0.0, 3.25])
+def test_constants(
+    device: api.Device, scale_spirv: bytes, constants: dict, factor: float, shift: int, offset: float
+) -> None:
+    values = np.arange(101, dtype=np.float32)
+    np.testing.assert_array_equal(
+        scale(device, scale_spirv, values, offset, **constants), values * factor + shift + offset
+    )
+
+
+def test_bad_specialization(device: api.Device, scale_spirv: bytes) -> None:
+    with pytest.raises(InputError, match="does not fit 32 bits"):
+        api.ComputePipeline(device, scale_spirv, 2, specialization={0: 2**32})
+    with pytest.raises(InputError, match="'wide'"):
+        api.ComputePipeline(device, scale_spirv, 2, specialization={0: "wide"})  # type: ignore[dict-item]
+
+
+def test_not_spirv(device: api.Device) -> None:
+    for code in (b"", b"\x03\x02\x23\x07", b"x" * 40, b"\x03\x02\x23\x07" + b"\0" * 17):
+        with pytest.raises(InputError, match="SPIR-V"):
+            api.ShaderModule(device, code)
+
+
+def test_layout_limits(device: api.Device) -> None:
+    with pytest.raises(DeviceError, match="push constants"):
+        api.PipelineLayout.shared(device, 1, 6)
+    with pytest.raises(DeviceError, match="buffers"):
+        api.PipelineLayout.shared(device, device.limits.max_storage_buffers_per_stage + 1)
+
+
+class Counter:
+    """A buffer of words, and a pipeline that adds 1 to each."""
+
+    def __init__(self, device: api.Device, spirv: bytes, words: int = 64) -> None:
+        self.buffer = api.Buffer(device, 4 * words, MemoryKind.READBACK)
+        self.pipeline = api.ComputePipeline(device, spirv, 1, push_bytes=0, label="increment")
+        self.arena = api.DescriptorArena(device)
+        (self.set,) = self.arena.make([(self.pipeline.layout, [(self.buffer, 0, None)])])
+        self.pool = api.CommandPool(device)
+        self.groups = words // 64
+
+    def values(self) -> np.ndarray:
+        return np.frombuffer(self.buffer.read(), np.uint32)
+
+
+def test_chain_of_barriers_and_replay(device: api.Device, increment_spirv: bytes) -> None:
+    counter = Counter(device, increment_spirv, 256)
+    commands = counter.pool.buffer()
+    commands.begin()
+    commands.fill_buffer(counter.buffer, 0, 1024, 5)
+    commands.barrier(Access.TRANSFER, Access.COMPUTE)
+    for _ in range(50):
+        commands.record_dispatch(counter.pipeline, counter.set, None, 0, counter.groups)
+        commands.barrier()
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    for _ in range(3):  # the recording starts from 5 each time
+        device.queue.run(commands)
+        assert (counter.values() == 55).all()
+
+
+def test_separate_calls_record_the_same(device: api.Device, increment_spirv: bytes) -> None:
+    counter = Counter(device, increment_spirv)
+    commands = counter.pool.buffer()
+    commands.begin()
+    commands.update_buffer(counter.buffer, 0, np.arange(64, dtype=np.uint32).tobytes())
+    commands.barrier(Access.TRANSFER, Access.COMPUTE)
+    commands.bind_pipeline(counter.pipeline)
+    commands.bind_set(counter.set)
+    commands.dispatch(1)
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    submission = device.queue.submit([commands])
+    submission.wait()
+    assert submission.done()
+    np.testing.assert_array_equal(counter.values(), np.arange(64) + 1)
+
+
+def test_push_constants_from_a_pointer(device: api.Device, spin_spirv: bytes) -> None:
+    pipeline = api.ComputePipeline(device, spin_spirv, 1, push_bytes=4)
+    buffer = api.Buffer(device, 256, MemoryKind.READBACK)
+    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+    (one,) = arena.make([(pipeline.layout, [(buffer, 0, None)])])
+    pushed = api.vk.ffi.new("uint32_t[]", [3])
+    commands = pool.buffer()
+    commands.begin()
+    commands.fill_buffer(buffer, 0, 256, 7)
+    commands.barrier(Access.TRANSFER, Access.COMPUTE)
+    commands.bind_pipeline(pipeline)
+    commands.bind_set(one)
+    commands.push_constants(pushed, 4)
+    commands.dispatch(1)
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    device.queue.run(commands)
+    expected = 7
+    for _ in range(3):
+        expected = (expected * 1664525 + 1013904223) % 2**32
+    assert set(np.frombuffer(buffer.read(), np.uint32)) == {expected}
+
+
+def test_indirect_dispatch(device: api.Device, increment_spirv: bytes) -> None:
+    counter = Counter(device, increment_spirv, 192)
+    grid = api.Buffer(device, 16, MemoryKind.UPLOAD, api.Usage.DEFAULT | api.Usage.INDIRECT)
+    grid.write(4, struct.pack("3I", 2, 1, 1))
+    commands = counter.pool.buffer()
+    commands.begin()
+    commands.fill_buffer(counter.buffer, 0, 768)
+    commands.barrier(Access.TRANSFER, Access.COMPUTE)
+    commands.bind_pipeline(counter.pipeline)
+    commands.bind_set(counter.set)
+    commands.dispatch_indirect(grid, 4)
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    device.queue.run(commands)
+    np.testing.assert_array_equal(counter.values(), [1] * 128 + [0] * 64)
+
+
+def test_several_command_buffers_in_one_submission(device: api.Device, increment_spirv: bytes) -> None:
+    counter = Counter(device, increment_spirv)
+    clear, add = counter.pool.buffer(), counter.pool.buffer()
+    clear.begin()
+    clear.fill_buffer(counter.buffer, 0, 256)
+    clear.barrier(Access.TRANSFER, Access.COMPUTE)
+    clear.end()
+    add.begin()
+    add.record_dispatch(counter.pipeline, counter.set, None, 0, 1)
+    add.barrier(Access.COMPUTE, Access.COMPUTE | Access.HOST)
+    add.end()
+    device.queue.run([clear, add])
+    device.queue.run(add)
+    assert (counter.values() == 2).all()
+
+
+def test_sets_in_bulk_with_offsets(device: api.Device, increment_spirv: bytes) -> None:
+    """200 sets, each another part of one buffer; set i is dispatched i % 3 times."""
+    step = max(256, device.limits.min_storage_buffer_alignment)
+    buffer = api.Buffer(device, step * 200, MemoryKind.READBACK)
+    pipeline = api.ComputePipeline(device, increment_spirv, 1)
+    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+    sets = arena.make([(pipeline.layout, [(buffer, step * i, 256)]) for i in range(200)])
+    commands = pool.buffer()
+    commands.begin()
+    commands.fill_buffer(buffer, 0, buffer.nbytes)
+    for turn in range(2):
+        commands.barrier(Access.TRANSFER | Access.COMPUTE, Access.COMPUTE)
+        for i, one in enumerate(sets):
+            if turn < i % 3:
+                commands.record_dispatch(pipeline, one, None, 0, 1)
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    device.queue.run(commands)
+    words = np.frombuffer(buffer.read(), np.uint32).reshape(200, step // 4)[:, :64]
+    np.testing.assert_array_equal(words, np.repeat(np.arange(200)[:, None] % 3, 64, 1))
+
+
+def test_sets_can_be_pointed_elsewhere(device: api.Device, increment_spirv: bytes) -> None:
+    counter = Counter(device, increment_spirv)
+    other = api.Buffer(device, 256, MemoryKind.READBACK)
+    counter.buffer.write(0, bytes(256))
+    other.write(0, bytes(256))
+    counter.arena.update([(counter.set, [(other, 0, None)])])
+    commands = counter.pool.buffer()
+    commands.begin()
+    commands.record_dispatch(counter.pipeline, counter.set, None, 0, 1)
+    commands.barrier(Access.COMPUTE, Access.HOST)
+    commands.end()
+    device.queue.run(commands)
+    assert (counter.values() == 0).all()
+    assert np.frombuffer(other.read(), np.uint32).tolist() == [1] * 64
+
+
+def test_a_kernel_without_buffers(device: api.Device, compile_glsl) -> None:
+    empty = compile_glsl("#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n")
+    pipeline = api.ComputePipeline(device, empty, 0, push_bytes=0)
+    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+    (one,) = arena.make([(pipeline.layout, [])])
+    commands = pool.buffer()
+    commands.begin()
+    commands.record_dispatch(pipeline, one, None, 0, 1)
+    commands.end()
+    device.queue.run(commands)
+    assert arena.make([]) == []
+
+
+def test_timestamps(device: api.Device, spin_spirv: bytes) -> None:
+    pipeline = api.ComputePipeline(device, spin_spirv, 1, push_bytes=4)
+    buffer, times = api.Buffer(device, 256), api.TimestampPool(device, 3)
+    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+    (one,) = arena.make([(pipeline.layout, [(buffer, 0, None)])])
+
+    def record(groups: tuple[int, int]) -> api.CommandBuffer:
+        commands = pool.buffer()
+        commands.begin()
+        commands.reset_queries(times)
+        commands.write_timestamp(times, 0)
+        for index, count in enumerate(groups):
+            commands.record_dispatch(pipeline, one, struct.pack("I", 50_000), 4, count)
+            commands.barrier()
+            commands.write_timestamp(times, index + 1)
+        commands.end()
+        return commands
+
+    device.queue.run(record((1, 1)))  # the first dispatch compiles
+    commands = record((400, 4))
+    start = time.perf_counter_ns()
+    device.queue.run(commands)
+    elapsed = time.perf_counter_ns() - start
+    first, second, third = times.read()
+    assert first == 0.0
+    assert second > 5 * (third - second) >= 0
+    assert 0.2 * elapsed < third < 1.05 * elapsed
+    times.reset()
+    with pytest.raises(DeviceError, match="not all written"):
+        times.read()
+
+
+def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes seconds: the wait gives up and says so, others may run meanwhile, and the device still closes."""
+    pipeline = api.ComputePipeline(device, spin_spirv, 1, push_bytes=4)
+    buffer = api.Buffer(device, 256)
+    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+    (one,) = arena.make([(pipeline.layout, [(buffer, 0, None)])])
+    commands = pool.buffer()
+    commands.begin()
+    commands.record_dispatch(pipeline, one, struct.pack("I", 50_000), 4, 1000)
+    commands.end()
+    monkeypatch.setenv(knobs.TIMEOUT.name, "0.15")
+    submission = device.queue.submit(commands)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            submission.wait()
+        except DeviceLostError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    start = time.perf_counter()
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.005)
+    assert turns > 5, "the wait kept the interpreter's lock"
+    assert time.perf_counter() - start < 2
+    assert "did not finish within 0.15 s" in str(failures[0])
+    assert "PUREVK_TIMEOUT" in str(failures[0])
+    assert not submission.done()
+    submission.wait(60)
+    assert submission.done()
