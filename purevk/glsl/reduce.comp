@@ -22,7 +22,7 @@
 //          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals the first is taken,
 //          and NaN is better than all else, as in torch.
 //   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first). Needs
-          SPLIT 0, and VEC4 0 if COLUMN.
+//          SPLIT 0, and VEC4 0 if COLUMN.
 //   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last is shorter), out is [outputs / s, s]
 //          partial results; needs REDUCE_DIMS 1. A second dispatch reduces those.
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
