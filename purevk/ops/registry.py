@@ -49,9 +49,13 @@ class View:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Expressed by other operators: `expand(builder, *args)` emits them and returns the result(s)."""
+    """Expressed by other operators: `expand(builder, node)` emits them and returns the result(s).
+
+    `supports(node, traits)` returns a reason not to run this node on the device, or None.
+    """
 
     expand: Callable[..., Any]
+    supports: Callable[..., str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,15 @@ class Kernel:
 
     Attributes:
         lower: `lower(lowering, node)` emits the dispatches.
-        layouts: `layouts(node, types)` returns, for each tensor argument in order, the layout that the kernel wants: "any"
-            strides, "contiguous", "channels_last" or "rows" (the last dim has stride 1); then, for each result, "contiguous" or "channels_last".
-            None: everything contiguous.
-        supports: `supports(node, features)` returns a reason not to run this node on the device, or None.
-        epilogue: a pointwise chain on the result may be computed by this kernel.
+        layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in memory (outermost first), or
+            None for row-major; `layout_of(value)` is where an argument lies. None: all results are row-major.
+        supports: `supports(node, traits)` returns a reason not to run this node on the device, or None.
+        epilogue: a pointwise program on the result may be computed by this kernel; the operator then has the parameters
+            `epilogue` (an `Expression` whose input 0 is the kernel's own result) and `extras` (its other inputs).
     """
 
     lower: Callable[..., None]
-    layouts: Callable[..., tuple[tuple[str, ...], tuple[str, ...]]] | None = None
+    layouts: Callable[..., tuple[tuple[int, ...] | None, ...]] | None = None
     supports: Callable[..., str | None] | None = None
     epilogue: bool = False
 

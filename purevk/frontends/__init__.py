@@ -1,0 +1,1 @@
+"""From files and exported programs to graphs."""

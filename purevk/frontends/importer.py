@@ -1,0 +1,224 @@
+"""Collects the nodes of one method while a front end walks its file."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Mapping, Sequence
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError, GraphError
+from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+from purevk.ops.builder import NameSource
+
+_INTEGER: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "neg": operator.neg, "same": lambda value: value, "max": _dims.maximum, "min": _dims.minimum,
+    "/": operator.truediv,
+}  # fmt: skip
+
+
+def integer(op: str, *args: Any) -> Any:
+    """One step of arithmetic on sizes."""
+    return _INTEGER[op](*args)
+
+
+class Importer:
+    """The graph in the making.
+
+    Args:
+        name: the method's name.
+        where: the file's name, for messages.
+        sizes: sizes of the inputs, by position, where they are known; otherwise the file's bounds hold.
+    """
+
+    def __init__(self, name: str, where: str, sizes: Sequence[tuple[int, ...] | None] | None = None) -> None:
+        self.name, self.where, self.sizes = name, where, sizes
+        self.nodes: list[Node] = []
+        self.inputs: list[Value | Dim | None] = []
+        self.constants: dict[Value, Constant] = {}
+        self.states: dict[Value, Constant | None] = {}
+        self.symbols: dict[Symbol, SymbolSource] = {}
+        self._names = NameSource()
+        self._by_bound: dict[int, Dim] = {}
+        self._shared: dict[tuple[int, int, str, tuple], Value] = {}
+        self._elements: dict[tuple[Value, int], Dim] = {}
+
+    # -- leaves -------------------------------------------------------------------------------------------------------
+    def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool) -> Value:
+        """A tensor of the call. Each size of a dynamic one above 1 becomes a symbol; equal bounds are taken for equal
+        sizes, which a guard checks."""
+        position = len(self.inputs)
+        given = self.sizes[position] if self.sizes is not None else None
+        value_dims: list[Any] = []
+        pending: list[tuple[Symbol, int]] = []
+        for dim, bound in enumerate(bounds):
+            if given is not None:
+                value_dims.append(given[dim])
+            elif not dynamic or bound <= 1:
+                value_dims.append(bound)
+            else:
+                symbol = Symbol(f"s{len(self.symbols) + len(pending)}", bound)
+                pending.append((symbol, dim))
+                first = self._by_bound.setdefault(bound, Dim.of(symbol))
+                if first is not Dim.of(symbol) and not first == Dim.of(symbol):
+                    raise GraphError(f"sizes {first} and {symbol} differ at their common bound", where=self.where)
+                value_dims.append(first)
+        value = Value(f"input_{position}", TensorType(dtype, tuple(value_dims)))
+        for symbol, dim in pending:
+            self.symbols[symbol] = SymbolSource(value, dim)
+        self.inputs.append(value)
+        return value
+
+    def integer_input(self, default: int) -> Dim:
+        """An integer argument of the call."""
+        symbol = Symbol(f"i{len(self.symbols)}", is_size=False)
+        self.symbols[symbol] = SymbolSource(None, None, len(self.inputs))
+        self.inputs.append(Dim.of(symbol))
+        return Dim.of(symbol)
+
+    def other_input(self) -> None:
+        """An argument that is no tensor and no integer, and that no node reads."""
+        self.inputs.append(None)
+
+    def constant(self, data: memoryview, type: TensorType) -> Value:
+        """A tensor of the file; equal places give one value."""
+        needed = type.nbytes
+        if len(data) < needed:
+            raise FileFormatError(
+                f"a constant {type} needs {needed} bytes", where=self.where, why=f"{len(data)} are there",
+                next="the file is damaged: copy or export it again",
+            )  # fmt: skip
+        data = data[:needed]
+        key = (_address(data), needed, type.dtype.name, type.dims)
+        if key not in self._shared:
+            self._shared[key] = value = Value(self._names.fresh("const"), type)
+            self.constants[value] = Constant(data)
+        return self._shared[key]
+
+    def state(self, data: memoryview | None, type: TensorType) -> Value:
+        """A tensor that lives between calls, with its first bytes (None: zeros)."""
+        value = Value(self._names.fresh("state"), type)
+        self.states[value] = None if data is None else Constant(data[: type.nbytes])
+        return value
+
+    def element(self, tensor: Value, index: int) -> Dim | int:
+        """The integer in a tensor, known at a call."""
+        if tensor in self.constants:
+            return int(self.constants[tensor].array(tensor.type).reshape(-1)[index])
+        if (tensor, index) not in self._elements:
+            symbol = Symbol(f"i{len(self.symbols)}", is_size=False)
+            self.symbols[symbol] = SymbolSource(tensor, None, index)
+            self._elements[tensor, index] = Dim.of(symbol)
+        return self._elements[tensor, index]
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def emit(
+        self,
+        op: str,
+        args: Sequence[Arg] | Mapping[str, Arg],
+        recorded: Sequence[TensorType],
+        dynamic: Sequence[bool],
+        source: str,
+    ) -> tuple[Value, ...]:
+        """Appends a node and returns its results.
+
+        Args:
+            op: name of the operator; `args` by position or by name.
+            recorded: types that the file gives the results; their dtypes hold, their sizes are checked.
+            dynamic: for each result, whether the recorded sizes are mere bounds.
+            source: where in the file it stands.
+
+        Raises:
+            FileFormatError: the recorded sizes are not those that the operator gives.
+        """
+        row = registry.find(op)
+        if row is None:
+            full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
+            types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
+        else:
+            full = self._complete(row, args, recorded)
+            types = self._infer(row, full, recorded, source)
+        results = tuple(Value(self._names.fresh(op.split(".")[1]), type) for type in types)
+        self.nodes.append(Node(row.name if row else op, full, results, source))
+        if row is None:
+            for value in results:
+                for dim, size in enumerate(value.type.dims):
+                    if isinstance(size, Dim):
+                        for symbol in _dims.symbols(size):
+                            self.symbols[symbol] = SymbolSource(value, dim)
+        return results
+
+    def cast(self, value: Value, dtype: DType, source: str) -> Value:
+        """The value in another dtype."""
+        if value.type.dtype is dtype:
+            return value
+        return self.emit("aten._to_copy.default", (value, dtype), [value.type.with_dtype(dtype)], [False], source)[0]
+
+    def _complete(self, row: registry.Operator, args: Any, recorded: Sequence[TensorType]) -> tuple[Arg, ...]:
+        if isinstance(args, Mapping):
+            names = row.parameters
+            bound = row.bind(())
+            bound.update({name: arg for name, arg in args.items() if name in names})
+        else:
+            bound = row.bind(tuple(args)[: len(row.parameters)])
+        if "dtype" in bound:
+            if isinstance(bound["dtype"], int):
+                bound["dtype"] = DType.from_pte(bound["dtype"])
+            if recorded:
+                bound["dtype"] = recorded[0].dtype
+        missing = [name for name in row.parameters if name not in bound]
+        if missing:
+            raise FileFormatError(f"{row.name} lacks arguments {missing}", where=self.where)
+        return tuple(bound[name] for name in row.parameters)
+
+    def _infer(self, row: registry.Operator, full: tuple[Arg, ...], recorded: Sequence[TensorType], source: str) -> list[TensorType]:
+        try:
+            inferred = row.infer(full)
+        except registry.ShapeError as error:
+            raise FileFormatError(
+                f"{row.name} cannot take its arguments", where=f"{self.where}, {source}", why=str(error),
+                next="the file is damaged, or its exporter and purevk disagree on this operator",
+            ) from error  # fmt: skip
+        types = []
+        for number, type in enumerate(inferred):
+            if number < len(recorded):
+                expected = recorded[number]
+                static = type.is_static and self.sizes is None
+                if type.rank != expected.rank or (static and type.dims != expected.dims):
+                    raise FileFormatError(
+                        f"result {number} of {row.name} is recorded as {expected}", where=f"{self.where}, {source}",
+                        why=f"from its arguments it is {type}",
+                        next="the file is damaged, or its exporter and purevk disagree on this operator",
+                    )  # fmt: skip
+                type = type.with_dtype(expected.dtype)
+            types.append(type)
+        return types
+
+    def _unknown(self, type: TensorType, moves: bool) -> TensorType:
+        """The type of a result without a shape function: each size above 1 is a symbol of its own if it may change."""
+        if not moves and self.sizes is None:
+            return type
+        sizes: list[Any] = []
+        for bound in type.dims:
+            sizes.append(bound if bound <= 1 else Dim.of(self._fresh_symbol(bound)))
+        return type.with_dims(sizes)
+
+    def _fresh_symbol(self, bound: int) -> Symbol:
+        symbol = Symbol(f"u{len(self.symbols)}", bound)
+        self.symbols[symbol] = SymbolSource(None)
+        return symbol
+
+    def finish(self, outputs: Sequence[Arg]) -> Graph:
+        """The graph, with the outputs of the method."""
+        return Graph(
+            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, self.symbols
+        )
+
+
+def _address(data: memoryview) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0

@@ -1,0 +1,74 @@
+"""Names of operators in files, and those of the rows that they stand for."""
+
+from __future__ import annotations
+
+# Vulkan graphs drop the namespace of operators that were defined with torch.library alone.
+_BARE = {
+    "sdpa_with_kv_cache": "llama", "custom_sdpa": "llama", "update_cache": "llama", "conv_with_clamp": "et_vk",
+}  # fmt: skip
+
+# Out-variants whose overload does not follow from its name ("X_out" is that of X, "out" that of the default).
+_OUT = {
+    "aten.any.out": "aten.any.dim", "aten.any.all_out": "aten.any.default", "aten.any.dims_out": "aten.any.dims",
+    "aten.all.out": "aten.all.dim", "aten.all.all_out": "aten.all.default", "aten.sum.IntList_out": "aten.sum.dim_IntList",
+    "aten.mean.out": "aten.mean.dim", "aten.mean.dtype_out": "aten.mean.default", "aten.prod.int_out": "aten.prod.dim_int",
+    "aten.prod.out": "aten.prod.default", "aten.max.dim_max": "aten.max.dim", "aten.min.dim_min": "aten.min.dim",
+    "aten.max.unary_out": "aten.max.default", "aten.min.unary_out": "aten.min.default",
+    "aten.topk.values": "aten.topk.default", "aten.sort.values": "aten.sort.default",
+    "aten.sort.values_stable": "aten.sort.stable", "aten.arange.start_out": "aten.arange.start_step",
+    "aten.arange.out": "aten.arange.default", "aten.empty.out": "aten.empty.memory_format",
+    "aten.squeeze_copy.dim_out": "aten.squeeze_copy.dim", "aten.var.out": "aten.var.dim",
+    "aten.var.correction_out": "aten.var.correction", "aten.std.correction_out": "aten.std.correction",
+    "aten.squeeze.dims_out": "aten.squeeze.dims", "aten.std.out": "aten.std.dim", "aten.pow.Scalar_out": "aten.pow.Scalar",
+    "aten.norm.out": "aten.norm.ScalarOpt_dim", "aten.median.dim_values": "aten.median.dim",
+    "aten.where.self_out": "aten.where.self", "aten.convolution.out": "aten.convolution.default",
+}  # fmt: skip
+
+# Arguments of out-variants that are not those of the functional overload from the front on.
+OUT_ARGUMENTS = {
+    "aten._to_copy.out": ("x", "non_blocking", "memory_format"),
+    "dim_order_ops._to_dim_order_copy.out": ("x", "non_blocking", "dim_order"),
+    "dim_order_ops._clone_dim_order.out": ("x", "non_blocking", "dim_order"),
+    "aten.full.out": ("size", "fill_value"),
+    "aten.full_like.out": ("x", "fill_value", "memory_format"),
+    "aten.zeros_like.out": ("x", "memory_format"),
+    "aten.ones_like.out": ("x", "memory_format"),
+    "aten.empty_like.out": ("x", "memory_format"),
+    "aten.scalar_tensor.out": ("s",),
+    "aten.arange.start_out": ("start", "end", "step"),
+    "aten.arange.out": ("end",),
+    "aten.zeros.out": ("size",),
+    "aten.ones.out": ("size",),
+    "aten.empty.out": ("size", "memory_format"),
+}
+
+# Symbolic arithmetic on sizes, in plans (executorch_prim) and in Vulkan graphs (bare Python operators).
+INTEGER_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+    "gt": ">", "ge": ">=", "neg": "neg", "ceil": "same", "round": "same", "trunc": "same", "sym_max": "max",
+    "sym_min": "min", "truediv": "/",
+}  # fmt: skip
+
+
+def vulkan_name(name: str) -> str:
+    """The name "namespace.op.overload" of an operator of a Vulkan graph."""
+    parts = name.split(".")
+    if len(parts) <= 2 and parts[0] in _BARE:
+        return ".".join([_BARE[parts[0]], parts[0], parts[1] if len(parts) == 2 else "default"])
+    return name
+
+
+def plan_name(name: str, overload: str) -> str:
+    """The functional name "namespace.op.overload" of a kernel of a plan, such as ("aten::mul", "Scalar_out")."""
+    space, _, op = name.partition("::")
+    full = f"{space}.{op}.{overload or 'default'}"
+    if full in _OUT:
+        return _OUT[full]
+    if overload in ("out", ""):
+        return f"{space}.{op}.default"
+    return f"{space}.{op}.{overload.removesuffix('_out')}"
+
+
+def is_out_variant(name: str, overload: str) -> bool:
+    """Whether a kernel of a plan writes into its last arguments."""
+    return overload == "out" or overload.endswith("_out") or f"{name.replace('::', '.')}.{overload}" in _OUT

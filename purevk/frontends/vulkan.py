@@ -1,0 +1,212 @@
+"""A Vulkan delegate's graph, inlined into the graph of the method that calls it."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.importer import Importer, integer
+from purevk.frontends.names import INTEGER_OPERATORS, vulkan_name
+from purevk.ir import Arg, Dim, TensorType, Value
+from purevk.ops import registry
+from purevk.pte import values as V
+from purevk.pte import vkgraph as vk
+from purevk.pte.program import Program
+
+
+class _Constant:
+    """A constant that no operator has asked for yet."""
+
+    def __init__(self, data: memoryview, type: TensorType) -> None:
+        self.data, self.type = data, type
+
+
+class VulkanDelegate:
+    """Walks one call of a delegate.
+
+    Args:
+        importer: takes the nodes.
+        program: the file, for the constants.
+        graph: the delegate's graph.
+        label: names the delegate in messages, such as "delegate 3".
+        states: what earlier calls of the same delegate made of its mutable constants, by value number.
+    """
+
+    def __init__(self, importer: Importer, program: Program, graph: vk.VkGraph, label: str, states: dict[int, Value]) -> None:
+        self.importer, self.program, self.graph, self.label, self.states = importer, program, graph, label, states
+        self.env: dict[int, Any] = {}
+        self.sources: dict[int, Value] = {}  # inputs as the caller passed them, before any cast
+
+    def run(self, inputs: Sequence[Arg], wanted: int) -> list[Arg]:
+        """Inlines the graph; returns its last `wanted` outputs.
+
+        Outputs beyond those are mutated buffers, which go back into the constants of the same type that they came from.
+        """
+        graph = self.graph
+        if len(inputs) != len(graph.input_ids):
+            inputs = self._match(inputs)
+        for number, arg in zip(graph.input_ids, inputs):
+            self._bind(number, arg)
+        for call in graph.chain:
+            self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
+        outputs = [self._tensor_or_int(number) for number in graph.output_ids]
+        extra = len(outputs) - wanted
+        if extra < 0:
+            raise FileFormatError(f"{self.label} has {len(outputs)} outputs", why=f"its caller expects {wanted}")
+        for number, value in zip(graph.output_ids[:extra], outputs[:extra]):
+            self._write_back(number, value)
+        return outputs[extra:]
+
+    # -- inputs -------------------------------------------------------------------------------------------------------
+    def _match(self, inputs: Sequence[Arg]) -> list[Arg]:
+        """The exporter drops inputs whose users were folded away but still passes them: match the rest by type, in order."""
+        chosen: list[Arg] = []
+        rest = list(inputs)
+        for number in self.graph.input_ids:
+            while rest:
+                candidate = rest.pop(0)
+                if self._fits(number, candidate):
+                    chosen.append(candidate)
+                    break
+        if len(chosen) != len(self.graph.input_ids):
+            raise FileFormatError(
+                f"{self.label} takes {len(self.graph.input_ids)} inputs", where=self.importer.where,
+                why=f"its caller passes {len(inputs)}, which do not match them by type",
+                next="export the model again",
+            )  # fmt: skip
+        return chosen
+
+    def _fits(self, number: int, arg: Arg) -> bool:
+        value = self.graph.values[number]
+        if isinstance(value, vk.VkTensor):
+            return isinstance(arg, Value) and len(value.dims) == arg.type.rank
+        return not isinstance(arg, Value) or arg.type.numel == 1
+
+    def _bind(self, number: int, arg: Arg) -> None:
+        value = self.graph.values[number]
+        if isinstance(value, vk.VkTensor):
+            if not isinstance(arg, Value):
+                raise FileFormatError(f"input %{number} of {self.label} is a tensor", why=f"the caller passes {arg!r}")
+            self.sources[number] = arg
+            if value.dtype is not None:
+                arg = self.importer.cast(arg, value.dtype, f"{self.label} input")
+            self.env[number] = arg
+        elif isinstance(arg, Value):
+            self.env[number] = self.importer.element(arg, 0)
+        else:
+            self.env[number] = arg
+
+    # -- values -------------------------------------------------------------------------------------------------------
+    def _arg(self, number: int, tensor: str = "constant") -> Any:
+        """An argument; a constant becomes a value of the graph, or a state if the operator writes it."""
+        if number in self.env and not isinstance(self.env[number], _Constant):
+            return self.env[number]
+        value = self.graph.values[number]
+        match value:
+            case V.Null():
+                return None
+            case V.Int() | V.Bool() | V.Double() | V.String():
+                return value.value
+            case V.IntList() | V.BoolList() | V.DoubleList():
+                return tuple(value.items)
+            case vk.ValueList():
+                return tuple(self._arg(item) for item in value.items)
+            case vk.SymInt():
+                return value.value
+            case vk.VkTensor() if value.is_constant:
+                return self._constant(number, value, tensor)
+        raise FileFormatError(
+            f"value %{number} of {self.label} is read before it is written", where=self.importer.where,
+            next="the file is damaged: copy or export it again",
+        )  # fmt: skip
+
+    def _constant(self, number: int, tensor: vk.VkTensor, kind: str) -> Value:
+        if number in self.states:
+            return self.states[number]
+        data = self.program.vulkan_constant(self.graph, tensor.constant_id)
+        type = _type(tensor)
+        if kind == "state":
+            self.states[number] = self.env[number] = self.importer.state(data, type)
+            return self.states[number]
+        return self.importer.constant(data, type)
+
+    def _tensor_or_int(self, number: int) -> Arg:
+        return self._arg(number)
+
+    def _write_back(self, number: int, value: Arg) -> None:
+        """An output that the caller does not take is the new content of a constant of the same type."""
+        tensor = self.graph.values[number]
+        candidates = [
+            other for other, constant in enumerate(self.graph.values)
+            if isinstance(constant, vk.VkTensor) and constant.is_constant
+            and constant.dims == tensor.dims and constant.datatype == tensor.datatype
+        ]  # fmt: skip
+        if len(candidates) != 1:
+            raise UnsupportedProgramError(
+                f"{self.label} returns a mutated buffer that cannot be told apart", where=self.importer.where,
+                why=f"{len(candidates)} constants have the type of output %{number}",
+                next="export with alias_buffer_mutations=True",
+            )  # fmt: skip
+        raise UnsupportedProgramError(
+            f"{self.label} returns a mutated buffer as an extra output", where=self.importer.where,
+            why="its constant was read as one already", next="export with alias_buffer_mutations=True",
+        )  # fmt: skip
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+    def _call(self, name: str, args: Sequence[int], source: str) -> None:
+        *inputs, output = args
+        name = vulkan_name(name)
+        base = name.split(".")[0]
+        if name == "et_vk.prepack.default":
+            self.env[output] = self._arg(inputs[0], "state" if self._is_written(output) else "constant")
+            return
+        if name in ("sym_size.int", "aten.sym_size.int"):
+            tensor, dim = self._arg(inputs[0]), self._arg(inputs[1])
+            self.env[output] = tensor.type.dims[dim]
+            return
+        if name == "et_vk.select_as_symint.default":
+            tensor = self.sources.get(inputs[0]) or self._arg(inputs[0])
+            self.env[output] = self._element(tensor, self._arg(inputs[1]), self._arg(inputs[2]))
+            return
+        if base in INTEGER_OPERATORS and not name.startswith("aten."):
+            self.env[output] = integer(INTEGER_OPERATORS[base], *(self._arg(number) for number in inputs))
+            return
+        row = registry.find(name)
+        mutated = row.mutates if row else ()
+        full = [self._arg(number, "state" if at in mutated else "constant") for at, number in enumerate(inputs)]
+        outputs = self._outputs(output)
+        recorded = [_type(self.graph.values[number]) for number in outputs]
+        results = self.importer.emit(name, full, recorded, [False] * len(recorded), source)
+        for number, value in zip(outputs, results):
+            present = self.env.get(number)
+            if isinstance(present, Value) and present in self.importer.states:
+                self.importer.emit("purevk.store", (present, value), [], [], source)
+            else:
+                self.env[number] = value
+
+    def _is_written(self, number: int) -> bool:
+        """Whether an operator after its prepacking writes the value again (a buffer mutated in place)."""
+        writes = 0
+        for call in self.graph.chain:
+            row = registry.find(vulkan_name(call.name))
+            for at in row.mutates if row else ():
+                writes += call.args[at] == number
+            writes += number in self._outputs(call.args[-1])
+        return writes > 1
+
+    def _element(self, tensor: Value, dim: int, index: int) -> Dim | int:
+        if any(size != 1 for d, size in enumerate(tensor.type.dims) if d != dim % max(tensor.type.rank, 1)):
+            raise UnsupportedProgramError(
+                f"{self.label} takes a number out of a tensor {tensor.type}", where=self.importer.where,
+                why="all dims but the selected one must be of size 1",
+            )  # fmt: skip
+        return self.importer.element(tensor, index)
+
+    def _outputs(self, output: int) -> tuple[int, ...]:
+        value = self.graph.values[output]
+        return value.items if isinstance(value, vk.ValueList) else (output,)
+
+
+def _type(tensor: Any) -> TensorType:
+    return TensorType(tensor.dtype or DType.float32, tuple(tensor.dims))

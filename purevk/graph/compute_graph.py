@@ -1,0 +1,364 @@
+"""Dispatches on a device: memory planned, descriptor sets written, command buffers recorded per signature and replayed.
+
+The dispatches of a program are cut into segments, one command buffer each, where the host has to step in between.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from purevk import api, knobs
+from purevk.api import vk
+from purevk.errors import OutOfDeviceMemoryError, UnsupportedOperatorError
+from purevk.graph.context import Context
+from purevk.graph.memory import DeviceStore, Place
+from purevk.ir import Symbol, Value
+from purevk.ir import dims as _dims
+from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
+from purevk.ops.lowering import MAX_PUSH, Dispatch
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A segment: dispatches [first, last), what the host writes before it and reads after it."""
+
+    first: int
+    last: int
+    uploads: tuple[Value, ...]
+    downloads: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of a program on the device.
+
+    Attributes:
+        planned, naive, lower_bound: of intermediate tensors, see `MemoryPlan`.
+        inputs, outputs: buffers that the host writes and reads.
+        weights, state: of the whole program.
+    """
+
+    planned: int
+    naive: int
+    lower_bound: int
+    inputs: int
+    outputs: int
+    weights: int
+    state: int
+
+
+class ComputeGraph:
+    """Dispatches with their memory, ready to run.
+
+    Args:
+        context: the device.
+        dispatches: all of them, in order.
+        cuts: the segments.
+        fixed: stores that hold weights and state.
+        sizes: bytes of every storage that the dispatches name.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dispatches: Sequence[Dispatch],
+        cuts: Sequence[Cut],
+        fixed: Sequence[DeviceStore],
+        sizes: Mapping[Value, int],
+    ) -> None:
+        self.context, self.device = context, context.device
+        self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
+        self._owned: list[Any] = []
+        self._places: dict[Value, Place] = {}
+        for store in fixed:
+            for key, place in store.places.items():
+                self._places[key] = place
+        self._copies: dict[Value, Place] = {}  # downloads that a copy command fetches
+        self.plan: MemoryPlan = plan([])
+        self.input_bytes = self.output_bytes = 0
+        try:
+            self._place_uploads()
+            self._place_outputs_and_temporaries()
+            self._check_ranges()
+            self._pipelines = [context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches]
+            self._params = self._make_params()
+            self._sets = self._make_sets()
+            self._barriers = self._hazards()
+            self._pool = self._own(api.CommandPool(self.device))
+        except BaseException:
+            self.close()
+            raise
+        self._symbols = [self._symbols_of(cut) for cut in self.cuts]
+        self._recordings: list[collections.OrderedDict[tuple, api.CommandBuffer]] = [
+            collections.OrderedDict() for _ in self.cuts
+        ]
+        self.recorded = 0
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def _own(self, item: Any) -> Any:
+        self._owned.append(item)
+        return item
+
+    def _buffer(self, nbytes: int, kind: api.MemoryKind, label: str) -> api.Buffer:
+        usage = api.Usage.DEFAULT | api.Usage.TEXEL
+        return self._own(api.Buffer(self.device, max(nbytes, 4), kind, usage, label=label))
+
+    def _together(self, values: Sequence[Value], kind: api.MemoryKind, label: str) -> dict[Value, Place]:
+        """Places of values in one buffer of a kind."""
+        offsets, total = [], 0
+        for value in values:
+            offsets.append(total)
+            total += -(-max(self._sizes[value], 4) // ALIGNMENT) * ALIGNMENT
+        if not values:
+            return {}
+        buffer = self._buffer(total, kind, label)
+        ends = [*offsets[1:], total]
+        return {value: Place(buffer, start, end - start) for value, start, end in zip(values, offsets, ends)}
+
+    def _place_uploads(self) -> None:
+        uploads = list(dict.fromkeys(value for cut in self.cuts for value in cut.uploads if value not in self._places))
+        places = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
+        self.input_bytes = sum(place.nbytes for place in places.values())
+        self._places.update(places)
+
+    def _place_outputs_and_temporaries(self) -> None:
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        read: set[Value] = set()
+        for step, dispatch in enumerate(self.dispatches):
+            for binding in dispatch.bindings:
+                storage = binding.storage
+                if storage in self._places:
+                    continue
+                first.setdefault(storage, step)
+                last[storage] = step
+                if not binding.write:
+                    read.add(storage)
+        downloads: dict[Value, int] = {}
+        for cut in self.cuts:
+            for value in cut.downloads:
+                downloads.setdefault(value, cut.last)
+        direct = [
+            value for value in downloads
+            if value not in self._places and (self.device.is_unified or value not in read)
+        ]  # fmt: skip
+        places = self._together(direct, api.MemoryKind.READBACK, "outputs")
+        copied = [value for value in downloads if value not in places and not self._is_mapped(value)]
+        self._copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
+        self.output_bytes = sum(place.nbytes for place in (*places.values(), *self._copies.values()))
+        self._places.update(places)
+        for value in copied:
+            if value in first:
+                last[value] = max(last[value], downloads[value])
+        blocks = [
+            Block(value, self._sizes[value], first[value], last[value]) for value in first if value not in self._places
+        ]
+        limit = self.device.limits.max_allocation
+        self.plan = plan(blocks, max_arena=limit)
+        arenas = [self._buffer(nbytes, api.MemoryKind.DEVICE, "temporaries") for nbytes in self.plan.arenas]
+        for block in blocks:
+            arena, offset = self.plan.places[block.key]
+            self._places[block.key] = Place(arenas[arena], offset, block.nbytes)
+
+    def _is_mapped(self, value: Value) -> bool:
+        return value in self._places and self._places[value].buffer.mapped
+
+    def _check_ranges(self) -> None:
+        limit = self.device.limits.max_storage_buffer_range
+        for dispatch in self.dispatches:
+            for binding in dispatch.bindings:
+                size = self._sizes.get(binding.storage, 0)
+                if size > limit:
+                    raise UnsupportedOperatorError(
+                        f"a tensor of {size} bytes is larger than one binding of the device", where=dispatch.label,
+                        why=f"{self.device.name} binds {limit} bytes at most",
+                        next="use a device with a larger maxStorageBufferRange, or split the tensor",
+                    )  # fmt: skip
+
+    # -- descriptors and parameters -----------------------------------------------------------------------------------
+    def _make_params(self) -> dict[int, Place]:
+        step = max(ALIGNMENT, 4 * MAX_PUSH)
+        wanted = [(n, -(-4 * len(d.push) // step) * step) for n, d in enumerate(self.dispatches) if d.params_buffer]
+        if not wanted:
+            return {}
+        buffer = self._buffer(sum(nbytes for _, nbytes in wanted), api.MemoryKind.UPLOAD, "parameters")
+        places, offset = {}, 0
+        for number, nbytes in wanted:
+            places[number] = Place(buffer, offset, nbytes)
+            offset += nbytes
+        return places
+
+    def _make_sets(self) -> list[Any]:
+        items = []
+        for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
+            bindings = []
+            for binding in dispatch.bindings:
+                place = self._places[binding.storage]
+                length = min(place.nbytes, self.device.limits.max_storage_buffer_range)
+                bindings.append((place.buffer, place.offset + binding.offset, length - binding.offset))
+            if dispatch.params_buffer:
+                place = self._params[number]
+                bindings.append((place.buffer, place.offset, place.nbytes))
+            items.append((pipeline.layout, bindings))
+        arena = self._own(api.DescriptorArena(self.device))
+        return arena.make(items)
+
+    def _hazards(self) -> list[bool]:
+        """For each dispatch, whether a barrier must come before it: it touches bytes that one since the last barrier
+        wrote, or writes bytes that one read."""
+        needed = []
+        written: list[tuple[int, int, int]] = []
+        touched: list[tuple[int, int, int]] = []
+        starts = {cut.first for cut in self.cuts}
+        for step, dispatch in enumerate(self.dispatches):
+            if step in starts:
+                written, touched = [], []
+            mine = []
+            for binding in dispatch.bindings:
+                place = self._places[binding.storage]
+                mine.append(((place.buffer.number, place.offset, place.offset + place.nbytes), binding.write))
+            hit = any(
+                _overlaps(span, other) for span, write in mine for other in (touched if write else written)
+            )  # fmt: skip
+            needed.append(hit)
+            if hit:
+                written, touched = [], []
+            for span, write in mine:
+                touched.append(span)
+                if write:
+                    written.append(span)
+        return needed
+
+    def _symbols_of(self, cut: Cut) -> tuple[Symbol, ...]:
+        """The symbols whose values a recording of the segment depends on."""
+        found: set[Symbol] = set()
+        for dispatch in self.dispatches[cut.first : cut.last]:
+            sizes = [*dispatch.grid, *(() if dispatch.params_buffer else dispatch.push)]
+            for size in sizes:
+                found |= _dims.symbols(size)
+        return tuple(sorted(found, key=lambda symbol: symbol.name))
+
+    # -- running ------------------------------------------------------------------------------------------------------
+    def host_view(self, value: Value) -> memoryview:
+        """The bytes of an upload before its segment, or of a download after it, without a copy."""
+        place = self._copies.get(value) or self._places[value]
+        return place.buffer.view(place.offset, self._sizes[value])
+
+    def place(self, value: Value) -> Place:
+        """Where a storage lies."""
+        return self._places[value]
+
+    def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
+        """Starts segment `number` for the symbols' values; wait for the result before reading downloads."""
+        cut = self.cuts[number]
+        if self._params:
+            self._write_params(cut, env)
+        signature = tuple(env[symbol] for symbol in self._symbols[number])
+        recordings = self._recordings[number]
+        commands = recordings.get(signature)
+        if commands is None:
+            commands = self._record(cut, env)
+            recordings[signature] = commands
+            while len(recordings) > max(knobs.RECORDINGS(), 1):
+                recordings.popitem(last=False)[1].destroy()
+        else:
+            recordings.move_to_end(signature)
+        return self.device.queue.submit(commands)
+
+    def _write_params(self, cut: Cut, env: Mapping[Symbol, int]) -> None:
+        buffers = set()
+        for number, place in self._params.items():
+            if cut.first <= number < cut.last:
+                words = [_dims.evaluate(size, env) for size in self.dispatches[number].push]
+                data = np.array(words, np.int64).astype(np.int32).tobytes()
+                place.buffer.view(place.offset, len(data))[:] = data
+                buffers.add(place.buffer)
+        for buffer in buffers:
+            buffer.flush()
+
+    def _record(
+        self, cut: Cut, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None
+    ) -> api.CommandBuffer:
+        self.recorded += 1
+        commands = self._pool.buffer()
+        dispatches = self.dispatches[cut.first : cut.last]
+        words: list[int] = []
+        known: dict[Any, int] = {}
+
+        def value_of(size: Any) -> int:
+            if isinstance(size, int):
+                return size
+            found = known.get(size)
+            if found is None:
+                found = known[size] = _dims.evaluate(size, env)
+            return found
+
+        starts = []
+        for dispatch in dispatches:
+            starts.append(len(words))
+            if not dispatch.params_buffer:
+                words.extend(value_of(size) for size in dispatch.push)
+        push = np.array(words or [0], np.int64).astype(np.int32)
+        pointer = vk.ffi.cast("char *", push.ctypes.data)
+        commands.begin()
+        if queries is not None:
+            commands.reset_queries(queries)
+        commands.barrier(api.Access.HOST | api.Access.COMPUTE | api.Access.TRANSFER, api.Access.COMPUTE)
+        if queries is not None:
+            commands.write_timestamp(queries, 0)
+        for at, (dispatch, start) in enumerate(zip(dispatches, starts)):
+            number = cut.first + at
+            if self._barriers[number] or queries is not None:
+                commands.barrier()
+            x, y, z = (value_of(size) for size in dispatch.grid)
+            if x and y and z:
+                count = 0 if dispatch.params_buffer else 4 * len(dispatch.push)
+                commands.record_dispatch(
+                    self._pipelines[number], self._sets[number], pointer + 4 * start, count, x, y, z
+                )
+            if queries is not None:
+                commands.write_timestamp(queries, at + 1)
+        copies = [value for value in cut.downloads if value in self._copies]
+        if copies:
+            commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
+            for value in copies:
+                source, target = self._places[value], self._copies[value]
+                commands.copy_buffer(source.buffer, target.buffer, self._sizes[value], source.offset, target.offset)
+        commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.HOST)
+        commands.end()
+        return commands
+
+    def profile(self, number: int, env: Mapping[Symbol, int], runs: int = 5) -> list[float]:
+        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch waiting for the one before."""
+        cut = self.cuts[number]
+        self._write_params(cut, env)
+        count = cut.last - cut.first
+        queries = api.TimestampPool(self.device, count + 1)
+        try:
+            commands = self._record(cut, env, queries)
+            times = []
+            for _ in range(runs):
+                self.device.queue.run(commands)
+                times.append(np.diff(queries.read()))
+            commands.destroy()
+            return np.median(np.array(times), axis=0).tolist()
+        finally:
+            queries.destroy()
+
+    def close(self) -> None:
+        """Destroys everything of this graph."""
+        for recordings in getattr(self, "_recordings", []):
+            for commands in recordings.values():
+                commands.destroy()
+            recordings.clear()
+        while self._owned:
+            self._owned.pop().destroy()
+        self._places = {}
+
+
+def _overlaps(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:
+    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]

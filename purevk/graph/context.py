@@ -1,0 +1,82 @@
+"""A device with what programs on it share: the cache, the compiled kernels, the traits that kernels are chosen by."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from purevk import api, knobs
+from purevk.cache import Cache
+from purevk.graph.kernels import KernelStore
+from purevk.ops.lowering import DeviceTraits
+
+_lock = threading.Lock()
+_default: "Context | None" = None
+
+
+class Context:
+    """A device and its kernels.
+
+    Args:
+        device: its device; it is closed with the context.
+        cache: the on-disk cache; None: the folder that the knobs name.
+    """
+
+    def __init__(self, device: api.Device, cache: Cache | None = None) -> None:
+        self.device = device
+        self.cache = cache if cache is not None else default_cache()
+        self.traits = traits_of(device)
+        self.kernels = KernelStore(device, self.cache, self.traits)
+        self.programs: weakref.WeakSet = weakref.WeakSet()
+
+    @property
+    def closed(self) -> bool:
+        return self.device.closed
+
+    def close(self) -> None:
+        """Closes every program on the device, then the device."""
+        for program in list(self.programs):
+            program.close()
+        if not self.device.closed:
+            self.kernels.close()
+            self.device.close()
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def traits_of(device: api.Device) -> DeviceTraits:
+    """What the choice of kernels depends on, read from a device."""
+    limits = device.limits
+    return DeviceTraits(
+        features=frozenset(device.features),
+        subgroup_size=device.physical.subgroup_size,
+        cores=device.core_count,
+        is_cpu=device.kind == "cpu",
+        max_storage_range=limits.max_storage_buffer_range,
+        max_shared_memory=limits.max_shared_memory,
+        max_workgroups=limits.max_workgroup_count,
+        max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
+        storage_alignment=limits.min_storage_buffer_alignment,
+    )
+
+
+def default_cache() -> Cache:
+    """The cache of the folder that PUREVK_CACHE_DIR names, or the user's own."""
+    import platformdirs
+
+    if not knobs.CACHE():
+        return Cache(None)
+    return Cache(knobs.CACHE_DIR() or platformdirs.user_cache_dir("purevk"))
+
+
+def default_context() -> Context:
+    """The context of the best device (or the one that PUREVK_DEVICE names), made on first use."""
+    global _default
+    with _lock:
+        if _default is None or _default.closed:
+            _default = Context(api.open_device())
+        return _default

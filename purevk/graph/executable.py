@@ -1,0 +1,334 @@
+"""One method, specialized: its segments on the device and on the CPU, in order, ready to be called."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from purevk import fallback
+from purevk.dtypes import DType
+from purevk.errors import FallbackError
+from purevk.graph.compute_graph import ComputeGraph, Cut
+from purevk.graph.context import Context
+from purevk.graph.memory import DeviceStore
+from purevk.ir import Dim, Graph, Node, Symbol, TensorType, Value, map_values, values_in
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+from purevk.ops.lowering import Dispatch, Lowering
+from purevk.passes.constant import split_constant
+from purevk.passes.layout import HOST, Placed, place_values
+from purevk.passes.placement import Segment, segments
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Plan:
+    """A method lowered for a device, before anything is allocated.
+
+    Attributes:
+        placed: the graph that runs at each call.
+        steps: its segments.
+        dispatches: of all device segments, in order. ranges: for each step, first and last dispatch (equal on the CPU).
+        once: dispatches of the part that depends on constants alone; `once_kept` are the storages it leaves.
+        sizes: bytes of each storage.
+        constants: values whose bytes the device needs for calls; `once_constants` those for the part that runs once.
+    """
+
+    graph: Graph
+    placed: Placed
+    steps: tuple[Segment, ...]
+    dispatches: tuple[Dispatch, ...]
+    ranges: tuple[tuple[int, int], ...]
+    nodes_of: tuple[Node, ...]
+    once: tuple[Dispatch, ...]
+    once_kept: tuple[Value, ...]
+    sizes: dict[Value, int]
+    constants: tuple[Value, ...]
+    once_constants: tuple[Value, ...]
+    uploads: tuple[tuple[Value, ...], ...] = ()
+    downloads: tuple[tuple[Value, ...], ...] = ()
+
+    @property
+    def kernels(self) -> list:
+        """The specs of all pipelines."""
+        return list(dict.fromkeys(dispatch.kernel for dispatch in (*self.once, *self.dispatches)))
+
+
+def make_plan(graph: Graph, context_traits: Any) -> Plan:
+    """Places, segments and lowers an optimized graph."""
+    placed = place_values(graph)
+    split = split_constant(placed.graph)
+    storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
+    kept = tuple(dict.fromkeys(storage_of(value) for value in split.kept))
+    made_once = {value for node in split.once for value in node.results}
+    kept += tuple(
+        storage
+        for value in [v for node in split.graph.nodes for v in node.inputs] + list(graph.output_values())
+        for storage in [storage_of(value)]
+        if storage in made_once and storage not in kept
+    )
+    kept = tuple(dict.fromkeys(kept))
+    once = Lowering(context_traits, placed.storages, placed.layouts)
+    for node in split.once:
+        _lower(once, node)
+    steps = segments(split.graph, storage_of)
+    main = Lowering(context_traits, placed.storages, placed.layouts)
+    ranges, nodes_of = [], []
+    for step in steps:
+        first = len(main.dispatches)
+        if step.on_device:
+            for node in step.nodes:
+                _lower(main, node)
+                nodes_of += [node] * (len(main.dispatches) - len(nodes_of))
+        ranges.append((first, len(main.dispatches)))
+    sizes: dict[Value, int] = {}
+    for dispatch in (*once.dispatches, *main.dispatches):
+        for binding in dispatch.bindings:
+            sizes[binding.storage] = max(binding.storage.type.nbytes, 4)
+    used = {b.storage for d in main.dispatches for b in d.bindings}
+    used_once = {b.storage for d in once.dispatches for b in d.bindings}
+    plan = Plan(
+        graph=graph, placed=Placed(split.graph, placed.storages, placed.layouts), steps=steps,
+        dispatches=tuple(main.dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
+        once=tuple(once.dispatches), once_kept=kept, sizes=sizes,
+        constants=tuple(value for value in graph.constants if value in used),
+        once_constants=tuple(value for value in graph.constants if value in used_once),
+    )  # fmt: skip
+    _find_transfers(plan, set(kept))
+    return plan
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    lowering.node = node
+    form = registry.row_of(node).form
+    form.lower(lowering, node)
+    lowering.node = None
+
+
+def _find_transfers(plan: Plan, kept: set[Value]) -> None:
+    """What each device segment needs written before it and read after it."""
+    graph, storage_of = plan.placed.graph, lambda value: plan.placed.storages.get(value, value)
+    on_device: set[Value] = set()
+    made_by: dict[Value, int] = {}
+    for number, step in enumerate(plan.steps):
+        for node in step.nodes:
+            for value in node.results:
+                made_by[value] = number
+    host_reads: dict[Value, None] = dict.fromkeys(values_in(graph.outputs))
+    for step in plan.steps:
+        if not step.on_device:
+            host_reads.update(dict.fromkeys(step.nodes[0].inputs))
+    for symbol, source in graph.symbols.items():
+        if source.value is not None and source.dim is None and source.value not in graph.inputs:
+            host_reads[source.value] = None
+    resident = set(graph.constants) | set(graph.states) | kept
+    uploads, downloads = [], []
+    for number, (step, (first, last)) in enumerate(zip(plan.steps, plan.ranges)):
+        if not step.on_device:
+            uploads.append(())
+            downloads.append(())
+            continue
+        needs: dict[Value, None] = {}
+        written: set[Value] = set()
+        for dispatch in plan.dispatches[first:last]:
+            for binding in dispatch.bindings:
+                if binding.storage in resident or binding.storage in on_device:
+                    continue
+                if binding.write:
+                    written.add(binding.storage)
+                elif binding.storage not in written:
+                    needs[binding.storage] = None
+        # A storage that the host made (an input, or a result of a CPU node).
+        host_made = [v for v in needs if v not in made_by or not plan.steps[made_by[v]].on_device]
+        uploads.append(tuple(host_made))
+        on_device.update(host_made)
+        on_device.update(written)
+        reads = []
+        for value in host_reads:
+            storage = storage_of(value)
+            if storage in written and storage not in reads:
+                reads.append(storage)
+        downloads.append(tuple(reads))
+    # States and folded constants that the host reads come down with the last device segment.
+    plan.uploads, plan.downloads = tuple(uploads), tuple(downloads)
+
+
+class Executable:
+    """A plan with its memory on a device.
+
+    Args:
+        context: the device.
+        plan: what to run.
+        weights, states: the program's stores; constants and states that are not there yet are added.
+    """
+
+    def __init__(
+        self, context: Context, plan: Plan, weights: DeviceStore, states: DeviceStore, progress: Progress | None = None
+    ) -> None:
+        self.context, self.plan = context, plan
+        self.weights, self.states = weights, states
+        self.seconds: dict[str, float] = {}
+        graph = plan.placed.graph
+        start = time.perf_counter()
+        context.kernels.prepare(plan.kernels, progress)
+        self.seconds["kernels"] = time.perf_counter() - start
+        start = time.perf_counter()
+        self._fill(progress)
+        self.seconds["weights"] = time.perf_counter() - start
+        start = time.perf_counter()
+        self._run_once()
+        self.seconds["constants"] = time.perf_counter() - start
+        start = time.perf_counter()
+        self._segment_of = {}
+        cuts = []
+        for number, (step, span) in enumerate(zip(plan.steps, plan.ranges)):
+            if step.on_device:
+                self._segment_of[number] = len(cuts)
+                cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
+        self.graph = ComputeGraph(context, plan.dispatches, cuts, [weights, states], plan.sizes)
+        self.seconds["buffers"] = time.perf_counter() - start
+        self.input_symbols = [
+            (symbol, source) for symbol, source in graph.symbols.items()
+            if source.value is None or source.value in graph.inputs
+        ]  # fmt: skip
+        self._inner_symbols = [
+            (symbol, source) for symbol, source in graph.symbols.items()
+            if source.value is not None and source.value not in graph.inputs
+        ]  # fmt: skip
+
+    def _fill(self, progress: Progress | None) -> None:
+        graph, plan = self.plan.graph, self.plan
+        fresh = [value for value in plan.constants if value not in self.weights.places]
+        self.weights.reserve([(value, plan.sizes[value]) for value in fresh])
+        report = None if progress is None else lambda done, total: progress("weights", done, total)
+        self.weights.upload([(value, graph.constants[value].data[: value.type.nbytes]) for value in fresh], report)
+        new_states = [value for value in plan.placed.graph.states if value not in self.states.places]
+        self.states.reserve([(value, max(value.type.nbytes, 4)) for value in new_states])
+        first = {value: constant for value, constant in plan.placed.graph.states.items()}
+        self.states.upload(
+            [(value, None if first[value] is None else first[value].data[: value.type.nbytes]) for value in new_states]
+        )
+
+    def _run_once(self) -> None:
+        """Computes what depends on constants alone and keeps it among the weights."""
+        plan = self.plan
+        if not plan.once or all(value in self.weights.places for value in plan.once_kept):
+            return
+        self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
+        raw = DeviceStore(self.context.device, "constants")
+        try:
+            own = [value for value in plan.once_constants if value not in self.weights.places]
+            raw.reserve([(value, plan.sizes[value]) for value in own])
+            raw.upload([(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own])
+            cut = Cut(0, len(plan.once), (), ())
+            graph = ComputeGraph(self.context, plan.once, [cut], [self.weights, raw], plan.sizes)
+            try:
+                graph.submit(0, {}).wait()
+            finally:
+                graph.close()
+        finally:
+            raw.close()
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def run(self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int]) -> list[Any]:
+        """One call.
+
+        Args:
+            inputs: the tensors of the call as contiguous arrays of the right dtype.
+            env: values of the symbols that the inputs bring; completed on the way.
+
+        Returns:
+            The outputs in order: arrays, integers or None.
+        """
+        plan, compute = self.plan, self.graph
+        graph = plan.placed.graph
+        host: dict[Value, np.ndarray] = dict(inputs)
+        for number, step in enumerate(plan.steps):
+            if step.on_device:
+                for value in plan.uploads[number]:
+                    array = host[value] if value in host else self._host_array(value, host, env)
+                    _copy_in(compute.host_view(value), array)
+                first, last = plan.ranges[number]
+                if first != last:
+                    compute.submit(self._segment_of[number], env).wait()
+                for storage in plan.downloads[number]:
+                    host.pop(storage, None)
+            else:
+                self._run_host(step.nodes[0], host, env)
+            self._learn_symbols(step, host, env)
+        return [self._output(output, host, env) for output in graph.outputs]
+
+    def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
+        """A value's elements on the host: as they came, or read from the device."""
+        array = host.get(value)
+        if array is not None:
+            return array
+        graph = self.plan.placed.graph
+        if value in graph.constants:
+            array = graph.constants[value].array(value.type)
+        else:
+            storage = self.plan.placed.storages.get(value, value)
+            sizes = tuple(_dims.evaluate(size, env) for size in value.type.dims)
+            count = int(np.prod(sizes, dtype=np.int64))
+            nbytes = count * value.type.dtype.itemsize
+            if storage in host and storage is not value:
+                array = host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
+            elif storage in self.weights.places or storage in self.states.places:
+                store = self.weights if storage in self.weights.places else self.states
+                data = store.read(storage, max(nbytes, 4))[:nbytes]
+                array = np.frombuffer(data, value.type.dtype.numpy).reshape(sizes)
+            else:
+                place = self.graph.place(storage)
+                place.buffer.invalidate()
+                view = self.graph.host_view(storage)[:nbytes]
+                array = np.frombuffer(view, value.type.dtype.numpy).reshape(sizes)
+        host[value] = array
+        return array
+
+    def _run_host(self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> None:
+        name, _, args = node.args
+        arrays = {value: self._host_array(value, host, env) for value in node.inputs}
+        known = _evaluated(args, env)
+        made = fallback.run(name, known, arrays, [value.type for value in node.results], node.source)
+        if len(made) < len(node.results):
+            raise FallbackError(f"{name} gave {len(made)} results", where=node.source, why=f"{len(node.results)} are expected")
+        for value, array in zip(node.results, made):
+            host[value] = array
+
+    def _learn_symbols(self, step: Segment, host: dict[Value, np.ndarray], env: dict[Symbol, int]) -> None:
+        if not self._inner_symbols:
+            return
+        made = {value for node in step.nodes for value in node.results}
+        for symbol, source in self._inner_symbols:
+            if source.value in made and symbol not in env:
+                array = self._host_array(source.value, host, env)
+                env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+
+    def _output(self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> Any:
+        if isinstance(output, Value):
+            array = self._host_array(output, host, env)
+            return array.copy()
+        if isinstance(output, Dim):
+            return _dims.evaluate(output, env)
+        return output
+
+    def close(self) -> None:
+        """Releases the memory of calls; weights and state belong to the program."""
+        self.graph.close()
+
+
+def _copy_in(target: memoryview, array: np.ndarray) -> None:
+    if array.nbytes:
+        np.frombuffer(target, np.uint8)[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+
+def _evaluated(arg: Any, env: Mapping[Symbol, int]) -> Any:
+    if isinstance(arg, Dim):
+        return _dims.evaluate(arg, env)
+    if isinstance(arg, tuple):
+        return tuple(_evaluated(item, env) for item in arg)
+    return arg

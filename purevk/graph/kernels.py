@@ -1,0 +1,181 @@
+"""Pipelines from kernel specs: SPIR-V from the cache or the compiler, pipelines made in parallel and kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Iterable
+
+from purevk import api
+from purevk.cache import Cache
+from purevk.cache_entry import CacheKey
+from purevk.errors import ShaderCompilerError
+from purevk.ops.lowering import DeviceTraits, KernelSpec
+from purevk.shader_source import CompileJob
+
+GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
+
+
+@dataclass
+class KernelReport:
+    """What making kernels ready took.
+
+    Attributes:
+        compiled: SPIR-V modules that the compiler made. cached: modules that the cache had.
+        pipelines: pipelines made. compile_seconds, pipeline_seconds: wall time.
+    """
+
+    compiled: int = 0
+    cached: int = 0
+    pipelines: int = 0
+    compile_seconds: float = 0.0
+    pipeline_seconds: float = 0.0
+    templates: dict[str, int] = field(default_factory=dict)
+
+
+class KernelStore:
+    """The pipelines of a device.
+
+    One `KernelSpec` is compiled and made into a pipeline once; pipelines live as long as the store.
+    """
+
+    def __init__(self, device: api.Device, cache: Cache, traits: DeviceTraits) -> None:
+        self.device, self.cache, self.traits = device, cache, traits
+        self._pipelines: dict[KernelSpec, api.ComputePipeline] = {}
+        self._sources: dict[str, str] = {}
+        self._keys: dict[tuple, CacheKey] = {}
+        self._lock = threading.RLock()
+        self._driver_cache: api.PipelineCache | None = None
+        self._dirty = False
+        self.report = KernelReport()
+        version = device.physical.api_version
+        self.target_env = f"vulkan1.{min(version[1], 3)}"
+
+    @property
+    def device_key(self) -> str:
+        """Names the device and driver in the cache."""
+        physical = self.device.physical
+        return f"{physical.name}|{physical.driver}|{physical.pipeline_cache_uuid.hex()}"
+
+    def job(self, spec: KernelSpec) -> CompileJob:
+        """What the compiler is asked for a spec."""
+        source = self._sources.get(spec.template)
+        if source is None:
+            source = self._sources[spec.template] = (GLSL_FOLDER / spec.template).read_text(encoding="utf-8")
+        return CompileJob(
+            source, name=spec.template, macros=dict(spec.macros), include=GLSL_FOLDER, target_env=self.target_env
+        )
+
+    def key(self, spec: KernelSpec) -> CacheKey:
+        """The cache key of a spec's SPIR-V."""
+        short = (spec.template, spec.macros)
+        if short not in self._keys:
+            self._keys[short] = CacheKey.of(self.job(spec))
+        return self._keys[short]
+
+    def prepare(self, specs: Iterable[KernelSpec], progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Makes the pipelines of all specs, compiling on threads what the cache lacks.
+
+        Args:
+            progress: called with ("compile" or "pipeline", done, total).
+        """
+        with self._lock:
+            missing = [spec for spec in dict.fromkeys(specs) if spec not in self._pipelines]
+            if not missing:
+                return
+            spirv = self._spirv(missing, progress)
+            start = time.perf_counter()
+            made = api.create_pipelines(
+                self.device,
+                [self._pipeline_spec(spec, spirv[spec.template, spec.macros]) for spec in missing],
+                cache=self._cache(),
+                progress=None if progress is None else lambda done: progress("pipeline", done, len(missing)),
+            )
+            self._pipelines.update(zip(missing, made))
+            self.report.pipelines += len(made)
+            self.report.pipeline_seconds += time.perf_counter() - start
+            self._dirty = True
+
+    def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
+        """The pipeline of a spec that was prepared."""
+        return self._pipelines[spec]
+
+    def is_cached(self, spec: KernelSpec) -> bool:
+        """Whether the spec needs no compiler."""
+        return self.cache.get_spirv(self.key(spec)) is not None
+
+    def _spirv(self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None) -> dict[tuple, bytes]:
+        found: dict[tuple, bytes] = {}
+        jobs: dict[tuple, CompileJob] = {}
+        for spec in specs:
+            short = (spec.template, spec.macros)
+            if short in found or short in jobs:
+                continue
+            data = self.cache.get_spirv(self.key(spec))
+            if data is None:
+                jobs[short] = self.job(spec)
+            else:
+                found[short] = data
+        self.report.cached += len(found)
+        if jobs:
+            from purevk import shaderc
+
+            start = time.perf_counter()
+            try:
+                compiled = shaderc.compile_many(
+                    list(jobs.values()),
+                    progress=None if progress is None else lambda done, total: progress("compile", done, total),
+                )
+            except ShaderCompilerError as error:
+                if not error.why.startswith("tried"):
+                    raise
+                raise ShaderCompilerError(
+                    f"{len(jobs)} kernels are not in the cache and no compiler was found", where=str(self.cache),
+                    why=error.why, next=error.next,
+                ) from error  # fmt: skip
+            meta = {"compiler": shaderc.load().version}
+            for (short, _), data in zip(jobs.items(), compiled):
+                found[short] = data
+                self.report.templates[short[0]] = self.report.templates.get(short[0], 0) + 1
+                self.cache.put_spirv(self._keys[short], data, meta)
+            self.report.compiled += len(jobs)
+            self.report.compile_seconds += time.perf_counter() - start
+        return found
+
+    def _pipeline_spec(self, spec: KernelSpec, spirv: bytes) -> api.PipelineSpec:
+        size = spec.subgroup_size
+        if size == self.traits.subgroup_size and not self.device.features.subgroup_size_control:
+            size = None
+        return api.PipelineSpec(
+            spirv, n_buffers=len(spec.bindings), specialization=dict(spec.constants), required_subgroup_size=size,
+            label=spec.template,
+        )  # fmt: skip
+
+    def _cache(self) -> api.PipelineCache:
+        if self._driver_cache is None:
+            physical = self.device.physical
+            data = self.cache.get_pipeline_cache(
+                self.device_key, vendor=physical.vendor_id, device=physical.device_id,
+                pipeline_uuid=physical.pipeline_cache_uuid,
+            )  # fmt: skip
+            self._driver_cache = api.PipelineCache(self.device, data or b"")
+        return self._driver_cache
+
+    def save(self) -> None:
+        """Writes the driver's pipeline cache to disk if pipelines were made since the last time."""
+        with self._lock:
+            if self._dirty and self._driver_cache is not None and not self.device.closed:
+                self.cache.put_pipeline_cache(self.device_key, self._driver_cache.get_data())
+                self._dirty = False
+
+    def close(self) -> None:
+        """Saves the driver's cache and destroys the pipelines."""
+        self.save()
+        for pipeline in self._pipelines.values():
+            pipeline.destroy()
+        self._pipelines.clear()
+        if self._driver_cache is not None:
+            self._driver_cache.destroy()
+            self._driver_cache = None

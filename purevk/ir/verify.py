@@ -1,0 +1,68 @@
+"""Checks that a graph keeps the grammar of `docs/ir.md`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.errors import GraphError
+from purevk.ir import dims as _dims
+from purevk.ir.graph import Graph, Node, Value, values_in
+
+
+def verify(graph: Graph, after: str = "") -> None:
+    """Raises `GraphError` with the first rule that the graph breaks.
+
+    Rules: every value is defined before it is read, and once; names are unique; sizes are not negative and use only symbols
+    that the graph knows; constants have the bytes that their type needs.
+    """
+
+    def fail(what: str, where: str, why: str = "") -> None:
+        raise GraphError(what, where=f"{graph.name}, {where}" + (f", after {after}" if after else ""), why=why)
+
+    defined: set[Value] = set()
+    names: set[str] = set()
+
+    def define(value: Value, where: str) -> None:
+        if value in defined:
+            fail(f"{value!r} is defined twice", where)
+        if value.name in names:
+            fail(f"two values are named {value.name}", where)
+        defined.add(value)
+        names.add(value.name)
+        for size in value.type.dims:
+            if isinstance(size, int) and size < 0:
+                fail(f"{value!r} has a negative size", where, str(value.type))
+            unknown = _dims.symbols(size) - set(graph.symbols)
+            if unknown:
+                fail(f"{value!r} uses the unknown symbols {sorted(map(str, unknown))}", where, str(value.type))
+
+    for value in graph.inputs:
+        if isinstance(value, Value):
+            define(value, "inputs")
+    for value, constant in graph.constants.items():
+        define(value, "constants")
+        if not value.type.is_static or len(constant.data) < value.type.nbytes:
+            fail(f"constant {value!r} does not have its bytes", "constants", f"{len(constant.data)} for {value.type}")
+    for value in graph.states:
+        define(value, "states")
+    for position, node in enumerate(graph.nodes):
+        where = f"node {position} {node.op} ({node.source})"
+        for value in node.inputs:
+            if value not in defined:
+                fail(f"{value!r} is read before it is defined", where)
+        for value in node.results:
+            define(value, where)
+        _check_args(node.args, where, fail)
+    for value in values_in(graph.outputs):
+        if value not in defined:
+            fail(f"{value!r} is returned but never defined", "outputs")
+
+
+def _check_args(args: tuple[Any, ...], where: str, fail: Any) -> None:
+    for arg in args:
+        if isinstance(arg, list):
+            fail("an argument is a list", where, "lists of arguments are tuples")
+        if isinstance(arg, tuple):
+            _check_args(arg, where, fail)
+        if isinstance(arg, Node):
+            fail("an argument is a node", where)

@@ -1,0 +1,236 @@
+"""From nodes to dispatches: what a kernel's `lower` function works with, and what it leaves behind.
+
+Nothing here touches a device: a `Dispatch` names a template, its macros and constants, the bytes that it reads and writes
+and the grid; sizes in it may be expressions over symbols.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Mapping, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+
+MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """What the choice of kernels depends on.
+
+    Attributes:
+        features: names of the optional features that are on.
+        subgroup_size: invocations of a subgroup.
+        cores: independent processors (0: unknown).
+        is_cpu: a software device such as lavapipe.
+        max_storage_range: bytes that one binding can span.
+        max_shared_memory: bytes of shared memory of a workgroup.
+        max_workgroups: workgroups along each dim of a grid.
+        max_invocations: invocations of a workgroup.
+        storage_alignment: bytes; the start of a binding is a multiple.
+        max_texels: elements of a texel buffer (0: not used).
+    """
+
+    features: frozenset[str]
+    subgroup_size: int = 32
+    cores: int = 0
+    is_cpu: bool = False
+    max_storage_range: int = 2**27
+    max_shared_memory: int = 16384
+    max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
+    max_invocations: int = 128
+    storage_alignment: int = 256
+    max_texels: int = 0
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.features for name in names)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a pipeline is made of.
+
+    Attributes:
+        template: file of `glsl/`.
+        macros: name and text, sorted.
+        constants: specialization constants, by id, sorted.
+        bindings: for each binding "storage", or "texel:" and a format.
+        subgroup_size: the size that the kernel needs, or None.
+    """
+
+    template: str
+    macros: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, int], ...]
+    bindings: tuple[str, ...]
+    subgroup_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as a kernel sees it: dims, and where they lie in the bytes of `storage`."""
+
+    storage: Value
+    layout: Layout
+    type: TensorType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def dims(self) -> tuple[Size, ...]:
+        return self.type.dims
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        return self.layout.strides
+
+    @property
+    def offset(self) -> Size:
+        return self.layout.offset
+
+    def aligned(self, count: int = 4) -> bool:
+        """Whether the offset and all strides but that of the last dim are multiples of `count` elements, and the last dim
+        is dense."""
+        if not self.dims or self.strides[-1] != 1 and self.dims[-1] != 1:
+            return False
+        outer = [stride for size, stride in zip(self.dims[:-1], self.strides[:-1]) if size != 1]
+        return all(_dims.gcd_of(number) % count == 0 for number in (self.offset, *outer))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One buffer of a dispatch: the whole storage of a value, from byte `offset` on.
+
+    `kind` is "storage", or "texel:" and a format.
+    """
+
+    storage: Value
+    write: bool
+    kind: str = "storage"
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One kernel to run.
+
+    Attributes:
+        kernel: the pipeline.
+        bindings: its buffers.
+        push: 32-bit words of parameters. With `params_buffer` they go through a buffer that each call fills.
+        grid: workgroups.
+        label: operator and place in the file, for profiles.
+        flops, nbytes: arithmetic and memory traffic, for profiles.
+    """
+
+    kernel: KernelSpec
+    bindings: tuple[Binding, ...]
+    push: tuple[Size, ...]
+    grid: tuple[Size, Size, Size]
+    label: str
+    params_buffer: bool = False
+    flops: Size = 0
+    nbytes: Size = 0
+
+
+@dataclass
+class Lowering:
+    """Collects the dispatches of one graph.
+
+    Attributes:
+        traits: the device.
+        storages: the value whose bytes hold each value.
+        layouts: where each value lies in them.
+        scratch: storages that kernels asked for, with their bytes.
+    """
+
+    traits: DeviceTraits
+    storages: Mapping[Value, Value]
+    layouts: Mapping[Value, Layout]
+    dispatches: list[Dispatch] = field(default_factory=list)
+    scratch: dict[Value, int] = field(default_factory=dict)
+    node: Node | None = None
+
+    def operand(self, value: Value) -> Operand:
+        """A value as the layout pass placed it."""
+        return Operand(self.storages.get(value, value), self.layout(value), value.type)
+
+    def layout(self, value: Value) -> Layout:
+        layout = self.layouts.get(value)
+        return Layout.dense(value.type.dims) if layout is None else layout
+
+    def temporary(self, type: TensorType) -> Operand:
+        """A dense tensor that lives from here to the end of this node."""
+        value = Value(f"scratch_{len(self.scratch)}", type)
+        self.scratch[value] = type.nbytes
+        return Operand(value, Layout.dense(type.dims), type)
+
+    def dispatch(
+        self,
+        template: str,
+        buffers: Sequence[tuple[Operand | Value, str]],
+        *,
+        macros: Mapping[str, Any] | None = None,
+        params: Sequence[Size] = (),
+        constants: Mapping[int, int] | None = None,
+        specialize: Iterable[int] = (),
+        grid: tuple[Size, Size, Size],
+        subgroup_size: int | None = None,
+        flops: Size = 0,
+        nbytes: Size | None = None,
+        label: str = "",
+    ) -> None:
+        """Appends a dispatch.
+
+        Args:
+            buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may end in ":" and a texel
+                format.
+            params: parameter i of the template, a push constant (macro PUSH_i) unless i is in `specialize` and it is known.
+            constants: further specialization constants.
+            specialize: numbers of parameters that become specialization constants where they are known.
+        """
+        text = {name: str(value) for name, value in (macros or {}).items()}
+        fixed = dict(constants or {})
+        specialize = set(specialize)
+        words: list[Size] = []
+        for number, size in enumerate(params):
+            if isinstance(size, int) and number in specialize:
+                fixed[number] = size
+            else:
+                text[f"PUSH_{number}"] = "1"
+                words += [0] * (number + 1 - len(words))
+                words[number] = size
+        bindings = []
+        for operand, mode in buffers:
+            access, _, form = mode.partition(":")
+            storage = operand.storage if isinstance(operand, Operand) else self.storages.get(operand, operand)
+            bindings.append(Binding(storage, "w" in access, f"texel:{form}" if form else "storage"))
+        # Parameters that follow a value (a position) rather than a size must not make a new recording of each call.
+        by_value = len(words) > MAX_PUSH or any(not symbol.is_size for word in words for symbol in _dims.symbols(word))
+        if by_value:
+            text["PARAMS_BUFFER"] = str(len(bindings))
+        if nbytes is None:
+            nbytes = sum(
+                (operand.type.numel * operand.dtype.itemsize for operand, _ in buffers if isinstance(operand, Operand)), 0
+            )
+        kernel = KernelSpec(
+            template, tuple(sorted(text.items())), tuple(sorted(fixed.items())),
+            tuple(binding.kind for binding in bindings) + (("storage",) if by_value else ()), subgroup_size,
+        )  # fmt: skip
+        source = self.node.source if self.node else ""
+        name = label or (self.node.op if self.node else template)
+        self.dispatches.append(
+            Dispatch(kernel, tuple(bindings), tuple(words), grid, f"{name} @ {source}", by_value, flops, nbytes)
+        )
+
+    def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
+        """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not suffice."""
+        groups = _dims.ceil_div(count, per_group)
+        limit = self.traits.max_workgroups[0]
+        if _dims.upper(groups) <= limit:
+            return (groups, 1, 1)
+        rows = -(-_dims.upper(groups) // limit)
+        return (_dims.ceil_div(groups, rows), rows, 1)

@@ -1,0 +1,376 @@
+"""Lowers pointwise programs, and everything that copies elements, onto the template `pointwise.comp`.
+
+The iteration runs over the output in the order of its memory; dims that lie densely within one another for all operands
+are one. Where the innermost run is a multiple of 4, an invocation makes 4 neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.expression import Expression
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.shapes import wrap
+
+_VECTOR = {
+    DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
+    DType.bool: "u8vec4", DType.int16: "i16vec4",
+}  # fmt: skip
+_ACC_VECTOR = {"float": "vec4", "int": "ivec4", "bool": "bvec4"}
+LOCAL = 64  # invocations of a workgroup on a software device
+LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The iteration: sizes (outermost first) and, for each operand, strides and offset."""
+
+    sizes: tuple[Size, ...]
+    strides: tuple[tuple[Size, ...], ...]
+    offsets: tuple[Size, ...]
+
+
+def broadcast_strides(operand: Operand, sizes: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides of an operand along the dims of the result, 0 where it is broadcast."""
+    lead = len(sizes) - len(operand.dims)
+    return tuple(
+        0 if d < lead or (operand.dims[d - lead] == 1 and size != 1) else operand.strides[d - lead]
+        for d, size in enumerate(sizes)
+    )
+
+
+def _collapse(sizes: Sequence[Size], strides: list[tuple[Size, ...]], output: int) -> tuple[list[Size], list[list[Size]]]:
+    order = [d for d, size in enumerate(sizes) if size != 1]
+    order.sort(key=lambda d: -_dims.hint(strides[output][d]))
+    merged: list[Size] = []
+    steps: list[list[Size]] = []  # per loop dim, one stride per operand
+    for d in order:
+        mine = [operand[d] for operand in strides]
+        if merged and all(outer == sizes[d] * inner for outer, inner in zip(steps[-1], mine)):
+            merged[-1] = merged[-1] * sizes[d]
+            steps[-1] = mine
+        else:
+            merged.append(sizes[d])
+            steps.append(mine)
+    if not merged:
+        merged, steps = [1], [[1 if n >= output else 0 for n in range(len(strides))]]
+    return merged, steps
+
+
+def emit_pointwise(
+    lowering: Lowering,
+    expression: Expression,
+    inputs: Sequence[Operand],
+    scalars: Sequence[Size],
+    outputs: Sequence[Operand],
+    label: str = "",
+) -> None:
+    """Appends the dispatch of a pointwise program. All outputs have the same dims and strides."""
+    sizes = outputs[0].dims
+    if 0 in sizes:
+        return
+    operands = [*inputs, *outputs]
+    strides = [broadcast_strides(operand, sizes) for operand in operands]
+    loop, steps = _collapse(sizes, strides, len(inputs))
+    vector = _can_vectorize(loop, steps, operands, len(inputs))
+    writer = _Writer(expression, operands, len(inputs), loop, steps, vector, len(scalars))
+    params = [*loop, *(operand.offset for operand in operands), *(s for step in steps for s in step), *scalars]
+    count = _dims.product(loop)
+    work = _dims.ceil_div(count, 4) if vector else count
+    local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+    grid = lowering.linear_grid(work, local)
+    writer.finish(lowering, params, work, local, grid, label)
+
+
+def _can_vectorize(loop: list[Size], steps: list[list[Size]], operands: Sequence[Operand], first_output: int) -> bool:
+    if _dims.gcd_of(loop[-1]) % 4:
+        return False
+    for number, operand in enumerate(operands):
+        if operand.dtype not in _VECTOR:
+            return False
+        if number >= first_output and not _is_aligned(number, steps, operand):
+            return False
+    return True
+
+
+def _is_aligned(number: int, steps: list[list[Size]], operand: Operand) -> bool:
+    """Whether 4 neighbours of the innermost dim can be read or written as one vector."""
+    inner = steps[-1][number]
+    if not (isinstance(inner, int) and inner == 1):
+        return False
+    return all(_dims.gcd_of(size) % 4 == 0 for size in (operand.offset, *(step[number] for step in steps[:-1])))
+
+
+class _Writer:
+    """Writes the macros of one specialization."""
+
+    def __init__(
+        self, expression: Expression, operands: Sequence[Operand], first_output: int, loop: list[Size],
+        steps: list[list[Size]], vector: bool, scalars: int,
+    ) -> None:  # fmt: skip
+        self.expression, self.operands, self.first_output = expression, operands, first_output
+        self.loop, self.steps, self.vector, self.scalars = loop, steps, vector, scalars
+        self.lanes = 4 if vector else 1
+
+    def finish(self, lowering: Lowering, params: list[Size], work: Size, local: int, grid: tuple, label: str) -> None:
+        # Sizes and strides are written as names; those known are specialization constants where there is index
+        # arithmetic to save, and the count of a plain loop stays a parameter, so that one pipeline serves all sizes.
+        rank, count = len(self.loop), len(self.operands)
+        plain = rank == 1 and all(isinstance(step, int) and step in (0, 1) for step in self.steps[0])
+        names = [f"d{n}" for n in range(rank)] + [f"o{n}" for n in range(count)]
+        names += [f"s{n}_{k}" for n in range(rank) for k in range(count)] + [f"c{n}" for n in range(self.scalars)]
+        declared, push, constants, literal = [], [], {}, {}
+        for number, (name, size) in enumerate(zip(names, params)):
+            if isinstance(size, int) and (size in (0, 1) and name[0] in "os" or plain and name[0] in "os"):
+                literal[name] = str(size)
+            elif isinstance(size, int) and not plain:
+                place = number if number < LOCAL_ID else number + 1
+                constants[place] = size
+                declared.append(f"layout(constant_id = {place}) const int {name} = 1;")
+            else:
+                declared.append(f"int {name} = push.p[{len(push) + 1}];")
+                push.append(size)
+        constants[LOCAL_ID] = local
+        words = [work, *push]
+        text = self._statements(literal)
+        buffers = [
+            (operand, "r" if number < self.first_output else "w") for number, operand in enumerate(self.operands)
+        ]
+        lowering.dispatch(
+            "pointwise.comp", buffers,
+            macros={
+                "BUFFERS": " ".join(self._declare(number) for number in range(count)), "DECLARE": " ".join(declared),
+                "BODY": text, **self._extensions(),
+            },
+            params=words, constants=constants, grid=grid, label=label,
+            flops=_dims.product(self.loop) * len(self.expression.steps),
+        )  # fmt: skip
+
+    def _extensions(self) -> dict[str, str]:
+        dtypes = {operand.dtype for operand in self.operands} | set(self.expression.dtypes)
+        found = {}
+        if dtypes & {DType.int64}:
+            found["HAS_INT64"] = "1"
+        if dtypes & {DType.float64}:
+            found["HAS_FLOAT64"] = "1"
+        if any(dtype.itemsize == 1 for dtype in dtypes):
+            found["HAS_8BIT"] = "1"
+        if any(dtype.itemsize == 2 for dtype in dtypes):
+            found["HAS_16BIT"] = "1"
+        return found
+
+    def _as_vector(self, number: int) -> bool:
+        return self.vector and _is_aligned(number, self.steps, self.operands[number])
+
+    def _declare(self, number: int) -> str:
+        dtype = self.operands[number].dtype
+        element = _VECTOR[dtype] if self._as_vector(number) else dtype.glsl
+        mode = "readonly" if number < self.first_output else "writeonly"
+        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+
+    def _statements(self, literal: dict[str, str]) -> str:
+        out: list[str] = []
+        rank, count = len(self.loop), len(self.operands)
+        out.append(f"int r = int(id){' * 4' if self.vector else ''};")
+        for n in reversed(range(rank)):
+            if n:
+                out.append(f"int i{n} = r % d{n}; r /= d{n};")
+            else:
+                out.append("int i0 = r;")
+        for k in range(count):
+            terms = []
+            for n in range(rank):
+                stride = literal.get(f"s{n}_{k}", f"s{n}_{k}")
+                if stride != "0":
+                    terms.append(f"i{n}" if stride == "1" else f"i{n} * {stride}")
+            offset = literal.get(f"o{k}", f"o{k}")
+            if offset != "0" or not terms:
+                terms.append(offset)
+            out.append(f"int x{k} = {' + '.join(terms)};")
+        lanes: list[list[str]] = [[] for _ in range(self.lanes)]
+        for k in range(self.first_output):
+            for lane, name in enumerate(self._load(k, literal, out)):
+                lanes[lane].append(name)
+        scalars = [f"c{n}" for n in range(self.scalars)]
+        results: list[tuple[str, ...]] = []
+        for lane in range(self.lanes):
+            body, names = self.expression.glsl(lanes[lane], scalars, prefix=f"t{lane}_" if self.vector else "t")
+            out.append(body)
+            results.append(names)
+        for number in range(self.first_output, count):
+            place = number - self.first_output
+            out.append(self._store(number, [names[place] for names in results]))
+        return " ".join(out)
+
+    def _read(self, k: int, at: str) -> str:
+        dtype = self.operands[k].dtype
+        if dtype is DType.bool:
+            return f"(b{k}[{at}] != uint8_t(0))"
+        if dtype is DType.bfloat16:
+            return f"uintBitsToFloat(uint(b{k}[{at}]) << 16)"
+        return f"{dtype.acc}(b{k}[{at}])"
+
+    def _load(self, k: int, literal: dict[str, str], out: list[str]) -> list[str]:
+        dtype = self.operands[k].dtype
+        acc = dtype.acc
+        inner = literal.get(f"s{len(self.loop) - 1}_{k}", f"s{len(self.loop) - 1}_{k}")
+        if not self.vector or inner == "0":
+            out.append(f"{acc} v{k} = {self._read(k, f'x{k}')};")
+            return [f"v{k}"] * self.lanes
+        if self._as_vector(k):
+            if dtype is DType.bool:
+                out.append(f"bvec4 v{k} = notEqual(uvec4(b{k}[x{k} >> 2]), uvec4(0u));")
+            else:
+                out.append(f"{_ACC_VECTOR[acc]} v{k} = {_ACC_VECTOR[acc]}(b{k}[x{k} >> 2]);")
+            return [f"v{k}.{c}" for c in "xyzw"]
+        names = []
+        for lane in range(4):
+            at = f"x{k}" if lane == 0 else f"x{k} + {lane} * {inner}" if inner != "1" else f"x{k} + {lane}"
+            out.append(f"{acc} v{k}_{lane} = {self._read(k, at)};")
+            names.append(f"v{k}_{lane}")
+        return names
+
+    def _store(self, number: int, names: list[str]) -> str:
+        dtype = self.operands[number].dtype
+        if self.vector:
+            values = ", ".join(f"uint8_t({name})" if dtype is DType.bool else name for name in names)
+            return f"b{number}[x{number} >> 2] = {_VECTOR[dtype]}({values});"
+        if dtype is DType.bfloat16:
+            return f"b{number}[x{number}] = uint16_t(pv_bfloat16_bits({names[0]}));"
+        return f"b{number}[x{number}] = {dtype.glsl}({names[0]});"
+
+
+def identity(source: DType, target: DType | None = None) -> Expression:
+    """The program that copies an element, converting it if the types differ."""
+    from purevk.ops.expression import Step, convert
+
+    target = target or source
+    text = convert("$0", source, target)
+    if text == "$0":
+        return Expression((source,), (), (), (0,))
+    return Expression((source,), (), (Step(text, (0,), target),), (1,))
+
+
+def emit_copy(lowering: Lowering, source: Operand, target: Operand, label: str = "") -> None:
+    """Appends the dispatch that copies elements from one layout to another, converting their type if it differs."""
+    emit_pointwise(lowering, identity(source.dtype, target.dtype), [source], [], [target], label)
+
+
+# -- operators of purevk's own -----------------------------------------------------------------------------------------
+
+
+def _pointwise_shape(expression: Expression, inputs: tuple, scalars: tuple, sizes: tuple) -> tuple[TensorType, ...]:
+    dtypes = expression.dtypes
+    return tuple(TensorType(dtypes[number], tuple(sizes)) for number in expression.outputs)
+
+
+def _pointwise_lower(lowering: Lowering, node: Node) -> None:
+    expression, inputs, scalars, _ = node.args
+    emit_pointwise(
+        lowering, expression, [lowering.operand(value) for value in inputs], scalars,
+        [lowering.operand(value) for value in node.results],
+    )  # fmt: skip
+
+
+def _pointwise_order(node: Node, layout_of) -> tuple:
+    """The result lies as the first input of its own shape does, if that one is dense."""
+    sizes = node.result.type.dims
+    for value in node.args[1]:
+        if value.type.rank == len(sizes) and all(a == b for a, b in zip(value.type.dims, sizes)):
+            order = layout_of(value).dense_order(sizes)
+            if order is not None:
+                return (order,) * len(node.results)
+    return (None,) * len(node.results)
+
+
+register(Operator("purevk.pointwise", _pointwise_shape, Kernel(_pointwise_lower, layouts=_pointwise_order)))
+
+
+def _copy_lower(lowering: Lowering, node: Node) -> None:
+    emit_copy(lowering, lowering.operand(node.args[0]), lowering.operand(node.result))
+
+
+register(
+    Operator("purevk.copy", lambda x, order=None: x, Kernel(_copy_lower, layouts=lambda node, layout_of: (node.args[1],)))
+)
+
+
+def _store_lower(lowering: Lowering, node: Node) -> None:
+    state, value = node.args
+    emit_copy(lowering, lowering.operand(value), lowering.operand(state))
+
+
+register(Operator("purevk.store", lambda state, value: None, Kernel(_store_lower), mutates=(0,)))
+
+
+def _iota_lower(lowering: Lowering, node: Node) -> None:
+    (result,) = node.results
+    out = lowering.operand(result)
+    count = result.type.numel
+    acc = out.dtype.acc
+    local = LOCAL
+    lowering.dispatch(
+        "pointwise.comp", [(out, "w")],
+        macros={
+            "BUFFERS": f"layout(set = 0, binding = 0) writeonly buffer Buffer0 {{ {out.dtype.glsl} b0[]; }};",
+            "DECLARE": "", "BODY": f"b0[id] = {out.dtype.glsl}({acc}(id));",
+            **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
+        },
+        params=[count], constants={LOCAL_ID: local}, grid=lowering.linear_grid(count, local),
+    )  # fmt: skip
+
+
+register(
+    Operator("purevk.iota", lambda length, dtype=DType.int32: TensorType(dtype, (length,)), Kernel(_iota_lower))
+)  # fmt: skip
+
+
+def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
+    from purevk.ops.promotion import promote_types
+    from purevk.ops.registry import ShapeError
+
+    kept = [tensor for tensor in tensors if not (tensor.rank == 1 and tensor.dims[0] == 0)] or list(tensors)
+    at = wrap(dim, kept[0].rank)
+    sizes = list(kept[0].dims)
+    dtype = kept[0].dtype
+    for tensor in kept[1:]:
+        if tensor.rank != len(sizes) or any(a != b for d, (a, b) in enumerate(zip(sizes, tensor.dims)) if d != at):
+            raise ShapeError(f"cannot concatenate {list(tensors)} along dim {dim}")
+        sizes[at] = sizes[at] + tensor.dims[at]
+        dtype = promote_types(dtype, tensor.dtype)
+    return TensorType(dtype, tuple(sizes))
+
+
+def slice_of(operand: Operand, dim: int, start: Size, length: Size) -> Operand:
+    """Part of an operand along a dim."""
+    from purevk.ir import Layout
+
+    layout = Layout(operand.offset + start * operand.strides[dim], operand.strides)
+    sizes = (*operand.dims[:dim], length, *operand.dims[dim + 1 :])
+    return Operand(operand.storage, layout, TensorType(operand.dtype, sizes))
+
+
+def _cat_lower(lowering: Lowering, node: Node) -> None:
+    tensors, dim = node.args
+    out = lowering.operand(node.result)
+    at, start = wrap(dim, len(out.dims)), 0
+    for tensor in tensors:
+        piece = lowering.operand(tensor)
+        if len(piece.dims) != len(out.dims):
+            continue
+        emit_copy(lowering, piece, slice_of(out, at, start, piece.dims[at]))
+        start = start + piece.dims[at]
+
+
+register(
+    Operator(
+        "aten.cat.default", _cat_shape,
+        Kernel(_cat_lower),
+        names=("aten.concat.default",),
+    )
+)  # fmt: skip

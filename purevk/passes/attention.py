@@ -1,0 +1,4 @@
+from __future__ import annotations
+from purevk.ir import Graph
+def find_attention(graph: Graph) -> Graph:
+    return graph

@@ -1,0 +1,50 @@
+"""Splits off what depends on constants alone: it runs once, at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from purevk.ir import Graph, Node, Value
+from purevk.ops import registry
+
+
+@dataclass(frozen=True)
+class Split:
+    """A graph in two parts.
+
+    Attributes:
+        once: nodes that depend on constants alone, in order.
+        kept: their results that the rest reads.
+        graph: the rest, in which the `kept` values have no node.
+    """
+
+    once: tuple[Node, ...]
+    kept: tuple[Value, ...]
+    graph: Graph
+
+
+def split_constant(graph: Graph) -> Split:
+    """Finds the nodes whose every tensor is a constant or comes from such a node, and whose sizes are known."""
+    constant: set[Value] = set(graph.constants)
+    once: list[Node] = []
+    rest: list[Node] = []
+    for node in graph.nodes:
+        row = registry.find(node.op)
+        fixed = row is not None and row.form is not None and not row.mutates and node.op != "purevk.host"
+        fixed = fixed and all(value.type.is_static for value in node.results) and not _symbolic(node.args)
+        if fixed and all(value in constant for value in node.inputs):
+            once.append(node)
+            constant.update(node.results)
+        else:
+            rest.append(node)
+    made = {value for node in once for value in node.results}
+    read = {value for node in rest for value in node.inputs} | graph.output_values()
+    read |= {source.value for source in graph.symbols.values() if source.value is not None}
+    kept = tuple(value for node in once for value in node.results if value in read)
+    return Split(tuple(once), kept, graph.with_nodes(rest))
+
+
+def _symbolic(args: tuple) -> bool:
+    from purevk.ir import Dim
+
+    return any(isinstance(arg, Dim) or isinstance(arg, tuple) and _symbolic(arg) for arg in args)

@@ -1,0 +1,34 @@
+"""Replaces operators that are expressed by others, until none is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.ir import Graph, Node
+from purevk.ops import registry
+from purevk.passes.rewrite import Rewriter
+
+
+def expand_rewrites(graph: Graph) -> Graph:
+    """Expands every row of the form `Rewrite`, recursively."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        _expand(rewriter, rewriter.current(node))
+    return rewriter.finish()
+
+
+def _expand(rewriter: Rewriter, node: Node) -> None:
+    row = registry.find(node.op)
+    form = row.form if row else None
+    if not isinstance(form, registry.Rewrite):
+        rewriter.keep(node)
+        return
+    start = len(rewriter.nodes)
+    rewriter.source = node.source
+    results: Any = form.expand(rewriter, node)
+    added = rewriter.nodes[start:]
+    del rewriter.nodes[start:]
+    for each in added:
+        _expand(rewriter, rewriter.current(each))
+    if results is not None:
+        rewriter.replace(node, rewriter.resolve(results if isinstance(results, tuple) else (results,)))

@@ -1,0 +1,147 @@
+"""Which nodes run on the device and which on the CPU, and the segments that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Graph, Node, Value
+from purevk.ops import registry
+from purevk.ops.lowering import DeviceTraits
+from purevk.passes.layout import HOST
+from purevk.passes.rewrite import Rewriter
+
+# Features that a kernel needs to read and write elements of a type.
+_NEEDS = {
+    DType.bool: ("storage_8bit", "int8"), DType.uint8: ("storage_8bit", "int8"), DType.int8: ("storage_8bit", "int8"),
+    DType.int16: ("storage_16bit", "int16"), DType.float16: ("storage_16bit",), DType.bfloat16: ("storage_16bit", "int16"),
+    DType.int64: ("int64",), DType.float64: ("float64",),
+}  # fmt: skip
+
+
+def refusal(node: Node, traits: DeviceTraits) -> str | None:
+    """Why a node cannot run on the device; None if it can."""
+    row = registry.find(node.op)
+    if row is None or row.form is None:
+        return "no kernel"
+    for value in (*node.inputs, *node.results):
+        missing = [name for name in _NEEDS.get(value.type.dtype, ()) if name not in traits.features]
+        if missing:
+            return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
+    supports = getattr(row.form, "supports", None)
+    return supports(node, traits) if supports is not None else None
+
+
+def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
+    """Wraps each node that the device cannot run into a `purevk.host` node, whose first argument is the operator's name."""
+    reasons = {node: refusal(node, traits) for node in graph.nodes}
+    _stay_on_host(graph, reasons)
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        reason = reasons[node]
+        if reason is not None:
+            node = Node(HOST, (node.op, reason, node.args), node.results, node.source)
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _stay_on_host(graph: Graph, reasons: dict[Node, str | None]) -> None:
+    """Views between CPU nodes stay there: crossing over would only copy."""
+    producers = graph.producers()
+    users = graph.users()
+    outputs = graph.output_values()
+    for node in reversed(graph.nodes):
+        row = registry.find(node.op)
+        if reasons[node] is not None or row is None or not isinstance(row.form, registry.View):
+            continue
+        readers = [user for value in node.results for user in users.get(value, [])]
+        makers = [producers.get(value) for value in node.inputs]
+        if any(value in outputs for value in node.results) or not readers:
+            continue
+        if all(reasons[user] for user in readers) and all(maker is not None and reasons[maker] for maker in makers):
+            reasons[node] = "between nodes on the CPU"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes that run together. `nodes` is one node for the CPU."""
+
+    on_device: bool
+    nodes: tuple[Node, ...]
+
+
+def segments(graph: Graph, storage_of: Any = lambda value: value) -> tuple[Segment, ...]:
+    """Nodes in as few segments as their dependencies allow: everything that the device can do, then what the CPU can,
+    and so on. Nodes that write in place keep their order against those that touch the same bytes."""
+    waits, followers = _dependencies(graph, storage_of)
+    pending = {node: len(before) for node, before in waits.items()}
+    done: list[Segment] = []
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    ready = [node for node in graph.nodes if not pending[node]]
+    while ready:
+        batch: list[Node] = []
+        queue = [node for node in ready if node.op != HOST]
+        rest = [node for node in ready if node.op == HOST]
+        if queue:
+            while queue:
+                queue.sort(key=order.__getitem__, reverse=True)
+                node = queue.pop()
+                batch.append(node)
+                for follower in followers[node]:
+                    pending[follower] -= 1
+                    if not pending[follower]:
+                        (rest if follower.op == HOST else queue).append(follower)
+            done.append(Segment(True, tuple(batch)))
+            ready = rest
+        else:
+            node = min(rest, key=order.__getitem__)
+            rest.remove(node)
+            done.append(Segment(False, (node,)))
+            for follower in followers[node]:
+                pending[follower] -= 1
+                if not pending[follower]:
+                    rest.append(follower)
+            # Other CPU nodes that are ready run before the device is asked again.
+            hosts = [each for each in rest if each.op == HOST]
+            if hosts:
+                later = [each for each in rest if each.op != HOST]
+                for each in sorted(hosts, key=order.__getitem__):
+                    done.append(Segment(False, (each,)))
+                    for follower in followers[each]:
+                        pending[follower] -= 1
+                        if not pending[follower]:
+                            later.append(follower)
+                rest = later
+            ready = rest
+    return tuple(done)
+
+
+def _dependencies(graph: Graph, storage_of: Any) -> tuple[dict[Node, set[Node]], dict[Node, list[Node]]]:
+    producers = graph.producers()
+    waits: dict[Node, set[Node]] = {node: set() for node in graph.nodes}
+    states = set(graph.states)
+    writer: dict[Value, Node] = {}
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            for each in {value, storage_of(value)}:
+                if each in producers:
+                    waits[node].add(producers[each])
+            state = storage_of(value)
+            if state in states:
+                if state in writer:
+                    waits[node].add(writer[state])
+                readers.setdefault(state, []).append(node)
+        row = registry.find(node.op)
+        for at in row.mutates if row else ():
+            state = storage_of(node.args[at])
+            waits[node].update(each for each in readers.get(state, []) if each is not node)
+            writer[state] = node
+            readers[state] = []
+        waits[node].discard(node)
+    followers: dict[Node, list[Node]] = {node: [] for node in graph.nodes}
+    for node, before in waits.items():
+        for each in before:
+            followers[each].append(node)
+    return waits, followers

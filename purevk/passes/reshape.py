@@ -1,0 +1,90 @@
+"""Moves reshapes past pointwise programs, so that a program has the shape of the kernel that makes its input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.ir import Graph, Node, Size, Value
+from purevk.ops.pointwise import NAME
+from purevk.passes.rewrite import Rewriter, uses
+
+_VIEW = "aten.view.default"
+
+
+def move_views(graph: Graph) -> Graph:
+    """`program(view(x), ...)` becomes `view(program(x, ...))` where the other inputs allow it and `x` is not read otherwise.
+
+    A kernel's result is often reshaped before a bias, an activation or a residual is added; with the view behind, these fuse
+    into the kernel.
+    """
+    rewriter = Rewriter(graph)
+    counts = uses(graph.nodes, graph.outputs)
+    made: dict[Value, Node] = {}
+    for node in graph.nodes:
+        node = rewriter.current(node)
+        rewriter.source = node.source
+        moved = _move(rewriter, node, made, counts) if node.op == NAME and len(node.results) == 1 else None
+        if moved is None:
+            rewriter.keep(node)
+            for value in node.results:
+                made[value] = node
+        else:
+            counts[moved] = counts.get(node.result, 0)
+            rewriter.replace(node, moved)
+    return rewriter.finish()
+
+
+def _move(rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[Value, int]) -> Value | None:
+    expression, inputs, scalars, sizes = node.args
+    for value in inputs:
+        maker = made.get(value)
+        if maker is None or maker.op != _VIEW or counts.get(value, 0) != 1:
+            continue
+        source = maker.args[0]
+        before = made.get(source)
+        if before is None or counts.get(source, 0) != 1 or not _equal(value.type.dims, sizes):
+            continue
+        if before.op in (_VIEW, "aten.permute.default", "aten.expand.default", "aten.slice.Tensor"):
+            continue
+        others = [_reshaped(each, value, source) for each in inputs]
+        if any(other is None for other in others):
+            continue
+        final = []
+        for each, target in zip(inputs, others):
+            if each is value:
+                final.append(source)
+            elif target == tuple(each.type.dims):
+                final.append(each)
+            else:
+                final.append(rewriter.emit(_VIEW, each, target))
+                made[final[-1]] = rewriter.nodes[-1]
+                counts[final[-1]] = 1
+        inner = rewriter.emit(NAME, expression, tuple(final), scalars, source.type.dims)
+        inner = inner if isinstance(inner, Value) else inner[0]
+        made[inner] = rewriter.nodes[-1]
+        counts[inner] = 1
+        result = rewriter.emit(_VIEW, inner, sizes)
+        made[result] = rewriter.nodes[-1]
+        return result
+    return None
+
+
+def _equal(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
+    return len(a) == len(b) and all(type(x) is type(y) and x == y for x, y in zip(a, b))
+
+
+def _reshaped(value: Value, like: Value, source: Value) -> tuple[Size, ...] | None:
+    """The sizes that an input of a program over `like` has in one over `source`, or None if no reshape gives it."""
+    if _equal(value.type.dims, like.type.dims):
+        return tuple(source.type.dims)
+    sizes = tuple(value.type.dims)
+    while sizes and isinstance(sizes[0], int) and sizes[0] == 1:
+        sizes = sizes[1:]
+    if not sizes:
+        return ()
+    # Along the last dims only, which the reshape leaves as they are.
+    tail = source.type.dims[-len(sizes) :]
+    if len(sizes) <= source.type.rank and _equal(tuple(like.type.dims[-len(sizes) :]), tuple(tail)):
+        if all(isinstance(a, int) and a == 1 or type(a) is type(b) and a == b for a, b in zip(sizes, tail)):
+            return sizes
+    return None

@@ -1,0 +1,100 @@
+"""Walking a graph and replacing nodes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Sequence
+
+from purevk.ir import Arg, Graph, Node, Value, map_values
+from purevk.ops.builder import Builder, NameSource
+
+
+class Rewriter(Builder):
+    """A builder that goes through the nodes of a graph and gives out a new one.
+
+    `replaced` maps values of the old graph to those that take their place.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(names=_names_of(graph))
+        self.graph = graph
+        self.replaced: dict[Value, Arg] = {}
+
+    def resolve(self, arg: Arg) -> Arg:
+        """An argument with replaced values put in."""
+        return map_values(arg, self._resolve)
+
+    def _resolve(self, value: Value) -> Arg:
+        while isinstance(value, Value) and value in self.replaced:
+            value = self.replaced[value]
+        return value
+
+    def current(self, node: Node) -> Node:
+        """A node with replaced arguments."""
+        args = tuple(self.resolve(arg) for arg in node.args)
+        if all(a is b for a, b in zip(args, node.args)):
+            return node
+        return Node(node.op, args, node.results, node.source)
+
+    def keep(self, node: Node) -> None:
+        """Takes a node over."""
+        self.nodes.append(node)
+
+    def replace(self, node: Node, results: Any) -> None:
+        """Uses other values for a node's results from here on."""
+        values = results if isinstance(results, (tuple, list)) else (results,)
+        for old, new in zip(node.results, values):
+            if old is not new:
+                self.replaced[old] = new
+
+    def finish(self, **changes: Any) -> Graph:
+        """The new graph."""
+        outputs = tuple(self.resolve(output) for output in self.graph.outputs)
+        return self.graph.with_nodes(self.nodes, outputs=outputs, **changes)
+
+
+def each_node(graph: Graph, function: Callable[[Rewriter, Node], Any]) -> Graph:
+    """Calls `function(rewriter, node)` for every node in order; it returns the values that replace the node's results, or
+    None to keep the node."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        node = rewriter.current(node)
+        rewriter.source = node.source
+        results = function(rewriter, node)
+        if results is None:
+            rewriter.keep(node)
+        else:
+            rewriter.replace(node, results)
+    return rewriter.finish()
+
+
+class _Names(NameSource):
+    def __init__(self, taken: Iterable[str]) -> None:
+        super().__init__()
+        self._taken = set(taken)
+
+    def fresh(self, stem: str) -> str:
+        name = super().fresh(stem)
+        while name in self._taken:
+            name = super().fresh(stem)
+        self._taken.add(name)
+        return name
+
+
+def _names_of(graph: Graph) -> NameSource:
+    taken = [value.name for node in graph.nodes for value in node.results]
+    taken += [value.name for value in (*graph.constants, *graph.states)]
+    taken += [value.name for value in graph.inputs if isinstance(value, Value)]
+    return _Names(taken)
+
+
+def uses(nodes: Sequence[Node], outputs: Iterable[Arg]) -> dict[Value, int]:
+    """How often each value is read, graph outputs included."""
+    from purevk.ir import values_in
+
+    counts: dict[Value, int] = {}
+    for node in nodes:
+        for value in node.inputs:
+            counts[value] = counts.get(value, 0) + 1
+    for value in values_in(outputs):
+        counts[value] = counts.get(value, 0) + 1
+    return counts

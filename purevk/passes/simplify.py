@@ -1,0 +1,167 @@
+"""Takes out what does nothing: no-op copies, chains of views, equal nodes, nodes that nobody reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Graph, Node, Value
+from purevk.ops import registry
+from purevk.ops.shapes import wrap
+from purevk.passes.rewrite import Rewriter, each_node
+
+_BY_SIZE = {"aten.view.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints"}
+_INDEXED = {  # operators that take any integer type as an index: (position of the index)
+    "aten.embedding.default": 1,
+}
+_ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "int32", "int64"))}
+
+
+def drop_no_ops(graph: Graph) -> Graph:
+    """Copies that change nothing, views of views, casts there and back."""
+    made: dict[Value, Node] = {}
+
+    def visit(rewriter: Rewriter, node: Node) -> Any:
+        result = _simplify(rewriter, node, made)
+        for each in rewriter.nodes[-2:] if result is not None else (node,):
+            for value in each.results:
+                made[value] = each
+        return result
+
+    return each_node(graph, visit)
+
+
+def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
+    if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
+        return None
+    source, result = node.args[0], node.result
+    if node.op == "aten.alias.default":
+        return source
+    if node.op == "aten._to_copy.default":
+        if source.type.dtype is result.type.dtype:
+            return source
+        before = made.get(source)
+        if before is not None and before.op == node.op and _holds(source.type.dtype, before.args[0].type.dtype):
+            inner = before.args[0]
+            if inner.type.dtype is result.type.dtype:
+                return inner
+            return rewriter.emit(node.op, inner, result.type.dtype)
+        return None
+    if node.op in ("aten.expand.default",) and _same(source, result):
+        return source
+    if node.op in _BY_SIZE:
+        before = made.get(source)
+        if before is not None and before.op == "aten.view.default":
+            source = before.args[0]
+        if _same(source, result):
+            return source
+        if source is not node.args[0] or node.op != "aten.view.default":
+            return rewriter.emit("aten.view.default", source, result.type.dims)
+        return None
+    if node.op in ("aten.transpose.int", "aten.t.default"):
+        order = list(range(source.type.rank))
+        if node.op == "aten.t.default":
+            order.reverse()
+        elif order:
+            a, b = wrap(node.args[1], source.type.rank), wrap(node.args[2], source.type.rank)
+            order[a], order[b] = order[b], order[a]
+        return rewriter.emit("aten.permute.default", source, tuple(order))
+    if node.op == "aten.permute.default":
+        return _permute(rewriter, node, made)
+    if node.op == "aten.slice.Tensor" and _same(source, result) and node.args[4] == 1:
+        return source
+    return None
+
+
+def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
+    source = node.args[0]
+    order = tuple(wrap(d, source.type.rank) for d in node.args[1])
+    before = made.get(source)
+    if before is not None and before.op == node.op:
+        inner = tuple(wrap(d, source.type.rank) for d in before.args[1])
+        source, order = before.args[0], tuple(inner[d] for d in order)
+        if order == tuple(range(len(order))):
+            return source
+        return rewriter.emit(node.op, source, order)
+    if order == tuple(range(len(order))):
+        return source
+    moved = [d for d in order if not (isinstance(source.type.dims[d], int) and source.type.dims[d] == 1)]
+    if moved == sorted(moved):
+        return rewriter.emit("aten.view.default", source, node.result.type.dims)
+    return None
+
+
+def _same(a: Value, b: Value) -> bool:
+    return a.type.rank == b.type.rank and all(
+        type(x) is type(y) and x == y for x, y in zip(a.type.dims, b.type.dims)
+    )  # fmt: skip
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is kept by a conversion to `wide`."""
+    if wide is narrow or narrow is DType.bool:
+        return True
+    if wide.is_float and narrow.is_float:
+        return wide.itemsize > narrow.itemsize
+    if wide.is_int and narrow.is_int:
+        return _ORDER[wide.name] > _ORDER[narrow.name] and not (wide is DType.int8 and narrow is DType.uint8)
+    return False
+
+
+def _key(arg: Any) -> Any:
+    if isinstance(arg, tuple):
+        return tuple(_key(item) for item in arg)
+    if isinstance(arg, (bool, int, float)):
+        return (type(arg).__name__, repr(arg))
+    if isinstance(arg, Value):
+        return id(arg)
+    return arg
+
+
+def merge_equal(graph: Graph) -> Graph:
+    """Nodes with the same operator and arguments are computed once."""
+    seen: dict[Any, tuple[Value, ...]] = {}
+    written = {value for node in graph.nodes for value in _mutated(node)}
+
+    def visit(rewriter: Rewriter, node: Node) -> Any:
+        row = registry.find(node.op)
+        if row is None or row.mutates or any(value in written for value in node.inputs) or not node.results:
+            return None
+        key = (node.op, _key(node.args), tuple(value.type.dtype for value in node.results))
+        if key in seen:
+            return seen[key]
+        seen[key] = node.results
+        return None
+
+    return each_node(graph, visit)
+
+
+def _mutated(node: Node) -> list[Value]:
+    row = registry.find(node.op)
+    return [node.args[at] for at in row.mutates if isinstance(node.args[at], Value)] if row else []
+
+
+def drop_unused(graph: Graph) -> Graph:
+    """Nodes whose results nobody reads, and that write nothing."""
+    needed = set(graph.output_values())
+    needed |= {source.value for source in graph.symbols.values() if source.value is not None}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(value in needed for value in node.results) or _mutated(node) or not node.results:
+            kept.append(node)
+            needed.update(node.inputs)
+    nodes = tuple(reversed(kept))
+    read = {value for node in nodes for value in node.inputs} | graph.output_values()
+    return graph.with_nodes(
+        nodes, constants={value: data for value, data in graph.constants.items() if value in read}
+    )  # fmt: skip
+
+
+def static_value(graph_constants: dict, value: Value) -> float | int | bool | None:
+    """The number in a constant of one element, or None."""
+    constant = graph_constants.get(value)
+    if constant is None or any(isinstance(size, Dim) or size != 1 for size in value.type.dims):
+        return None
+    if value.type.dtype is DType.bfloat16:
+        return None
+    return constant.array(value.type).reshape(-1)[0].item()
