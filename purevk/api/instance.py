@@ -20,6 +20,8 @@ _NO_DRIVER_NEXT = (
     "check VK_ICD_FILENAMES and VK_DRIVER_FILES if they are set"
 )
 _API_VERSION = (1, 3, 0)  # what purevk knows how to use; older loaders and devices are used as what they are
+# A layer older than the driver says these of structs and extensions that it does not know: no fault of the caller.
+_LAYER_IS_OLD = ("is not supported by this layer", "an extension that was added to a later version of the Vulkan header")
 _abandoned: list["_InstanceCore"] = []  # their callbacks must stay, for as long as the driver may call them
 
 
@@ -179,7 +181,8 @@ class Instance:
         def collect(severity: int, kind: int, data: Any, user: Any) -> int:
             name = vk.text(data.pMessageIdName) if data.pMessageIdName != vk.NULL else ""
             message = vk.text(data.pMessage) if data.pMessage != vk.NULL else ""
-            messages.append(f"{name}: {message}")
+            if not any(sign in message for sign in _LAYER_IS_OLD):
+                messages.append(f"{name}: {message}")
             return 0
 
         warning, error, validation = 0x100, 0x1000, 0x2

@@ -101,7 +101,7 @@ class PhysicalDevice:
         name, kind: such as "NVIDIA H200" and "discrete" (discrete, integrated, virtual, cpu, other).
         vendor_id, device_id: PCI numbers.
         driver_id: VkDriverId; driver: the driver's name and version as text; driver_version: its packed number.
-        api_version: (major, minor, patch).
+        api_version: (major, minor, patch) in use; offered_version: what the driver offers.
         uuid, driver_uuid: `uuid.UUID`. pipeline_cache_uuid: 16 bytes that a driver cache must start with.
         limits, heaps, memory_types: see those classes.
         extensions: frozenset of names. available: the `Features` offered.
@@ -123,7 +123,7 @@ class PhysicalDevice:
         )
         first = vk.ffi.new("VkPhysicalDeviceProperties *")
         functions.vkGetPhysicalDeviceProperties(handle, first)
-        offered = vk.version(first.apiVersion)
+        self.offered_version = offered = vk.version(first.apiVersion)
         self.api_version = offered if offered[:2] <= instance.api_version[:2] else instance.api_version
         self._read_properties()
         self._read_memory()
@@ -270,7 +270,7 @@ class PhysicalDevice:
         return [_shape(row[0:3], row[3:7], row[7], row[8], True, row[9]) for row in found]
 
     def __repr__(self) -> str:
-        return f"<PhysicalDevice {self.index}: {self.name} ({self.kind}), Vulkan {'.'.join(map(str, self.api_version))}>"
+        return f"<PhysicalDevice {self.index}: {self.name} ({self.kind}), Vulkan {'.'.join(map(str, self.offered_version))}>"
 
 
 def _shape(
