@@ -1,8 +1,8 @@
-"""purevk beside other runtimes, interleaved in one run: `python -m bench.compare [MODEL...] [--peers a,b] [--json FILE]`.
+"""purevk beside other runtimes in one run: `python -m bench.compare [MODEL...] [--peers a,b] [--json FILE]`.
 
-Every peer lives in a process of its own and takes turns: round after round, the order rotated, so that whatever else the
-machine does hits all of them alike. The figure is the median over all calls. A peer whose output is not eager torch's
-is marked wrong and its time is not compared.
+Every peer lives in a process of its own and takes turns: round after round, the order rotated, so that whatever else
+the machine does hits all of them alike. The figure is the median over all calls. A peer whose output is not eager
+torch's is marked wrong and its time is not compared.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ esac
 # The environment. torchvision and timm ask for whatever torch is newest, which executorch does not work with, so they
 # come without their dependencies, and the rest may not move the pinned versions.
 if [ ! -x .venv/bin/python ]; then
-    python=$(find_python) || { install_packages 'No Python 3.10 to 3.13 found' python3 python3-venv; python=$(find_python); }
+    python=$(find_python) || {
+        install_packages 'No Python 3.10 to 3.13 found' python3 python3-venv
+        python=$(find_python) || die 'no Python 3.10 to 3.13; set PYTHON to one'
+    }
     if ! "$python" -m venv .venv 2>/dev/null; then
         rm -rf .venv
         install_packages 'Python has no venv' python3-venv
@@ -85,7 +88,8 @@ if ! .venv/bin/python -c 'from purevk import shaderc; shaderc.load()' 2>/dev/nul
         die 'no libshaderc found: install the Vulkan SDK, or set PUREVK_SHADERC to a libshaderc_shared library'
     missing=()
     for package in libshaderc-dev glslang-dev spirv-tools binutils gcc g++; do
-        dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+        dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+            missing+=("$package")
     done
     [ ${#missing[@]} = 0 ] || install_packages 'No libshaderc found' "${missing[@]}"
     say 'Linking libshaderc'

@@ -60,8 +60,10 @@ def exported_model(folder: Path, half: bool, console: Console) -> Path:
         return path
     missing = [package for package in ("torch", "executorch", "transformers") if not importlib.util.find_spec(package)]
     if missing:
-        sys.exit(f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh, or name the "
-                 "folder of an export with --models.")
+        sys.exit(
+            f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh, or name the "
+            "folder of an export with --models."
+        )
     sys.path.insert(0, str(CHECKOUT))
     from tests.models.export import export_pte
 

@@ -1,4 +1,4 @@
-"""Modules written for the tests: an encoder, a decoder with a KV cache, and models around an operator without a kernel."""
+"""Modules written for the tests: an encoder, a decoder with a KV cache, models around a rare operator."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens int64 [1, S] and the position of the first, int64 [1], to logits float32 [1, S, vocab]. Keeps a KV cache."""
+    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits [1, S, vocab]. Keeps a KV cache."""
 
     def __init__(
         self, layers: int, dim: int, heads: int, kv_heads: int, vocab: int, context: int, joint_rotation: bool
@@ -160,8 +160,8 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
-        # Gathered, not sliced from a SymInt: executorch's passes run the delegate's graph again with a fresh symbol that
-        # has lost its bounds, and the fake slice cannot decide whether it is negative.
+        # Gathered, not sliced from a SymInt: executorch's passes run the delegate's graph again with a fresh symbol
+        # that has lost its bounds, and the fake slice cannot decide whether it is negative.
         positions = input_pos + torch.arange(tokens.shape[1])
         cos, sin = self.cos[positions], self.sin[positions]
         x = self.embedding(tokens)

