@@ -48,6 +48,7 @@ __all__ = [
     "ShaderModule",
     "Submission",
     "TimestampPool",
+    "Usage",
     "create_pipelines",
     "open_device",
 ]

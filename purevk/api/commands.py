@@ -88,8 +88,8 @@ class CommandBuffer(DeviceObject):
         device = pool.device
         functions, vk_device = device.functions, device.handle
         self.pool = pool
-        # A pool may be used by one thread at a time, but garbage is collected in any: a buffer that nobody needs any more
-        # is not freed but waits in its pool for the next who asks.
+        # A pool may be used by one thread at a time, but garbage is collected in any: a buffer that nobody needs any
+        # more is not freed but waits in its pool for the next who asks.
         spare = pool._spare
         if spare:
             array = spare.pop()
@@ -142,12 +142,19 @@ class CommandBuffer(DeviceObject):
         self._dispatch(self.handle, x, y, z)
 
     def dispatch_indirect(self, buffer: "Buffer", offset: int) -> None:
-        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at `offset`, a multiple of 4. The
-        buffer has `Usage.INDIRECT`."""
+        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at `offset`, a multiple of 4.
+        The buffer has `Usage.INDIRECT`."""
         self._functions.vkCmdDispatchIndirect(self.handle, buffer.handle, offset)
 
     def record_dispatch(
-        self, pipeline: "ComputePipeline", descriptor_set: Any, push: Any, push_bytes: int, x: int, y: int = 1, z: int = 1
+        self,
+        pipeline: "ComputePipeline",
+        descriptor_set: Any,
+        push: Any,
+        push_bytes: int,
+        x: int,
+        y: int = 1,
+        z: int = 1,
     ) -> None:
         """The whole dispatch in one call. `push` is bytes or a cffi pointer of `push_bytes` bytes (0: none)."""
         handle = self.handle

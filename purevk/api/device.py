@@ -38,7 +38,9 @@ class DeviceCore:
 
     def register(self, kind: str, destroy: Callable[[], None]) -> int:
         if self.handle is None:
-            raise DeviceError(f"A {kind or 'device part'} was made on a device that is closed", next="make a new device")
+            raise DeviceError(
+                f"A {kind or 'device part'} was made on a device that is closed", next="make a new device"
+            )
         if self.forgotten:
             self.collect()
         number = next(self.numbers)
@@ -76,7 +78,7 @@ class DeviceCore:
 
 
 class DeviceObject:
-    """Base of everything that is made from a device. `destroy()` may be called twice; garbage collection does it too."""
+    """Base of what is made from a device. `destroy()` may be called twice; garbage collection does it too."""
 
     _number = 0
 

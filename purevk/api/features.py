@@ -1,7 +1,7 @@
 """Optional device features: one row each says how the feature is asked for and how it is switched on.
 
-A row's `field` is a member of a feature struct, which is queried through `vkGetPhysicalDeviceFeatures2` and set when the
-device is made. Rows without a field are read from properties by their `test`. The names are those that `purevk info`
+A row's `fields` are members of a feature struct, which is queried through `vkGetPhysicalDeviceFeatures2` and set when
+the device is made. Rows without fields are read from properties by their `test`. The names are those that `purevk info`
 prints and that PUREVK_DISABLE takes.
 """
 
@@ -22,7 +22,7 @@ _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 
 @dataclass(frozen=True)
 class RawStruct:
-    """A feature struct that is newer than the package's definitions: its `sType` and the order of its VkBool32 fields."""
+    """A feature struct newer than the package's definitions: its `sType`, and its VkBool32 fields in order."""
 
     structure: int
     fields: tuple[str, ...]
@@ -79,9 +79,7 @@ _MATRIX_2 = RawStruct(
         "cooperativeMatrixBlockLoads",
     ),
 )
-_BFLOAT16 = RawStruct(
-    1000141000, ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix")
-)
+_BFLOAT16 = RawStruct(1000141000, ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"))
 _MODEL = "VkPhysicalDeviceVulkanMemoryModelFeatures"
 _16, _8 = "VkPhysicalDevice16BitStorageFeatures", "VkPhysicalDevice8BitStorageFeatures"
 _ATOMIC = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"

@@ -21,7 +21,10 @@ _NO_DRIVER_NEXT = (
 )
 _API_VERSION = (1, 3, 0)  # what purevk knows how to use; older loaders and devices are used as what they are
 # A layer older than the driver says these of structs and extensions that it does not know: no fault of the caller.
-_LAYER_IS_OLD = ("is not supported by this layer", "an extension that was added to a later version of the Vulkan header")
+_LAYER_IS_OLD = (
+    "is not supported by this layer",
+    "an extension that was added to a later version of the Vulkan header",
+)
 _abandoned: list["_InstanceCore"] = []  # their callbacks must stay, for as long as the driver may call them
 
 

@@ -76,8 +76,8 @@ class Limits:
 class MatrixShape:
     """One combination that the matrix units take.
 
-    `m`, `n` and `k` are sizes, or granularities if `flexible`; types are names such as "float16"; `scope` is "subgroup" or
-    "workgroup"; `invocations` is the workgroup size that a flexible entry asks for (0: any).
+    `m`, `n` and `k` are sizes, or granularities if `flexible`; types are names such as "float16"; `scope` is "subgroup"
+    or "workgroup"; `invocations` is the workgroup size that a flexible entry asks for (0: any).
     """
 
     m: int
@@ -270,7 +270,8 @@ class PhysicalDevice:
         return [_shape(row[0:3], row[3:7], row[7], row[8], True, row[9]) for row in found]
 
     def __repr__(self) -> str:
-        return f"<PhysicalDevice {self.index}: {self.name} ({self.kind}), Vulkan {'.'.join(map(str, self.offered_version))}>"
+        version = ".".join(map(str, self.offered_version))
+        return f"<PhysicalDevice {self.index}: {self.name} ({self.kind}), Vulkan {version}>"
 
 
 def _shape(

@@ -50,8 +50,8 @@ class ShaderModule(DeviceObject):
 
 
 class PipelineLayout(DeviceObject):
-    """The layout of pipelines that take `n_buffers` storage buffers, as bindings 0 to n-1 of set 0, and `push_bytes` bytes
-    of push constants. Get it from `PipelineLayout.shared`, so that equal layouts are one object.
+    """The layout of pipelines that take `n_buffers` storage buffers, as bindings 0 to n-1 of set 0, and `push_bytes`
+    bytes of push constants. Get it from `PipelineLayout.shared`, so that equal layouts are one object.
 
     Attributes:
         handle: the VkPipelineLayout; set_layout: the VkDescriptorSetLayout.
@@ -301,7 +301,9 @@ def _subgroup_size(device: "Device", size: int | None, label: str, kept: list[An
     stages = device.physical.required_subgroup_stages
     allowed = device.features.subgroup_size_control and stages & COMPUTE_STAGE
     if not allowed or not limits.min_subgroup_size <= size <= limits.max_subgroup_size or size & (size - 1):
-        offered = f"powers of two from {limits.min_subgroup_size} to {limits.max_subgroup_size}" if allowed else "no choice"
+        offered = (
+            f"powers of two from {limits.min_subgroup_size} to {limits.max_subgroup_size}" if allowed else "no choice"
+        )
         raise DeviceError(
             f"Subgroups of {size} cannot be had on {device.name}",
             where=label,

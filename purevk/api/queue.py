@@ -122,8 +122,8 @@ class Submission:
 class Queue:
     """The device's compute queue. `submit` may be called from several threads.
 
-    Submissions start in order but may overlap: a command buffer that reads what an earlier one wrote starts with a barrier,
-    unless the host waited between them.
+    Submissions start in order but may overlap: a command buffer that reads what an earlier one wrote starts with a
+    barrier, unless the host waited between them.
     """
 
     def __init__(self, device: "Device") -> None:

@@ -61,7 +61,10 @@ def library() -> Any:
                     reasons.append(str(error))
             else:
                 raise DeviceError(
-                    "No Vulkan loader on this machine", where=", ".join(names), why="; ".join(reasons), next=_LOADER_NEXT
+                    "No Vulkan loader on this machine",
+                    where=", ".join(names),
+                    why="; ".join(reasons),
+                    next=_LOADER_NEXT,
                 )
         return _opened
 
@@ -107,7 +110,7 @@ def struct(name: str, next: Any = NULL, **fields: Any) -> Any:
 
 
 def words(structure: int, count: int, next: Any = NULL) -> Any:
-    """A struct that the package does not know, as 32-bit words: `sType`, padding, `pNext`, then `count` words from [4]."""
+    """A struct that the package does not know, as 32-bit words: `sType`, padding, `pNext`, `count` words from [4]."""
     data = ffi.new("uint32_t[]", 4 + count + (count & 1))
     data[0] = structure
     ffi.cast("uintptr_t *", data)[1] = int(ffi.cast("uintptr_t", next))
@@ -162,8 +165,12 @@ _MEMORY |= {const("VK_ERROR_OUT_OF_POOL_MEMORY"), const("VK_ERROR_FRAGMENTED_POO
 _LOST = const("VK_ERROR_DEVICE_LOST")
 _ADVICE = {
     const("VK_ERROR_INCOMPATIBLE_DRIVER"): _LOADER_NEXT,
-    const("VK_ERROR_INITIALIZATION_FAILED"): "check that the driver is installed and that this user may open the device",
-    const("VK_ERROR_LAYER_NOT_PRESENT"): "install the layer; on Debian or Ubuntu: apt-get install vulkan-validationlayers",
+    const(
+        "VK_ERROR_INITIALIZATION_FAILED"
+    ): "check that the driver is installed and that this user may open the device",
+    const(
+        "VK_ERROR_LAYER_NOT_PRESENT"
+    ): "install the layer; on Debian or Ubuntu: apt-get install vulkan-validationlayers",
     const("VK_ERROR_EXTENSION_NOT_PRESENT"): "update the driver, or switch the feature off with PUREVK_DISABLE",
     const("VK_ERROR_FEATURE_NOT_PRESENT"): "update the driver, or switch the feature off with PUREVK_DISABLE",
 }
@@ -190,4 +197,6 @@ def fail(result: int, call: str, where: str = "", next: str = "") -> NoReturn:
         why = "the driver was reset, or a kernel ran for too long or out of bounds"
         advice = next or "make a new device; run once with PUREVK_VALIDATION=1 to find a faulty access"
         raise DeviceLostError(what, where=where, why=why, next=advice)
-    raise DeviceError(what, where=where, next=next or _ADVICE.get(result, "run with PUREVK_VALIDATION=1 for the reason"))
+    raise DeviceError(
+        what, where=where, next=next or _ADVICE.get(result, "run with PUREVK_VALIDATION=1 for the reason")
+    )

@@ -293,7 +293,7 @@ def test_timestamps(device: api.Device, spin_spirv: bytes) -> None:
 
 
 def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that takes a second: the wait gives up and says so, other threads run meanwhile, and the device still closes."""
+    """Work that takes a second: the wait gives up and says so, other threads run meanwhile, the device still closes."""
     spinner = Spinner(device, spin_spirv)
     commands = spinner.record(int(1.0 / spinner.seconds(1)) + 1)
     monkeypatch.setenv(knobs.TIMEOUT.name, "0.15")

@@ -6,12 +6,14 @@ import gc
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from purevk import api
 from purevk.api import MemoryKind
+from purevk.api.physical import DEVICE_LOCAL, HOST_COHERENT
 from purevk.errors import DeviceError, InputError, OutOfDeviceMemoryError
 
 pytestmark = pytest.mark.device
@@ -112,7 +114,9 @@ def test_an_error_inside_a_context_is_not_covered(instance: api.Instance) -> Non
     assert device.closed
 
 
-@pytest.mark.parametrize("last", ["pass", "del device", "instance.close()", "device.close()", "import sys; sys.exit(0)"])
+@pytest.mark.parametrize(
+    "last", ["pass", "del device", "instance.close()", "device.close()", "import sys; sys.exit(0)"]
+)
 def test_the_interpreter_exits_cleanly(last: str) -> None:
     program = f"""
 from purevk import api
@@ -276,6 +280,44 @@ def test_out_of_memory_says_how_much(device: api.Device) -> None:
     assert "heap" in str(caught.value)
     assert isinstance(caught.value, MemoryError)
     assert device.live_objects() == {}
+
+
+def test_memory_that_is_not_coherent(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flushes and invalidates cover the bytes in whole atoms; the validation layer checks their ranges."""
+    physical = instance.pick()
+    types = tuple(replace(kind, flags=kind.flags & ~HOST_COHERENT) for kind in physical.memory_types)
+    monkeypatch.setattr(physical, "memory_types", types)
+    calls = []
+    with api.Device(physical) as device:
+        for name in ("vkFlushMappedMemoryRanges", "vkInvalidateMappedMemoryRanges"):
+            call = getattr(device.functions, name)
+            monkeypatch.setattr(
+                device.functions, name, lambda *a, call=call, name=name: (calls.append(name), call(*a))[1]
+            )
+        buffers = [api.Buffer(device, size, MemoryKind.READBACK) for size in (1, 100, 40 << 20)]
+        for buffer in buffers:
+            buffer.write(0, b"x")
+            assert buffer.read(0, 1) == b"x"
+            assert buffer.allocation.offset % device.limits.non_coherent_atom == 0
+        ends = [buffer.allocation.offset + device.limits.non_coherent_atom for buffer in buffers[:2]]
+        assert ends[0] <= buffers[1].allocation.offset, "two buffers share an atom"
+    assert calls == ["vkFlushMappedMemoryRanges", "vkInvalidateMappedMemoryRanges"] * 3
+
+
+def test_a_device_whose_memory_the_host_cannot_reach(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    physical = instance.pick()
+    types = tuple(replace(kind, flags=kind.flags & DEVICE_LOCAL) for kind in physical.memory_types)
+    monkeypatch.setattr(physical, "memory_types", types)
+    with api.Device(physical) as device:
+        assert not device.is_unified
+        buffer = api.Buffer(device, 64)
+        assert not buffer.mapped
+        for attempt in (buffer.view, buffer.read, lambda: buffer.write(0, b"x")):
+            with pytest.raises(DeviceError, match="host cannot reach"):
+                attempt()
+        with pytest.raises(DeviceError, match="no memory of kind UPLOAD"):
+            api.Buffer(device, 64, MemoryKind.UPLOAD)
+        assert device.live_objects() == {"Buffer": 1}
 
 
 def test_device_addresses(device: api.Device) -> None:
