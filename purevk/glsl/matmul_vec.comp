@@ -1,0 +1,141 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) for few rows, as in decoding: B is read once, at the
+// speed of memory. A workgroup shares K among its invocations and adds up in shared memory.
+//
+// Bindings and parameters 0 to 16: as matmul.comp.
+// Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
+//   ROWS  rows of A at a time (1): as many as M, up to 8 or so
+//   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares of K
+//                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
+// Local size: LANES * SLICES; SLICES is a power of two.
+// Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED
+#include "common.glslh"
+#ifndef B_TRANSPOSED
+#define B_TRANSPOSED 0
+#endif
+#ifndef ROWS
+#define ROWS 1
+#endif
+#if B_TRANSPOSED
+#ifndef SLICES
+#define SLICES 64
+#endif
+#undef LANES
+#define LANES 1
+#else
+#ifndef LANES
+#define LANES 8
+#endif
+#ifndef SLICES
+#define SLICES 16
+#endif
+#endif
+
+PARAM_0(M)
+PARAM_1(N)
+PARAM_2(K)
+PARAM_3(lda)
+PARAM_4(ldb)
+PARAM_5(ldo)
+PARAM_6(batch_a)
+PARAM_7(batch_b)
+PARAM_8(batch_o)
+PARAM_9(inner_batches)
+PARAM_10(outer_a)
+PARAM_11(outer_b)
+PARAM_12(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_13(offset_a)
+PARAM_14(offset_b)
+PARAM_15(offset_o)
+PARAM_16(offset_bias)
+
+#include "matmul_io.glslh"
+layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
+
+int base_a, base_b;
+shared vec4 parts[SLICES * LANES];
+
+vec4 load_a(int m, int k) {
+    int at = base_a + min(m, M - 1) * lda + k;
+#if VEC4_A
+    return READ4_A(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_A(at);
+    if (k + 1 < K) v.y = READ_A(at + 1);
+    if (k + 2 < K) v.z = READ_A(at + 2);
+    if (k + 3 < K) v.w = READ_A(at + 3);
+    return v;
+#endif
+}
+
+vec4 load_b(int k, int n) {
+    vec4 v = vec4(0.0);
+    if (k < K) {
+        int at = base_b + k * ldb;
+#if VEC4_B
+        v = READ4_B(at + min(n, N - 4));
+#else
+        int last = N - 1;
+        v = vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                 READ_B(at + min(n + 3, last)));
+#endif
+    }
+    return v;
+}
+
+vec4 load_bt(int n, int k) {
+    int at = base_b + min(n, N - 1) * ldb + k;
+#if VEC4_B
+    return READ4_B(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_B(at);
+    if (k + 1 < K) v.y = READ_B(at + 1);
+    if (k + 2 < K) v.z = READ_B(at + 2);
+    if (k + 3 < K) v.w = READ_B(at + 3);
+    return v;
+#endif
+}
+
+void main() {
+    int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
+    base_a = offset_a + inner * batch_a + outer * outer_a;
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+    int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
+    int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS;
+    vec4 acc[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
+    for (int k = slice * 4; k < K; k += SLICES * 4) {
+        vec4 b[4];
+#if B_TRANSPOSED
+        UNROLL for (int c = 0; c < 4; c++) b[c] = load_bt(n + c, k);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec4 a = load_a(m0 + r, k);
+            UNROLL for (int c = 0; c < 4; c++) acc[r][c] += dot(a, b[c]);
+        }
+#else
+        UNROLL for (int c = 0; c < 4; c++) b[c] = load_b(k + c, n);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec4 a = load_a(m0 + r, k);
+            UNROLL for (int c = 0; c < 4; c++) acc[r] += a[c] * b[c];
+        }
+#endif
+    }
+    int base_o = offset_o + inner * batch_o + outer * outer_o;
+    vec4 bias = bias4(min(n, N - 1), N);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        parts[slice * LANES + lane] = acc[r];
+        barrier();
+        for (int half_way = SLICES / 2; half_way > 0; half_way /= 2) {
+            if (slice < half_way) parts[slice * LANES + lane] += parts[(slice + half_way) * LANES + lane];
+            barrier();
+        }
+        int m = m0 + r;
+        if (slice == 0 && m < M && n < N) store4(parts[lane] + bias, base_o + m * ldo + n, z, m, n, N);
+        barrier();
+    }
+}
