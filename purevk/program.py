@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from purevk import progress as progress_bars
 from purevk import pte
 from purevk.errors import InputError, PurevkError
 from purevk.graph.context import Context, default_context
@@ -333,7 +334,9 @@ def load(
             name: (lambda sizes, name=name: read_method(program, name, sizes)) for name in program.methods
         }
         label = Path(program.name).name if not isinstance(file, bytes) else "<bytes>"
-        return Program(label, sources, context or default_context(), progress, program.close)
+        shown = progress_bars.default() if progress is None else progress
+        with progress_bars.closing(shown):
+            return Program(label, sources, context or default_context(), shown, program.close)
     except BaseException:
         program.close()
         raise

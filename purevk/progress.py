@@ -1,0 +1,128 @@
+"""Progress of long work: a bar on a terminal, nothing elsewhere.
+
+A progress callback is any callable `(phase, done, total)`. `default()` gives the one that `purevk.load` uses when its caller
+names none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Callable, Iterator
+
+from purevk import knobs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Progress = Callable[[str, int, int], None]
+
+PHASES = {"compile": "compiling kernels", "pipeline": "making pipelines", "weights": "uploading weights"}
+_BYTES = ("weights",)  # phases that count bytes
+_DELAY = 0.5  # seconds of work before a bar is worth showing
+_INTERVAL = 0.1  # seconds between two drawings
+_BAR = 30  # columns
+
+
+def default() -> Progress | None:
+    """A bar on stderr if that is a terminal and PUREVK_PROGRESS allows it, otherwise None."""
+    if sys.stderr is None or not sys.stderr.isatty() or not knobs.PROGRESS():
+        return None
+    return ProgressBar()
+
+
+@contextlib.contextmanager
+def closing(progress: Progress | None) -> Iterator[None]:
+    """Removes the line of a `ProgressBar` when the work ends, also by an error. Other callbacks are left alone."""
+    try:
+        yield
+    finally:
+        if isinstance(progress, ProgressBar):
+            progress.close()
+
+
+class ProgressBar:
+    """A bar on one line, which goes away when the phase is complete. May be called from several threads.
+
+    It starts no thread and leaves the cursor as it is, so work that ends by an error leaves the terminal usable; `close()`
+    then removes the line.
+
+    Args:
+        delay: seconds of work before it appears.
+        console: where; None: stderr.
+    """
+
+    def __init__(self, delay: float = _DELAY, console: "Console | None" = None) -> None:
+        self._delay, self._console = delay, console
+        self._lock = threading.Lock()
+        self._phase = ""
+        self._started = self._last = float("-inf")  # of the work, and of the last report
+        self._drawn = float("-inf")
+        self._shown = False
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        """Reports that `done` of `total` steps (or bytes, for weights) of a phase are finished."""
+        now = time.perf_counter()
+        with self._lock:
+            if phase != self._phase:
+                # A phase that follows at once is more of the same work.
+                if now - self._last > _DELAY:
+                    self._started = now
+                self._phase, self._drawn = phase, float("-inf")
+            self._last = now
+            if done >= total:
+                self._erase()
+                self._phase = ""
+            elif now - self._started >= self._delay and now - self._drawn >= _INTERVAL:
+                self._draw(done, total, now)
+
+    def _draw(self, done: int, total: int, now: float) -> None:
+        from rich.text import Text
+
+        console = self._stream()
+        label = PHASES.get(self._phase, self._phase)
+        count = f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if self._phase in _BYTES else f"{done}/{total}"
+        width = max(min(_BAR, console.width - len(label) - len(count) - 10), 0)
+        filled = width * done // max(total, 1)
+        dot = "#" if console.options.ascii_only else "\u2501"
+        line = Text.assemble(
+            f"{label} ", (dot * filled, "bar.complete"), (dot * (width - filled), "bar.back"),
+            f" {count} {_clock(now - self._started)}",
+        )  # fmt: skip
+        line.truncate(max(console.width - 1, 1))
+        self._clear(console)
+        console.print(line, end="", no_wrap=True, highlight=False)
+        console.file.flush()
+        self._drawn, self._shown = now, True
+
+    def _erase(self) -> None:
+        if self._shown:
+            console = self._stream()
+            self._clear(console)
+            console.file.flush()
+            self._shown = False
+
+    def _clear(self, console: "Console") -> None:
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        console.control(Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2)))
+
+    def _stream(self) -> "Console":
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(stderr=True)
+        return self._console
+
+    def close(self) -> None:
+        """Removes the line if it is there. The bar can be used again."""
+        with self._lock:
+            self._erase()
+            self._phase = ""
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
