@@ -197,12 +197,13 @@ void main() {
         s = subtrahend(all_of_row.x);
         total = all_of_row.y;
 #endif
+        // 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x)) for x.
 #if LOG
-        float log_total = log(total);
+        float log_total = total == 0.0 ? uintBitsToFloat(0x7fc00000u) : log(total);
 #elif ZERO_ROWS
         float inverse = total == 0.0 ? 0.0 : 1.0 / total;
 #else
-        float inverse = 1.0 / total;
+        float inverse = total == 0.0 ? uintBitsToFloat(0x7fc00000u) : 1.0 / total;
 #endif
 #if CACHE
         UNROLL for (int k = 0; k < CACHE; k++) {
