@@ -1,3 +1,5 @@
 """The operators: one row each, one file a family. Importing this package registers them all."""
 
-from purevk.ops import pointwise, pointwise_kernel, views  # noqa: F401
+from purevk.ops import (  # noqa: F401
+    convolution, creation, gather, matmul, pointwise, pointwise_kernel, pooling, reduction, views,
+)  # fmt: skip

@@ -114,12 +114,12 @@ class Operator:
             raise GraphError(
                 f"{self.name} got {len(args)} arguments", why=f"it takes {len(signature.parameters)}: {self.parameters}"
             )
-        bound = {
-            name: parameter.default
-            for name, parameter in signature.parameters.items()
-            if parameter.default is not parameter.empty
-        }
-        bound.update(zip(signature.parameters, args))
+        bound = {}
+        for position, (name, parameter) in enumerate(signature.parameters.items()):
+            if position < len(args):
+                bound[name] = args[position]
+            elif parameter.default is not parameter.empty:
+                bound[name] = parameter.default
         return bound
 
     def infer(self, args: tuple[Any, ...]) -> tuple[TensorType, ...]:

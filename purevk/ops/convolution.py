@@ -1,0 +1,217 @@
+"""Convolutions. Activations lie channels last; a pointwise convolution is then a matrix product."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.convolution_choice import choose, choose_depthwise
+from purevk.ops.epilogue import gcd4, make_epilogue
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.matmul import dense, supports_float
+from purevk.ops.matmul_choice import choose as choose_matmul
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import pair
+
+NAME = "purevk.conv2d"
+CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def _window(size: Size, kernel: int, stride: int, padding: int, dilation: int) -> Size:
+    return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
+
+
+def _transposed_window(size: Size, kernel: int, stride: int, padding: int, dilation: int, extra: int) -> Size:
+    return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
+
+
+def _convolution_shape(
+    x: TensorType, weight: TensorType, bias: TensorType | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool = False, output_padding: Sequence[int] = (0,), groups: int = 1,
+) -> TensorType:  # fmt: skip
+    spatial = weight.rank - 2
+    if x.rank not in (spatial + 1, spatial + 2) or spatial < 1:
+        raise ShapeError(f"cannot convolve {x} with {weight}")
+    lead, at = x.dims[: x.rank - spatial - 1], x.rank - spatial
+    channels = weight.dims[0] if transposed else weight.dims[1] * groups
+    if x.dims[at - 1] != channels:
+        raise ShapeError(f"convolution of {x} with {weight} in {groups} groups: {channels} channels are expected")
+    stride, padding, dilation = pair(stride, spatial), pair(padding, spatial), pair(dilation, spatial)
+    extra = pair(output_padding or (0,), spatial)
+    sizes: list[Size] = []
+    for d in range(spatial):
+        kernel = weight.dims[2 + d]
+        if transposed:
+            sizes.append(_transposed_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d], extra[d]))
+        else:
+            sizes.append(_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
+    out = weight.dims[1] * groups if transposed else weight.dims[0]
+    return x.with_dims((*lead, out, *sizes))
+
+
+def _refuse(node: Node, traits: Any) -> str | None:
+    weight = node.args[1]
+    if node.args[6]:
+        return "no kernel for a transposed convolution"
+    if weight.type.rank > 4:
+        return f"no kernel for a convolution of {weight.type.rank - 2} dims"
+    return supports_float(node, traits)
+
+
+def _expand_convolution(builder: Any, node: Node) -> Value:
+    x, weight, bias, stride, padding, dilation, _, _, groups = node.args[:9]
+    spatial = weight.type.rank - 2
+    stride, padding, dilation = (pair(values, spatial) for values in (stride, padding, dilation))
+    if spatial == 1:
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+        weight = builder.emit("aten.unsqueeze.default", weight, 2)
+    sizes = x.type.dims if x.type.rank == spatial + 2 else (1, *x.type.dims)
+    if spatial == 1:
+        sizes = (*sizes[:2], 1, sizes[2])
+    if tuple(sizes) != tuple(x.type.dims):
+        x = builder.emit("aten.view.default", x, sizes)
+    packed = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
+    result = builder.emit(NAME, x, packed, bias, stride, padding, dilation, groups, None, ())
+    if result.type.dims != node.result.type.dims:
+        result = builder.emit("aten.view.default", result, node.result.type.dims)
+    return result
+
+
+register(
+    Operator(
+        "aten.convolution.default", _convolution_shape, Rewrite(_expand_convolution, _refuse),
+        names=("aten._convolution.default",),
+    )
+)  # fmt: skip
+
+
+def _clamped_shape(
+    x: TensorType, weight: TensorType, bias: TensorType | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    output_min: float | None = None, output_max: float | None = None,
+) -> TensorType:  # fmt: skip
+    return _convolution_shape(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def _expand_clamped(builder: Any, node: Node) -> Value:
+    low, high = node.args[9:]
+    result = builder.emit("aten.convolution.default", *node.args[:9])
+    # The exporter writes the largest double for "no bound".
+    low = None if low is None or low <= -3.4028235e38 else float(low)
+    high = None if high is None or high >= 3.4028235e38 else float(high)
+    if low is None and high is None:
+        return result
+    return builder.emit("aten.clamp.default", result, low, high)
+
+
+register(Operator("et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, _refuse)))
+
+
+# -- the kernel --------------------------------------------------------------------------------------------------------
+def _conv2d_shape(
+    x: TensorType, weight: TensorType, bias: TensorType | None, stride: tuple, padding: tuple, dilation: tuple, groups: int,
+    epilogue: Any = None, extras: tuple = (),
+) -> TensorType:  # fmt: skip
+    kh, kw, _, out = weight.dims
+    height = _window(x.dims[2], kh, stride[0], padding[0], dilation[0])
+    width = _window(x.dims[3], kw, stride[1], padding[1], dilation[1])
+    dtype = x.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
+    return TensorType(dtype, (x.dims[0], out, height, width))
+
+
+def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
+    """An operand [B, C, H, W] whose pixels follow one another in memory, channels dense, and the elements from one pixel to
+    the next; copied if it is not so."""
+    _, channels, height, width = x.dims
+    batch, channel, row, pixel = x.strides
+    one = lambda size: isinstance(size, int) and size == 1  # noqa: E731
+    if one(width):
+        pixel = row if not one(height) else (batch if not one(x.dims[0]) else channels)
+    fits = isinstance(x.offset, int) and (one(channels) or isinstance(channel, int) and channel == 1)
+    fits = fits and (one(height) or row == width * pixel) and (one(x.dims[0]) or batch == height * width * pixel)
+    fits = fits and not (isinstance(pixel, int) and pixel == 0)
+    if not fits:
+        x = dense(lowering, x, CHANNELS_LAST)
+        pixel = channels
+    return x, pixel
+
+
+def _conv2d_lower(lowering: Lowering, node: Node) -> None:
+    x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras = node.args
+    out = lowering.operand(node.result)
+    weight = lowering.operand(weight_value)
+    bias = None if bias_value is None else lowering.operand(bias_value)
+    x, pixel = pixels(lowering, lowering.operand(x_value))
+    batches, channels, height, width = x.dims
+    kh, kw, group_in, out_channels = weight.dims
+    _, _, out_height, out_width = out.dims
+    rows = batches * out_height * out_width
+    depthwise = groups == channels and out_channels == channels and group_in == 1 and groups > 1
+    group_out = out_channels if depthwise else out_channels // groups
+    vector_out = gcd4(group_out)
+    plain = (kh, kw) == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
+    columns = "N" if plain else "pixel_o"
+    made = make_epilogue(
+        lowering, epilogue, extras, out, 3 + (bias is not None), "b, m, n", f"m * {columns} + n", (1, "n"), vector_out,
+    )  # fmt: skip
+    if plain:
+        _as_matmul(lowering, node, x, pixel, weight, bias, out, made, rows)
+        return
+    vector_a = gcd4(pixel, x.offset, channels if depthwise else group_in)
+    vector_b = gcd4(group_out, out_channels)
+    macros = {
+        "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "VEC4_A": int(vector_a),
+        "VEC4_B": int(vector_b), "VEC4_OUT": int(vector_out), "BIAS": int(bias is not None), **made.macros,
+    }  # fmt: skip
+    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r")]
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers.append((bias, "r"))
+    buffers += [(out, "w"), *made.buffers]
+    offsets = [x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0]
+    window = [kh, kw, *stride, *padding, *dilation]
+    flops = 2 * rows * out_channels * kh * kw * group_in
+    if depthwise:
+        choice = choose_depthwise(lowering.traits, out_width, kw, stride[1], dilation[1])
+        params = [batches, height, width, channels, out_height, out_width, pixel, out_channels, out_channels, *window, *offsets]
+        lowering.dispatch(
+            "conv2d_dw.comp", buffers, macros={**macros, **choice.macros()}, params=params, specialize=range(9, 17),
+            grid=choice.grid(batches, channels, out_height, out_width), flops=flops,
+        )  # fmt: skip
+        return
+    tiles = choose(lowering.traits, rows, group_out, kh * kw * group_in, groups, x.dtype)
+    template = "conv2d.comp" if tiles.template == "matmul.comp" else "conv2d_tiled.comp"
+    params = [
+        batches, height, width, group_in, out_height, out_width, group_out, pixel, out_channels, out_channels, *window,
+        *offsets,
+    ]  # fmt: skip
+    lowering.dispatch(
+        template, buffers, macros={**macros, **tiles.macros()}, params=params, specialize=range(10, 18),
+        grid=tiles.grid(rows, group_out, groups), subgroup_size=tiles.subgroup, flops=flops,
+    )  # fmt: skip
+
+
+def _as_matmul(
+    lowering: Lowering, node: Node, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
+    epilogue: Any, rows: Size,
+) -> None:  # fmt: skip
+    """A 1 x 1 window: rows are pixels."""
+    k, n = weight.dims[2], weight.dims[3]
+    a = Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k)))
+    b = Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n)))
+    flat = Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n)))
+    choose_matmul(lowering.traits, rows, n, k, 1, x.dtype, False).emit(
+        lowering, node, a=a, b=b, bias=bias, out=flat, epilogue=epilogue, sizes=(rows, n, k), strides=(pixel, n, n),
+        batch=(1, 1, [0, 0, 0], [0, 0, 0]), transposed=False,
+        vectors=(gcd4(k, pixel, x.offset), gcd4(n), gcd4(n)),
+    )  # fmt: skip
+
+
+register(
+    Operator(
+        NAME, _conv2d_shape,
+        Kernel(_conv2d_lower, layouts=lambda node, layout_of: (CHANNELS_LAST,), supports=supports_float, epilogue=True),
+    )
+)  # fmt: skip

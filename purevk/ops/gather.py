@@ -1,0 +1,192 @@
+"""Reading at positions that tensors give: embedding, index_select, gather, index."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.matmul import dense
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.rows import collapse
+from purevk.ops.shapes import broadcast, wrap
+
+NAME = "purevk.gather"
+
+
+def _gather_shape(x: TensorType, indices: tuple, index_dims: tuple, sizes: tuple, x_dims: tuple, steps: tuple) -> TensorType:
+    return x.with_dims(sizes)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    """`sizes` are the result's; x_dims[d] is the dim of x that dim d of the result walks along, or None; index_dims[d] that
+    of the (broadcast) index tensors, counted from the end, or None; steps[k] the dim of x that index k selects."""
+    x_value, index_values, index_dims, sizes, x_dims, steps = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return
+    indices = [lowering.operand(value) for value in index_values]
+    x_strides = [0 if d is None else x.strides[d] for d in x_dims]
+    index_strides = [
+        [_index_stride(index, d) for d in index_dims] for index in indices
+    ]  # fmt: skip
+    loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
+    if len(loop) > 4:
+        raise ShapeError(f"{node.op} needs {len(loop)} loops")
+    loop, mine, theirs = list(reversed(loop)) or [1], list(reversed(mine)) or [0], [list(reversed(t)) or [0] for t in theirs]
+    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
+    zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
+    vector = (
+        isinstance(mine[0], int) and mine[0] == 1 and all(zero(t[0]) for t in theirs)
+        and x.dtype in (DType.float32, DType.float16, DType.int32)
+        and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in steps))
+    )  # fmt: skip
+    params: list[Size] = [x.offset, out.offset, out.type.numel, *pad(loop, 3), *pad(mine, 4)]
+    for index, strides, dim in zip(indices, theirs, steps):
+        params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
+    local = 64
+    count = out.type.numel
+    work = _ceil4(count) if vector else count
+    lowering.dispatch(
+        "gather.comp", [(x, "r"), *((index, "r") for index in indices), (out, "w")],
+        macros={
+            "DIMS": max(len(loop), 1), "INDICES": len(indices), "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl,
+            "T_INDEX": indices[0].dtype.glsl, "VEC4": int(vector),
+            **({"HAS_INT64": "1"} if DType.int64 in (x.dtype, indices[0].dtype) else {}),
+            **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
+        },
+        params=params, constants={100: local}, specialize=range(31, 64), grid=lowering.linear_grid(work, local),
+    )  # fmt: skip
+
+
+def _ceil4(count: Size) -> Size:
+    from purevk.ir import dims as _dims
+
+    return _dims.ceil_div(count, 4)
+
+
+def _index_stride(index: Operand, d: int | None) -> Size:
+    if d is None or d > len(index.dims):
+        return 0
+    size = index.dims[-d]
+    return 0 if isinstance(size, int) and size == 1 else index.strides[-d]
+
+
+register(Operator(NAME, _gather_shape, Kernel(_lower)))
+
+
+def _refuse_index(node: Node, traits: Any) -> str | None:
+    for value in node.inputs[1:]:
+        if value.type.dtype not in (DType.int32, DType.int64):
+            return f"no kernel for indices of {value.type.dtype.name}"
+    return None
+
+
+def _embedding_shape(
+    weight: TensorType, indices: TensorType, padding_idx: Any = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> TensorType:
+    if weight.rank != 2:
+        raise ShapeError(f"an embedding table has rank 2, not {weight.rank}")
+    return weight.with_dims((*indices.dims, weight.dims[1]))
+
+
+def _expand_embedding(builder: Any, node: Node) -> Value:
+    weight, indices = node.args[:2]
+    rank = indices.type.rank
+    index_dims = tuple(range(rank, 0, -1)) + (None,)
+    x_dims = (None,) * rank + (1,)
+    return builder.emit(NAME, weight, (indices,), index_dims, node.result.type.dims, x_dims, (0,))
+
+
+register(Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, _refuse_index)))
+
+
+def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorType:
+    at = wrap(dim, x.rank)
+    length = index.dims[0] if index.rank else 1
+    return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
+
+
+def _expand_index_select(builder: Any, node: Node) -> Value:
+    x, dim, index = node.args
+    at = wrap(dim, x.type.rank)
+    index_dims = tuple(1 if d == at else None for d in range(x.type.rank))
+    x_dims = tuple(None if d == at else d for d in range(x.type.rank))
+    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+
+
+register(Operator("aten.index_select.default", _index_select_shape, Rewrite(_expand_index_select, _refuse_index)))
+
+
+def _gather_aten_shape(x: TensorType, dim: int, index: TensorType, sparse_grad: bool = False) -> TensorType:
+    wrap(dim, x.rank)
+    return x.with_dims(index.dims)
+
+
+def _expand_gather(builder: Any, node: Node) -> Value:
+    x, dim, index = node.args[:3]
+    rank = x.type.rank
+    at = wrap(dim, rank)
+    index_dims = tuple(range(rank, 0, -1))
+    x_dims = tuple(None if d == at else d for d in range(rank))
+    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+
+
+def _refuse_gather(node: Node, traits: Any) -> str | None:
+    if node.args[0].type.rank == 0:
+        return "no kernel for 0-d tensors"
+    return _refuse_index(node, traits)
+
+
+register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_gather)))
+
+
+def _index_places(x: TensorType, indices: Sequence[Any]) -> tuple[list[int], tuple, tuple, tuple, tuple]:
+    """Dims that are indexed; sizes of the result; for each of its dims the dim of x and of the index tensors."""
+    given = [d for d, index in enumerate(indices) if index is not None]
+    shape = broadcast(*(indices[d].dims if isinstance(indices[d], TensorType) else indices[d].type.dims for d in given))
+    rank = len(shape)
+    positions = tuple(range(rank, 0, -1))
+    adjacent = given == list(range(given[0], given[0] + len(given)))
+    rest = [d for d in range(x.rank) if d not in given]
+    if adjacent:
+        before, after = [d for d in rest if d < given[0]], [d for d in rest if d > given[0]]
+    else:
+        before, after = [], rest
+    sizes = (*(x.dims[d] for d in before), *shape, *(x.dims[d] for d in after))
+    x_dims = (*before, *([None] * rank), *after)
+    index_dims = (*([None] * len(before)), *positions, *([None] * len(after)))
+    return given, sizes, x_dims, index_dims, shape
+
+
+def _index_shape(x: TensorType, indices: Sequence[Any]) -> TensorType:
+    if len(indices) > x.rank:
+        raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
+    if any(index is not None and index.dtype in (DType.bool, DType.uint8) for index in indices):
+        raise ShapeError("the sizes of a boolean index are known only at a call")
+    return x.with_dims(_index_places(x, indices)[1])
+
+
+def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
+    indices = [index for index in node.args[1] if index is not None]
+    if not 1 <= len(indices) <= 4:
+        return f"no kernel for {len(indices)} index tensors"
+    if len({index.type.dtype for index in indices}) > 1 and any(i.type.dtype not in (DType.int32, DType.int64) for i in indices):
+        return "no kernel for these index types"
+    if node.result.type.rank > 4:
+        return f"no kernel for a result of rank {node.result.type.rank}"
+    return _refuse_index(node, traits)
+
+
+def _expand_index(builder: Any, node: Node) -> Value:
+    x, indices = node.args
+    given, sizes, x_dims, index_dims, _ = _index_places(x.type, indices)
+    chosen = [indices[d] for d in given]
+    if len({index.type.dtype for index in chosen}) > 1:
+        chosen = [builder.emit("aten._to_copy.default", index, DType.int64) for index in chosen]
+    return builder.emit(NAME, x, tuple(chosen), index_dims, sizes, x_dims, tuple(given))
+
+
+register(Operator("aten.index.Tensor", _index_shape, Rewrite(_expand_index, _refuse_index_tensor)))

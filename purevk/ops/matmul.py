@@ -1,0 +1,258 @@
+"""Matrix products: all of them are one operator of purevk's own, with a bias and an epilogue."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4, make_epilogue
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.matmul_choice import choose
+from purevk.ops.pointwise_kernel import emit_copy
+from purevk.ops.promotion import promote_types
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import broadcast
+
+NAME = "purevk.matmul"
+
+
+def _product(a: TensorType, b: TensorType) -> TensorType:
+    if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
+        raise ShapeError(f"cannot multiply {a} by {b}")
+    batch = broadcast(a.dims[:-2], b.dims[:-2])
+    return TensorType(promote_types(a.dtype, b.dtype), (*batch, a.dims[-2], b.dims[-1]))
+
+
+def _matmul_shape(
+    a: TensorType, b: TensorType, bias: TensorType | None = None, epilogue: Any = None, extras: tuple = ()
+) -> TensorType:
+    product = _product(a, b)
+    return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+
+
+def supports_float(node: Node, traits: Any) -> str | None:
+    """Products of other types than float32 and float16 have no kernel yet."""
+    for value in node.inputs:
+        if value.type.dtype not in (DType.float32, DType.float16):
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+class _Matrix:
+    """The last two dims of an operand as rows and columns, the rest as up to two batch dims."""
+
+    def __init__(self, operand: Operand, sizes: Sequence[Size]) -> None:
+        self.operand = operand
+        lead = len(sizes) - (len(operand.dims) - 2)
+        strides = operand.strides
+        self.batch = [
+            0 if d < lead or (operand.dims[d - lead] == 1 and size != 1) else strides[d - lead]
+            for d, size in enumerate(sizes)
+        ]
+        self.row, self.column = strides[-2], strides[-1]
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the rows rather than the columns are dense."""
+        return not _one(self.column, self.operand.dims[-1]) and _one(self.row, self.operand.dims[-2])
+
+
+def _one(stride: Size, size: Size) -> bool:
+    return isinstance(size, int) and size == 1 or isinstance(stride, int) and stride == 1
+
+
+def batch_loops(sizes: Sequence[Size], operands: Sequence[Sequence[Size]]) -> tuple[list[Size], list[list[Size]]] | None:
+    """Batch dims joined to at most two (inner first): their sizes, and for each the strides of the operands; None if it
+    takes more."""
+    merged: list[Size] = []
+    steps: list[list[Size]] = []
+    for d in reversed(range(len(sizes))):
+        if isinstance(sizes[d], int) and sizes[d] == 1:
+            continue
+        mine = [operand[d] for operand in operands]
+        if merged and all(outer == merged[-1] * inner for outer, inner in zip(mine, steps[-1])):
+            merged[-1] = merged[-1] * sizes[d]
+        else:
+            merged.append(sizes[d])
+            steps.append(mine)
+    if len(merged) > 2:
+        return None
+    while len(merged) < 2:
+        merged.append(1)
+        steps.append([0] * len(operands))
+    return merged, steps
+
+
+def dense(lowering: Lowering, operand: Operand, order: Sequence[int] | None = None) -> Operand:
+    """A dense copy of an operand, its dims in memory in `order`."""
+    copy = lowering.temporary(operand.type)
+    copy = Operand(copy.storage, Layout.dense(operand.dims, order), operand.type)
+    emit_copy(lowering, operand, copy, label="layout")
+    return copy
+
+
+def _matmul_lower(lowering: Lowering, node: Node) -> None:
+    a_value, b_value, bias_value, epilogue, extras = node.args
+    out = lowering.operand(node.result)
+    a, b = lowering.operand(a_value), lowering.operand(b_value)
+    batch_sizes = out.dims[:-2]
+    m, n, k = out.dims[-2], out.dims[-1], a.dims[-1]
+    if any(isinstance(size, int) and size == 0 for size in (*out.dims,)):
+        return
+    # A's rows are dense, or it is copied; B may be dense along either dim.
+    if not _one(a.strides[-1], k) or not isinstance(a.offset, int):
+        a = dense(lowering, a)
+    if not (_one(b.strides[-1], n) or _one(b.strides[-2], k)) or not isinstance(b.offset, int):
+        b = dense(lowering, b)
+    # Many rows of the same B: batch dims of A join its rows.
+    joined = _join_rows(a, b, out)
+    if joined is not None:
+        a, out = joined
+        batch_sizes, m = (), out.dims[-2]
+    loops = None
+    while loops is None:
+        left, right = _Matrix(a, batch_sizes), _Matrix(b, batch_sizes)
+        result = _Matrix(out, batch_sizes)
+        loops = batch_loops(batch_sizes, [left.batch, right.batch, result.batch])
+        if loops is None:
+            a, b = dense(lowering, a), dense(lowering, b)
+            expanded = [x for x in (a, b) if len(x.dims) == len(out.dims)]
+            if all(x.dims[:-2] == out.dims[:-2] for x in expanded):
+                continue
+            a, b = _broadcast(lowering, a, batch_sizes), _broadcast(lowering, b, batch_sizes)
+    (inner, outer), (step, outer_step) = loops
+    transposed = right.transposed
+    batches = inner * outer
+    vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(k, left.row, *(s[0] for s in (step, outer_step)), a.offset)
+    ldb = right.row if not transposed else right.column
+    vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
+    vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
+    bias = None if bias_value is None else lowering.operand(bias_value)
+    made = make_epilogue(
+        lowering, epilogue, extras, lowering.operand(node.result) if joined is None else _like(node, out, lowering),
+        3 + (bias is not None), "b, m, n", "(b * M + m) * N + n", (len(node.result.type.dims) - 1, "n"), vector_out,
+        (len(node.result.type.dims) - 2, "m") if joined is None or len(node.result.type.dims) == 2 else None,
+    )  # fmt: skip
+    choose(lowering.traits, m, n, k, batches, a.dtype, transposed).emit(
+        lowering, node,
+        a=a, b=b, bias=bias, out=out, epilogue=made,
+        sizes=(m, n, k), strides=(left.row, ldb, result.row),
+        batch=(batches, inner, step, outer_step), transposed=transposed, vectors=(vector_a, vector_b, vector_out),
+    )  # fmt: skip
+
+
+def _like(node: Node, out: Operand, lowering: Lowering) -> Operand:
+    """The result with its own dims, for operands of the epilogue."""
+    return lowering.operand(node.result)
+
+
+def _join_rows(a: Operand, b: Operand, out: Operand) -> tuple[Operand, Operand] | None:
+    """With one B for all batches and A's batches densely behind each other, A and the result are one matrix."""
+    if len(out.dims) < 3 or len(a.dims) != len(out.dims):
+        return None
+    if any(not (isinstance(size, int) and size == 1) for size in b.dims[:-2]):
+        return None
+
+    def flatten(operand: Operand) -> Operand | None:
+        rows, stride = operand.dims[-2], operand.strides[-2]
+        for size, step in zip(reversed(operand.dims[:-2]), reversed(operand.strides[:-2])):
+            if isinstance(size, int) and size == 1:
+                continue
+            if isinstance(rows, int) and rows == 1:
+                rows, stride = size, step
+            elif step == rows * stride:
+                rows = rows * size
+            else:
+                return None
+        type = TensorType(operand.dtype, (rows, operand.dims[-1]))
+        return Operand(operand.storage, Layout(operand.offset, (stride, operand.strides[-1])), type)
+
+    flat_a, flat_out = flatten(a), flatten(out)
+    return None if flat_a is None or flat_out is None else (flat_a, flat_out)
+
+
+def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> Operand:
+    from purevk.ops.pointwise_kernel import broadcast_strides
+
+    sizes = (*batch, *operand.dims[-2:])
+    expanded = Operand(
+        operand.storage, Layout(operand.offset, broadcast_strides(operand, sizes)), TensorType(operand.dtype, tuple(sizes))
+    )
+    return dense(lowering, expanded)
+
+
+register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_float, epilogue=True)))
+
+
+# -- what is a matrix product ------------------------------------------------------------------------------------------
+def _expand_mm(builder: Any, node: Node) -> Value:
+    a, b = node.args[:2]
+    return builder.emit(NAME, a, b, None, None, ())
+
+
+register(Operator("aten.mm.default", _product, Rewrite(_expand_mm, supports_float)))
+register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm, supports_float)))
+
+
+def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
+    left = a if a.rank > 1 else a.with_dims((1, *a.dims))
+    right = b if b.rank > 1 else b.with_dims((*b.dims, 1))
+    product = _product(left, right)
+    sizes = list(product.dims)
+    if a.rank == 1:
+        del sizes[-2]
+    if b.rank == 1:
+        del sizes[-1]
+    return product.with_dims(sizes)
+
+
+def _expand_matmul(builder: Any, node: Node) -> Value:
+    a, b = node.args
+    left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
+    right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
+    product = builder.emit(NAME, left, right, None, None, ())
+    return builder.emit("aten.view.default", product, node.result.type.dims)
+
+
+register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul, supports_float)))
+
+
+def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
+    if x.rank < 1 or weight.rank != 2 or x.dims[-1] != weight.dims[1]:
+        raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
+    return x.with_dims((*x.dims[:-1], weight.dims[0]))
+
+
+def _expand_linear(builder: Any, node: Node) -> Value:
+    x, weight, bias = node.args
+    k, n = weight.type.dims[1], weight.type.dims[0]
+    packed = builder.emit("aten.permute.default", weight, (1, 0))
+    if weight in builder.graph.constants:
+        packed = builder.emit("purevk.copy", packed)
+    rows = _dims.product(x.type.dims[:-1])
+    flat = builder.emit("aten.view.default", x, (rows, k))
+    product = builder.emit(NAME, flat, packed, bias, None, ())
+    return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+
+
+register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear, supports_float)))
+
+
+def _addmm_shape(bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1) -> TensorType:
+    return _product(a, b)
+
+
+def _expand_addmm(builder: Any, node: Node) -> Value:
+    bias, a, b, beta, alpha = node.args
+    plain = alpha == 1 and beta == 1
+    if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
+        return builder.emit(NAME, a, b, bias, None, ())
+    product = builder.emit(NAME, a, b, None, None, ())
+    if alpha != 1:
+        product = builder.emit("aten.mul.Tensor", product, float(alpha))
+    return builder.emit("aten.add.Tensor", product, bias, beta)
+
+
+register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm, supports_float)))

@@ -1,0 +1,143 @@
+"""Pooling over windows."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.convolution import CHANNELS_LAST
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import pair
+
+NAME = "purevk.pool2d"
+
+
+def _out(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
+    span = size + (2 * padding - dilation * (kernel - 1) - 1)
+    if not ceil_mode:
+        return span // stride + 1
+    count = (span + (stride - 1)) // stride + 1
+    # The last window must start inside the input or its left padding.
+    return count - 1 if (count - 1) * stride >= size + padding else count
+
+
+def _pool_shape(
+    x: TensorType, average: bool, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, sizes: tuple,
+    count_include_pad: bool = True, divisor: int = 0, indices: bool = False,
+) -> Any:  # fmt: skip
+    result = x.with_dims((*x.dims[:2], *sizes))
+    return (result, result.with_dtype(DType.int64)) if indices else result
+
+
+def _pool_lower(lowering: Lowering, node: Node) -> None:
+    x_value, average, kernel, stride, padding, dilation, sizes, count_include_pad, divisor, indices = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.results[0])
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    batches, channels, height, width = x.dims
+    n, c, h, w = (0, 1, 2, 3)
+    last = isinstance(x.strides[c], int) and x.strides[c] == 1
+    vector = last and x.dtype in (DType.float32, DType.float16) and gcd4(
+        channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
+    )  # fmt: skip
+    acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
+    lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "int64_t(0x8000000000000000ul)"}[acc]
+    macros: dict[str, Any] = {
+        "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "ACC": acc, "AVERAGE": int(average), "LOWEST": lowest,
+        "COUNT_INCLUDE_PAD": int(count_include_pad), "CHANNELS_LAST": int(last), "VEC4": int(vector), "INDICES": int(indices),
+    }  # fmt: skip
+    buffers = [(x, "r"), (out, "w")]
+    offset = 0
+    if indices:
+        second = lowering.operand(node.results[1])
+        macros.update({"T_INDEX": "int64_t", "HAS_INT64": 1})
+        buffers.append((second, "w"))
+        offset = second.offset
+    count = out.type.numel
+    local = 64
+    order = (n, h, w, c)
+    params = [
+        x.offset, out.offset, count, channels, height, width, *sizes, *kernel, *stride, *padding, *dilation,
+        *(x.strides[d] for d in order), *(out.strides[d] for d in order), divisor, offset,
+    ]  # fmt: skip
+    lowering.dispatch(
+        "pool.comp", buffers, macros=macros, params=params, specialize=range(8, 16), constants={100: local},
+        grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
+        flops=count * kernel[0] * kernel[1],
+    )  # fmt: skip
+
+
+def _pool_layouts(node: Node, layout_of: Any) -> tuple:
+    return (CHANNELS_LAST,) * len(node.results)
+
+
+register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts)))
+
+
+def _window(x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple:
+    if x.rank not in (3, 4):
+        raise ShapeError(f"2-D pooling takes rank 3 or 4, not {x.rank}")
+    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
+    stride = pair(stride) if stride else kernel
+    sizes = tuple(
+        _out(x.dims[x.rank - 2 + d], kernel[d], stride[d], padding[d], dilation[d], ceil_mode) for d in range(2)
+    )
+    return kernel, stride, padding, dilation, sizes
+
+
+def _max_shape(x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> TensorType:
+    return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, dilation, ceil_mode)[4]))
+
+
+def _max_indices_shape(x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> tuple:
+    values = _max_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return values, values.with_dtype(DType.int64)
+
+
+def _as_images(builder: Any, x: Value) -> Value:
+    return x if x.type.rank == 4 else builder.emit("aten.view.default", x, (1, *x.type.dims))
+
+
+def _like(builder: Any, value: Value, node_result: Value) -> Value:
+    if value.type.dtype is not node_result.type.dtype:
+        value = builder.emit("aten._to_copy.default", value, node_result.type.dtype)
+    return value if value.type.rank == node_result.type.rank else builder.emit("aten.view.default", value, node_result.type.dims)
+
+
+def _expand_max(builder: Any, node: Node) -> Any:
+    x = node.args[0]
+    kernel, stride, padding, dilation, sizes = _window(x.type, *node.args[1:6])
+    images = _as_images(builder, x)
+    # Kernels with and without indices: the one that nobody reads is dropped.
+    values = builder.emit(NAME, images, False, kernel, stride, padding, dilation, sizes)
+    if len(node.results) == 1:
+        return _like(builder, values, node.result)
+    _, indices = builder.emit(NAME, images, False, kernel, stride, padding, dilation, sizes, True, 0, True)
+    return _like(builder, values, node.results[0]), _like(builder, indices, node.results[1])
+
+
+register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max)))
+register(Operator("aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max)))
+
+
+def _average_shape(
+    x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> TensorType:  # fmt: skip
+    return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, 1, ceil_mode)[4]))
+
+
+def _expand_average(builder: Any, node: Node) -> Value:
+    x, kernel, stride, padding, ceil_mode, include, divisor = node.args
+    kernel, stride, padding, dilation, sizes = _window(x.type, kernel, stride, padding, 1, ceil_mode)
+    made = builder.emit(
+        NAME, _as_images(builder, x), True, kernel, stride, padding, dilation, sizes, bool(include), divisor or 0
+    )
+    return _like(builder, made, node.result)
+
+
+register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average)))

@@ -1,0 +1,80 @@
+"""How the row kernels (reduce, softmax, norm) spread rows over a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.ops.lowering import DeviceTraits
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """Who works on a row, and the workgroups.
+
+    Attributes:
+        macros: ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, CACHE.
+        local: invocations of a workgroup.
+        rows: rows that a workgroup takes at a time.
+    """
+
+    macros: dict[str, int]
+    local: int
+    rows: int
+
+    def grid(self, rows: Size) -> tuple[Size, Size, Size]:
+        groups = _dims.ceil_div(rows, self.rows)
+        if _dims.upper(groups) <= 65535:
+            return (groups, 1, 1)
+        return (_dims.minimum(groups, 65535), _dims.ceil_div(groups, 65535), 1)
+
+
+def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache: bool = False) -> RowWork:
+    """How `rows` of `columns` elements are worked on; `cache`: the kernel can keep a row in registers."""
+    count = _dims.upper(columns) // (4 if vector else 1)
+    lanes = traits.subgroup_size
+    shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
+    if traits.is_cpu:
+        if shuffles and count >= lanes:
+            local = 2 * lanes if _dims.upper(rows) >= 64 else lanes
+            each = -(-count // lanes)
+            macros = {"ROW_PER_SUBGROUP": 1, "LOCAL": local}
+            return RowWork(_cached(macros, each, cache), local, local // lanes)
+        return RowWork({"ROW_PER_INVOCATION": 1, "LOCAL": 64}, 64, 64)
+    if shuffles and count <= 8 * lanes:
+        local = 4 * lanes
+        return RowWork(_cached({"ROW_PER_SUBGROUP": 1, "LOCAL": local}, -(-count // lanes), cache), local, local // lanes)
+    local = min(256, traits.max_invocations)
+    macros = {"SUBGROUP": int(shuffles), "LOCAL": local}
+    return RowWork(_cached(macros, -(-count // local), cache), local, 1)
+
+
+def _cached(macros: dict[str, int], each: int, cache: bool) -> dict[str, int]:
+    if cache and 0 < each <= 8:
+        power = 1
+        while power < each:
+            power *= 2
+        macros["CACHE"] = power
+    return macros
+
+
+def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size], list[list[Size]]]:
+    """Dims joined where they lie densely within one another for all operands, outermost first: sizes, and for each operand
+    its strides."""
+    merged: list[Size] = []
+    steps: list[list[Size]] = [[] for _ in strides]
+    for d, size in enumerate(sizes):
+        if isinstance(size, int) and size == 1:
+            continue
+        mine = [each[d] for each in strides]
+        if merged and all(step[-1] == size * inner for step, inner in zip(steps, mine)):
+            merged[-1] = merged[-1] * size
+            for step, inner in zip(steps, mine):
+                step[-1] = inner
+        else:
+            merged.append(size)
+            for step, inner in zip(steps, mine):
+                step.append(inner)
+    return merged, steps
