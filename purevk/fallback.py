@@ -90,12 +90,29 @@ def _operator(name: str, source: str) -> Any:
         ) from error  # fmt: skip
     parts = name.split(".")
     try:
-        return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2] if len(parts) > 2 else "default")
+        packet = getattr(getattr(torch.ops, parts[0]), parts[1])
+        return _functional(packet, getattr(packet, parts[2] if len(parts) > 2 else "default"))
     except (AttributeError, RuntimeError) as error:
         raise FallbackError(
             f"{name} has no kernel here and torch does not know it", where=source,
             next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
         ) from error  # fmt: skip
+
+
+def _functional(packet: Any, operator: Any) -> Any:
+    """The overload that returns new tensors, for one that writes into arguments: the one with the same other arguments."""
+
+    def inputs(each: Any) -> list[tuple[str, str]]:
+        return [(arg.name, str(arg.type)) for arg in each._schema.arguments if not arg.is_out]
+
+    if not any(arg.is_out for arg in operator._schema.arguments):
+        return operator
+    wanted = inputs(operator)
+    for name in packet.overloads():
+        each = getattr(packet, name)
+        if not any(arg.is_out for arg in each._schema.arguments) and inputs(each)[: len(wanted)] == wanted:
+            return each
+    return operator
 
 
 def _arguments(operator: Any, args: Sequence[Any], arrays: Mapping[Value, np.ndarray]) -> tuple[list[Any], dict[str, Any]]:

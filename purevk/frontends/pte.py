@@ -175,10 +175,10 @@ class _Plan:
         out = is_out_variant(operator.name, operator.overload)
         if isinstance(last, P.TensorList):
             own = 0
-            while own < len(outputs) and out and args[len(args) - 2 - own] == outputs[len(outputs) - 1 - own]:
+            while own < len(outputs) and args[len(args) - 2 - own] == outputs[len(outputs) - 1 - own]:
                 own += 1
             # An out argument that is itself a list (split, unbind) stands twice.
-            repeated = int(own == 0 and out and len(args) > 1 and args[-2] == args[-1])
+            repeated = int(own == 0 and len(args) > 1 and args[-2] == args[-1])
             return 1 + own + repeated
         count = 1
         while out and len(args) > count and args[-1 - count] == args[-1]:
@@ -219,23 +219,11 @@ class _Plan:
             self.env[number] = value
 
     def _split(self, index: int, graph: Any, args: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The arguments of a delegate call are its inputs, then its outputs; some outputs may be missing, and inputs that
-        the graph dropped may be there. What has been written before the call is an input."""
-        count = len(graph.output_ids)
-        written = [number in self.env or self._is_leaf(number) for number in args]
-        first = len(args)
-        while first > 0 and len(args) - first < count and not written[first - 1]:
-            first -= 1
-        if first == len(args) and count:
-            raise FileFormatError(
-                f"delegate {index} has {count} outputs", where=self.where, why="its call has no argument to take them",
-                next="the file is damaged: copy or export it again",
-            )  # fmt: skip
+        """The arguments of a delegate call are its inputs, then its outputs. The graph may have dropped inputs that are still
+        passed, or have outputs of its own (mutated buffers) that are not."""
+        takes, gives = len(graph.input_ids), len(graph.output_ids)
+        first = max(len(args) - gives, min(takes, len(args)))
         return list(args[:first]), list(args[first:])
-
-    def _is_leaf(self, number: int) -> bool:
-        value = self.plan.values[number]
-        return not isinstance(value, P.Tensor) or value.has_data
 
     def _refuse(self, what: str, why: str, next: str = "") -> None:
         raise UnsupportedProgramError(f"{what} cannot be run", where=self.where, why=why, next=next)

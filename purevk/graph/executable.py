@@ -10,14 +10,14 @@ import numpy as np
 
 from purevk import fallback
 from purevk.dtypes import DType
-from purevk.errors import FallbackError
+from purevk.errors import FallbackError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Dim, Graph, Node, Symbol, TensorType, Value, map_values, values_in
 from purevk.ir import dims as _dims
 from purevk.ops import registry
-from purevk.ops.lowering import Dispatch, Lowering
+from purevk.ops.lowering import Dispatch, Lowering, Requirement
 from purevk.passes.constant import split_constant
 from purevk.passes.layout import HOST, Placed, place_values
 from purevk.passes.placement import Segment, segments
@@ -51,6 +51,7 @@ class Plan:
     once_constants: tuple[Value, ...]
     uploads: tuple[tuple[Value, ...], ...] = ()
     downloads: tuple[tuple[Value, ...], ...] = ()
+    requirements: tuple[Requirement, ...] = ()
 
     @property
     def kernels(self) -> list:
@@ -97,6 +98,7 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
         once=tuple(once.dispatches), once_kept=kept, sizes=sizes,
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
+        requirements=tuple(main.requirements),
     )  # fmt: skip
     _find_transfers(plan, set(kept))
     return plan
@@ -246,6 +248,7 @@ class Executable:
         """
         plan, compute = self.plan, self.graph
         graph = plan.placed.graph
+        self._check(env)
         host: dict[Value, np.ndarray] = dict(inputs)
         for number, step in enumerate(plan.steps):
             if step.on_device:
@@ -261,6 +264,15 @@ class Executable:
                 self._run_host(step.nodes[0], host, env)
             self._learn_symbols(step, host, env)
         return [self._output(output, host, env) for output in graph.outputs]
+
+    def _check(self, env: Mapping[Symbol, int]) -> None:
+        for rule in self.plan.requirements:
+            left, right = _dims.evaluate(rule.left, env), _dims.evaluate(rule.right, env)
+            if not left <= right:
+                raise InputError(
+                    rule.message, where=self.plan.graph.name, why=f"{left} is more than {right}",
+                    next="call reset_state(), or export the model with a larger cache",
+                )  # fmt: skip
 
     def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
         """A value's elements on the host: as they came, or read from the device."""

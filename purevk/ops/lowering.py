@@ -136,6 +136,15 @@ class Dispatch:
     nbytes: Size = 0
 
 
+@dataclass(frozen=True)
+class Requirement:
+    """What must hold at a call: `left <= right`; `message` says what is wrong if not."""
+
+    left: Size
+    right: Size
+    message: str
+
+
 @dataclass
 class Lowering:
     """Collects the dispatches of one graph.
@@ -152,7 +161,14 @@ class Lowering:
     layouts: Mapping[Value, Layout]
     dispatches: list[Dispatch] = field(default_factory=list)
     scratch: dict[Value, int] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
     node: Node | None = None
+
+    def require(self, left: Size, right: Size, message: str) -> None:
+        """Has `left <= right` checked at every call, unless it is known."""
+        if isinstance(left, int) and isinstance(right, int) and left <= right:
+            return
+        self.requirements.append(Requirement(left, right, message))
 
     def operand(self, value: Value) -> Operand:
         """A value as the layout pass placed it."""

@@ -1,0 +1,286 @@
+"""Attention in one kernel, and the operators of LLMs that keep a KV cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.attention_choice import choose
+from purevk.ops.epilogue import bits_of, gcd4
+from purevk.ops.expression import Expression, Step
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.matmul import dense
+from purevk.ops.pointwise_kernel import broadcast_strides, emit_copy, emit_pointwise, slice_of
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+
+NAME = "purevk.attention"
+HEADS_FIRST_OUT = (0, 2, 1, 3)  # the result [B, H, S, D] lies as [B, S, H, D], which the next product reads as one matrix
+
+
+def _attention_shape(
+    q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None, scale: float = 1.0, causal: bool = False,
+    start: Size = 0, length: Size | None = None,
+) -> TensorType:  # fmt: skip
+    if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
+        raise ShapeError(f"attention of {q} over {k} and {v}")
+    return q.with_dims((*q.dims[:3], v.dims[3]))
+
+
+def _rows(lowering: Lowering, operand: Operand) -> Operand:
+    """An operand whose last dim is dense and whose strides and offset are multiples of 4; copied if need be."""
+    unit = isinstance(operand.strides[3], int) and operand.strides[3] == 1
+    outer = [s for size, s in zip(operand.dims[:3], operand.strides[:3]) if not (isinstance(size, int) and size == 1)]
+    if unit and isinstance(operand.offset, int) and gcd4(operand.offset, *outer):
+        return operand
+    return dense(lowering, operand)
+
+
+def _stride(operand: Operand, dim: int) -> Size:
+    size = operand.dims[dim]
+    return 0 if isinstance(size, int) and size == 1 else operand.strides[dim]
+
+
+def _attention_lower(lowering: Lowering, node: Node) -> None:
+    q_value, k_value, v_value, mask_value, scale, causal, start, length = node.args
+    out = lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    q, k, v = (_rows(lowering, lowering.operand(value)) for value in (q_value, k_value, v_value))
+    batches, heads, queries, width = q.dims
+    key_heads, keys = k.dims[1], k.dims[2] if length is None else length
+    macros: dict[str, Any] = {
+        "HEAD_DIM": width, "VALUE_DIM": v.dims[3], "T_Q": q.dtype.glsl, "T_K": k.dtype.glsl, "T_V": v.dtype.glsl,
+        "T_OUT": out.dtype.glsl, "CAUSAL": int(causal),
+    }  # fmt: skip
+    buffers: list[tuple[Operand, str]] = [(q, "r"), (k, "r"), (v, "r")]
+    mask_params: list[Size] = [0, 0, 0, 0]
+    mask_offset: Size = 0
+    if mask_value is not None:
+        mask = lowering.operand(mask_value)
+        if not isinstance(mask.offset, int):
+            mask = dense(lowering, mask)
+        mask_params = list(broadcast_strides(mask, (batches, heads, queries, k.dims[2])))
+        mask_offset = mask.offset
+        macros.update({"MASK": 2 if mask.dtype is DType.bool else 1, "T_MASK": mask.dtype.glsl})
+        buffers.append((mask, "r"))
+    buffers.append((out, "w"))
+    params = [
+        queries, keys, heads // key_heads, bits_of(scale), start,
+        *(_stride(q, d) for d in range(3)), *(_stride(k, d) for d in range(3)), *(_stride(v, d) for d in range(3)),
+        *(_stride(out, d) for d in range(3)), *mask_params, q.offset, k.offset, v.offset, out.offset, mask_offset,
+    ]  # fmt: skip
+    flops = 2 * batches * heads * queries * k.dims[2] * (width + v.dims[3])
+    choose(lowering.traits, batches, heads, queries, k.dims[2], width).emit(
+        lowering, buffers, macros, params, out, (batches, heads, queries, keys, v.dims[3]), flops
+    )
+
+
+def _supports(node: Node, traits: Any) -> str | None:
+    for value in node.inputs:
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bool):
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+def head_width_fits(width: Size, value_width: Size) -> bool:
+    """Whether the attention kernels take heads of this width."""
+    return all(isinstance(w, int) and w % 4 == 0 and 0 < w <= 256 for w in (width, value_width))
+
+
+register(
+    Operator(
+        NAME, _attention_shape,
+        Kernel(_attention_lower, layouts=lambda node, layout_of: (HEADS_FIRST_OUT,), supports=_supports),
+    )
+)  # fmt: skip
+
+
+# -- scaled_dot_product_attention --------------------------------------------------------------------------------------
+def _sdpa_shape(
+    q: TensorType, k: TensorType, v: TensorType, attn_mask: TensorType | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> TensorType:  # fmt: skip
+    return q.with_dims((*q.dims[:-1], v.dims[-1]))
+
+
+def _refuse_sdpa(node: Node, traits: Any) -> str | None:
+    q, k, v = node.args[:3]
+    if not head_width_fits(q.type.dims[-1], v.type.dims[-1]):
+        return f"no kernel for heads of width {q.type.dims[-1]}"
+    if not 3 <= q.type.rank <= 4:
+        return f"no kernel for rank {q.type.rank}"
+    return _supports(node, traits)
+
+
+def _default_scale(scale: float | None, width: Size) -> float:
+    return 1.0 / math.sqrt(width) if scale is None else float(scale)
+
+
+def _four(builder: Any, value: Value) -> Value:
+    return value if value.type.rank == 4 else builder.emit("aten.unsqueeze.default", value, 0)
+
+
+def _expand_sdpa(builder: Any, node: Node) -> Value:
+    q, k, v, mask, _, causal, scale, _ = node.args
+    four = [_four(builder, value) for value in (q, k, v)]
+    width = _default_scale(scale, q.type.dims[-1])
+    made = builder.emit(NAME, *four, mask, width, bool(causal), 0, None)
+    return made if q.type.rank == 4 else builder.emit("aten.squeeze.dims", made, (0,))
+
+
+register(
+    Operator("aten.scaled_dot_product_attention.default", _sdpa_shape, Rewrite(_expand_sdpa, _refuse_sdpa))
+)  # fmt: skip
+
+
+def _etvk_sdpa_shape(q: TensorType, k: TensorType, v: TensorType, attn_mask: TensorType | None = None, scale: float | None = None) -> TensorType:
+    return q.with_dims((*q.dims[:-1], v.dims[-1]))
+
+
+register(
+    Operator(
+        "et_vk.sdpa.default", _etvk_sdpa_shape,
+        Rewrite(
+            lambda builder, node: builder.emit(
+                NAME, *node.args[:4], _default_scale(node.args[4], node.args[0].type.dims[-1]), False, 0, None
+            ),
+            _refuse_sdpa,
+        ),
+    )
+)  # fmt: skip
+
+
+# -- KV cache ----------------------------------------------------------------------------------------------------------
+def _write_lower(lowering: Lowering, node: Node) -> None:
+    state, value, dim, start = node.args
+    target, source = lowering.operand(state), lowering.operand(value)
+    lowering.require(start + source.dims[dim], target.dims[dim], f"rows {start} on of {node.source} lie outside of its cache")
+    emit_copy(lowering, source, slice_of(target, dim, start, source.dims[dim]))
+
+
+register(
+    Operator("purevk.write", lambda state, value, dim, start: None, Kernel(_write_lower), mutates=(0,))
+)  # fmt: skip
+
+
+
+
+def _sdpa_with_kv_cache_shape(
+    query: TensorType, key: TensorType, value: TensorType, key_cache: TensorType, value_cache: TensorType, start_pos: Size,
+    seq_len: Size, attn_mask: TensorType | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None,
+) -> TensorType:  # fmt: skip
+    if not query.rank == key.rank == key_cache.rank == 4:
+        raise ShapeError(f"attention of {query} with a cache {key_cache}")
+    return query
+
+
+def _attend_cache(
+    builder: Any, query: Value, keys: Value, values: Value, start: Size, mask: Value | None, causal: bool, scale: float | None
+) -> Value:
+    """Attention of [B, S, H, D] over the first start + S rows of caches [B, T, H, D]."""
+    first = [builder.emit("aten.permute.default", each, (0, 2, 1, 3)) for each in (query, keys, values)]
+    length = start + query.type.dims[1]
+    made = builder.emit(
+        NAME, *first, mask, _default_scale(scale, query.type.dims[3]), bool(causal), start, length
+    )
+    return builder.emit("aten.permute.default", made, (0, 2, 1, 3))
+
+
+def _expand_sdpa_with_kv_cache(builder: Any, node: Node) -> Value:
+    query, key, value, key_cache, value_cache, start, _, mask, _, causal, scale = node.args
+    builder.emit("purevk.write", key_cache, key, 1, start)
+    builder.emit("purevk.write", value_cache, value, 1, start)
+    return _attend_cache(builder, query, key_cache, value_cache, start, mask, causal, scale)
+
+
+def _refuse_cache(node: Node, traits: Any) -> str | None:
+    if not head_width_fits(node.args[0].type.dims[3], node.args[2].type.dims[3]):
+        return f"no kernel for heads of width {node.args[0].type.dims[3]}"
+    return _supports(node, traits)
+
+
+register(
+    Operator(
+        "llama.sdpa_with_kv_cache.default", _sdpa_with_kv_cache_shape, Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
+        mutates=(3, 4),
+    )
+)  # fmt: skip
+
+
+def _custom_sdpa_shape(
+    query: TensorType, key: TensorType, value: TensorType, start_pos: Size, attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+) -> TensorType:  # fmt: skip
+    return query
+
+
+def _expand_custom_sdpa(builder: Any, node: Node) -> Value:
+    query, key, value, start, mask, _, causal, scale = node.args
+    return _attend_cache(builder, query, key, value, start, mask, causal, scale)
+
+
+register(Operator("llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache)))
+
+
+def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -> TensorType:
+    return TensorType(value.dtype, (1,))
+
+
+def _expand_update_cache(builder: Any, node: Node) -> Value:
+    value, cache, start = node.args
+    builder.emit("purevk.write", cache, value, 1, start)
+    return builder.emit("aten.full.default", (1,), 0.0, value.type.dtype)
+
+
+register(
+    Operator("llama.update_cache.default", _update_cache_shape, Rewrite(_expand_update_cache), mutates=(1,))
+)  # fmt: skip
+
+
+# -- rotary embedding --------------------------------------------------------------------------------------------------
+def _rotary_shape(xq: TensorType, xk: TensorType, freqs_cos: TensorType, freqs_sin: TensorType) -> tuple[TensorType, TensorType]:
+    return xq, xk
+
+
+_ROTATE = Expression(
+    (DType.float32,) * 4, (),
+    (Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), DType.float32), Step("$0 * $3 + $1 * $2", (0, 1, 2, 3), DType.float32)),
+    (4, 5),
+)  # fmt: skip
+
+
+def _rotate_lower(lowering: Lowering, node: Node) -> None:
+    """x [B, S, H, D] in pairs (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), the angles [S, D / 2]."""
+    x_value, cos_value, sin_value = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    half = (*x.dims[:3], x.dims[3] // 2)
+
+    def lane(operand: Operand, number: int) -> Operand:
+        strides = (*operand.strides[:3], 2 * operand.strides[3])
+        return Operand(
+            operand.storage, Layout(operand.offset + number * operand.strides[3], strides), TensorType(operand.dtype, half)
+        )
+
+    angles = []
+    for value in (cos_value, sin_value):
+        angle = lowering.operand(value)
+        layout = Layout(angle.offset, (angle.strides[0], 0, angle.strides[1]))
+        angles.append(Operand(angle.storage, layout, TensorType(angle.dtype, (x.dims[1], x.dims[2], half[3]))))
+    emit_pointwise(
+        lowering, _ROTATE, [lane(x, 0), lane(x, 1), *angles], (), [lane(out, 0), lane(out, 1)], label="rotary"
+    )
+
+
+register(Operator("purevk.rotate_pairs", lambda x, cos, sin: x, Kernel(_rotate_lower)))
+
+
+def _expand_rotary(builder: Any, node: Node) -> tuple[Value, Value]:
+    xq, xk, cos, sin = node.args
+    return builder.emit("purevk.rotate_pairs", xq, cos, sin), builder.emit("purevk.rotate_pairs", xk, cos, sin)
+
+
+register(Operator("et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, _supports)))

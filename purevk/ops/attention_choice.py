@@ -1,0 +1,99 @@
+"""Which attention kernel a device runs for given sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+
+
+@dataclass(frozen=True)
+class Simple:
+    """`attention.comp`: a subgroup takes neighbouring queries and walks over the keys."""
+
+    subgroup_size: int
+    queries: int = 1
+    subgroups: int = 1
+
+    def emit(
+        self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        lanes = self.subgroup_size if self.subgroup_size > 1 else 8
+        grid = (_dims.ceil_div(queries, lanes * self.queries * self.subgroups), heads, batches)
+        lowering.dispatch(
+            "attention.comp", buffers,
+            macros={**macros, "SG": self.subgroup_size, "RQ": self.queries, "WY": self.subgroups}, params=params, grid=grid,
+            subgroup_size=self.subgroup_size if self.subgroup_size > 1 else None, flops=flops,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """`attention_tiled.comp`: tiles of queries and keys in shared memory."""
+
+    queries: int = 32
+    keys: int = 32
+
+    def emit(
+        self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        lowering.dispatch(
+            "attention_tiled.comp", buffers, macros={**macros, "QUERIES": self.queries, "KEYS": self.keys}, params=params,
+            grid=(_dims.ceil_div(queries, self.queries), heads, batches), flops=flops,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decode:
+    """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a share of its keys."""
+
+    splits: int = 1
+    local: int = 128
+
+    def emit(
+        self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
+    ) -> None:
+        batches, heads, queries, keys, width = sizes
+        macros = {**macros, "LOCAL": self.local}
+        if self.splits == 1:
+            lowering.dispatch(
+                "attention_decode.comp", buffers, macros=macros, params=[*params, 1, keys], grid=(queries, heads, batches),
+                flops=flops,
+            )  # fmt: skip
+            return
+        shares = lowering.temporary(TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4)))
+        split_params = list(params)
+        split_params[24] = 0
+        lowering.dispatch(
+            "attention_decode.comp", [*buffers[:-1], (shares, "w")], macros={**macros, "SPLIT": 1, "T_OUT": "float"},
+            params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
+            grid=(queries * self.splits, heads, batches), flops=flops,
+        )  # fmt: skip
+        lowering.dispatch(
+            "attention_join.comp", [(shares, "r"), (out, "w")], macros={"T_OUT": out.dtype.glsl},
+            params=[queries, width, self.splits, *params[14:17], 0, out.offset],
+            grid=(_dims.ceil_div(queries * width, 256), heads, batches),
+        )  # fmt: skip
+
+
+def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys: Size, width: Size) -> Any:
+    """The kernel for `queries` queries over up to `keys` keys a head."""
+    few = _dims.upper(queries) <= 4
+    if traits.is_cpu:
+        if few:
+            return Decode(1, 64)
+        return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+    if few:
+        groups = _dims.upper(batches) * _dims.upper(heads) * _dims.upper(queries)
+        splits = min(max(2 * max(traits.cores, 16) // max(groups, 1), 1), -(-_dims.upper(keys) // 128), 32)
+        return Decode(splits)
+    tiled = 4 * (32 * (width + 4) + 32 * (width + 4) + 32 * 36)
+    if tiled <= traits.max_shared_memory and traits.max_invocations >= 128:
+        return Tiled()
+    return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
