@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i3, i2, i1, i0] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i3, i2, i1, i0]) * step_k], o)
+// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), where i = (i3, i2, i1, i0)
 //
-// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that indexes x directly has
-// a stride in x and 0 in the index tensors; a dim of the (broadcast) index tensors has 0 in x and strides in those that
-// have it. embedding(table [R, E], idx [I]): dims i1 = I, i0 = E; x strides (0, 1); index strides (1, 0), size R, step E.
+// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that indexes x directly
+// has a stride in x and 0 in the index tensors; a dim of the (broadcast) index tensors has 0 in x and strides in those
+// that have it. embedding(table [R, E], idx [I]): dims i1 = I, i0 = E; x strides (i1: 0, i0: 1); index strides (1, 0),
+// size_0 = R, step_0 = E.
 //
 // wrap_k(i): i + size_k if i < 0, then clamped to 0 .. size_k - 1, so that nothing outside x is read.
 //
@@ -12,24 +13,23 @@
 // Parameters (in elements; out is dense; dim 0 is its innermost):
 //   0 offset of x  1 offset of out  2 number of outputs  3, 4, 5 sizes of the dims 0, 1, 2  6, 7, 8, 9 strides of x
 //   and for index tensor k, from 10 + 7 k on: offset, size_k, step_k, strides of the dims 0, 1, 2, 3
-//   32 and above (of the fourth index tensor) are specialization constants only. 31 and above are free for EXTRA_BUFFERS
-//   if INDICES is at most 3.
+//   32 and above (of the fourth index tensor) are specialization constants only. What INDICES leaves unused is free for
+//   EXTRA_BUFFERS.
 // Macros:
 //   DIMS 1..4, INDICES 1..4
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  without ACC, elements are copied; with it, EPILOGUE(v, o) is applied to ACC
+//   T_X, T_OUT      element types. Without ACC, elements are copied
+//   ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v), EPILOGUE(v, o)  with ACC, they are converted to it and the epilogue applies
+//   TEXEL_X 1       x is a uniform texel buffer: rows.glslh
 //   T_INDEX         int, int64_t, ... of the index tensors
-//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read: needs no 64-bit integers.
-//                   Offsets and strides stay those of the int64 elements.
-//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x strides,
-//                   steps and both offsets are multiples of 4
+//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read: needs no 64-bit
+//                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay those of the int64 elements.
+//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x
+//                   strides, steps and both offsets are multiples of 4
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "rows.glslh"
 
-#ifndef T_X
-#define T_X float
-#endif
 #ifndef T_OUT
 #define T_OUT T_X
 #endif
@@ -39,6 +39,9 @@
 #endif
 #ifndef TO_OUT
 #define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
 #endif
 #ifndef EPILOGUE
 #define EPILOGUE(v, o) (v)
@@ -148,15 +151,11 @@ layout(set = 0, binding = 4) readonly buffer BufIndex3 { T_INDEX buf_index3[]; }
 #endif
 
 #if VEC4
-layout(set = 0, binding = 0) readonly buffer BufX { VEC4_OF(T_X) buf_x[]; };
 layout(set = 0, binding = INDICES + 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 #define EACH 4
-#define AT(i) ((i) >> 2)
 #else
-layout(set = 0, binding = 0) readonly buffer BufX { T_X buf_x[]; };
 layout(set = 0, binding = INDICES + 1) buffer BufOut { T_OUT buf_out[]; };
 #define EACH 1
-#define AT(i) (i)
 #endif
 EXTRA_BUFFERS
 
@@ -214,14 +213,22 @@ void main() {
         from += INDEXED(3);
 #endif
 #ifndef ACC
-        buf_out[AT(out_offset + o)] = buf_x[AT(from)];
+#if TEXEL_X && VEC4
+        buf_out[(out_offset + o) >> 2] = VEC4_OF(T_OUT)(READ4_X(from));
+#elif TEXEL_X
+        buf_out[out_offset + o] = T_OUT(READ_X(from));
 #elif VEC4
-        VEC4_OF(T_X) v = buf_x[from >> 2];
-        buf_out[(out_offset + o) >> 2] =
-            VEC4_OF(T_OUT)(TO_OUT(EPILOGUE(FROM_X(v.x), (o))), TO_OUT(EPILOGUE(FROM_X(v.y), (o + 1))),
-                           TO_OUT(EPILOGUE(FROM_X(v.z), (o + 2))), TO_OUT(EPILOGUE(FROM_X(v.w), (o + 3))));
+        buf_out[(out_offset + o) >> 2] = buf_x[from >> 2];
 #else
-        buf_out[out_offset + o] = TO_OUT(EPILOGUE(FROM_X(buf_x[from]), o));
+        buf_out[out_offset + o] = READ_X(from);
+#endif
+#elif VEC4
+        X4 v = READ4_X(from);
+        buf_out[(out_offset + o) >> 2] =
+            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(FROM_X(v.x), (o)), EPILOGUE(FROM_X(v.y), (o + 1)),
+                                 EPILOGUE(FROM_X(v.z), (o + 2)), EPILOGUE(FROM_X(v.w), (o + 3))));
+#else
+        buf_out[out_offset + o] = TO_OUT(EPILOGUE(FROM_X(READ_X(from)), o));
 #endif
     }
 }

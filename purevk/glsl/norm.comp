@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : enable
 // Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col), in float.
 //
-// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS; RMS: rstd only), then
-//   what EXTRA_BUFFERS declares.
+// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS; RMS: rstd only),
+//   then what EXTRA_BUFFERS declares.
 // Parameters (in elements):
 //   0 offset of x  1 offset of out  2 rows  3 columns (elements normalized together)
 //   4, 5 stride of a row in x, in out (GROUP 0 and 1)  6 eps, the bits of a float
@@ -12,8 +12,10 @@
 //   14 and above are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
-//   FROM_X(v), FROM_W(v), TO_OUT(v), TO_STATS(v)  conversions to and from float
+//   FROM_X(v), FROM_W(v), TO_OUT(v), TO_OUT4(v), TO_STATS(v)  conversions to and from float
 //   HAS_WEIGHT, HAS_BIAS, STATS
+//   TEXEL_X, TEXEL_W  1: x, or weight and bias, are uniform texel buffers: rows.glslh. With GROUP 1 the texels of the
+//           weight and the bias are single elements even if VEC4
 //   RMS 1: mean is 0
 //   GROUP 0: weight and bias are indexed by column
 //         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group * H * W; weight and
@@ -27,11 +29,11 @@
 //           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times (RMS: twice).
 #include "rows.glslh"
 
-#ifndef T_X
-#define T_X float
-#endif
 #ifndef T_W
 #define T_W float
+#endif
+#ifndef TEXEL_W
+#define TEXEL_W 0
 #endif
 #ifndef T_OUT
 #define T_OUT float
@@ -47,6 +49,9 @@
 #endif
 #ifndef TO_OUT
 #define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
 #endif
 #ifndef TO_STATS
 #define TO_STATS(v) T_STATS(v)
@@ -112,33 +117,39 @@ PARAM_13(groups)
 #if VEC4
 #define V vec4
 #define EACH 4
-#define AT(i) ((i) >> 2)
 #define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
 #define ELEMENT(T) VEC4_OF(T)
 #define TO_V(FROM, v) vec4(FROM((v).x), FROM((v).y), FROM((v).z), FROM((v).w))
 #else
 #define V float
 #define EACH 1
-#define AT(i) (i)
 #define SUM(v) (v)
 #define ELEMENT(T) T
 #define TO_V(FROM, v) FROM(v)
 #endif
-layout(set = 0, binding = 0) readonly buffer BufX { ELEMENT(T_X) buf_x[]; };
-#if VEC4 && GROUP == 1
-#define W_ELEMENT T_W
-#define W_TO_V(v) vec4(FROM_W(v))
-#define W_AT(i) (i)
+
+// Weight and bias, of the column(s) from i on.
+#if TEXEL_W
+#define W_BUFFER(at, name) layout(set = 0, binding = at) uniform samplerBuffer name;
+#if VEC4 && GROUP != 1
+#define READ_W(name, i) texelFetch(name, (i) >> 2)
 #else
-#define W_ELEMENT ELEMENT(T_W)
-#define W_TO_V(v) TO_V(FROM_W, v)
-#define W_AT(i) AT(i)
+#define READ_W(name, i) V(texelFetch(name, i).x)
+#endif
+#else
+#if VEC4 && GROUP != 1
+#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { VEC4_OF(T_W) name[]; };
+#define READ_W(name, i) TO_V(FROM_W, WIDE4_OF(T_W)(name[(i) >> 2]))
+#else
+#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { T_W name[]; };
+#define READ_W(name, i) V(FROM_W(name[i]))
+#endif
 #endif
 #if HAS_WEIGHT
-layout(set = 0, binding = 1) readonly buffer BufWeight { W_ELEMENT buf_weight[]; };
+W_BUFFER(1, buf_weight)
 #endif
 #if HAS_BIAS
-layout(set = 0, binding = 1 + HAS_WEIGHT) readonly buffer BufBias { W_ELEMENT buf_bias[]; };
+W_BUFFER(1 + HAS_WEIGHT, buf_bias)
 #endif
 layout(set = 0, binding = OUT_BINDING) buffer BufOut { ELEMENT(T_OUT) buf_out[]; };
 #if STATS
@@ -175,22 +186,29 @@ int channel(int row, int col) {
 #endif
 }
 
-V load(int base, int col) { return TO_V(FROM_X, buf_x[AT(base + place(col))]); }
+V load(int base, int col) {
+#if VEC4
+    X4 v = READ4_X(base + place(col));
+    return TO_V(FROM_X, v);
+#else
+    return FROM_X(READ_X(base + place(col)));
+#endif
+}
 
 void store(V v, int base, int row, int col) {
     int c = channel(row, col);
 #if HAS_WEIGHT
-    v *= W_TO_V(buf_weight[W_AT(weight_offset + c)]);
+    v *= READ_W(buf_weight, weight_offset + c);
 #endif
 #if HAS_BIAS
-    v += W_TO_V(buf_bias[W_AT(bias_offset + c)]);
+    v += READ_W(buf_bias, bias_offset + c);
 #endif
 #if VEC4
     v = EPILOGUE4(v, row, col);
+    buf_out[(base + place(col)) >> 2] = TO_OUT4(v);
 #else
-    v = EPILOGUE(v, row, col);
+    buf_out[base + place(col)] = TO_OUT(EPILOGUE(v, row, col));
 #endif
-    buf_out[AT(base + place(col))] = ELEMENT(T_OUT)(TO_V(TO_OUT, v));
 }
 
 void main() {

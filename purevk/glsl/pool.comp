@@ -10,7 +10,8 @@
 //   24 divisor (if AVERAGE; 0: the number of elements)  25 offset of the indices
 //   26 and above are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type computed in, and conversions
+//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and conversions
+//   TEXEL_X 1        x is a uniform texel buffer: rows.glslh
 //   AVERAGE 0        maximum; LOWEST is the least value of ACC; NaN wins, as in torch. Padding is not looked at
 //   AVERAGE 1        average; COUNT_INCLUDE_PAD 1 counts the padding
 //   INDICES 1        h * W + w of the maximum, as T_INDEX through TO_INDEX(v)
@@ -26,9 +27,6 @@
 #include "rows.glslh"
 #include "math.glslh"
 
-#ifndef T_X
-#define T_X float
-#endif
 #ifndef T_OUT
 #define T_OUT float
 #endif
@@ -40,6 +38,9 @@
 #endif
 #ifndef TO_OUT
 #define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
 #endif
 #ifndef AVERAGE
 #define AVERAGE 0
@@ -106,11 +107,9 @@ PARAM_25(index_offset)
 #endif
 
 #if VEC4
-layout(set = 0, binding = 0) readonly buffer BufX { VEC4_OF(T_X) buf_x[]; };
 layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 #define EACH 4
 #else
-layout(set = 0, binding = 0) readonly buffer BufX { T_X buf_x[]; };
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
 #define EACH 1
 #endif
@@ -173,10 +172,10 @@ void main() {
         for (int h = h0; h < h1; h += step_h) {
             for (int w = w0; w < w1; w += step_w) {
 #if VEC4
-                VEC4_OF(T_X) v = buf_x[(base + h * x_h + w * x_w) >> 2];
+                X4 v = READ4_X(base + h * x_h + w * x_w);
 #define ELEMENT(j) FROM_X(v[j])
 #else
-#define ELEMENT(j) FROM_X(buf_x[base + h * x_h + w * x_w])
+#define ELEMENT(j) FROM_X(READ_X(base + h * x_h + w * x_w))
 #endif
                 UNROLL for (int j = 0; j < EACH; j++) {
                     ACC e = ELEMENT(j);
@@ -199,8 +198,8 @@ void main() {
         int at = n * out_n + oh * out_h + ow * out_w + c * out_c;
 #if VEC4
         buf_out[(out_offset + at) >> 2] =
-            VEC4_OF(T_OUT)(TO_OUT(EPILOGUE(best[0], (at))), TO_OUT(EPILOGUE(best[1], (at + 1))),
-                           TO_OUT(EPILOGUE(best[2], (at + 2))), TO_OUT(EPILOGUE(best[3], (at + 3))));
+            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(best[0], (at)), EPILOGUE(best[1], (at + 1)), EPILOGUE(best[2], (at + 2)),
+                                 EPILOGUE(best[3], (at + 3))));
 #else
         buf_out[out_offset + at] = TO_OUT(EPILOGUE(best[0], at));
 #endif

@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, amin, prod, any, all, argmax, var...
+// out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, prod, any, all, argmax, var...
 //
 // Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in the output):
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in the output; those of
+// dims that OUTER_DIMS and REDUCE_DIMS leave out are not declared):
 //   0 offset of x  1 offset of out  2 number of outputs
 //   3, 4 sizes of the reduction dims r0 (outer) and r1 (inner)  5, 6 their strides in x
 //   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1, 2
@@ -12,8 +13,8 @@
 //   16 and above are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT, ACC          element types, and the type that is computed in
-//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a device without 64-bit
-//                            integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
+//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a device without
+//                            64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
 //   OUTER_DIMS 1..4, REDUCE_DIMS 1..2 (1: r1 only; r0 is 1)
 //   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept
 //   LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the output's index in both
@@ -24,13 +25,15 @@
 //   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first). Needs
 //          SPLIT 0, and VEC4 0 if COLUMN.
 //   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last is shorter), out is [outputs / s, s]
-//          partial results; needs REDUCE_DIMS 1. A second dispatch reduces those.
+//          partial results; needs REDUCE_DIMS 1. A second dispatch reduces those. An invocation should not do more than
+//          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves them after that many.
+//   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
 //          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides, offset of x and part
 //          length are multiples of 4.
 //   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim 0 has stride 1.
-//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other strides and both offsets are
-//          multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows = outputs, or outputs / 4 if VEC4.
+//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other strides and both offsets
+//          are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows = outputs, or outputs / 4 if VEC4.
 #ifndef COLUMN
 #define COLUMN 0
 #endif
@@ -41,9 +44,6 @@
 #include "rows.glslh"
 #include "math.glslh"
 
-#ifndef T_X
-#define T_X float
-#endif
 #ifndef T_OUT
 #define T_OUT float
 #endif
@@ -137,11 +137,6 @@ PARAM_14(index_offset)
 PARAM_15(part)
 #endif
 
-#if VEC4
-layout(set = 0, binding = 0) readonly buffer BufX { VEC4_OF(T_X) buf_x[]; };
-#else
-layout(set = 0, binding = 0) readonly buffer BufX { T_X buf_x[]; };
-#endif
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
 #if ARG == 2
 layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
@@ -256,7 +251,7 @@ States scan(int base, int from, int to) {
             States s = States(initial(), initial(), initial(), initial());
             int end = min(to, r + BLOCK);
             for (; r < end; r++) {
-                VEC4_OF(T_X) v = buf_x[(start + r * stride_r1) >> 2];
+                X4 v = READ4_X(start + r * stride_r1);
                 int i = r0 * size_r1 + r;
                 s = States(take(s.a, FROM_X(v.x), i), take(s.b, FROM_X(v.y), i), take(s.c, FROM_X(v.z), i),
                            take(s.d, FROM_X(v.w), i));
@@ -280,12 +275,13 @@ State scan(int base, int from, int to) {
             int end = min(to, r + BLOCK);
 #if VEC4
             for (; r < end; r += 4) {
-                VEC4_OF(T_X) v = buf_x[(start + r) >> 2];
+                X4 v = READ4_X(start + r);
                 int i = r0 * size_r1 + r;
-                s = take(take(take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1), FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
+                s = take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1);
+                s = take(take(s, FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
             }
 #else
-            for (; r < end; r++) s = take(s, FROM_X(buf_x[start + r * stride_r1]), r0 * size_r1 + r);
+            for (; r < end; r++) s = take(s, FROM_X(READ_X(start + r * stride_r1)), r0 * size_r1 + r);
 #endif
             total = join(total, s);
         }
@@ -311,10 +307,11 @@ State scan(int base, int from, int to) {
         int end = min(to, r + BLOCK * LANES);
         for (; r < end; r += each * LANES) {
 #if VEC4
-            VEC4_OF(T_X) v = buf_x[address(base, r) >> 2];
-            s = take(take(take(take(s, FROM_X(v.x), r), FROM_X(v.y), r + 1), FROM_X(v.z), r + 2), FROM_X(v.w), r + 3);
+            X4 v = READ4_X(address(base, r));
+            s = take(take(s, FROM_X(v.x), r), FROM_X(v.y), r + 1);
+            s = take(take(s, FROM_X(v.z), r + 2), FROM_X(v.w), r + 3);
 #else
-            s = take(s, FROM_X(buf_x[address(base, r)]), r);
+            s = take(s, FROM_X(READ_X(address(base, r))), r);
 #endif
         }
         total = join(total, s);

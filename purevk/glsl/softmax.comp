@@ -8,7 +8,8 @@
 //   6, 7, 8 strides of the outer dims 0, 1, 2 in x  9, 10, 11 the same in out  12, 13 sizes of the outer dims 0, 1
 //   14 and above are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT  float or float16_t; FROM_X(v), TO_OUT(v) convert to and from float
+//   T_X, T_OUT  float or float16_t; FROM_X(v), TO_OUT(v), TO_OUT4(v) convert to and from float
+//   TEXEL_X 1     x is a uniform texel buffer: rows.glslh
 //   OUTER_DIMS 1..3
 //   LOG 1         log_softmax
 //   ZERO_ROWS 1   a row that is -inf everywhere gives 0 (softmax), rather than NaN
@@ -20,9 +21,6 @@
 //                 at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read twice.
 #include "rows.glslh"
 
-#ifndef T_X
-#define T_X float
-#endif
 #ifndef T_OUT
 #define T_OUT float
 #endif
@@ -31,6 +29,9 @@
 #endif
 #ifndef TO_OUT
 #define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
 #endif
 #ifndef OUTER_DIMS
 #define OUTER_DIMS 1
@@ -72,7 +73,6 @@ PARAM_13(size_1)
 #endif
 
 #if VEC4
-layout(set = 0, binding = 0) readonly buffer BufX { VEC4_OF(T_X) buf_x[]; };
 layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 #define V vec4
 #define EACH 4
@@ -81,7 +81,6 @@ layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 #else
 PARAM_4(x_column)
 PARAM_5(out_column)
-layout(set = 0, binding = 0) readonly buffer BufX { T_X buf_x[]; };
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
 #define V float
 #define EACH 1
@@ -94,11 +93,11 @@ EXTRA_BUFFERS
 
 V load(int base, int row, int col) {
 #if VEC4
-    VEC4_OF(T_X) v = buf_x[(base + col) >> 2];
+    X4 v = READ4_X(base + col);
     return vec4(LOAD(FROM_X(v.x), row, (col)), LOAD(FROM_X(v.y), row, (col + 1)), LOAD(FROM_X(v.z), row, (col + 2)),
                 LOAD(FROM_X(v.w), row, (col + 3)));
 #else
-    float v = FROM_X(buf_x[base + col * x_column]);
+    float v = FROM_X(READ_X(base + col * x_column));
     return LOAD(v, row, col);
 #endif
 }
@@ -106,8 +105,8 @@ V load(int base, int row, int col) {
 void store(V v, int base, int row, int col) {
 #if VEC4
     buf_out[(base + col) >> 2] =
-        VEC4_OF(T_OUT)(TO_OUT(EPILOGUE(v.x, row, (col))), TO_OUT(EPILOGUE(v.y, row, (col + 1))),
-                       TO_OUT(EPILOGUE(v.z, row, (col + 2))), TO_OUT(EPILOGUE(v.w, row, (col + 3))));
+        TO_OUT4(vec4(EPILOGUE(v.x, row, (col)), EPILOGUE(v.y, row, (col + 1)), EPILOGUE(v.z, row, (col + 2)),
+                     EPILOGUE(v.w, row, (col + 3))));
 #else
     buf_out[base + col * out_column] = TO_OUT(EPILOGUE(v, row, col));
 #endif
