@@ -62,17 +62,9 @@ class Plan:
 def make_plan(graph: Graph, context_traits: Any) -> Plan:
     """Places, segments and lowers an optimized graph."""
     placed = place_values(graph)
-    split = split_constant(placed.graph)
     storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
-    kept = tuple(dict.fromkeys(storage_of(value) for value in split.kept))
-    made_once = {value for node in split.once for value in node.results}
-    kept += tuple(
-        storage
-        for value in [v for node in split.graph.nodes for v in node.inputs] + list(graph.output_values())
-        for storage in [storage_of(value)]
-        if storage in made_once and storage not in kept
-    )
-    kept = tuple(dict.fromkeys(kept))
+    split = split_constant(placed.graph, storage_of)
+    kept = split.kept
     once = Lowering(context_traits, placed.storages, placed.layouts)
     for node in split.once:
         _lower(once, node)

@@ -148,10 +148,10 @@ class KernelStore:
         size = spec.subgroup_size
         if size == self.traits.subgroup_size and not self.device.features.subgroup_size_control:
             size = None
+        kinds = tuple(kind.partition(":")[0] for kind in spec.bindings)
         return api.PipelineSpec(
-            spirv, n_buffers=len(spec.bindings), specialization=dict(spec.constants), required_subgroup_size=size,
-            label=spec.template,
-        )  # fmt: skip
+            spirv, kinds, specialization=dict(spec.constants), required_subgroup_size=size, label=spec.template
+        )
 
     def _cache(self) -> api.PipelineCache:
         if self._driver_cache is None:

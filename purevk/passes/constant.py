@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable
 
 from purevk.ir import Graph, Node, Value
 from purevk.ops import registry
@@ -14,7 +15,7 @@ class Split:
 
     Attributes:
         once: nodes that depend on constants alone, in order.
-        kept: their results that the rest reads.
+        kept: their results that the rest reads, or reads views of.
         graph: the rest, in which the `kept` values have no node.
     """
 
@@ -23,8 +24,9 @@ class Split:
     graph: Graph
 
 
-def split_constant(graph: Graph) -> Split:
-    """Finds the nodes whose every tensor is a constant or comes from such a node, and whose sizes are known."""
+def split_constant(graph: Graph, storage_of: Callable[[Value], Value] = lambda value: value) -> Split:
+    """Finds the nodes whose every tensor is a constant (or a view of one) or comes from such a node, and whose sizes are
+    known."""
     constant: set[Value] = set(graph.constants)
     once: list[Node] = []
     rest: list[Node] = []
@@ -32,7 +34,7 @@ def split_constant(graph: Graph) -> Split:
         row = registry.find(node.op)
         fixed = row is not None and row.form is not None and not row.mutates and node.op != "purevk.host"
         fixed = fixed and all(value.type.is_static for value in node.results) and not _symbolic(node.args)
-        if fixed and all(value in constant for value in node.inputs):
+        if fixed and all(storage_of(value) in constant for value in node.inputs):
             once.append(node)
             constant.update(node.results)
         else:
@@ -40,7 +42,7 @@ def split_constant(graph: Graph) -> Split:
     made = {value for node in once for value in node.results}
     read = {value for node in rest for value in node.inputs} | graph.output_values()
     read |= {source.value for source in graph.symbols.values() if source.value is not None}
-    kept = tuple(value for node in once for value in node.results if value in read)
+    kept = tuple(value for value in dict.fromkeys(map(storage_of, read)) if value in made)
     return Split(tuple(once), kept, graph.with_nodes(rest))
 
 

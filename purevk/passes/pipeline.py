@@ -9,7 +9,7 @@ from purevk import knobs
 from purevk.ir import Graph
 from purevk.ir.verify import verify
 from purevk.ops.lowering import DeviceTraits
-from purevk.passes.attention import find_attention
+from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
@@ -27,7 +27,8 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
         return assign_hosts(graph, traits)
 
     return (
-        drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, find_attention, expand_rewrites,
+        drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
+        find_attention, expand_rewrites,
         drop_no_ops, merge_equal, drop_unused, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
         merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_unused,
     )  # fmt: skip
