@@ -19,13 +19,16 @@ from purevk.api.pipeline import (
 )
 from purevk.api.queries import TimestampPool
 from purevk.api.queue import Queue, Submission
+from purevk.api.view import TEXEL_FORMATS, BufferView
 
 __all__ = [
     "FEATURES",
     "PUSH_BYTES",
+    "TEXEL_FORMATS",
     "Access",
     "Allocator",
     "Buffer",
+    "BufferView",
     "CommandBuffer",
     "CommandPool",
     "ComputePipeline",

@@ -132,7 +132,7 @@ class Device:
         get_address = vk.ffi.cast("PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr"))
         self.functions = vk.Functions(get_address, handle)
         self.core = DeviceCore(handle, self.functions, self.instance._core)
-        self.layouts: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+        self.layouts: weakref.WeakValueDictionary[tuple[tuple[str, ...], int], Any] = weakref.WeakValueDictionary()
         self._finalizer = weakref.finalize(self, self.core.close)
         self.instance._core.devices.add(self.core)
         try:

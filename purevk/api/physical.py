@@ -32,6 +32,7 @@ _COMPONENTS = {
 }
 _SCOPES = {1: "device", 2: "workgroup", 3: "subgroup", 5: "queue_family"}
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
+_UNIFORM_TEXEL_BUFFER = 0x8  # VkFormatFeatureFlagBits
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ class Limits:
     max_workgroup_size: tuple[int, int, int]
     max_workgroup_invocations: int
     max_storage_buffers_per_stage: int
+    max_texel_buffers_per_stage: int
     min_storage_buffer_alignment: int
+    max_texel_buffer_elements: int
+    min_texel_buffer_alignment: int
     min_map_alignment: int
     non_coherent_atom: int
     max_bound_sets: int
@@ -112,6 +116,7 @@ class PhysicalDevice:
 
     def __init__(self, instance: "Instance", handle: Any, index: int) -> None:
         self.instance, self.handle, self.index = instance, handle, index
+        self._texel_formats: dict[str, bool] = {}
         self.functions = functions = instance.functions
         self.extensions = frozenset(
             vk.text(row.extensionName)
@@ -193,7 +198,10 @@ class PhysicalDevice:
             max_workgroup_size=tuple(limits.maxComputeWorkGroupSize),
             max_workgroup_invocations=limits.maxComputeWorkGroupInvocations,
             max_storage_buffers_per_stage=limits.maxPerStageDescriptorStorageBuffers,
+            max_texel_buffers_per_stage=limits.maxPerStageDescriptorSampledImages,
             min_storage_buffer_alignment=limits.minStorageBufferOffsetAlignment,
+            max_texel_buffer_elements=limits.maxTexelBufferElements,
+            min_texel_buffer_alignment=limits.minTexelBufferOffsetAlignment,
             min_map_alignment=limits.minMemoryMapAlignment,
             non_coherent_atom=limits.nonCoherentAtomSize,
             max_bound_sets=limits.maxBoundDescriptorSets,
@@ -232,6 +240,17 @@ class PhysicalDevice:
         """Whether the host reads and writes the device's own memory at full speed (integrated devices, lavapipe)."""
         wanted = DEVICE_LOCAL | HOST_VISIBLE | HOST_CACHED
         return self.kind != "discrete" and any(kind.flags & wanted == wanted for kind in self.memory_types)
+
+    def has_texel_format(self, name: str) -> bool:
+        """Whether kernels read uniform texel buffers of a format, such as "rgba32f" (see `TEXEL_FORMATS`)."""
+        found = self._texel_formats.get(name)
+        if found is None:
+            from purevk.api.view import texel_format
+
+            row = vk.ffi.new("VkFormatProperties *")
+            self.functions.vkGetPhysicalDeviceFormatProperties(self.handle, texel_format(name)[0], row)
+            found = self._texel_formats[name] = bool(row.bufferFeatures & _UNIFORM_TEXEL_BUFFER)
+        return found
 
     @functools.cached_property
     def matrix_shapes(self) -> tuple[MatrixShape, ...]:

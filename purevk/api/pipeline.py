@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 COMPUTE_STAGE = 0x20
 PUSH_BYTES = 128  # what every Vulkan device offers
-_STORAGE_BUFFER = vk.const("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER")
+DESCRIPTOR_TYPES = {
+    "storage": vk.const("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER"),
+    "texel": vk.const("VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER"),
+}
 _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
 _BIND_COMPUTE = 1
 
@@ -50,32 +53,39 @@ class ShaderModule(DeviceObject):
 
 
 class PipelineLayout(DeviceObject):
-    """The layout of pipelines that take `n_buffers` storage buffers, as bindings 0 to n-1 of set 0, and `push_bytes`
-    bytes of push constants. Get it from `PipelineLayout.shared`, so that equal layouts are one object.
+    """The layout of pipelines whose bindings 0 to n-1 of set 0 are of the given kinds, "storage" or "texel" (a uniform
+    texel buffer), and that take `push_bytes` bytes of push constants. Get it from `PipelineLayout.shared`, so that equal
+    layouts are one object.
 
     Attributes:
+        kinds: of the bindings. n_texel: how many of them are texel buffers.
         handle: the VkPipelineLayout; set_layout: the VkDescriptorSetLayout.
     """
 
-    def __init__(self, device: "Device", n_buffers: int, push_bytes: int) -> None:
+    def __init__(self, device: "Device", kinds: tuple[str, ...], push_bytes: int) -> None:
         limits = device.limits
-        if not 0 <= n_buffers <= limits.max_storage_buffers_per_stage:
-            raise DeviceError(
-                f"A kernel with {n_buffers} buffers cannot run on {device.name}",
-                why=f"the device takes {limits.max_storage_buffers_per_stage}",
-                next="split the kernel",
-            )
+        n_texel, n_buffers = kinds.count("texel"), len(kinds)
+        for count, limit in (
+            (n_buffers - n_texel, limits.max_storage_buffers_per_stage),
+            (n_texel, limits.max_texel_buffers_per_stage),
+        ):
+            if count > limit:
+                raise DeviceError(
+                    f"A kernel with {count} buffers cannot run on {device.name}",
+                    why=f"the device takes {limit}",
+                    next="split the kernel",
+                )
         if push_bytes < 0 or push_bytes % 4 or push_bytes > limits.max_push_constants:
             raise DeviceError(
                 f"A kernel with {push_bytes} bytes of push constants cannot run on {device.name}",
                 why=f"the device takes multiples of 4 up to {limits.max_push_constants}",
             )
-        self.n_buffers, self.push_bytes = n_buffers, push_bytes
+        self.kinds, self.n_texel, self.push_bytes = kinds, n_texel, push_bytes
         functions, vk_device = device.functions, device.handle
         bindings = vk.ffi.new("VkDescriptorSetLayoutBinding[]", max(n_buffers, 1))
-        for index in range(n_buffers):
+        for index, kind in enumerate(kinds):
             bindings[index].binding = index
-            bindings[index].descriptorType = _STORAGE_BUFFER
+            bindings[index].descriptorType = DESCRIPTOR_TYPES[kind]
             bindings[index].descriptorCount = 1
             bindings[index].stageFlags = COMPUTE_STAGE
         info = vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=n_buffers, pBindings=bindings)
@@ -105,13 +115,25 @@ class PipelineLayout(DeviceObject):
         super().__init__(device, destroy)
 
     @classmethod
-    def shared(cls, device: "Device", n_buffers: int, push_bytes: int = PUSH_BYTES) -> "PipelineLayout":
-        """The device's layout of that shape, made on first use and destroyed when nothing holds it any more."""
-        key = (n_buffers, push_bytes)
+    def shared(
+        cls, device: "Device", bindings: int | Sequence[str], push_bytes: int = PUSH_BYTES
+    ) -> "PipelineLayout":
+        """The device's layout of that shape, made on first use and destroyed when nothing holds it any more.
+
+        Args:
+            bindings: the kind of each, or how many if all are storage buffers.
+        """
+        kinds = ("storage",) * bindings if isinstance(bindings, int) else tuple(bindings)
+        unknown = set(kinds) - set(DESCRIPTOR_TYPES)
+        if unknown:
+            raise InputError(
+                f"A binding cannot be of kind {unknown.pop()!r}", why=f"the kinds are {', '.join(DESCRIPTOR_TYPES)}"
+            )
+        key = (kinds, push_bytes)
         with device.core.lock:
             layout = device.layouts.get(key)
             if layout is None or not layout.alive:
-                layout = device.layouts[key] = cls(device, n_buffers, push_bytes)
+                layout = device.layouts[key] = cls(device, kinds, push_bytes)
             return layout
 
 
@@ -160,7 +182,7 @@ class PipelineSpec:
     """What `ComputePipeline` is made from: see there."""
 
     spirv: Any
-    n_buffers: int
+    bindings: int | Sequence[str]
     push_bytes: int = PUSH_BYTES
     specialization: Mapping[int, int | float | bool] = field(default_factory=dict)
     required_subgroup_size: int | None = None
@@ -174,7 +196,7 @@ class ComputePipeline(DeviceObject):
     Args:
         device: its device.
         spirv: bytes, a buffer of 32-bit words, or a `ShaderModule` (which then stays the caller's).
-        n_buffers: storage buffers, bindings 0 to n-1 of set 0.
+        bindings: 0 to n-1 of set 0: the kind of each, "storage" or "texel", or n if all are storage buffers.
         push_bytes: size of the push-constant range, a multiple of 4.
         specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as float32.
         required_subgroup_size: needs the feature subgroup_size_control.
@@ -193,7 +215,7 @@ class ComputePipeline(DeviceObject):
         self,
         device: "Device",
         spirv: Any,
-        n_buffers: int,
+        bindings: int | Sequence[str],
         *,
         push_bytes: int = PUSH_BYTES,
         specialization: Mapping[int, int | float | bool] | None = None,
@@ -203,7 +225,7 @@ class ComputePipeline(DeviceObject):
         entry: str = "main",
     ) -> None:
         self.label = label
-        layout = self.layout = PipelineLayout.shared(device, n_buffers, push_bytes)
+        layout = self.layout = PipelineLayout.shared(device, bindings, push_bytes)
         kept: list[Any] = []
         module = spirv if isinstance(spirv, ShaderModule) else ShaderModule(device, spirv)
         functions, vk_device = device.functions, device.handle
@@ -261,7 +283,7 @@ def create_pipelines(
         pipeline = ComputePipeline(
             device,
             spec.spirv,
-            spec.n_buffers,
+            spec.bindings,
             push_bytes=spec.push_bytes,
             specialization=spec.specialization,
             required_subgroup_size=spec.required_subgroup_size,
