@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), where i = (i3, i2, i1, i0)
+// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), i = (i3, i2, i1, i0)
 //
 // One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that indexes x directly
 // has a stride in x and 0 in the index tensors; a dim of the (broadcast) index tensors has 0 in x and strides in those
@@ -22,7 +22,8 @@
 //   TEXEL_X 1       x is a uniform texel buffer: rows.glslh
 //   T_INDEX         int, int64_t, ... of the index tensors
 //   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read: needs no 64-bit
-//                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay those of the int64 elements.
+//                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay
+//                   those of the int64 elements
 //   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x
 //                   strides, steps and both offsets are multiples of 4
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
