@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from purevk.errors import PurevkError
 
@@ -65,11 +65,19 @@ DISABLE = Knob(
     (),
     "Optional device features to leave off, separated by commas (names as `purevk info` prints them).",
 )
+TEXELS = Knob("PUREVK_TEXELS", _flag, True, "0 reads tensors as storage buffers also where texel buffers are faster.")
 COMPILE_THREADS = Knob("PUREVK_COMPILE_THREADS", int, 0, "Threads that compile shaders; 0: one a core.")
 VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the IR after every pass.")
 DUMP = Knob("PUREVK_DUMP", str, "", "Folder into which graphs (after each pass), GLSL and SPIR-V are written.")
 PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
 TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError.")
 RECORDINGS = Knob("PUREVK_RECORDINGS", int, 16, "Recorded command buffers kept per segment, one per input signature.")
+VK_DRIVER_FILES = Knob("VK_DRIVER_FILES", str, "", "Read by the Vulkan loader: the driver manifests to use, instead of all.")
+VK_ICD_FILENAMES = Knob("VK_ICD_FILENAMES", str, "", "The older name of VK_DRIVER_FILES.")
 
 ALL: tuple[Knob, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process with changes, for a process that it starts."""
+    return {**os.environ, **changes}

@@ -1,0 +1,244 @@
+"""`purevk bench`: loading cold and warm, times of calls, and a profile by operator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+from purevk import knobs
+from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
+from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.limits import device_limits
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output, count, duration, error_data
+from purevk.cli.profile import least_seconds, table, time_dispatches
+from purevk.cli.stopwatch import Stopwatch
+from purevk.errors import DeviceError, PurevkError
+
+_WARM_CALLS = 3
+_CHILD_SECONDS = 1800
+_PACKAGES = str(Path(__file__).parents[2])  # the child imports the same purevk
+_CHILD = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from purevk.cli import main; sys.exit(main())"
+# Drivers' own caches, which must be as cold as purevk's. Each takes a folder.
+_DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--runs", type=positive, metavar="N", help="timed calls (default: as many as fit into --seconds)")
+    group.add_argument("--seconds", type=float, default=5.0, metavar="S", help="time for the timed calls (default: 5)")
+    group.add_argument("--no-load", action="store_true", help="leave out cold and warm loading in processes of their own")
+    group.add_argument("--profile", action="store_true", help="time every dispatch, against what the device can do")
+    group.add_argument(
+        "--by", choices=("operator", "template", "dispatch"), default="operator", help="rows of the profile (default: operator)"
+    )
+    group.add_argument("--remeasure", action="store_true", help="measure the device's limits also if they are known")
+    group.add_argument("--load-only", action="store_true", help=argparse.SUPPRESS)  # what the processes of their own run
+    add_device(parser)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    import purevk
+
+    began = time.perf_counter()
+    with open_context(args) as context:
+        opened = time.perf_counter()
+        program = purevk.load(args.model, args.data, context=context)
+        loaded = time.perf_counter()
+        name = pick_method(program.methods, args.method, program.name)
+        method = program.method(name)
+        inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+        start = time.perf_counter()
+        method(*inputs)
+        report = program.report()
+        data: dict[str, Any] = {
+            "device": device_data(context.device), "method": name,
+            "inputs": [list(each.shape) if hasattr(each, "shape") else each for each in inputs],
+            "dispatches": report["dispatches"], "segments": report["segments"], "cpu_nodes": report["cpu_nodes"],
+            "load": {
+                "device_seconds": opened - began, "load_seconds": loaded - opened, "phases": report["seconds"],
+                "kernels": report["kernels"], "first_call_seconds": time.perf_counter() - start,
+            },
+        }  # fmt: skip
+        if args.load_only:
+            return data
+        data["calls"] = _time_calls(lambda: method(*inputs), context.device, args.runs, args.seconds)
+        if args.profile:
+            data["profile"] = _profile(method, inputs, context, args)
+    if not args.no_load:
+        data["cold"], data["warm"] = _loads(args)
+    return data
+
+
+def _time_calls(call: Callable[[], Any], device: Any, runs: int | None, seconds: float) -> dict[str, Any]:
+    """Times calls one by one.
+
+    Returns:
+        "runs", and in seconds "median", "p95", "min", "mean"; medians of the parts: "device" (submitting and waiting), "fallback"
+        (operators on the CPU) and "host" (the rest: checks, copies, recording).
+    """
+    for _ in range(_WARM_CALLS):
+        call()
+    totals: list[float] = []
+    parts: dict[str, list[float]] = {"device": [], "fallback": [], "host": []}
+    with Stopwatch(device) as watch:
+        end = time.perf_counter() + seconds
+        while len(totals) < (runs or 2) or runs is None and time.perf_counter() < end:
+            watch.reset()
+            start = time.perf_counter()
+            call()
+            total = time.perf_counter() - start
+            totals.append(total)
+            parts["device"].append(watch.device)
+            parts["fallback"].append(watch.fallback)
+            parts["host"].append(total - watch.device - watch.fallback)
+    return {
+        "runs": len(totals), "median": statistics.median(totals), "p95": percentile(totals, 95), "min": min(totals),
+        "mean": statistics.fmean(totals), **{name: statistics.median(values) for name, values in parts.items()},
+    }  # fmt: skip
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(max(-int(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
+
+
+def _profile(method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        arrays = [as_array(each) for each in inputs]
+        timings = time_dispatches(method.executable, arrays)
+    except DeviceError as error:
+        return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}
+    limits = device_limits(context, args.remeasure)
+    return {
+        "error": None, "by": args.by, **least_seconds(timings, limits),
+        "limits": {"bytes_per_second": limits.bytes_per_second, "flops_per_second": limits.flops_per_second},
+        "rows": table(timings, args.by, limits),
+    }  # fmt: skip
+
+
+# -- loading in processes of their own --------------------------------------------------------------------------------
+def _loads(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Loads the model in two new processes, with an empty cache and with the cache that the first one left."""
+    with tempfile.TemporaryDirectory(prefix="purevk-bench-", ignore_cleanup_errors=True) as folder:
+        return _load_once(args, Path(folder)), _load_once(args, Path(folder))
+
+
+def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-c", _CHILD, "bench", args.model, "--load-only", "--json", f"--seed={args.seed}"]
+    for name, values in (("--data", args.data), ("--input", args.input)):
+        command += [part for value in values for part in (name, value)]
+    command += [part for name, number in args.size for part in ("--size", f"{name}={number}")]
+    for name, value in (("--method", args.method), ("--device", args.device)):
+        command += [name, value] if value is not None else []
+    changes = {name: str(folder / "driver") for name in _DRIVER_CACHES}
+    changes |= {knobs.CACHE_DIR.name: str(folder / "purevk"), knobs.CACHE.name: "1", knobs.PROGRESS.name: "0"}
+    (folder / "driver").mkdir(exist_ok=True)
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, env=knobs.child_environment(changes), capture_output=True, text=True, timeout=_CHILD_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise PurevkError(f"loading took more than {_CHILD_SECONDS} s", where=args.model, next="try --no-load") from None
+    seconds = time.perf_counter() - start
+    try:
+        made = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise PurevkError("loading in a process of its own failed", where=args.model, why=lines[-1]) from None
+    if "error" in made:
+        error = made["error"]
+        raise PurevkError(error["what"], where=error["where"], why=error["why"], next=error["next"])
+    return {**made["load"], "process_seconds": seconds}
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs([
+        ("device", device_line(data["device"])), ("method", data["method"]),
+        ("inputs", ", ".join(map(str, data["inputs"]))),
+        ("runs as", f"{count(data['dispatches'], 'dispatch')} in {count(data['segments'], 'segment')},"
+                    f" {count(data['cpu_nodes'], 'node')} on the CPU"),
+    ], indent=0)  # fmt: skip
+    loads = [(name, data[name]) for name in ("cold", "warm") if name in data]
+    loads = loads or [("this process", data["load"])]
+    out.table(
+        ["", ("device", "r"), ("load", "r"), ("first call", "r"), ("process", "r"), ("compiled", "r"), ("cached", "r")],
+        [
+            [
+                name, duration(each["device_seconds"]), duration(each["load_seconds"]), duration(each["first_call_seconds"]),
+                duration(each.get("process_seconds")), each["kernels"]["compiled"], each["kernels"]["cached"],
+            ]
+            for name, each in loads
+        ],
+        title="loading",
+    )  # fmt: skip
+    if "calls" in data:
+        _show_calls(data["calls"], out)
+    if "profile" in data:
+        _show_profile(data["profile"], out)
+
+
+def _show_calls(calls: dict[str, Any], out: Output) -> None:
+    out.table(
+        [("median", "r"), ("p95", "r"), ("min", "r"), ("on the device", "r"), ("CPU operators", "r"), ("host", "r")],
+        [[duration(calls[key]) for key in ("median", "p95", "min", "device", "fallback", "host")]],
+        title=f"{count(calls['runs'], 'call')}",
+    )  # fmt: skip
+
+
+def _show_profile(profile: dict[str, Any], out: Output) -> None:
+    if profile["error"] is not None:
+        out.heading("profile")
+        out.line(f"  {profile['error']['what']}", "yellow")
+        return
+    limits = profile["limits"]
+    out.table(
+        [(profile["by"], "c" if profile["by"] == "dispatch" else ""), ("calls", "r"), ("time", "r"), ("share", "r"),
+         ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")],
+        [
+            [
+                row["label"], row["calls"], duration(row["seconds"]), f"{100 * row['share']:.1f}%",
+                _rate(row["bytes_per_second"]), _rate(row["flops_per_second"]), _share(row),
+            ]
+            for row in profile["rows"]
+        ],
+        title="profile, each dispatch alone",
+        total=["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None,
+               f"{100 * profile['roofline'] / profile['measured']:.0f}%" if profile["measured"] else None],
+    )  # fmt: skip
+    out.line(
+        f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
+        f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units)."
+        " of limit: the least time they allow, over the time taken (above 100%: from caches); m: held by memory, a: by"
+        " arithmetic",
+        "dim",
+    )  # fmt: skip
+
+
+def _rate(per_second: float | None) -> str | None:
+    return None if per_second is None else f"{per_second / 1e9:.{1 if per_second < 1e11 else 0}f}"
+
+
+def _share(row: dict[str, Any]) -> str | None:
+    return None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+
+
+COMMAND = Command(
+    "bench", "measures loading and calls, and profiles operators", add_arguments, collect, show,
+    description="Loads the model in new processes with an empty and with a filled cache, then times calls one by one in this"
+    " one.",
+    epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
+    "  purevk bench encoder.pte --size s0=17 --profile --by dispatch",
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""What a subcommand is, and the arguments that several of them share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from purevk.cli.output import Output
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        name, help: as listed; `description` and `epilog` are for its own --help.
+        add_arguments: adds its arguments to its parser.
+        collect: does the work; gives what --json prints: JSON values only. A key "ok" that is False makes the exit code 1.
+        show: prints the same for people.
+    """
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    collect: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[dict[str, Any], "Output"], None]
+    description: str = ""
+    epilog: str = ""
+
+
+def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None:
+    """Adds --device, and --no-device where a command can do without one."""
+    group = parser.add_mutually_exclusive_group() if no_device else parser
+    group.add_argument(
+        "--device", metavar="NAME", help="index or part of the name of the Vulkan device (default: PUREVK_DEVICE, or the best)"
+    )
+    if no_device:
+        group.add_argument("--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU")
+
+
+def add_model(parser: argparse.ArgumentParser, method: bool = True) -> None:
+    """Adds the file, its data files and the method."""
+    parser.add_argument("model", metavar="MODEL.pte", help="the program")
+    add_data(parser)
+    if method:
+        parser.add_argument("--method", metavar="NAME", help='method (default: "forward", or the only one)')
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Adds --data."""
+    parser.add_argument(
+        "--data", metavar="FILE.ptd", action="append", default=[], help="data file with weights; may be repeated"
+    )
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which inputs a call gets."""
+    group = parser.add_argument_group("inputs")
+    group.add_argument(
+        "--input", "-i", metavar="SPEC", action="append", default=[],
+        help="one for each input, in order; the last one serves those that follow: FILE.npy; FILE.npz (several inputs, in"
+        " the file's order) or FILE.npz:PATTERN (the arrays whose names fit, such as x.npz:in_*); a number;"
+        " random, random:N (integers below N), ones or zeros (default: random)",
+    )  # fmt: skip
+    group.add_argument(
+        "--size", metavar="NAME=N", action="append", default=[], type=size_argument,
+        help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect` lists them",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+
+
+def size_argument(text: str) -> tuple[str, int]:
+    """Reads NAME=N."""
+    name, equals, number = text.partition("=")
+    if not equals or not name or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N, such as s0=17")
+    return name, int(number)
+
+
+def positive(text: str) -> int:
+    """Reads an integer above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
+    return int(text)
+
+
+def pick_method(names: Any, wanted: str | None, where: str) -> str:
+    """The method that a command works on: the one named, "forward", or the only one.
+
+    Raises:
+        InputError: there is no such method, or several to choose from.
+    """
+    from purevk.errors import InputError
+
+    names = list(names)
+    if wanted is not None and wanted in names:
+        return wanted
+    if wanted is None and "forward" in names:
+        return "forward"
+    if wanted is None and len(names) == 1:
+        return names[0]
+    raise InputError(
+        "the program has several methods" if wanted is None else f"there is no method {wanted!r}", where=where,
+        why=f"methods: {', '.join(names)}", next="name one of them: --method NAME",
+    )  # fmt: skip

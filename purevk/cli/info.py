@@ -1,0 +1,126 @@
+"""`purevk info`: devices, features, compiler, cache and versions."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from purevk import api
+from purevk.api.features import FEATURES, choose
+from purevk.cli.command import Command, add_device
+from purevk.cli.machine import compiler, versions
+from purevk.cli.output import Output, error_data, size, version_text
+from purevk.errors import DeviceError
+from purevk.graph.context import default_cache
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_device(parser)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    data: dict[str, Any] = {"versions": versions(), "devices": [], "device_error": None, "picked": None, "features": []}
+    try:
+        instance = api.Instance()
+    except DeviceError as error:
+        data["device_error"] = error_data(error)
+    else:
+        with instance:
+            picked = instance.pick(args.device)
+            data["devices"] = [_device(each, instance) for each in instance.physical_devices]
+            data["picked"] = picked.index
+            data["features"] = _features(picked)
+            data["matrix_shapes"] = [asdict(shape) for shape in picked.matrix_shapes]
+    cache = default_cache()
+    return {**data, "compiler": compiler(), "cache": {**asdict(cache.stats()), "max_bytes": cache.max_bytes}}
+
+
+def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any]:
+    api_version = version_text(device.api_version)
+    return {
+        "index": device.index, "name": device.name, "kind": device.kind, "driver": device.driver, "api_version": api_version,
+        "uuid": str(device.uuid), "vendor_id": device.vendor_id, "device_id": device.device_id,
+        "heaps": [{"bytes": heap.size, "device_local": heap.device_local} for heap in device.heaps],
+        "unified": device.is_unified, "cores": device.core_count, "subgroup_size": device.subgroup_size,
+        "max_storage_buffer_range": device.limits.max_storage_buffer_range,
+        "max_shared_memory": device.limits.max_shared_memory,
+        "max_workgroup_invocations": device.limits.max_workgroup_invocations,
+    }  # fmt: skip
+
+
+def _features(device: api.PhysicalDevice) -> list[dict[str, Any]]:
+    on = choose(device.available)
+    return [
+        {"name": row.name, "offered": row.name in device.available, "on": row.name in on, "doc": row.doc} for row in FEATURES
+    ]
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    found = data["versions"]
+    out.heading("versions")
+    out.pairs([(name, version if version is not None else "not installed") for name, version in found.items()])
+    _show_devices(data, out)
+    compiler_data, cache = data["compiler"], data["cache"]
+    out.heading("shader compiler")
+    if compiler_data["error"] is None:
+        out.pairs([("version", compiler_data["version"]), ("from", compiler_data["origin"])])
+    else:
+        out.line(f"  {compiler_data['error']['what']}; `purevk doctor` says how to get one", "yellow")
+    out.heading("cache")
+    out.pairs([
+        ("folder", cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"),
+        ("entries", f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}"),
+    ])  # fmt: skip
+
+
+def _show_devices(data: dict[str, Any], out: Output) -> None:
+    if data["device_error"] is not None:
+        out.heading("devices")
+        error = data["device_error"]
+        out.line(f"  {error['what']}", "bold red")
+        out.pairs([("why", error["why"] or None), ("next", error["next"] or None)], 4)
+        return
+    for device in data["devices"]:
+        picked = "  <- picked" if device["index"] == data["picked"] else ""
+        out.heading(f"device {device['index']}: {device['name']}{picked}")
+        heaps = ", ".join(
+            f"{size(heap['bytes'])} {'of the device' if heap['device_local'] else 'of the host'}" for heap in device["heaps"]
+        )
+        out.pairs([
+            ("kind", device["kind"] + (", shares the host's memory" if device["unified"] else "")),
+            ("driver", device["driver"]),
+            ("Vulkan", device["api_version"]),
+            ("memory", heaps),
+            ("cores", device["cores"] or None),
+            ("subgroups of", device["subgroup_size"]),
+            ("largest buffer", size(device["max_storage_buffer_range"])),
+            ("shared memory", f"{size(device['max_shared_memory'])}, {device['max_workgroup_invocations']} invocations a workgroup"),
+        ])  # fmt: skip
+    if data["features"]:
+        out.table(
+            ["feature", ("state", "w"), "what it gives"],
+            [[row["name"], _state(row), row["doc"]] for row in data["features"]],
+            styled=1, title=f"features of device {data['picked']}",
+        )  # fmt: skip
+    if data.get("matrix_shapes"):
+        out.table(
+            [("m", "r"), ("n", "r"), ("k", "r"), "a", "b", "c", "result", "scope"],
+            [
+                [s["m"], s["n"], s["k"], s["a"], s["b"], s["c"], s["result"], s["scope"] + ", multiples" * s["flexible"]]
+                for s in data["matrix_shapes"]
+            ],
+            title="matrix units",
+        )  # fmt: skip
+
+
+def _state(row: dict[str, Any]) -> str:
+    if row["on"]:
+        return "on"
+    return "off (disabled)" if row["offered"] else "off"
+
+
+COMMAND = Command(
+    "info", "shows devices, their features, the shader compiler, the cache and versions", add_arguments, collect, show
+)

@@ -1,0 +1,169 @@
+"""The inputs of a call from the command line: files, numbers, or made up."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import zipfile
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import InputError
+from purevk.inputs import describe_inputs
+from purevk.ir import Dim, Graph, Symbol, Value
+from purevk.ir import dims as _dims
+
+_INT_TOP = 2  # exclusive, of random integers: fits masks, token types and any table that is looked into
+
+
+def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]:
+    """The inputs of a method's graph, as --input, --size and --seed say.
+
+    Args:
+        graph: the method.
+        args: with `input`, `size` and `seed`; see `purevk.cli.command.add_inputs`.
+        where: file and method, for messages.
+
+    Returns:
+        An array for each tensor (a torch tensor for bfloat16), an int for each integer, None for what no node reads.
+
+    Raises:
+        InputError: too many inputs, a file that cannot be read, a size that is none of the method's.
+    """
+    where = f"{where}({describe_inputs(graph)})"
+    given = [item for spec in args.input for item in _expand(spec)] or ["random"]
+    if len(given) > len(graph.inputs):
+        raise InputError(
+            f"{len(given)} inputs were given, the method takes {len(graph.inputs)}", where=where,
+            next="name one for each input, in order; FILE.npz:PATTERN picks arrays of a file",
+        )  # fmt: skip
+    rest = given[-1] if isinstance(given[-1], str) else "random"
+    given += [rest] * (len(graph.inputs) - len(given))
+    sizes = _sizes(graph, args.size, where)
+    random = np.random.default_rng(args.seed)
+    return [
+        _make(value, item, sizes, random, f"input {n} of {where}") for n, (value, item) in enumerate(zip(graph.inputs, given))
+    ]
+
+
+def _expand(spec: str) -> list[Any]:
+    """The items that one --input stands for: arrays of a file, or a word or number as it is."""
+    path, _, pattern = spec.partition(":")
+    if not path.lower().endswith((".npy", ".npz")):
+        return [spec]
+    if path.lower().endswith(".npz") or not pattern:
+        return _read(path, pattern or "*")
+    return _read(spec, "*")
+
+
+def _read(path: str, pattern: str) -> list[np.ndarray]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return [loaded]
+        with loaded:
+            names = [name for name in loaded.files if fnmatch.fnmatchcase(name, pattern)]
+            if not names:
+                raise InputError(
+                    f"no array is named {pattern}", where=path, why=f"the file has {', '.join(loaded.files) or 'none'}"
+                )
+            return [loaded[name] for name in names]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            "the input cannot be read", where=path, why=str(error) or type(error).__name__,
+            next="write it with numpy.save or numpy.savez",
+        ) from None  # fmt: skip
+
+
+def size_values(graph: Graph, chosen: Mapping[str, int] | None = None) -> dict[Symbol, int]:
+    """A value for each symbol of the inputs' sizes: the chosen one, or the upper bound."""
+    found: dict[Symbol, int] = {}
+    for value in graph.inputs:
+        if isinstance(value, Value):
+            for symbol in {s for size in value.type.dims for s in _dims.symbols(size)}:
+                found[symbol] = (chosen or {}).get(symbol.name, symbol.upper)
+    return found
+
+
+def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[Symbol, int]:
+    names = {symbol.name: symbol for symbol in size_values(graph)}
+    for name, _ in chosen:
+        if name not in names:
+            raise InputError(
+                f"no size of the inputs is named {name}", where=where,
+                why=f"the sizes are {', '.join(names)}" if names else "all sizes are fixed",
+                next="`purevk inspect` lists the sizes and their bounds",
+            )  # fmt: skip
+    return size_values(graph, dict(chosen))
+
+
+def _make(value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.Generator, where: str) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, Dim):
+        if isinstance(item, np.ndarray):
+            if item.size != 1:
+                raise InputError("an integer is expected", where=where, why=f"an array of {item.size} elements was given")
+            return int(item.reshape(()))
+        return int(_number(item, where, default=0))
+    dtype, shape = value.type.dtype, tuple(_dims.evaluate(size, sizes) for size in value.type.dims)
+    if isinstance(item, np.ndarray):
+        return _as_torch(item, dtype) if dtype is DType.bfloat16 else item
+    array = _fill(item, dtype, shape, random, where)
+    return _as_torch(array, dtype) if dtype is DType.bfloat16 else array
+
+
+def _fill(item: str, dtype: DType, shape: tuple[int, ...], random: np.random.Generator, where: str) -> np.ndarray:
+    kind = np.dtype(np.float32) if dtype is DType.bfloat16 else dtype.numpy
+    word, _, top = item.partition(":")
+    if word != "random":
+        return np.full(shape, _number(item, where), kind)
+    if top and not top.isdecimal() or top and int(top) < 1:
+        raise InputError(f"{item!r} is no input", where=where, why="random:N takes an integer N above 0")
+    if dtype.is_float and not top:
+        return random.standard_normal(shape).astype(kind)
+    return random.integers(0, int(top) if top and dtype is not DType.bool else _INT_TOP, shape).astype(kind)
+
+
+def _number(item: str, where: str, default: float | None = None) -> float:
+    words = {"zeros": 0, "ones": 1}
+    if item in words:
+        return words[item]
+    if default is not None and item.partition(":")[0] == "random":
+        return default
+    try:
+        return int(item)
+    except ValueError:
+        pass
+    try:
+        return float(item)
+    except ValueError:
+        hint = "no such file" if Path(item).suffix or "/" in item else "it is no number, and none of random, ones, zeros"
+        raise InputError(
+            f"{item!r} is no input", where=where, why=hint, next="give FILE.npy, FILE.npz, random, ones, zeros or a number"
+        ) from None
+
+
+def _as_torch(array: np.ndarray, dtype: DType) -> Any:
+    """numpy has no bfloat16, so such an input needs torch."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            "a bfloat16 input needs torch", why="numpy has no such type", next="pip install torch"
+        ) from None
+    if array.dtype == np.uint16:  # the bits
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array).to(dtype.to_torch())
+
+
+def as_array(output: Any) -> Any:
+    """An output of a call as a numpy array (bfloat16 as float32); integers and None stay."""
+    if isinstance(output, (int, float, bool, np.ndarray)) or output is None:
+        return output
+    return (output.float() if output.dtype.is_floating_point and output.element_size() == 2 else output).numpy()

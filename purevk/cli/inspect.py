@@ -1,0 +1,236 @@
+"""`purevk inspect`: what is in a file, and where each part of it would run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections import Counter
+from typing import Any
+
+from purevk import pte
+from purevk.cli import lowered
+from purevk.cli.command import Command, add_data, add_device
+from purevk.cli.machine import Target, device_line
+from purevk.cli.output import Output, count, error_data, size
+from purevk.errors import InputError, PurevkError
+from purevk.pte import program as P
+
+_MANY = 6  # delegates, above which they are not listed one by one
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.pte", help="the program")
+    add_data(parser)
+    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
+    parser.add_argument("--graph", action="store_true", help="print the optimized graph, a node a line")
+    parser.add_argument("--node-table", action="store_true", help="list everything that runs, in order, with its kernels")
+    add_device(parser, no_device=True)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    with pte.read_program(args.model, args.data) as program:
+        names = program.methods
+        if args.method is not None and args.method not in names:
+            raise InputError(
+                f"there is no method {args.method!r}", where=program.name, why=f"methods: {', '.join(names)}"
+            )
+        with Target(args) as target:
+            methods = [
+                _method(program, program.method(name), target, args)
+                for name in names
+                if args.method in (None, name)
+            ]  # fmt: skip
+            return {
+                "file": _file(program), "device": target.data(), "methods": methods,
+                "torch_installed": importlib.util.find_spec("torch") is not None,
+                "ok": all(method["error"] is None for method in methods),
+            }  # fmt: skip
+
+
+def _file(program: pte.Program) -> dict[str, Any]:
+    return {
+        "path": program.name, "bytes": program.source.size, "methods": list(program.methods),
+        "named_data": {
+            "keys": len(program.named),
+            "bytes": sum(program.segments[index].size for index in set(program.named.values())),
+        },
+        "data_files": [
+            {"path": file.name, "keys": len(file.entries), "bytes": sum(entry.size for entry in file.entries.values())}
+            for file in program.data_files
+        ],
+    }  # fmt: skip
+
+
+def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    calls = [call for chain in plan.chains for call in chain.instructions]
+    delegates = [_delegate(program, each) for each in plan.delegates]
+    called = Counter(call.delegate_index for call in calls if isinstance(call, P.DelegateCall))
+    kernels = Counter(str(plan.operators[call.op_index]) for call in calls if isinstance(call, P.KernelCall))
+    data: dict[str, Any] = {
+        "name": plan.name,
+        "file_nodes": {
+            "delegate_calls": called.total(), "kernel_calls": kernels.total(),
+            "nodes": kernels.total() + sum(delegates[index]["operators"] or 0 for index in called.elements()),
+            "kernels": dict(sorted(kernels.items())),
+        },
+        "delegates": delegates,
+        "error": None,
+    }  # fmt: skip
+    try:
+        made = lowered.lower(program, plan.name, target.traits)
+    except PurevkError as error:
+        return {**data, "error": error_data(error)}
+    run = made.plan
+    segments = lowered.segments_data(run)
+    limit = None if target.context is None else target.context.device.limits.max_allocation
+    data |= {
+        "inputs": [lowered.describe_value(value) for value in made.graph.inputs],
+        "outputs": [lowered.describe_value(value) for value in made.graph.outputs],
+        "sizes": lowered.size_symbols(made.graph),
+        "nodes": len(made.graph.nodes),
+        "dispatches": len(run.dispatches),
+        "dispatches_at_load": len(run.once),
+        "segments": segments,
+        "cpu_nodes": [lowered.host_data(node) for node in lowered.host_nodes(run)],
+        "memory": lowered.memory_data(run, target.unified, limit),
+        "kernels": lowered.kernels_data(run),
+    }
+    if args.node_table:
+        data["node_table"] = lowered.node_rows(run)
+    if args.graph:
+        from purevk.ir.printer import to_text
+
+        data["graph"] = to_text(made.graph)
+    return data
+
+
+def _delegate(program: pte.Program, delegate: P.Delegate) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "backend": delegate.id, "bytes": len(program.delegate_data(delegate)), "operators": None, "constants": None,
+        "constant_bytes": None,
+    }  # fmt: skip
+    if delegate.id == P.VULKAN_BACKEND:
+        graph = program.vulkan_graph(delegate)
+        data["operators"], data["constants"] = len(graph.chain), len(graph.constants)
+        data["constant_bytes"] = sum(constant.length for constant in graph.constants)
+    return data
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    file = data["file"]
+    out.heading(file["path"])
+    named = file["named_data"]
+    out.pairs([
+        ("size", size(file["bytes"])),
+        ("methods", ", ".join(file["methods"])),
+        ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named["keys"] else None),
+        *[("data file", f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}") for each in file["data_files"]],
+        ("device", device_line(data["device"])),
+    ])  # fmt: skip
+    for method in data["methods"]:
+        _show_method(method, out, data["torch_installed"])
+
+
+def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> None:
+    out.heading(f"method {method['name']}")
+    if method["error"] is not None:
+        error = method["error"]
+        out.pairs([("in the file", _in_file(method))])
+        out.line(f"  cannot run: {error['what']}", "bold red")
+        out.pairs([("where", error["where"] or None), ("why", error["why"] or None), ("next", error["next"] or None)], 4)
+        _show_delegates(method, out)
+        return
+    segments = method["segments"]
+    gpu = sum(each["on"] == "gpu" for each in segments)
+    memory = method["memory"]
+    once = method["dispatches_at_load"]
+    out.pairs([
+        *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
+        *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
+        *[(f"size {name}", f"{each['min']} to {each['max']}") for name, each in method["sizes"].items()],
+        ("in the file", _in_file(method)),
+        ("here", f"{count(method['dispatches'], 'dispatch')} a call" + (f", {once} once at load" if once else "")
+                 + f" ({count(method['nodes'], 'node')} in the graph)"),
+        ("segments", f"{gpu} on the GPU" + (f", {len(segments) - gpu} on the CPU between them" if len(segments) > gpu else "")),
+        ("memory", f"{size(memory['planned'])} for intermediate tensors (separately {size(memory['naive'])}, at least"
+                   f" {size(memory['lower_bound'])})"),
+        ("", f"{size(memory['weights'])} weights, {size(memory['state'])} state, {size(memory['inputs'])} inputs,"
+             f" {size(memory['outputs'])} outputs"),
+    ])  # fmt: skip
+    _show_delegates(method, out)
+    if method["kernels"]:
+        out.table(
+            ["template", ("dispatches", "r"), ("at load", "r"), ("pipelines", "r"), ("modules", "r")],
+            [[k["template"], k["dispatches"], k["at_load"] or None, k["pipelines"], k["modules"]] for k in method["kernels"]],
+            title="kernels",
+        )
+    _show_cpu(method["cpu_nodes"], out, torch_installed)
+    if "node_table" in method:
+        _show_nodes(method["node_table"], out)
+    if "graph" in method:
+        out.heading("graph")
+        out.raw(method["graph"].rstrip())
+
+
+def _in_file(method: dict[str, Any]) -> str:
+    nodes = method["file_nodes"]
+    return (
+        f"{count(nodes['nodes'], 'node')}: {count(nodes['delegate_calls'], 'delegate call')},"
+        f" {count(nodes['kernel_calls'], 'kernel call')} between them"
+    )
+
+
+def _show_delegates(method: dict[str, Any], out: Output) -> None:
+    if len(method["delegates"]) > _MANY:
+        for backend in sorted({each["backend"] for each in method["delegates"]}):
+            group = [each for each in method["delegates"] if each["backend"] == backend]
+            operators, constants, nbytes = (
+                sum(each[key] or 0 for each in group) for key in ("operators", "constants", "constant_bytes")
+            )
+            known = f": {count(operators, 'operator')}, {count(constants, 'constant')} of {size(nbytes)}" if operators else ""
+            out.heading(f"{count(len(group), 'delegate')} of {backend}{known}")
+    elif method["delegates"]:
+        out.table(
+            ["delegate", ("bytes", "r"), ("operators", "r"), ("constants", "r"), ("of bytes", "r")],
+            [
+                [f"{n}: {d['backend']}", size(d["bytes"]), d["operators"], d["constants"], size(d["constant_bytes"])]
+                for n, d in enumerate(method["delegates"])
+            ],
+            title="delegates",
+        )  # fmt: skip
+
+
+def _show_cpu(nodes: list[dict[str, Any]], out: Output, torch_installed: bool) -> None:
+    if not nodes:
+        out.heading("every node runs on the GPU")
+        return
+    grouped = Counter((node["operator"], node["why"]) for node in nodes)
+    first = {(node["operator"], node["why"]): node["source"] for node in reversed(nodes)}
+    out.table(
+        ["operator", ("nodes", "r"), "why", "first in the file"],
+        [[name, number, why, first[name, why]] for (name, why), number in grouped.most_common()],
+        title=f"on the CPU: {count(len(nodes), 'node')}",
+    )
+    if not torch_installed:
+        out.line("  torch, which runs these, is not installed: pip install torch", "yellow")
+
+
+def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
+    out.table(
+        [("#", "r"), ("on", "w"), "operator", "result", "kernels", "source"],
+        [
+            [n, row["on"], row["operator"], "; ".join(row["results"]),
+             "; ".join(row["templates"]) or row["why"] or "no kernel: a view", row["source"]]
+            for n, row in enumerate(rows)
+        ],
+        styled=1, title="nodes",
+    )  # fmt: skip
+
+
+COMMAND = Command(
+    "inspect", "shows what is in a .pte file and where each node runs", add_arguments, collect, show,
+    description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels. Nothing is compiled.",
+    epilog="examples:\n  purevk inspect model.pte\n  purevk inspect model.pte --no-device --node-table\n"
+    "  purevk inspect model.pte --graph | less -S",
+)

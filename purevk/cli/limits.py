@@ -1,0 +1,137 @@
+"""What a device can do at most, measured: bytes a second of a copy, and multiply-adds a second.
+
+Measured once a device and driver, and remembered in the cache.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from purevk import api
+from purevk.cache import compile_cached
+from purevk.shaderc import CompileJob
+
+if TYPE_CHECKING:
+    from purevk.graph.context import Context
+
+_GROUP = 128
+_COPY = f"""#version 450
+layout(local_size_x = {_GROUP}) in;
+layout(binding = 0) readonly buffer A {{ vec4 a[]; }};
+layout(binding = 1) writeonly buffer B {{ vec4 b[]; }};
+layout(push_constant) uniform P {{ uint count; }};
+void main() {{
+    uint i = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * {_GROUP}u + gl_LocalInvocationID.x;
+    if (i < count) b[i] = a[i] + vec4(1.0);
+}}
+"""
+_CHAINS = 4  # vec4 each, so that one multiply-add need not wait for the one before
+_FMA = f"""#version 450
+layout(local_size_x = {_GROUP}) in;
+layout(binding = 0) buffer A {{ vec4 a[]; }};
+layout(push_constant) uniform P {{ uint count; }};
+void main() {{
+    vec4 k = a[0], x = vec4(float(gl_GlobalInvocationID.x) * 1e-6);
+    vec4 r0 = x, r1 = x + 1.0, r2 = x + 2.0, r3 = x + 3.0;
+    for (uint i = 0u; i < count; i++) {{
+        r0 = r0 * k + x; r1 = r1 * k + x; r2 = r2 * k + x; r3 = r3 * k + x;
+    }}
+    a[1u + gl_GlobalInvocationID.x] = r0 + r1 + r2 + r3;
+}}
+"""
+_NAME = "device limits 1"
+_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """Measured limits.
+
+    Attributes:
+        bytes_per_second: read and written together, of an elementwise kernel over buffers larger than the caches.
+        flops_per_second: float32, a multiply-add counted as two; matrix units are faster.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def device_limits(context: "Context", again: bool = False) -> DeviceLimits:
+    """The limits of a context's device, from the cache or measured now (a second or two).
+
+    Args:
+        context: the device.
+        again: measure also if they are known.
+    """
+    key = context.kernels.device_key
+    known = None if again else context.cache.get_tuning(key, _NAME)
+    if isinstance(known, dict) and all(isinstance(v, float) and v > 0 for v in known.values()) and len(known) == 2:
+        try:
+            return DeviceLimits(**known)
+        except TypeError:  # written by another version
+            known = None
+    measured = DeviceLimits(_copy_rate(context), _fma_rate(context))
+    context.cache.put_tuning(key, _NAME, asdict(measured))
+    return measured
+
+
+def _copy_rate(context: "Context") -> float:
+    device = context.device
+    size = 32 << 20 if device.kind == "cpu" else 256 << 20
+    own = sum(heap.size for heap in device.physical.heaps if heap.device_local)
+    size = min(size, device.limits.max_storage_buffer_range, max(own // 8, 1 << 20)) // 16 * 16
+    groups = -(-size // 16 // _GROUP)
+    rows = -(-groups // 32768)
+    seconds = _best(context, "copy", _COPY, [size, size], size // 16, (-(-groups // rows), rows))
+    return 2.0 * size / seconds
+
+
+def _fma_rate(context: "Context") -> float:
+    cpu = context.device.kind == "cpu"
+    groups, count = (256, 1024) if cpu else (4096, 4096)
+    seconds = _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1))
+    return 2.0 * 4 * _CHAINS * count * groups * _GROUP / seconds
+
+
+def _best(context: "Context", label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int]) -> float:
+    """Seconds of the fastest of several runs, by the device's clock if it has one."""
+    device = context.device
+    (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)
+    made: list[api.DeviceObject] = []
+    try:
+        pipeline = api.ComputePipeline(device, spirv, len(sizes), push_bytes=4, label=label)
+        made.append(pipeline)
+        buffers = [api.Buffer(device, nbytes, label=label) for nbytes in sizes]
+        made += buffers
+        arena, pool = api.DescriptorArena(device), api.CommandPool(device)
+        made += [arena, pool]
+        (descriptors,) = arena.make([(pipeline.layout, [(buffer, 0, None) for buffer in buffers])])
+        queries = api.TimestampPool(device, 2) if device.features.timestamp else None
+        if queries is not None:
+            made.append(queries)
+        commands = pool.buffer(label)
+        commands.begin()
+        for buffer in buffers:
+            commands.fill_buffer(buffer, 0, buffer.nbytes // 4 * 4)
+        commands.end()
+        device.queue.run(commands)
+        commands.begin()
+        if queries is not None:
+            commands.reset_queries(queries)
+            commands.write_timestamp(queries, 0)
+        commands.record_dispatch(pipeline, descriptors, count.to_bytes(4, "little"), 4, *grid)
+        if queries is not None:
+            commands.write_timestamp(queries, 1)
+        commands.end()
+        times = []
+        for _ in range(_ROUNDS):
+            start = time.perf_counter()
+            device.queue.run(commands)
+            elapsed = time.perf_counter() - start
+            times.append(queries.read()[1] / 1e9 if queries is not None else elapsed)
+        return max(min(times), 1e-9)
+    finally:
+        for each in reversed(made):
+            each.destroy()

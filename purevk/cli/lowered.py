@@ -1,0 +1,191 @@
+"""A method lowered for a device but not loaded onto it, and what can be said of it: where each node runs, memory, kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from purevk import pte
+from purevk.graph.executable import Plan, make_plan
+from purevk.ir import Graph, Node, Value
+from purevk.ir import dims as _dims
+from purevk.memory_planner import ALIGNMENT, Block, plan as plan_memory
+from purevk.ops.lowering import DeviceTraits
+from purevk.passes.layout import HOST
+from purevk.passes.pipeline import optimize
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A method: as the front end gave it, as the passes left it, and what runs."""
+
+    imported: Graph
+    graph: Graph
+    plan: Plan
+
+
+def lower(program: pte.Program, method: str, traits: DeviceTraits) -> Lowered:
+    """Lowers a method of a parsed file. Needs no device.
+
+    Raises:
+        UnsupportedProgramError, FileFormatError: as `purevk.load` does.
+    """
+    from purevk.frontends.pte import read_method
+
+    imported = read_method(program, method)
+    graph = optimize(imported, traits)
+    return Lowered(imported, graph, make_plan(graph, traits))
+
+
+# -- inputs and outputs -----------------------------------------------------------------------------------------------
+def describe_value(value: Any) -> dict[str, Any]:
+    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims" (integers, or expressions
+    over symbols as text)."""
+    if isinstance(value, Value):
+        dims = [size if isinstance(size, int) else str(size) for size in value.type.dims]
+        return {"kind": "tensor", "dtype": value.type.dtype.name, "dims": dims}
+    kind = "unused" if value is None else "constant" if isinstance(value, (int, float, bool)) else "integer"
+    return {"kind": kind, "dtype": None, "dims": None}
+
+
+def type_text(data: dict[str, Any]) -> str:
+    """The same as text: "float32[1, s0]"."""
+    if data["kind"] != "tensor":
+        return data["kind"]
+    return f"{data['dtype']}[{', '.join(map(str, data['dims']))}]"
+
+
+def size_symbols(graph: Graph) -> dict[str, dict[str, int]]:
+    """The symbols in the inputs' sizes: their bounds, both included."""
+    found: dict[str, dict[str, int]] = {}
+    for value in graph.inputs:
+        if isinstance(value, Value):
+            for symbol in sorted({s for size in value.type.dims for s in _dims.symbols(size)}, key=lambda s: s.name):
+                found[symbol.name] = {"min": max(symbol.lower, 1), "max": symbol.upper}
+    return found
+
+
+# -- where nodes run --------------------------------------------------------------------------------------------------
+def segments_data(plan: Plan) -> list[dict[str, Any]]:
+    """The segments in order: "on" is "gpu" (with the numbers of nodes and dispatches) or "cpu" (with operator and why)."""
+    found: list[dict[str, Any]] = []
+    for step, (first, last) in zip(plan.steps, plan.ranges):
+        if step.on_device:
+            found.append({"on": "gpu", "nodes": len(step.nodes), "dispatches": last - first})
+        else:
+            found.append({"on": "cpu", **host_data(step.nodes[0])})
+    return found
+
+
+def host_data(node: Node) -> dict[str, Any]:
+    """A node that runs on the CPU: operator, why, source, and its results as text."""
+    return {
+        "operator": node.args[0], "why": node.args[1], "source": node.source,
+        "results": [str(value.type) for value in node.results],
+    }  # fmt: skip
+
+
+def node_rows(plan: Plan) -> list[dict[str, Any]]:
+    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu" or "cpu"."""
+    rows = [
+        {"on": "load", "operator": label_operator(d.label), "source": label_source(d.label), "results": [], "dispatches": 1,
+         "templates": [d.kernel.template], "why": None}
+        for d in plan.once
+    ]  # fmt: skip
+    for step, (first, last) in zip(plan.steps, plan.ranges):
+        if not step.on_device:
+            data = host_data(step.nodes[0])
+            rows.append({"on": "cpu", "dispatches": 0, "templates": [], **data})
+            continue
+        made: dict[Node, list[str]] = {node: [] for node in step.nodes}
+        for at in range(first, last):
+            made[plan.nodes_of[at]].append(plan.dispatches[at].kernel.template)
+        for node, templates in made.items():
+            rows.append({
+                "on": "gpu", "operator": node.op, "source": node.source, "results": [str(v.type) for v in node.results],
+                "dispatches": len(templates), "templates": templates, "why": None,
+            })  # fmt: skip
+    return rows
+
+
+def label_operator(label: str) -> str:
+    """The operator of a dispatch's label."""
+    return label.partition(" @ ")[0]
+
+
+def label_source(label: str) -> str:
+    """The place in the file of a dispatch's label."""
+    return label.partition(" @ ")[2]
+
+
+def kernels_data(plan: Plan) -> list[dict[str, Any]]:
+    """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules that these need."""
+    calls = Counter(dispatch.kernel.template for dispatch in plan.dispatches)
+    once = Counter(dispatch.kernel.template for dispatch in plan.once)
+    pipelines = Counter(spec.template for spec in plan.kernels)
+    modules = Counter(template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels})
+    return [
+        {"template": name, "dispatches": calls[name], "at_load": once[name], "pipelines": pipelines[name],
+         "modules": modules[name]}
+        for name in sorted(pipelines, key=lambda name: (-calls[name], name))
+    ]  # fmt: skip
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, int]:
+    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive", "lower_bound" of
+    intermediate tensors, "inputs", "outputs", "weights", "state".
+
+    Args:
+        plan: the method.
+        unified: whether the host reads the device's memory at full speed.
+        max_arena: the most bytes of one allocation; None: no limit.
+    """
+    weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
+    states = dict.fromkeys(plan.placed.graph.states)
+    resident = set(weights) | set(states)
+    uploads = dict.fromkeys(value for values in plan.uploads for value in values if value not in resident)
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    read: set[Value] = set()
+    for step, dispatch in enumerate(plan.dispatches):
+        for binding in dispatch.bindings:
+            if binding.storage in resident or binding.storage in uploads:
+                continue
+            first.setdefault(binding.storage, step)
+            last[binding.storage] = step
+            if not binding.write:
+                read.add(binding.storage)
+    downloads: dict[Value, int] = {}
+    for (_, end), values in zip(plan.ranges, plan.downloads):
+        for value in values:
+            downloads.setdefault(value, end)
+    direct = [v for v in downloads if v not in resident and v not in uploads and (unified or v not in read)]
+    copied = [v for v in downloads if v not in direct and v not in uploads and not (unified and v in resident)]
+    for value in copied:
+        if value in first:
+            last[value] = max(last[value], downloads[value])
+    blocks = [Block(v, plan.sizes[v], first[v], last[v]) for v in first if v not in direct]
+    planned = plan_memory(blocks, max_arena=max_arena)
+    return {
+        "planned": planned.planned, "naive": planned.naive, "lower_bound": planned.lower_bound,
+        "inputs": sum(_aligned(plan.sizes[v]) for v in uploads),
+        "outputs": sum(_aligned(plan.sizes[v]) for v in (*direct, *copied)),
+        "weights": sum(_aligned(plan.sizes[v]) for v in weights),
+        "state": sum(_aligned(v.type.nbytes) for v in states),
+    }  # fmt: skip
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT
+
+
+def host_nodes(plan: Plan) -> list[Node]:
+    """The nodes that run on the CPU, in order."""
+    return [step.nodes[0] for step in plan.steps if not step.on_device]
+
+
+def is_host(node: Node) -> bool:
+    """Whether a node of an optimized graph was left to the CPU."""
+    return node.op == HOST

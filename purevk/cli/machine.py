@@ -1,0 +1,120 @@
+"""What the commands ask of the machine: versions, the device, the compiler, the cache."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+from typing import TYPE_CHECKING, Any
+
+from purevk.errors import DeviceError, PurevkError, ShaderCompilerError
+
+if TYPE_CHECKING:
+    from purevk.graph.context import Context
+    from purevk.ops.lowering import DeviceTraits
+
+# Features of nearly every desktop GPU, for work without a device.
+_TYPICAL = (
+    "storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "subgroup_basic", "subgroup_vote",
+    "subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "subgroup_shuffle_relative", "subgroup_clustered",
+    "subgroup_quad", "subgroup_extended_types", "subgroup_size_control", "vulkan_memory_model", "scalar_block_layout",
+    "integer_dot_product", "buffer_device_address", "pipeline_cache", "timestamp", "host_query_reset",
+)  # fmt: skip
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed distribution, without importing it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of purevk, Python, the system and the packages that matter; None for what is not installed."""
+    from purevk import __version__
+
+    found: dict[str, str | None] = {
+        "purevk": __version__, "python": platform.python_version(), "system": platform.platform(),
+    }  # fmt: skip
+    for name in ("numpy", "vulkan", "rich", "torch", "executorch"):
+        found[name] = package_version(name)
+    return found
+
+
+def compiler() -> dict[str, Any]:
+    """The GLSL compiler: "origin", "version", and "error" where there is none."""
+    from purevk import shaderc
+    from purevk.cli.output import error_data
+
+    try:
+        found = shaderc.load()
+    except ShaderCompilerError as error:
+        return {"origin": None, "version": None, "error": error_data(error)}
+    return {"origin": found.origin, "version": found.version, "error": None}
+
+
+def open_context(args: argparse.Namespace) -> "Context":
+    """A context on the device that the arguments name. The caller closes it."""
+    from purevk import api
+    from purevk.graph.context import Context
+
+    return Context(api.open_device(args.device))
+
+
+def typical_traits() -> "DeviceTraits":
+    """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
+    from purevk.api.features import Features, choose
+    from purevk.ops.lowering import DeviceTraits
+
+    return DeviceTraits(
+        features=frozenset(choose(Features(_TYPICAL))), subgroup_size=32, cores=32, max_storage_range=2**31,
+        max_shared_memory=32768, max_invocations=1024,
+    )  # fmt: skip
+
+
+class Target:
+    """What a model is lowered for: a device, or the assumption of one (`--no-device`). A context manager.
+
+    Attributes:
+        traits: what the choice of kernels depends on.
+        context: None without a device.
+        unified: whether the host reads the device's memory at full speed.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        if args.no_device:
+            self.context, self.traits, self.unified = None, typical_traits(), False
+            return
+        try:
+            self.context = open_context(args)
+        except DeviceError as error:
+            advice = f"{error.next}; or look without a device: --no-device" if error.next else "add --no-device"
+            raise type(error)(error.what, where=error.where, why=error.why, next=advice) from error
+        self.traits, self.unified = self.context.traits, self.context.device.is_unified
+
+    def data(self) -> dict[str, str] | None:
+        """Name, kind and driver of the device, or None."""
+        return None if self.context is None else device_data(self.context.device)
+
+    def __enter__(self) -> "Target":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.context is not None:
+            self.context.close()
+
+
+def device_data(device: Any) -> dict[str, str]:
+    """A device in a few words, for the reports of commands."""
+    return {"name": device.name, "kind": device.kind, "driver": device.driver}
+
+
+def device_line(data: dict[str, str] | None) -> str:
+    """The same as one line."""
+    return "none; a typical desktop GPU is assumed" if data is None else f"{data['name']} ({data['kind']})"
+
+
+def describe_error(error: PurevkError) -> str:
+    """An error as one line."""
+    return f"{error.what}{f' ({error.why})' if error.why else ''}"

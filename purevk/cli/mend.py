@@ -1,0 +1,108 @@
+"""Which command installs what is missing, by distribution."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+_PACKAGES: dict[str, dict[str, str]] = {
+    "loader": {"debian": "libvulkan1", "fedora": "vulkan-loader", "arch": "vulkan-icd-loader"},
+    "software": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-swrast"},
+    "amd": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-radeon"},
+    "intel": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-intel"},
+    "nvidia": {"debian": "nvidia-driver", "fedora": "akmod-nvidia", "arch": "nvidia-utils"},
+    "shaderc": {"debian": "libshaderc1", "fedora": "libshaderc", "arch": "shaderc"},
+    "validation": {
+        "debian": "vulkan-validationlayers", "fedora": "vulkan-validation-layers", "arch": "vulkan-validation-layers"
+    },
+}  # fmt: skip
+_INSTALL = {"debian": "apt-get install", "fedora": "dnf install", "arch": "pacman -S"}
+_FAMILIES = {
+    "debian": ("debian", "ubuntu"), "fedora": ("fedora", "rhel", "centos"), "arch": ("arch",)
+}  # fmt: skip
+_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+
+
+def distribution() -> tuple[str, str, float]:
+    """(family, id, version) of the Linux distribution: ("debian", "ubuntu", 24.04); ("", "", 0.0) where it is not known."""
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return "", "", 0.0
+    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
+    family = next((family for family, ids in _FAMILIES.items() if any(name in ids for name in names)), "")
+    try:
+        version = float(release.get("VERSION_ID", "0"))
+    except ValueError:
+        version = 0.0
+    return family, release.get("ID", ""), version
+
+
+def install(*things: str) -> list[str]:
+    """The command that installs keys of the table on this system; those of the known families where it is another one."""
+    if not sys.platform.startswith("linux"):
+        return []
+    family, _, _ = distribution()
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    commands = []
+    for each in [family] if family else list(_INSTALL):
+        packages = list(dict.fromkeys(_PACKAGES[thing][each] for thing in things))
+        note = "" if family else f"    ({'/'.join(_FAMILIES[each])})"
+        commands.append(f"{sudo}{_INSTALL[each]} {' '.join(packages)}{note}")
+    return commands
+
+
+def graphics_vendors() -> list[str]:
+    """Makers of the graphics devices on the PCI bus of a Linux machine: "nvidia", "amd", "intel"."""
+    found = set()
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            display = (device / "class").read_text().startswith("0x03")
+            vendor = (device / "vendor").read_text().strip()
+        except OSError:
+            continue
+        if display and vendor in _VENDORS:
+            found.add(_VENDORS[vendor])
+    if Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists():
+        found.add("nvidia")
+    return sorted(found)
+
+
+def driver(vendors: list[str]) -> list[str]:
+    """What installs a Vulkan driver: that of each maker, and one that runs on the processor where there is none."""
+    if sys.platform == "darwin":
+        return ["brew install molten-vk vulkan-loader"]
+    if sys.platform == "win32":
+        return ["install the graphics driver from the maker of the GPU: nvidia.com, amd.com or intel.com"]
+    advice: list[str] = []
+    for vendor in vendors:
+        if vendor == "nvidia" and Path("/proc/driver/nvidia/version").exists():
+            advice.append(
+                "the NVIDIA kernel driver is loaded but its Vulkan part is not visible; in a container, start it with"
+                " NVIDIA_DRIVER_CAPABILITIES=all (docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all)"
+            )
+        elif vendor == "nvidia" and distribution()[1] == "ubuntu":
+            advice.append("sudo ubuntu-drivers install    (the NVIDIA driver)")
+        else:
+            advice += install(vendor)
+    return advice or [f"{command}    (runs on the processor)" for command in install("software")]
+
+
+def shaderc() -> list[str]:
+    """What brings a GLSL compiler."""
+    family, name, version = distribution()
+    advice = ["pip install --force-reinstall purevk    (the platform wheel carries the library)"]
+    if sys.platform.startswith("linux"):
+        if name == "debian" and version < 13:
+            sudo = "" if os.geteuid() == 0 else "sudo "
+            advice.append(
+                f"{sudo}apt-get install libshaderc-dev glslang-dev spirv-tools && packaging/link_shaderc.sh    (in a checkout)"
+            )
+        else:
+            advice += install("shaderc")
+    else:
+        advice.append("install the Vulkan SDK from https://vulkan.lunarg.com, which sets VULKAN_SDK")
+    advice.append("purevk warmup --from-bundle FILE.zip    (a bundle made where there is a compiler)")
+    return advice

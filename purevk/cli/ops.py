@@ -1,0 +1,117 @@
+"""`purevk ops`: the operators with a kernel, and which nodes of a model would run where."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections import Counter
+from typing import Any
+
+from purevk import pte
+from purevk.cli.command import Command, add_data, add_device
+from purevk.cli.machine import Target, device_line
+from purevk.cli.output import Output, count, error_data
+from purevk.errors import PurevkError
+from purevk.ops import registry
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="only operators whose name fits, such as '*norm*'")
+    parser.add_argument("--check", metavar="MODEL.pte", help="say for each operator of a model where it would run, and why")
+    add_data(parser)
+    add_device(parser, no_device=True)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    return _check(args) if args.check else {"operators": [row for row in operators() if _fits(row, args.pattern)]}
+
+
+def operators() -> list[dict[str, Any]]:
+    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or "cpu"), "epilogue" (whether
+    it takes pointwise operators that follow into its kernel)."""
+    return [
+        {
+            "operator": row.name, "names": list(row.names),
+            "form": "cpu" if row.form is None else type(row.form).__name__.lower(),
+            "epilogue": bool(getattr(row.form, "epilogue", False)),
+        }
+        for row in registry.rows()
+    ]  # fmt: skip
+
+
+def _fits(row: dict[str, Any], pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    return any(fnmatch.fnmatchcase(name, wanted) for name in (row["operator"], *row.get("names", ())))
+
+
+def _check(args: argparse.Namespace) -> dict[str, Any]:
+    methods = []
+    with pte.read_program(args.check, args.data) as program, Target(args) as target:
+        for name in program.methods:
+            try:
+                methods.append({"name": name, "operators": [row for row in _where(program, name, target.traits) if _fits(row, args.pattern)], "error": None})
+            except PurevkError as error:
+                methods.append({"name": name, "operators": [], "error": error_data(error)})
+        return {
+            "file": program.name, "device": target.data(), "methods": methods,
+            "ok": all(method["error"] is None for method in methods),
+        }  # fmt: skip
+
+
+def _where(program: pte.Program, method: str, traits: Any) -> list[dict[str, Any]]:
+    """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how many nodes."""
+    from purevk.frontends.pte import read_method
+    from purevk.passes.placement import assign_hosts
+    from purevk.passes.simplify import drop_unused
+
+    graph = assign_hosts(drop_unused(read_method(program, method)), traits)
+    found: Counter[tuple[str, str, str]] = Counter()
+    for node in graph.nodes:
+        if node.op == "purevk.host":
+            found[node.args[0], "cpu", node.args[1]] += 1
+        else:
+            found[node.op, "gpu", ""] += 1
+    return [
+        {"operator": name, "on": on, "why": why or None, "nodes": number, "form": _form(name)}
+        for (name, on, why), number in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+
+
+def _form(name: str) -> str | None:
+    row = registry.find(name)
+    return None if row is None or row.form is None else type(row.form).__name__.lower()
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    if "methods" not in data:
+        rows = data["operators"]
+        out.table(
+            ["operator", ("form", "w"), "other names"],
+            [[row["operator"], row["form"] + " +" * row["epilogue"], ", ".join(row["names"])] for row in rows],
+        )  # fmt: skip
+        out.line(f"{count(len(rows), 'operator')}; +: takes pointwise operators that follow into its kernel", "dim")
+        return
+    out.pairs([("file", data["file"]), ("device", device_line(data["device"]))], indent=0)
+    for method in data["methods"]:
+        if method["error"] is not None:
+            out.heading(f"method {method['name']}: {method['error']['what']}")
+            out.pairs([("why", method["error"]["why"] or None), ("next", method["error"]["next"] or None)])
+            continue
+        rows = method["operators"]
+        total = {on: sum(row["nodes"] for row in rows if row["on"] == on) for on in ("gpu", "cpu")}
+        out.table(
+            ["operator", ("nodes", "r"), ("on", "w"), ("form", "w"), "why"],
+            [[row["operator"], row["nodes"], row["on"], row["form"], row["why"]] for row in rows],
+            styled=2, title=f"method {method['name']}: {total['gpu']} nodes on the GPU, {total['cpu']} on the CPU",
+        )  # fmt: skip
+
+
+COMMAND = Command(
+    "ops", "lists the operators, or checks which of a model's run where", add_arguments, collect, show,
+    description="Lists the operators that have a kernel; others run on the CPU through torch. With --check: what a model"
+    " needs,\nand where each node would run before the passes fuse them.",
+    epilog="examples:\n  purevk ops\n  purevk ops softmax\n  purevk ops --check model.pte --no-device",
+)

@@ -1,0 +1,156 @@
+"""What the commands print for people: headings, pairs and tables, as wide as the terminal; and errors."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from purevk.errors import PurevkError
+
+_PIPE_WIDTH = 120  # columns where the output is no terminal and COLUMNS says nothing
+STYLES = {
+    "ok": "green", "gpu": "green", "on": "green", "cached": "green", "cpu": "yellow", "warning": "yellow",
+    "optional": "dim", "off": "dim", "missing": "bold red", "error": "bold red",
+}  # fmt: skip
+
+
+def _console(stream: Any) -> Console:
+    width = None if stream.isatty() else shutil.get_terminal_size((_PIPE_WIDTH, 40)).columns
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+class Output:
+    """Prints to stdout."""
+
+    def __init__(self) -> None:
+        self.console = _console(sys.stdout)
+        self._any = False
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.console.width
+
+    def heading(self, text: str) -> None:
+        """A line that starts a part."""
+        if self._any:
+            self.console.print()
+        self.console.print(Text(text, style="bold"))
+        self._any = True
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """A line of text, wrapped at the terminal's width."""
+        self.console.print(Text(text, style=style))
+        self._any = True
+
+    def raw(self, text: str) -> None:
+        """Text as it is: no wrapping, no styles."""
+        self.console.print(Text(text), soft_wrap=True)
+        self._any = True
+
+    def pairs(self, items: Iterable[tuple[str, Any]], indent: int = 2) -> None:
+        """Lines of a name and a value; those whose value is None are left out."""
+        rows = [(name, value) for name, value in items if value is not None]
+        if not rows:
+            return
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(width=indent)
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        for name, value in rows:
+            grid.add_row("", name, Text(str(value)))
+        self.console.print(grid)
+        self._any = True
+
+    def table(
+        self, columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[Any]], styled: int | None = None,
+        title: str = "", total: Sequence[Any] | None = None,
+    ) -> None:  # fmt: skip
+        """A table.
+
+        Args:
+            columns: headings; a pair adds how the column is set: "r" to the right, never wrapped; "w" never wrapped;
+                "c" cut with an ellipsis where there is no room. Others wrap.
+            rows: their cells; None is an empty one.
+            styled: number of a column whose words ("gpu", "missing", ...) are coloured.
+            title: a heading.
+            total: a last row, set off.
+        """
+        if title:
+            self.heading(title)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_footer=False)
+        table.add_column("", width=0)
+        for column in columns:
+            name, kind = (column, "") if isinstance(column, str) else column
+            table.add_column(
+                name, justify="right" if "r" in kind else "left", no_wrap=bool(kind), overflow="ellipsis" if "c" in kind else "fold",
+                min_width=len(name) if kind in ("r", "w") else None,
+            )  # fmt: skip
+        for row in rows:
+            table.add_row("", *[_cell(cell, number == styled) for number, cell in enumerate(row)])
+        if total is not None:
+            table.add_row("", *[Text("" if cell is None else str(cell), style="bold") for cell in total])
+        self.console.print(table)
+        self._any = True
+
+
+def _cell(value: Any, styled: bool) -> Text:
+    text = "" if value is None else str(value)
+    return Text(text, style=STYLES.get(text.partition(" ")[0], "") if styled else "")
+
+
+def error_data(error: PurevkError) -> dict[str, str]:
+    """An error as JSON values: type, what, where, why, next."""
+    return {
+        "type": type(error).__name__, "what": error.what, "where": error.where, "why": error.why, "next": error.next,
+    }  # fmt: skip
+
+
+def show_error(error: PurevkError) -> None:
+    """Prints an error to stderr: what, where, why, next."""
+    console = _console(sys.stderr)
+    console.print(Text.assemble((f"{type(error).__name__}: ", "bold red"), error.what), soft_wrap=True)
+    for label, text in (("where", error.where), ("why", error.why), ("next", error.next)):
+        if text:
+            console.print(Text.assemble((f"  {label}: ", "dim"), text), soft_wrap=True)
+
+
+def size(nbytes: float | None) -> str | None:
+    """Bytes for people: "13.3 MiB"."""
+    if nbytes is None:
+        return None
+    if abs(nbytes) < 1024:
+        return f"{int(nbytes)} B"
+    value, unit = float(nbytes), "B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if abs(value) < 1023.95:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def duration(seconds: float | None) -> str | None:
+    """Seconds for people, three digits: "12.3 ms"."""
+    if seconds is None:
+        return None
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        value = seconds * factor
+        if abs(value) >= 1 or unit == "us":
+            digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+            return f"{value:.{digits}f} {unit}"
+    return None
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 node", "3 nodes"."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
+def version_text(parts: Sequence[int]) -> str:
+    """(1, 3, 230) as "1.3.230"."""
+    return ".".join(map(str, parts))

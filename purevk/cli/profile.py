@@ -1,0 +1,120 @@
+"""Times of single dispatches, summed by operator and set against what the device can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from purevk.cli.limits import DeviceLimits
+from purevk.cli.lowered import label_operator
+from purevk.graph.executable import Executable
+from purevk.ir import Graph, Symbol, Value
+from purevk.ir import dims as _dims
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One dispatch: its label, template, seconds, bytes moved and arithmetic operations."""
+
+    label: str
+    template: str
+    seconds: float
+    nbytes: int
+    flops: int
+
+
+def input_env(graph: Graph, inputs: Sequence[Any]) -> dict[Symbol, int]:
+    """The values of the symbols that the inputs of a call (arrays and integers) bring."""
+    env: dict[Symbol, int] = {}
+    place = {value: n for n, value in enumerate(graph.inputs) if isinstance(value, Value)}
+    for symbol, source in graph.symbols.items():
+        if source.value is None:
+            if isinstance(inputs[source.element], int):
+                env[symbol] = inputs[source.element]
+        elif source.value in place:
+            array = inputs[place[source.value]]
+            env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+    return env
+
+
+def time_dispatches(executable: Executable, inputs: Sequence[Any], runs: int = 5) -> list[Timing]:
+    """Times every dispatch of a call; each waits for the one before, so that none overlap.
+
+    Args:
+        executable: what runs the method within the exported bounds.
+        inputs: of a call, as numpy arrays and integers.
+        runs: the median of so many is taken.
+
+    Raises:
+        DeviceError: the device has no timestamps.
+    """
+    graph = executable.plan.placed.graph
+    env = input_env(graph, inputs)
+    tensors = {value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)}
+    executable.run({value: np.ascontiguousarray(array) for value, array in tensors.items()}, env)
+    timings: list[Timing] = []
+    for number, cut in enumerate(executable.graph.cuts):
+        dispatches = executable.graph.dispatches[cut.first : cut.last]
+        if not dispatches:
+            continue
+        for dispatch, nanoseconds in zip(dispatches, executable.graph.profile(number, env, runs)):
+            timings.append(
+                Timing(
+                    dispatch.label, dispatch.kernel.template, nanoseconds / 1e9, _dims.evaluate(dispatch.nbytes, env),
+                    _dims.evaluate(dispatch.flops, env),
+                )
+            )  # fmt: skip
+    return timings
+
+
+def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:
+    """Sums timings, the longest first.
+
+    Args:
+        timings: of `time_dispatches`.
+        by: "operator", "template" or "dispatch" (no sums).
+        limits: of the device.
+
+    Returns:
+        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second", "flops_per_second" (None where unknown),
+        "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or "arithmetic",
+        whichever asks for more of it.
+    """
+    keys = {
+        "operator": lambda at, t: label_operator(t.label), "template": lambda at, t: t.template,
+        "dispatch": lambda at, t: (at, t.label),
+    }[by]  # fmt: skip
+    groups: dict[Any, list[Timing]] = {}
+    for at, timing in enumerate(timings):
+        groups.setdefault(keys(at, timing), []).append(timing)
+    total = sum(timing.seconds for timing in timings)
+    rows = []
+    for key, group in groups.items():
+        label = key[1] if isinstance(key, tuple) else key
+        rows.append(_row(label, group, total, limits))
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits) -> dict[str, Any]:
+    seconds = sum(timing.seconds for timing in group)
+    nbytes, flops = sum(timing.nbytes for timing in group), sum(timing.flops for timing in group)
+    memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
+    # Each dispatch for itself is held by one of the two.
+    least = sum(max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group)
+    return {
+        "label": label, "calls": len(group), "seconds": seconds, "share": seconds / total if total else 0.0,
+        "bytes_per_second": nbytes / seconds if seconds and nbytes else None,
+        "flops_per_second": flops / seconds if seconds and flops else None,
+        "limit_share": least / seconds if seconds and least else None,
+        "bound": None if not least else "memory" if memory >= arithmetic else "arithmetic",
+    }  # fmt: skip
+
+
+def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:
+    """The least time that the limits allow all dispatches together: "roofline", dispatch by dispatch."""
+    return {
+        "measured": sum(t.seconds for t in timings),
+        "roofline": sum(max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in timings),
+    }

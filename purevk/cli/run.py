@@ -1,0 +1,98 @@
+"""`purevk run`: runs a method once and shows its outputs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method
+from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output, duration
+from purevk.errors import PurevkError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    parser.add_argument("--output", "-o", metavar="FILE.npz", help="write the outputs, as output_0, output_1, ...")
+    add_device(parser)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    import purevk
+
+    with open_context(args) as context:
+        start = time.perf_counter()
+        program = purevk.load(args.model, args.data, context=context)
+        loaded = time.perf_counter()
+        name = pick_method(program.methods, args.method, program.name)
+        method = program.method(name)
+        inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+        began = time.perf_counter()
+        made = method(*inputs)
+        ended = time.perf_counter()
+        outputs = [as_array(each) for each in (made if isinstance(made, tuple) else (made,))]
+        data = {
+            "device": device_data(context.device), "method": name, "load_seconds": loaded - start,
+            "run_seconds": ended - began, "inputs": [_tensor(as_array(each)) for each in inputs],
+            "outputs": [_tensor(each) for each in outputs], "cpu_nodes": program.report()["cpu_nodes"],
+            "written": args.output,
+        }  # fmt: skip
+    if args.output:
+        _write(args.output, outputs)
+    return data
+
+
+def _tensor(value: Any) -> dict[str, Any]:
+    """dtype, shape and, over the finite elements, min, max and mean; "not_finite" counts the others."""
+    if not isinstance(value, np.ndarray):
+        return {"dtype": type(value).__name__, "shape": None, "value": value}
+    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
+    wide = finite.astype(np.float64)
+    return {
+        "dtype": str(value.dtype), "shape": list(value.shape),
+        "min": float(wide.min()) if wide.size else None, "max": float(wide.max()) if wide.size else None,
+        "mean": float(wide.mean()) if wide.size else None, "not_finite": int(value.size - finite.size),
+    }  # fmt: skip
+
+
+def _write(path: str, outputs: list[Any]) -> None:
+    named = {f"output_{n}": np.asarray(each) for n, each in enumerate(outputs) if each is not None}
+    try:
+        np.savez(path, **named)
+    except (OSError, zipfile.LargeZipFile) as error:
+        raise PurevkError("the outputs cannot be written", where=path, why=str(error)) from None
+
+
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs([
+        ("device", device_line(data["device"])), ("method", data["method"]),
+        ("load", duration(data["load_seconds"])), ("run", duration(data["run_seconds"])),
+    ], indent=0)  # fmt: skip
+    rows = [[f"{kind} {n}", *_cells(each)] for kind in ("input", "output") for n, each in enumerate(data[f"{kind}s"])]
+    out.line()
+    out.table(["", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows)
+    for n, each in enumerate(data["outputs"]):
+        if each.get("not_finite"):
+            out.line(f"output {n} has {each['not_finite']} elements that are infinite or no numbers", "bold red")
+    if data["written"]:
+        out.line(f"written to {data['written']}")
+
+
+def _cells(data: dict[str, Any]) -> list[Any]:
+    if data["shape"] is None:
+        return [data["dtype"], "", "", "", data["value"]]
+    numbers = [None if data[key] is None else f"{data[key]:.5g}" for key in ("min", "max", "mean")]
+    return [data["dtype"], str(data["shape"]), *numbers]
+
+
+COMMAND = Command(
+    "run", "runs a method once and shows its outputs", add_arguments, collect, show,
+    epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
+    "  purevk run encoder.pte --input random:30522 --input ones --size s0=17",
+)

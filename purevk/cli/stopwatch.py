@@ -1,0 +1,68 @@
+"""Where the time of a call goes: the device, operators on the CPU, and the host's own work around them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from purevk import fallback
+
+
+class _Timed:
+    """A submission whose waiting is timed."""
+
+    def __init__(self, submission: Any, watch: "Stopwatch") -> None:
+        self._submission, self._watch = submission, watch
+
+    def wait(self, *args: Any) -> None:
+        start = time.perf_counter()
+        self._submission.wait(*args)
+        self._watch.device += time.perf_counter() - start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._submission, name)
+
+
+class Stopwatch:
+    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting for it, and in operators
+    on the CPU.
+
+    Args:
+        device: whose queue.
+
+    Attributes:
+        device: seconds from each submission to the end of the wait for it. fallback: seconds in operators on the CPU.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._queue = device.queue
+        self.device = self.fallback = 0.0
+
+    def reset(self) -> None:
+        """Sets both sums to zero."""
+        self.device = self.fallback = 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        submit, run = self._queue.submit, fallback.run
+        self._run = run
+
+        def timed_submit(commands: Any) -> Any:
+            start = time.perf_counter()
+            submission = submit(commands)
+            self.device += time.perf_counter() - start
+            return _Timed(submission, self)
+
+        def timed_run(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return run(*args)
+            finally:
+                self.fallback += time.perf_counter() - start
+
+        self._queue.submit = timed_submit
+        fallback.run = timed_run
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del self._queue.submit
+        fallback.run = self._run

@@ -1,0 +1,109 @@
+"""`purevk warmup`: compiles ahead of time what models need, and carries it to other machines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from purevk import knobs, pte
+from purevk import progress as progress_bars
+from purevk.cli import lowered
+from purevk.cli.command import Command, add_data, add_device
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output, count, duration, size
+from purevk.errors import InputError, PurevkError
+from purevk.graph.context import Context, default_cache
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", metavar="MODEL.pte", nargs="*", help="programs whose kernels to make ready")
+    add_data(parser)
+    parser.add_argument("--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file")
+    parser.add_argument(
+        "--from-bundle", metavar="FILE.zip", action="append", default=[],
+        help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
+    )  # fmt: skip
+    add_device(parser)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    if not args.models and not args.from_bundle:
+        raise InputError("nothing to warm up", next="name a model, or a bundle: --from-bundle FILE.zip")
+    if args.bundle and not args.models:
+        raise InputError("a bundle is made from models", next="name the models whose kernels it shall hold")
+    cache = default_cache()
+    imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
+    data: dict[str, Any] = {
+        "device": None, "imported": imported, "models": [], "bundle": None, "cache": {"folder": str(cache.folder or "")},
+        "persistent": cache.folder is not None,
+    }  # fmt: skip
+    if not args.models:
+        return data
+    bar = progress_bars.ProgressBar(delay=0.0) if progress_bars.default() is not None else None
+    with open_context(args) as context, progress_bars.closing(bar):
+        data["device"] = device_data(context.device)
+        keys: dict[Any, None] = {}
+        for path in args.models:
+            report, used = _warm(path, args.data, context, bar)
+            data["models"].append(report)
+            keys.update(used)
+        if args.bundle:
+            entries = context.cache.export_bundle(args.bundle, keys)
+            data["bundle"] = {"path": args.bundle, "entries": entries, "bytes": Path(args.bundle).stat().st_size}
+    return data
+
+
+def _warm(
+    path: str, data_files: list[str], context: Context, bar: Any
+) -> tuple[dict[str, Any], dict[Any, None]]:
+    """Makes the kernels of one model ready; gives its report and the cache keys of its SPIR-V."""
+    report = context.kernels.report
+    before = (report.compiled, report.cached, report.pipelines)
+    start = time.perf_counter()
+    keys: dict[Any, None] = {}
+    with pte.read_program(path, data_files) as program:
+        plans = [lowered.lower(program, name, context.traits).plan for name in program.methods]
+        specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
+        context.kernels.prepare(specs, bar)
+        keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))
+    context.kernels.save()
+    compiled, cached, pipelines = (
+        now - then for now, then in zip((report.compiled, report.cached, report.pipelines), before)
+    )
+    return {
+        "path": path, "methods": len(plans), "modules": len(keys), "compiled": compiled, "cached": len(keys) - compiled,
+        "pipelines": pipelines, "seconds": time.perf_counter() - start,
+    }, keys  # fmt: skip
+
+
+def show(data: dict[str, Any], out: Output) -> None:
+    for each in data["imported"]:
+        out.line(f"{count(each['entries'], 'module')} copied from {each['path']}")
+    if data["device"] is not None:
+        out.pairs([("device", device_line(data["device"]))], indent=0)
+        out.line()
+        out.table(
+            ["model", ("modules", "r"), ("compiled", "r"), ("cached", "r"), ("pipelines", "r"), ("time", "r")],
+            [
+                [Path(m["path"]).name, m["modules"], m["compiled"], m["cached"], m["pipelines"], duration(m["seconds"])]
+                for m in data["models"]
+            ],
+        )  # fmt: skip
+        out.line()
+    if data["bundle"] is not None:
+        bundle = data["bundle"]
+        out.line(f"bundle {bundle['path']}: {count(bundle['entries'], 'module')}, {size(bundle['bytes'])}")
+    if data["persistent"]:
+        out.line(f"cache {data['cache']['folder']}", "dim")
+    elif data["bundle"] is None:
+        out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+
+
+COMMAND = Command(
+    "warmup", "compiles what models need ahead of time", add_arguments, collect, show,
+    description="Compiles the kernels of models into the cache, so that the first load finds them. Weights are not read.",
+    epilog="examples:\n  purevk warmup model.pte\n  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
+    "  purevk warmup --from-bundle kernels.zip      on one without: purevk.load then needs none",
+)
