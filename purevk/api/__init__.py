@@ -19,7 +19,7 @@ from purevk.api.pipeline import (
 )
 from purevk.api.queries import TimestampPool
 from purevk.api.queue import Queue, Submission
-from purevk.api.view import TEXEL_FORMATS, BufferView
+from purevk.api.view import TEXEL_FORMATS, BufferView, texel_format
 
 __all__ = [
     "FEATURES",
@@ -54,4 +54,5 @@ __all__ = [
     "Usage",
     "create_pipelines",
     "open_device",
+    "texel_format",
 ]

@@ -168,15 +168,21 @@ class ComputeGraph:
         return value in self._places and self._places[value].buffer.mapped
 
     def _check_ranges(self) -> None:
-        limit = self.device.limits.max_storage_buffer_range
+        limits = self.device.limits
         for dispatch in self.dispatches:
             for binding in dispatch.bindings:
                 size = self._sizes.get(binding.storage, 0)
+                kind, _, form = binding.kind.partition(":")
+                texel = kind == "texel"
+                limit = limits.max_storage_buffer_range
+                if texel:
+                    limit = limits.max_texel_buffer_elements * api.texel_format(form)[1]
                 if size > limit:
                     raise UnsupportedOperatorError(
                         f"a tensor of {size} bytes is larger than one binding of the device", where=dispatch.label,
                         why=f"{self.device.name} binds {limit} bytes at most",
-                        next="use a device with a larger maxStorageBufferRange, or split the tensor",
+                        next="set PUREVK_TEXELS=0" if texel
+                        else "use a device with a larger maxStorageBufferRange, or split the tensor",
                     )  # fmt: skip
 
     # -- descriptors and parameters -----------------------------------------------------------------------------------
@@ -194,10 +200,15 @@ class ComputeGraph:
 
     def _make_sets(self) -> list[Any]:
         items = []
+        views: dict[tuple, api.BufferView] = {}
         for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
-            bindings = []
+            bindings: list[Any] = []
             for binding in dispatch.bindings:
                 place = self._places[binding.storage]
+                kind, _, form = binding.kind.partition(":")
+                if kind == "texel":
+                    bindings.append(self._view(views, place, binding.offset, form))
+                    continue
                 length = min(place.nbytes, self.device.limits.max_storage_buffer_range)
                 bindings.append((place.buffer, place.offset + binding.offset, length - binding.offset))
             if dispatch.params_buffer:
@@ -206,6 +217,16 @@ class ComputeGraph:
             items.append((pipeline.layout, bindings))
         arena = self._own(api.DescriptorArena(self.device))
         return arena.make(items)
+
+    def _view(self, views: dict[tuple, api.BufferView], place: Place, skip: int, form: str) -> api.BufferView:
+        """The bytes of a place as texels: whole ones, also where the last is only partly the place's."""
+        _, size = api.texel_format(form)
+        start = place.offset + skip
+        count = min(-(-(place.nbytes - skip) // size), (place.buffer.nbytes - start) // size)
+        key = (place.buffer.number, start, min(count, self.device.limits.max_texel_buffer_elements) * size, form)
+        if key not in views:
+            views[key] = self._own(api.BufferView(place.buffer, form, start, key[2]))
+        return views[key]
 
     def _hazards(self) -> list[bool]:
         """For each dispatch, whether a barrier must come before it: it touches bytes that one since the last barrier

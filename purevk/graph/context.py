@@ -8,7 +8,8 @@ import weakref
 from purevk import api, knobs
 from purevk.cache import Cache
 from purevk.graph.kernels import KernelStore
-from purevk.ops.lowering import DeviceTraits
+from purevk.memory_planner import ALIGNMENT
+from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
 
 _lock = threading.Lock()
 _default: "Context | None" = None
@@ -61,7 +62,15 @@ def traits_of(device: api.Device) -> DeviceTraits:
         max_workgroups=limits.max_workgroup_count,
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         storage_alignment=limits.min_storage_buffer_alignment,
+        max_texels=_max_texels(device),
     )
+
+
+def _max_texels(device: api.Device) -> int:
+    """Elements of a texel buffer; 0 if there are none of the formats that kernels use, or not wherever memory is planned."""
+    usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
+    usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
+    return device.limits.max_texel_buffer_elements if usable else 0
 
 
 def default_cache() -> Cache:

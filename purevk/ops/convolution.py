@@ -165,7 +165,9 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "VEC4_A": int(vector_a),
         "VEC4_B": int(vector_b), "VEC4_OUT": int(vector_out), "BIAS": int(bias is not None), **made.macros,
     }  # fmt: skip
-    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r")]
+    texel_a, texel_b = lowering.texel(x, vector_a), lowering.texel(weight, vector_b)
+    macros |= {"TEXEL_A": int(bool(texel_a)), "TEXEL_B": int(bool(texel_b))}
+    buffers: list[tuple[Operand, str]] = [(x, "r" + texel_a), (weight, "r" + texel_b)]
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))

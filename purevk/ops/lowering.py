@@ -14,6 +14,7 @@ from purevk.ir import Dim, Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
+TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DeviceTraits:
         max_workgroups: workgroups along each dim of a grid.
         max_invocations: invocations of a workgroup.
         storage_alignment: bytes; the start of a binding is a multiple.
-        max_texels: elements of a texel buffer (0: not used).
+        max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
     """
 
     features: frozenset[str]
@@ -241,6 +242,19 @@ class Lowering:
         self.dispatches.append(
             Dispatch(kernel, tuple(bindings), tuple(words), grid, f"{name} @ {source}", by_value, flops, nbytes)
         )
+
+    def texel(self, operand: Operand, vector: bool) -> str:
+        """What to add to the mode of a binding that software devices read faster as a texel buffer, such as ":rgba32f";
+        "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
+
+        Args:
+            vector: elements are read 4 at a time.
+        """
+        form = {DType.float32: "32f", DType.float16: "16f"}.get(operand.dtype)
+        if not self.traits.is_cpu or form is None:
+            return ""
+        texels = -(-_dims.upper(operand.storage.type.nbytes) // (operand.dtype.itemsize * (4 if vector else 1)))
+        return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
 
     def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
         """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not suffice."""

@@ -105,7 +105,9 @@ def _emit(
         "VEC4_A": int(vectors[0]), "VEC4_B": int(vectors[1]), "VEC4_OUT": int(vectors[2]), "BIAS": int(bias is not None),
         **choice.macros(), **epilogue.macros,
     }  # fmt: skip
-    buffers: list[tuple[Operand, str]] = [(a, "r"), (b, "r")]
+    texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
+    macros |= {"TEXEL_A": int(bool(texel_a)), "TEXEL_B": int(bool(texel_b))}
+    buffers: list[tuple[Operand, str]] = [(a, "r" + texel_a), (b, "r" + texel_b)]
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
