@@ -140,6 +140,14 @@ FEATURES: tuple[Feature, ...] = (
         core=(1, 3),
     ),
     Feature(
+        "maintenance4",
+        "workgroup sizes as SPIR-V 1.6 writes them",
+        "VkPhysicalDeviceMaintenance4Features",
+        ("maintenance4",),
+        extension="VK_KHR_maintenance4",
+        core=(1, 3),
+    ),
+    Feature(
         "vulkan_memory_model",
         "the Vulkan memory model, device scope",
         _MODEL,

@@ -50,8 +50,9 @@ class KernelStore:
         self._driver_cache: api.PipelineCache | None = None
         self._dirty = False
         self.report = KernelReport()
-        version = device.physical.api_version
-        self.target_env = f"vulkan1.{min(version[1], 3)}"
+        # SPIR-V 1.6 writes workgroup sizes in a way that needs maintenance4.
+        newest = 3 if device.features.maintenance4 else 2
+        self.target_env = f"vulkan1.{min(device.physical.api_version[1], newest)}"
 
     @property
     def device_key(self) -> str:
