@@ -211,11 +211,14 @@ def _pick_product(made: dict[Value, Node], left: Any, right: Any) -> tuple[Value
 
 
 def _unscaled(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value) -> tuple[Value, float]:
-    """An operand without the multiplication by a number that stands somewhere behind its views, and that number."""
+    """An operand without the multiplication by a number that stands somewhere behind its views, and that number.
+
+    A cast between float types on the way is left out: the product is summed up in float32 anyway.
+    """
     views: list[Node] = []
     at = value
     node = made.get(at)
-    while node is not None and node.op in (*_VIEWS, "aten.alias.default"):
+    while node is not None and (node.op in (*_VIEWS, "aten.alias.default") or _is_float_cast(node)):
         views.append(node)
         at = node.args[0]
         node = made.get(at)
@@ -226,7 +229,20 @@ def _unscaled(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: 
         return value, 1.0
     result, inner = _unscaled(rewriter, graph, made, node.args[0])
     result = rewriter.resolve(result)
+    source = made.get(result)
+    if source is not None and _is_float_cast(source) and source.args[0].type.dtype is value.type.dtype:
+        result = rewriter.resolve(source.args[0])
     for view in reversed(views):
-        if view.op != "aten.alias.default":
+        if view.op in _VIEWS:
             result = rewriter.emit(view.op, result, *[rewriter.resolve(arg) for arg in view.args[1:]])
+    if result.type.dtype is not value.type.dtype:
+        result = rewriter.emit("aten._to_copy.default", result, value.type.dtype)
     return result, number * inner
+
+
+def _is_float_cast(node: Node) -> bool:
+    return (
+        node.op == "aten._to_copy.default"
+        and node.args[0].type.dtype in (DType.float32, DType.float16)
+        and node.result.type.dtype in (DType.float32, DType.float16)
+    )

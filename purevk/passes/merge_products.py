@@ -1,0 +1,75 @@
+"""Matrix products of one matrix with several constant ones become a single product."""
+
+from __future__ import annotations
+
+from purevk.ir import Graph, Node, Value
+from purevk.ops.matmul import NAME
+from purevk.passes.rewrite import Rewriter
+
+
+def merge_products(graph: Graph) -> Graph:
+    """`x a`, `x b`, `x c` with constant a, b, c of the same rows become slices of `x [a b c]`.
+
+    The projections to queries, keys and values, or the gate and the value of a gated layer: one kernel with enough columns
+    to fill the device, instead of several that wait for one another.
+    """
+    constant = _constant_values(graph)
+    groups: dict[tuple, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == NAME and node.args[3] is None and _fits(node, constant):
+            a, b, bias = node.args[:3]
+            key = (a, b.type.dims[0], b.type.dtype, None if bias is None else bias.type.dtype)
+            groups.setdefault(key, []).append(node)
+    leaders = {nodes[0]: nodes for nodes in groups.values() if len(nodes) > 1}
+    if not leaders:
+        return graph
+    merged = {node for nodes in leaders.values() for node in nodes}
+    rewriter = Rewriter(graph)
+    made_late = _late(graph, constant)
+    for node in made_late:
+        rewriter.keep(node)
+    for node in graph.nodes:
+        if node in made_late:
+            continue
+        node_now = rewriter.current(node)
+        if node not in merged:
+            rewriter.keep(node_now)
+        elif node in leaders:
+            _merge(rewriter, leaders[node])
+    return rewriter.finish()
+
+
+def _constant_values(graph: Graph) -> set[Value]:
+    """Values that depend on constants alone."""
+    found = set(graph.constants)
+    for node in graph.nodes:
+        if node.op in ("purevk.copy", "aten.permute.default", "aten.view.default") and node.args[0] in found:
+            found.update(node.results)
+    return found
+
+
+def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
+    """The nodes that make those values; they move to the front, so that weights are there for the first product."""
+    return {node: None for node in graph.nodes if node.results and all(value in constant for value in node.results)}
+
+
+def _fits(node: Node, constant: set[Value]) -> bool:
+    a, b, bias = node.args[:3]
+    if a.type.rank != 2 or b.type.rank != 2 or b not in constant or not b.type.is_static:
+        return False
+    return bias is None or (bias in constant and bias.type.rank == 1)
+
+
+def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:
+    rewriter.source = " | ".join(node.source for node in nodes)
+    first = nodes[0]
+    weight = rewriter.emit("aten.cat.default", tuple(rewriter.resolve(node.args[1]) for node in nodes), 1)
+    bias = None
+    if first.args[2] is not None:
+        bias = rewriter.emit("aten.cat.default", tuple(rewriter.resolve(node.args[2]) for node in nodes), 0)
+    product = rewriter.emit(NAME, rewriter.resolve(first.args[0]), weight, bias, None, ())
+    start = 0
+    for node in nodes:
+        end = start + node.args[1].type.dims[1]
+        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", product, 1, start, end, 1))
+        start = end
