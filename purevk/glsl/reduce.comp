@@ -24,9 +24,10 @@
 //          and NaN is better than all else, as in torch.
 //   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first). Needs
 //          SPLIT 0, and VEC4 0 if COLUMN.
-//   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last is shorter), out is [outputs / s, s]
-//          partial results; needs REDUCE_DIMS 1. A second dispatch reduces those. An invocation should not do more than
-//          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves them after that many.
+//   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last ones may be shorter); out is partial
+//          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second dispatch reduces
+//          those. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
+//          vec4): llvmpipe leaves them after that many.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
 //          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides, offset of x and part
@@ -335,8 +336,12 @@ void main() {
     for (int i = ROW_FIRST * each; i < outputs; i += ROW_STEP * each) {
         o = i;
 #if SPLIT
-        int row = i / SPLIT;
-        int base = outer_base(row), from = (i - row * SPLIT) * part, to = min(length, from + part);
+#if COLUMN
+        int in_all = outputs / SPLIT, which = i / in_all, row = i - which * in_all;
+#else
+        int row = i / SPLIT, which = i - row * SPLIT;
+#endif
+        int base = outer_base(row), from = min(length, which * part), to = min(length, from + part);
 #else
         int base = outer_base(i), from = 0, to = length;
 #endif

@@ -77,7 +77,9 @@ def test_unary(name):
     np.testing.assert_array_equal(out[~usual], wanted[~usual].astype(np.float32))
 
 
-@pytest.mark.parametrize("name, function", [("pv_erf(v)", torch.erf), ("pv_expm1(v)", torch.expm1), ("pv_tanh(v)", torch.tanh)])
+@pytest.mark.parametrize(
+    "name, function", [("pv_erf(v)", torch.erf), ("pv_expm1(v)", torch.expm1), ("pv_tanh(v)", torch.tanh)]
+)
 def test_small_numbers_keep_their_digits(name, function):
     x = np.geomspace(1e-30, 1, 3001).astype(np.float32)
     wanted = function(torch.from_numpy(x).double()).numpy()

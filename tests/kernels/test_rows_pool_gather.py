@@ -20,7 +20,9 @@ def strides_of(array):
     return [stride // array.itemsize for stride in array.strides]
 
 
-def pool(x, size, macros, *, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), divisor=0, last=True, push=False):
+def pool(
+    x, size, macros, *, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), divisor=0, last=True, push=False
+):
     """x: [N, C, H, W]. Runs the kernel on it in channels-last order (or not) and gives [N, C, OH, OW] back."""
     n, c, h, w = x.shape
     oh, ow = size
