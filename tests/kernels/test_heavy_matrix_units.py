@@ -1,4 +1,4 @@
-"""The matmul templates for matrix units: they compile where the compiler can, and are right where the device has them."""
+"""The matmul templates for matrix units: they compile where the compiler can, and are right where a device has them."""
 
 from __future__ import annotations
 
