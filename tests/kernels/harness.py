@@ -21,7 +21,7 @@ _VALIDATOR = shutil.which("spirv-val")
 
 @dataclass
 class Out:
-    """A buffer that the kernel writes: `shape` elements of `dtype` from element `offset` on, and 4096 bytes after them."""
+    """A buffer that the kernel writes: `shape` elements of `dtype` from element `offset` on, 4096 bytes after them."""
 
     shape: tuple[int, ...]
     dtype: np.dtype | type
