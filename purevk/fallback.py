@@ -62,7 +62,7 @@ def run(
     if name in _executors:
         made = _executors[name](*[map_values(arg, arrays.__getitem__) for arg in args])
         made = made if isinstance(made, (tuple, list)) else (made,)
-        return [np.ascontiguousarray(array, dtype=type.dtype.numpy) for array, type in zip(made, results)]
+        return [np.asarray(array, dtype=type.dtype.numpy, order="C") for array, type in zip(made, results)]
     operator = _operator(name, source)
     positional, keywords = _arguments(operator, args, arrays)
     import torch
@@ -162,10 +162,11 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
     """A torch tensor over an array's memory (a copy if the array is read-only)."""
     import torch
 
+    shape = array.shape
     array = np.ascontiguousarray(array)
     if not array.flags.writeable:
         array = array.copy()
-    tensor = torch.from_numpy(array.reshape(-1)).reshape(array.shape)
+    tensor = torch.from_numpy(array.reshape(-1)).reshape(shape)
     return tensor.view(torch.bfloat16) if dtype is DType.bfloat16 else tensor
 
 

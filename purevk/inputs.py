@@ -73,6 +73,11 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
     return Given(arrays, any_torch)
 
 
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """The array with its elements in row-major order; its shape stays, which `numpy.ascontiguousarray` changes for 0 dims."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
 def _integer(given: Any, position: int, where: str) -> int:
     try:
         return int(given)
@@ -84,14 +89,14 @@ def _integer(given: Any, position: int, where: str) -> int:
 
 def _array(given: Any, position: int, where: str) -> tuple[np.ndarray, DType | None, bool]:
     if isinstance(given, np.ndarray):
-        return np.ascontiguousarray(given), DType.from_numpy(given.dtype), False
+        return contiguous(given), DType.from_numpy(given.dtype), False
     if type(given).__module__.partition(".")[0] == "torch" or hasattr(given, "detach"):
         from purevk.fallback import to_numpy
 
         return to_numpy(given), DType.from_torch(given.dtype), True
     if isinstance(given, (int, float, bool, list, tuple)) or hasattr(given, "__array__"):
         array = np.asarray(given)
-        return np.ascontiguousarray(array), DType.from_numpy(array.dtype), False
+        return contiguous(array), DType.from_numpy(array.dtype), False
     raise InputError(
         f"input {position} is {type(given).__name__}", where=where, why="a numpy array or a torch tensor is expected"
     )

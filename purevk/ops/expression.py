@@ -111,12 +111,16 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if dtype is DType.bool:
         return "true" if value else "false"
     if dtype.is_int:
-        number = int(value)
+        # Numbers wrap around, as torch's do.
+        bits = 8 * dtype.itemsize
+        number = int(value) % 2**bits
+        if dtype is not DType.uint8 and number >= 2 ** (bits - 1):
+            number -= 2**bits
         if dtype is DType.int64:
-            number = max(min(number, 2**63 - 1), -(2**63))
             if -(2**31) < number < 2**31:
                 return f"int64_t({number})"
-            return f"int64_t({number % 2**64:#x}ul)"
+            # No literals of 64 bits: macros are read before the extension that allows them.
+            return f"((int64_t({number >> 32}) << 32) | int64_t({number % 2**32}u))"
         return f"({number})" if number > -(2**31) else "(-2147483647 - 1)"
     number = float(value)
     wide = dtype is DType.float64
@@ -138,10 +142,13 @@ def convert(name: str, source: DType, target: DType) -> str:
     if target is DType.bool:
         return name if source is DType.bool else f"({name} != {literal(0, source)})"
     if source is DType.bool:
+        # ?: of constants, not a conversion of an int (see pv_int64 in math.glslh).
         return f"({name} ? {literal(1, target)} : {literal(0, target)})"
     if target.is_float:
         return name if source.acc == target.acc else f"{target.acc}({name})"
     text = name if source.acc == target.acc else f"{target.acc}({name})"
+    if target is DType.int64 and source.acc == "int":
+        text = f"pv_int64({name})"
     if source.is_float and target in (DType.uint8, DType.int8, DType.int16):
         text = f"int({name})"
     if target is DType.uint8:

@@ -1,7 +1,8 @@
 """Operators on one element at a time: a name and an expression of GLSL each.
 
 `x`, `y` and `z` are tensors (or numbers), other names are parameters. `ACC(c)` is a literal of the computing type. What
-GLSL lacks (`pv_erf`, `pv_tanh`, ...) is in `glsl/math.glslh`.
+GLSL lacks, or has with fewer digits (`pv_erf`, `pv_exp`, ...), is in `glsl/math.glslh`. Booleans are computed as the integers
+0 and 1, and integers of 8 and 16 bits as 32-bit ones, whose result is wrapped around.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _row(
             return TensorType(out, sizes)
         if out == "dtype" and arguments.get("dtype") is not None:
             return TensorType(arguments["dtype"], sizes)
-        return TensorType(_computing(compute, [*operands, *_numbers(arguments, params)], operands), sizes)
+        return TensorType(_computing(compute, [*operands, *_numbers(arguments, params)], operands, arguments), sizes)
 
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
     shape.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -53,7 +54,9 @@ def _numbers(arguments: dict[str, Any], params: dict[str, Any]) -> list[Any]:
     return [arguments[name] for name in params if isinstance(arguments[name], TensorType)]
 
 
-def _computing(compute: str | DType, promoted: Sequence[Any], tensors: Sequence[Any]) -> DType:
+def _computing(compute: Any, promoted: Sequence[Any], tensors: Sequence[Any], arguments: dict[str, Any]) -> DType:
+    if callable(compute):
+        compute = compute(**arguments)
     if isinstance(compute, DType):
         return compute
     if compute == "first":
@@ -98,7 +101,10 @@ def expression_of(row: Operator, args: tuple[Any, ...], results: Sequence[Value]
     else:
         operands = [types[name] for name in row.parameters if name in "xyz"]
         extra = [value for name, value in types.items() if name not in "xyz" and isinstance(value, TensorType)]
-        computing = _computing(form.compute, [*operands, *extra], [value for value in types.values()])
+        computing = _computing(form.compute, [*operands, *extra], [value for value in types.values()], arguments)
+    text = form.glsl if isinstance(form.glsl, str) else form.glsl(**{**arguments, "dtype": computing})
+    if computing is DType.bool and not re.fullmatch(r"[\w ?:()]*", text):
+        computing = DType.int32
     builder = ExpressionBuilder()
     refs: dict[str, tuple] = {}
     texts: dict[str, str] = {}
@@ -115,7 +121,6 @@ def expression_of(row: Operator, args: tuple[Any, ...], results: Sequence[Value]
             continue
         keep = name == "cond" or form.compute == "as is"
         refs[name] = ref if keep else _converted(builder, ref, source, computing)
-    text = form.glsl if isinstance(form.glsl, str) else form.glsl(**{**arguments, "dtype": computing})
     text = re.sub(r"\bACC\(([^()]*)\)", lambda match: _acc(match[1], arguments, computing), text)
     order: list[tuple] = []
 
@@ -130,6 +135,8 @@ def expression_of(row: Operator, args: tuple[Any, ...], results: Sequence[Value]
     text = re.sub(r"\b[A-Za-z_]\w*\b", place, text)
     native = DType.bool if out is DType.bool and _is_bool_text(text) else computing
     result = builder.step(text, order, native) if text != "$0" else order[0]
+    if text != "$0" and native in (DType.uint8, DType.int8, DType.int16):
+        result = builder.step(convert("$0", DType.int32, native), [result], native)
     if native is not out:
         result = _converted(builder, result, native, out)
     expression = builder.build([result])
@@ -143,7 +150,7 @@ def _acc(text: str, arguments: dict[str, Any], dtype: DType) -> str:
 
 def _is_bool_text(text: str) -> bool:
     """Whether an expression of GLSL is a condition by itself."""
-    return bool(re.search(r"[<>=!]=|[<>]|&&|\|\||\^\^|\bis(nan|inf)\b|^!", text)) and "?" not in text
+    return "?" not in text and bool(re.search(r"[<>=!]=|[<>]|&&|\|\||\^\^|\bpv_is(nan|inf)\b|^!|^(true|false)$", text))
 
 
 def _converted(builder: ExpressionBuilder, ref: tuple, source: DType, target: DType) -> tuple:
@@ -157,11 +164,11 @@ def _fused_shape(expression: Expression, inputs: tuple, scalars: tuple, sizes: t
 
 # -- functions of real numbers -----------------------------------------------------------------------------------------
 for _name, _glsl in {
-    "exp": "exp(x)", "expm1": "pv_expm1(x)", "log": "log(x)", "log2": "log2(x)", "log1p": "pv_log1p(x)",
-    "log10": "log(x) * ACC(0.4342944819032518)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)",
-    "reciprocal": "(ACC(1) / x)", "sigmoid": "(ACC(1) / (ACC(1) + exp(-x)))", "tanh": "pv_tanh(x)", "sin": "sin(x)",
-    "cos": "cos(x)", "tan": "tan(x)", "asin": "asin(x)", "acos": "acos(x)", "atan": "atan(x)", "sinh": "pv_sinh(x)",
-    "cosh": "cosh(x)", "asinh": "pv_asinh(x)", "acosh": "acosh(x)", "atanh": "atanh(x)", "erf": "pv_erf(x)",
+    "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",
+    "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "(ACC(1) / x)",
+    "sigmoid": "pv_sigmoid(x)", "tanh": "pv_tanh(x)", "sin": "sin(x)", "cos": "cos(x)", "tan": "tan(x)",
+    "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
+    "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
 }.items():  # fmt: skip
     unary(f"aten.{_name}.default", _glsl, compute="float")
 
@@ -171,7 +178,7 @@ def _gelu(approximate: str, **_: Any) -> str:
 
 
 unary("aten.gelu.default", _gelu, params={"approximate": "none"})
-unary("aten.silu.default", "(x / (ACC(1) + exp(-x)))")
+unary("aten.silu.default", "pv_silu(x)")
 unary("aten.softplus.default", "pv_softplus(x, ACC(beta), ACC(threshold))", params={"beta": 1.0, "threshold": 20.0})
 unary("aten.elu.default", "pv_elu(x, ACC(alpha), ACC(scale), ACC(input_scale))",
       params={"alpha": 1.0, "scale": 1.0, "input_scale": 1.0})  # fmt: skip
@@ -190,7 +197,7 @@ unary("aten.floor.default", _only_float("floor(x)"))
 unary("aten.ceil.default", _only_float("ceil(x)"))
 unary("aten.trunc.default", _only_float("trunc(x)"))
 unary("aten.round.default", _only_float("roundEven(x)"))
-unary("aten.square.default", "(x * x)")
+unary("aten.square.default", "(x * x)", compute=lambda x, **_: result_type((x if isinstance(x, TensorType) else x.type, 2)))
 unary("aten.relu.default", "(x < ACC(0) ? ACC(0) : x)")
 unary("aten.relu6.default", "pv_clamp(x, ACC(0), ACC(6))")
 unary("aten.hardtanh.default", "pv_clamp(x, ACC(min_val), ACC(max_val))", params={"min_val": -1.0, "max_val": 1.0})
@@ -199,10 +206,10 @@ unary("aten.hardswish.default", "(x * pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC
 unary("aten.hardshrink.default", "(x >= ACC(-0.0) - ACC(lambd) && x <= ACC(lambd) ? ACC(0) : x)",
       params={"lambd": 0.5})  # fmt: skip
 unary("aten.leaky_relu.default", "(x > ACC(0) ? x : x * ACC(negative_slope))", params={"negative_slope": 0.01})
-unary("aten.isnan.default", _only_float("isnan(x)", "false"), out=DType.bool)
-unary("aten.isinf.default", _only_float("isinf(x)", "false"), out=DType.bool)
+unary("aten.isnan.default", _only_float("pv_isnan(x)", "false"), out=DType.bool)
+unary("aten.isinf.default", _only_float("pv_isinf(x)", "false"), out=DType.bool)
 unary("aten.logical_not.default", "(x == ACC(0))", out=DType.bool)
-unary("aten.bitwise_not.default", lambda dtype, **_: "!x" if dtype is DType.bool else "(~x)")
+unary("aten.bitwise_not.default", lambda dtype, **_: "(1 - x)" if dtype is DType.bool else "(~x)")
 unary("aten.alias.default", "x", "aten.alias_copy.default", "aten.clone.default", "aten.detach.default", "aten.lift_fresh_copy.default",
       "aten.contiguous.default", "aten.dropout.default", "dim_order_ops._clone_dim_order.default", params={"memory_format": None, "dim_order": None})  # fmt: skip
 
@@ -228,9 +235,9 @@ def _scaled(sign: str) -> Callable[..., str]:
 
 def _divide(rounding_mode: str | None, dtype: DType, **_: Any) -> str:
     if rounding_mode == "floor":
-        return "floor(x / y)" if dtype.is_float else "pv_floor_divide(x, y)"
+        return "pv_floor_divide(x, y)"
     if rounding_mode == "trunc":
-        return "trunc(x / y)" if dtype.is_float else "(x / y)"
+        return "trunc(x / y)" if dtype.is_float else "pv_trunc_divide(x, y)"
     return "(x / y)"
 
 
@@ -238,15 +245,16 @@ binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1})
 binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1})
 binary("aten.rsub.Scalar", lambda alpha, **_: "(y - x)" if alpha == 1 else "(y - x * ACC(alpha))", "aten.rsub.Tensor",
        params={"alpha": 1})  # fmt: skip
-binary("aten.mul.Tensor", lambda dtype, **_: "(x && y)" if dtype is DType.bool else "(x * y)", "aten.mul.Scalar")
+binary("aten.mul.Tensor", "(x * y)", "aten.mul.Scalar")
 binary("aten.div.Tensor", "(x / y)", "aten.div.Scalar", "aten.true_divide.Tensor", compute="float")
-binary("aten.div.Tensor_mode", _divide, "aten.div.Scalar_mode", params={"rounding_mode": None})
+binary("aten.div.Tensor_mode", _divide, "aten.div.Scalar_mode", params={"rounding_mode": None},
+       compute=lambda rounding_mode, **_: "promote" if rounding_mode else "float")  # fmt: skip
 binary("aten.floor_divide.default", lambda dtype, **_: _divide("floor", dtype))
-binary("aten.fmod.Tensor", lambda dtype, **_: "pv_fmod(x, y)" if dtype.is_float else "(x - y * (x / y))", "aten.fmod.Scalar")
+binary("aten.fmod.Tensor", "pv_fmod(x, y)", "aten.fmod.Scalar")
 binary("aten.remainder.Tensor", "pv_remainder(x, y)", "aten.remainder.Scalar")
-binary("aten.maximum.default", lambda dtype, **_: "pv_max(x, y)" if dtype.is_float else "(x > y ? x : y)")
-binary("aten.minimum.default", lambda dtype, **_: "pv_min(x, y)" if dtype.is_float else "(x < y ? x : y)")
-binary("aten.atan2.default", "atan(x, y)", compute="float")
+binary("aten.maximum.default", "pv_max(x, y)")
+binary("aten.minimum.default", "pv_min(x, y)")
+binary("aten.atan2.default", "pv_atan2(x, y)", compute="float")
 
 
 def _pow(y: Any, dtype: DType, **_: Any) -> str:
@@ -262,20 +270,13 @@ for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "
     binary(f"aten.{_name}.Tensor", f"(x {_sign} y)", f"aten.{_name}.Scalar", out=DType.bool)
 for _name, _sign in {"and": "&&", "or": "||", "xor": "^^"}.items():
     binary(f"aten.logical_{_name}.default", f"((x != ACC(0)) {_sign} (y != ACC(0)))", out=DType.bool)
-for _name, _sign, _logical in (("and", "&", "&&"), ("or", "|", "||"), ("xor", "^", "^^")):
-    binary(f"aten.bitwise_{_name}.Tensor",
-           lambda dtype, sign=_sign, logical=_logical, **_: f"(x {logical if dtype is DType.bool else sign} y)",
-           f"aten.bitwise_{_name}.Scalar")  # fmt: skip
+for _name, _sign in {"and": "&", "or": "|", "xor": "^"}.items():
+    binary(f"aten.bitwise_{_name}.Tensor", f"(x {_sign} y)", f"aten.bitwise_{_name}.Scalar")
 
 
 def _clamp(min: Any, max: Any, dtype: DType, **_: Any) -> str:
-    low, high = ("pv_max", "pv_min") if dtype.is_float else ("max", "min")
-    text = "x"
-    if min is not None:
-        text = f"{low}({text}, min)" if dtype.is_float else f"({text} < min ? min : {text})"
-    if max is not None:
-        text = f"{high}({text}, max)" if dtype.is_float else f"({text} > max ? max : {text})"
-    return text
+    text = "x" if min is None else "pv_max(x, min)"
+    return text if max is None else f"pv_min({text}, max)"
 
 
 def _clamp_shape(x: TensorType, min: Any = None, max: Any = None) -> TensorType:

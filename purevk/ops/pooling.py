@@ -45,7 +45,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
     )  # fmt: skip
     acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
-    lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "int64_t(0x8000000000000000ul)"}[acc]
+    lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "PV_INT64_MIN"}[acc]
     macros: dict[str, Any] = {
         "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "ACC": acc, "AVERAGE": int(average), "LOWEST": lowest,
         "COUNT_INCLUDE_PAD": int(count_include_pad), "CHANNELS_LAST": int(last), "VEC4": int(vector), "INDICES": int(indices),

@@ -28,7 +28,7 @@ _KINDS = {
 _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
     "int": ("(-2147483647 - 1)", "2147483647"),
-    "int64_t": ("int64_t(0x8000000000000000ul)", "int64_t(0x7ffffffffffffffful)"),
+    "int64_t": ("PV_INT64_MIN", "PV_INT64_MAX"),
 }
 NAME = "purevk.reduce"
 

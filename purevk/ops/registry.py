@@ -29,11 +29,12 @@ class Pointwise:
     Attributes:
         glsl: an expression over the operator's argument names; `ACC(c)` converts a literal to the computing type.
         compute: the type in which it is computed: "promote" (torch's promotion of the tensors and scalars), "float"
-            (the same, with integers promoted to float32), "result" (the result's dtype), or a dtype.
+            (the same, with integers promoted to float32), "result" (the result's dtype), a dtype, or a function of the
+            arguments that gives one of these.
     """
 
     glsl: str | Callable[..., str]
-    compute: str | DType = "promote"
+    compute: str | DType | Callable[..., str] = "promote"
 
 
 @dataclass(frozen=True)
