@@ -91,7 +91,7 @@ def _collect(command: Command, args: argparse.Namespace) -> dict[str, Any]:
         if isinstance(error, PurevkError) or not error.filename:
             raise
         name = error.filename if isinstance(error.filename, str) else repr(error.filename)
-        raise InputError("a file cannot be opened", where=name, why=error.strerror or str(error)) from error
+        raise InputError("a file cannot be opened", where=name, why=error.strerror or str(error), next="check the path") from error
 
 
 def _print_json(data: dict[str, Any]) -> None:

@@ -203,21 +203,21 @@ def _show_profile(profile: dict[str, Any], out: Output) -> None:
         out.heading("profile")
         out.line(f"  {profile['error']['what']}", "yellow")
         return
-    limits = profile["limits"]
-    out.table(
-        [(profile["by"], "c" if profile["by"] == "dispatch" else ""), ("calls", "r"), ("time", "r"), ("share", "r"),
-         ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")],
+    limits, single = profile["limits"], profile["by"] == "dispatch"
+    columns = [("time", "r"), ("share", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
+    rows = [
         [
-            [
-                row["label"], row["calls"], duration(row["seconds"]), f"{100 * row['share']:.1f}%",
-                _rate(row["bytes_per_second"]), _rate(row["flops_per_second"]), _share(row),
-            ]
-            for row in profile["rows"]
-        ],
-        title="profile, each dispatch alone",
-        total=["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None,
-               f"{100 * profile['roofline'] / profile['measured']:.0f}%" if profile["measured"] else None],
-    )  # fmt: skip
+            row["label"], row["calls"], duration(row["seconds"]), f"{100 * row['share']:.1f}%",
+            _rate(row["bytes_per_second"]), _rate(row["flops_per_second"]), _share(row),
+        ]
+        for row in profile["rows"]
+    ]  # fmt: skip
+    whole = f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
+    rows.append(["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None, whole])
+    if single:
+        rows = [[row[0], *row[2:]] for row in rows]
+    names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
+    out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
     out.line(
         f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
         f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units)."

@@ -75,8 +75,12 @@ def _vulkan(args: argparse.Namespace) -> list[Check]:
     except PurevkError as error:
         advice = mend.install("loader") or mend.driver(mend.graphics_vendors())
         return [Check("Vulkan loader", "missing", describe_error(error), advice), *_drivers()]
-    checks = [Check("Vulkan loader", "ok", "found"), *_drivers()]
-    return [*checks, *_devices(args)]
+    drivers = _drivers()
+    devices = _devices(args)
+    if any(check.status == "missing" for check in drivers):  # what mends the drivers mends the devices
+        for check in devices:
+            check.mend = []
+    return [Check("Vulkan loader", "ok", "found"), *drivers, *devices]
 
 
 def _drivers() -> list[Check]:
@@ -177,13 +181,14 @@ def _compiler() -> Check:
         found = shaderc.load()
         found.compile("#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n", name="doctor.comp")
     except PurevkError as error:
+        advice = [error.next] if knobs.SHADERC() else mend.shaderc()
         entries = default_cache().stats().entries
         if entries:
             return Check(
                 "shader compiler", "warning", f"{error.what}; models run whose kernels are in the cache ({count(entries, 'entry')})",
-                mend.shaderc(),
+                advice,
             )  # fmt: skip
-        return Check("shader compiler", "missing", error.what, mend.shaderc())
+        return Check("shader compiler", "missing", error.what, advice)
     return Check("shader compiler", "ok", f"{found.version}, {found.origin}")
 
 

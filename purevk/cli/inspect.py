@@ -218,10 +218,10 @@ def _show_cpu(nodes: list[dict[str, Any]], out: Output, torch_installed: bool) -
 
 def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
     out.table(
-        [("#", "r"), ("on", "w"), "operator", "result", "kernels", "source"],
+        [("#", "r"), ("on", "w"), ("operator", "c"), ("result", "c"), ("kernels", "c"), ("source", "c")],
         [
             [n, row["on"], row["operator"], "; ".join(row["results"]),
-             "; ".join(row["templates"]) or row["why"] or "no kernel: a view", row["source"]]
+             "; ".join(name.removesuffix(".comp") for name in row["templates"]) or row["why"] or "none: a view", row["source"]]
             for n, row in enumerate(rows)
         ],
         styled=1, title="nodes",

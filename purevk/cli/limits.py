@@ -6,8 +6,8 @@ Measured once a device and driver, and remembered in the cache.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from purevk import api
 from purevk.cache import compile_cached
@@ -63,18 +63,27 @@ def device_limits(context: "Context", again: bool = False) -> DeviceLimits:
 
     Args:
         context: the device.
-        again: measure also if they are known.
+        again: measure also if they are known. What was faster counts, for other work on the machine only slows down.
     """
     key = context.kernels.device_key
-    known = None if again else context.cache.get_tuning(key, _NAME)
-    if isinstance(known, dict) and all(isinstance(v, float) and v > 0 for v in known.values()) and len(known) == 2:
-        try:
-            return DeviceLimits(**known)
-        except TypeError:  # written by another version
-            known = None
-    measured = DeviceLimits(_copy_rate(context), _fma_rate(context))
+    known = _known(context.cache.get_tuning(key, _NAME))
+    if known is not None and not again:
+        return known
+    rates = {"bytes_per_second": _copy_rate(context), "flops_per_second": _fma_rate(context)}
+    measured = DeviceLimits(**{
+        name: max(rate, getattr(known, name) if known is not None else 0.0) for name, rate in rates.items()
+    })  # fmt: skip
     context.cache.put_tuning(key, _NAME, asdict(measured))
     return measured
+
+
+def _known(value: Any) -> DeviceLimits | None:
+    names = [item.name for item in fields(DeviceLimits)]
+    if not isinstance(value, dict) or sorted(value) != sorted(names):
+        return None
+    if not all(isinstance(rate, float) and rate > 0 for rate in value.values()):
+        return None
+    return DeviceLimits(**value)
 
 
 def _copy_rate(context: "Context") -> float:

@@ -89,10 +89,14 @@ def show(data: dict[str, Any], out: Output) -> None:
     if "methods" not in data:
         rows = data["operators"]
         out.table(
-            ["operator", ("form", "w"), "other names"],
-            [[row["operator"], row["form"] + " +" * row["epilogue"], ", ".join(row["names"])] for row in rows],
+            [("operator", "w"), ("form", "w"), "other names"],
+            [
+                [_short(row["operator"]), row["form"] + " +" * row["epilogue"], ", ".join(map(_short, row["names"]))]
+                for row in rows
+            ],
         )  # fmt: skip
-        out.line(f"{count(len(rows), 'operator')}; +: takes pointwise operators that follow into its kernel", "dim")
+        notes = "+: takes pointwise operators that follow into its kernel; names without their .default"
+        out.line(f"{count(len(rows), 'operator')}; {notes}", "dim")
         return
     out.pairs([("file", data["file"]), ("device", device_line(data["device"]))], indent=0)
     for method in data["methods"]:
@@ -107,6 +111,10 @@ def show(data: dict[str, Any], out: Output) -> None:
             [[row["operator"], row["nodes"], row["on"], row["form"], row["why"]] for row in rows],
             styled=2, title=f"method {method['name']}: {total['gpu']} nodes on the GPU, {total['cpu']} on the CPU",
         )  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(".default")
 
 
 COMMAND = Command(

@@ -85,23 +85,27 @@ class Output:
             self.heading(title)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_footer=False)
         table.add_column("", width=0)
-        for column in columns:
-            name, kind = (column, "") if isinstance(column, str) else column
+        kinds = [("", "") if isinstance(column, str) else column for column in columns]
+        for column, (_, kind) in zip(columns, kinds):
+            name = column if isinstance(column, str) else column[0]
+            fixed = kind in ("r", "w")
             table.add_column(
-                name, justify="right" if "r" in kind else "left", no_wrap=bool(kind), overflow="ellipsis" if "c" in kind else "fold",
-                min_width=len(name) if kind in ("r", "w") else None,
+                name, justify="right" if kind == "r" else "left", no_wrap=fixed, overflow="fold",
+                min_width=len(name) if fixed else None,
             )  # fmt: skip
         for row in rows:
-            table.add_row("", *[_cell(cell, number == styled) for number, cell in enumerate(row)])
+            cells = [_cell(cell, number == styled, kinds[number][1] == "c") for number, cell in enumerate(row)]
+            table.add_row("", *cells)
         if total is not None:
             table.add_row("", *[Text("" if cell is None else str(cell), style="bold") for cell in total])
         self.console.print(table)
         self._any = True
 
 
-def _cell(value: Any, styled: bool) -> Text:
+def _cell(value: Any, styled: bool, cut: bool) -> Text:
     text = "" if value is None else str(value)
-    return Text(text, style=STYLES.get(text.partition(" ")[0], "") if styled else "")
+    style = STYLES.get(text.partition(" ")[0], "") if styled else ""
+    return Text(text, style, no_wrap=True, overflow="ellipsis") if cut else Text(text, style)
 
 
 def error_data(error: PurevkError) -> dict[str, str]:
@@ -138,6 +142,8 @@ def duration(seconds: float | None) -> str | None:
     """Seconds for people, three digits: "12.3 ms"."""
     if seconds is None:
         return None
+    if seconds == 0:
+        return "0"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         value = seconds * factor
         if abs(value) >= 1 or unit == "us":

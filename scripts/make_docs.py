@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Writes docs/knobs.md and docs/ops.md from the tables that they describe.
+
+    python scripts/make_docs.py            writes them
+    python scripts/make_docs.py --check    exits with 1 if one is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from purevk import knobs  # noqa: E402
+from purevk.cli.ops import operators  # noqa: E402
+
+ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
+_MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
+# What the front end takes care of, so that no row is needed.
+_NO_ROW = ("operator.", "aten._assert_scalar", "aten.sym_")
+
+
+def knobs_page() -> str:
+    """The environment variables, as Markdown."""
+    lines = [
+        "# Environment variables\n", _MADE,
+        "A variable is read when it is used, so it may be set at any time. 1, true, yes and on mean yes; 0, false, no, off and"
+        " nothing mean no.\n\n",
+        "| variable | default | what it does |\n", "|---|---|---|\n",
+    ]  # fmt: skip
+    lines += [f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |\n" for knob in knobs.ALL]
+    return "".join(lines)
+
+
+def _default(value: object) -> str:
+    if value in ("", ()):
+        return ""
+    return f"`{int(value) if isinstance(value, bool) else value}`"
+
+
+def read_etvk() -> dict[str, str]:
+    """For each operator that ExecuTorch's Vulkan backend takes, "namespace.name" or with overload: its limit there, or ""."""
+    with open(ETVK, encoding="utf-8", newline="") as file:
+        return {f"{row['namespace']}.{row['operator']}": row["limit_in_etvk"] for row in csv.DictReader(file)}
+
+
+def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
+    """The entries of the table that some names "namespace.name.overload" of one operator stand for: that of the overload, or
+    of the operator, also where the table has the variant that copies ("aten.view_copy")."""
+    found: dict[str, None] = {}
+    for name in names:
+        if name in table:
+            found[name] = None
+            continue
+        base = name.rpartition(".")[0]
+        found.update(dict.fromkeys(each for each in (base, f"{base}_copy") if each in table))
+    return list(found)
+
+
+def ops_page() -> str:
+    """The operators, as Markdown."""
+    table = read_etvk()
+    rows = [row for row in operators() if not row["operator"].startswith("purevk.")]
+    seen: set[str] = set()
+    body = []
+    for row in rows:
+        names = etvk_names([row["operator"], *row["names"]], table)
+        seen.update(names)
+        limits = [(name, table[name]) for name in names if table[name]]
+        shown = "; ".join(f"`{name}`: {limit}" if len(names) > 1 else limit for name, limit in limits)
+        etvk = (shown or "yes") if names else "no"
+        others = ", ".join(f"`{name}`" for name in row["names"])
+        body.append(f"| `{row['operator']}` | {others} | {row['form']} | {_cell(etvk)} |\n")
+    missing = [name for name in table if name not in seen and not name.startswith(_NO_ROW)]
+    lines = [
+        "# Operators\n", _MADE,
+        f"{sum(row['form'] != 'cpu' for row in rows)} operators have a kernel. Every other operator of ATen runs on the CPU through torch"
+        " (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
+        "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of the same"
+        " bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own; *cpu*, no kernel"
+        " yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit there.\n\n",
+        "| operator | other names | form | in ExecuTorch's Vulkan backend |\n", "|---|---|---|---|\n", *body,
+    ]  # fmt: skip
+    if missing:
+        lines += [
+            "\n## In ExecuTorch's Vulkan backend, without a kernel here\n\n", "| operator | limit there |\n", "|---|---|\n",
+            *[f"| `{name}` | {_cell(table[name])} |\n" for name in sorted(missing)],
+        ]  # fmt: skip
+    return "".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {"docs/knobs.md": knobs_page, "docs/ops.md": ops_page}
+
+
+def stale() -> list[str]:
+    """The pages that are not what would be written."""
+    found = []
+    for name, make in PAGES.items():
+        path = ROOT / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != make():
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    if parser.parse_args().check:
+        names = stale()
+        for name in names:
+            print(f"{name} is stale: run python scripts/make_docs.py", file=sys.stderr)
+        return 1 if names else 0
+    for name, make in PAGES.items():
+        (ROOT / name).write_text(make(), encoding="utf-8")
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

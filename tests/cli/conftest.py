@@ -1,0 +1,59 @@
+"""Runs the command line in this process, with a cache of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+from purevk import knobs
+from purevk.cli import main
+
+DATA = Path(__file__).parent.parent / "data" / "pte"
+
+
+@dataclass
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(cache_folder))
+    monkeypatch.setenv("COLUMNS", "120")
+    for knob in (knobs.CACHE, knobs.SHADERC, knobs.DISABLE):
+        monkeypatch.delenv(knob.name, raising=False)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
+    """Runs `purevk` with arguments."""
+
+    def run(*arguments: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Ran(code, *capsys.readouterr())
+
+    yield run
+
+
+@pytest.fixture
+def data() -> Path:
+    """The folder of small programs."""
+    return DATA

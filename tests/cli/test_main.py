@@ -1,0 +1,89 @@
+"""The command line as a whole: exit codes, errors, --json, width."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from purevk.cli import COMMANDS, make_parser
+from purevk.errors import InputError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "purevk", *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["run", "x.pte", "--size", "4"], ["info", "--wrong"],
+                                       ["inspect", "x.pte", "--device", "0", "--no-device"]])  # fmt: skip
+def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
+    ran = cli(*arguments)
+    assert ran.code == 2
+    assert "usage: purevk" in ran.err and not ran.out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *[[command.name, "--help"] for command in COMMANDS]])
+def test_help(cli, arguments: list[str]) -> None:
+    ran = cli(*arguments)
+    assert ran.code == 0 and ran.out and not ran.err
+
+
+def test_an_error_says_what_where_why_and_next(cli, tmp_path: Path) -> None:
+    file = tmp_path / "model.pte"
+    file.write_bytes(b"no program at all, but long enough to be looked at")
+    ran = cli("inspect", file, "--no-device")
+    assert ran.code == 1 and not ran.out
+    assert ran.err.startswith("FileFormatError: ")
+    assert str(file) in ran.err and "  why: " in ran.err and "Traceback" not in ran.err
+
+
+def test_an_error_as_json(cli, tmp_path: Path) -> None:
+    ran = cli("run", tmp_path / "none.pte", "--json")
+    assert ran.code == 1 and not ran.err
+    assert list(ran.json) == ["command", "purevk", "error"]
+    error = ran.json["error"]
+    assert list(error) == ["type", "what", "where", "why", "next"]
+    assert error["type"] == "InputError" and error["where"] == str(tmp_path / "none.pte")
+    assert error["why"] == "No such file or directory"
+
+
+def test_a_traceback_where_asked_for(cli, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        cli("run", tmp_path / "none.pte", "--traceback")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect", "topk.pte", "--node-table", "--no-device"], ["inspect", "two_methods.pte", "--no-device"], ["ops"],
+     ["ops", "--check", "topk.pte", "--no-device"], ["doctor"], ["info"]],
+)  # fmt: skip
+def test_tables_fit_the_terminal(cli, data: Path, monkeypatch, width: int, arguments: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    ran = cli(*[data / each if each.endswith(".pte") else each for each in arguments])
+    assert ran.code in (0, 1)
+    assert max(len(line) for line in ran.out.splitlines()) <= width
+
+
+def test_every_command_has_json_and_traceback() -> None:
+    (subparsers,) = [action for action in make_parser()._actions if action.dest == "command"]
+    assert list(subparsers.choices) == [command.name for command in COMMANDS]
+    for parser in subparsers.choices.values():
+        assert {"--json", "--traceback"} <= set(parser._option_string_actions)
+
+
+def test_the_module_and_a_closed_pipe(data: Path) -> None:
+    done = shell("inspect", str(data / "topk.pte"), "--no-device")
+    assert done.returncode == 0 and "aten.topk.default" in done.stdout and not done.stderr
+    command = f"{sys.executable} -m purevk ops --json | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "{\n" and "Traceback" not in done.stderr and "Exception" not in done.stderr
