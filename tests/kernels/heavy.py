@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from purevk import api
-from tests.kernels.harness import PUSH_WORDS, Kernel, Out, compile_template, device, subgroup_size
+from tests.kernels.harness import PUSH_WORDS, SENTINEL, Kernel, Out, compile_template, device, subgroup_size
 
 GLSL = {np.float32: "float", np.float16: "float16_t", np.uint8: "uint8_t"}
 # A sum of products in float, in another order than the reference's.
@@ -19,15 +20,26 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+@dataclass
+class Texel:
+    """An input that is bound as a uniform texel buffer of a format such as "rgba32f"."""
+
+    data: np.ndarray
+    format: str
+
+
 class Heavy(Kernel):
-    """A template with its parameters: push constants, but for the numbers in `constants`."""
+    """A template with its parameters: push constants, but for the numbers in `constants`.
+
+    `bindings` is how many storage buffers there are, or the kind of each binding ("storage" or "texel").
+    """
 
     def __init__(
         self,
         template: str,
         macros: Mapping[str, object],
         params: Sequence[int],
-        n_buffers: int,
+        bindings: int | Sequence[str],
         constants: Sequence[int] = (),
     ) -> None:
         macros, words, special = dict(macros), [0] * PUSH_WORDS, {}
@@ -39,8 +51,35 @@ class Heavy(Kernel):
                 words[index] = value
         self.push = struct.pack(f"<{PUSH_WORDS}i", *words)
         self.pipeline = api.ComputePipeline(
-            device(), compile_template(template, macros), n_buffers, specialization=special, label=template
+            device(), compile_template(template, macros), bindings, specialization=special, label=template
         )
+
+    def run_texels(self, inputs: Sequence[np.ndarray | Texel], out: Out, grid: tuple[int, int, int]) -> np.ndarray:
+        """As `run`, with one output, which comes last, and inputs that may be texel buffers."""
+        made, bound, kept = device(), [], []
+        for item in inputs:
+            data = np.ascontiguousarray(item.data if isinstance(item, Texel) else item)
+            usage = api.Usage.DEFAULT | (api.Usage.TEXEL if isinstance(item, Texel) else 0)
+            buffer = api.Buffer(made, data.nbytes, api.MemoryKind.READBACK, usage)
+            buffer.write(0, data.tobytes())
+            kept.append(buffer)
+            bound.append(api.BufferView(buffer, item.format) if isinstance(item, Texel) else (buffer, 0, None))
+        dtype = np.dtype(out.dtype)
+        nbytes = out.count * dtype.itemsize
+        result = api.Buffer(made, nbytes + 4096, api.MemoryKind.READBACK)
+        result.write(0, bytes([SENTINEL]) * (nbytes + 4096))
+        arena, pool = api.DescriptorArena(made), api.CommandPool(made)
+        (descriptors,) = arena.make([(self.pipeline.layout, [*bound, (result, 0, None)])])
+        commands = pool.buffer()
+        commands.begin()
+        commands.barrier(api.Access.HOST, api.Access.COMPUTE)
+        commands.record_dispatch(self.pipeline, descriptors, self.push, len(self.push), *grid)
+        commands.barrier(api.Access.COMPUTE, api.Access.HOST)
+        commands.end()
+        api.Queue(made).run(commands)
+        after = result.read()
+        assert after[nbytes:] == bytes([SENTINEL]) * 4096, "the kernel wrote beside its output"
+        return np.frombuffer(after[:nbytes], dtype).reshape(out.shape)
 
 
 def register_tile(macros: Mapping[str, int]) -> dict[str, int]:
@@ -71,5 +110,3 @@ def padded(rows: np.ndarray, pitch: int, offset: int) -> np.ndarray:
     out[offset:].reshape(rows.shape[0], pitch)[:, : rows.shape[1]] = rows
     return out
 
-
-__all__ = ["GLSL", "Heavy", "Out", "ceil_div", "close", "padded", "register_grid", "register_tile", "tile_macros"]

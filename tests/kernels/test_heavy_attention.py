@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.harness import bits, subgroup_size
-from tests.kernels.heavy import GLSL, Heavy, Out, ceil_div, close
+from tests.kernels.harness import Out, bits, subgroup_size
+from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close
 
 torch = pytest.importorskip("torch")
 
@@ -115,3 +115,28 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
     else:
         (got,), _ = kernel.run([*buffers, Out(shape, dtype)], grid)
     close(got.swapaxes(1, 2) if rows_first else got, want, dtype)
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_texel_buffers(mask, dtype):
+    batch, heads, queries, keys, head = 2, 3, 11, 21, 16
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((batch, heads, rows, head)).astype(dtype) for rows in (queries, keys, keys))
+    held = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
+    held = (held > -0.5).astype(np.uint8) if mask == 2 else held
+    scale = float(np.float32(0.3))
+    params = [
+        queries, keys, 1, bits(scale), 0, *strides(heads, queries, head, False), *strides(heads, keys, head, False) * 2,
+        *strides(heads, queries, head, False), queries * keys, 0, keys, 1, 0, 0, 0, 0, 0,
+    ]  # fmt: skip
+    macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
+    macros.update(HEAD_DIM=head, MASK=mask, TEXEL_MASK=1, TEXEL_Q=1, TEXEL_K=1, TEXEL_V=1)
+    group = macros["SG"] = 8 if subgroup_size() == 8 else 1
+    inputs = [Texel(array, "rgba16f" if dtype is np.float16 else "rgba32f") for array in (q, k, v)]
+    if mask:
+        inputs.append(Texel(held, "r8ui" if mask == 2 else "r32f"))
+    kernel = Heavy("attention.comp", macros, params, ["texel"] * len(inputs) + ["storage"])
+    grid = (ceil_div(queries, group if group > 1 else 8), heads, batch)
+    got = kernel.run_texels(inputs, Out(q.shape, dtype), grid)
+    close(got, attend(q, k, v, scale, held if mask else None, None), dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.heavy import GLSL, Heavy, Out, ceil_div, close, register_grid, register_tile, tile_macros
+from tests.kernels.harness import Out
+from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close, register_grid, register_tile, tile_macros
 
 torch = pytest.importorskip("torch")
 
@@ -144,3 +145,16 @@ def test_channels_of_a_wider_tensor():
     close(got[..., 4:12], want, np.float32)
     untouched = np.concatenate([got[..., :4], got[..., 12:]], -1)
     assert (untouched.view(np.uint8) == 0xC5).all()
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+@pytest.mark.parametrize("lanes_m", [0, 1])
+def test_texel_buffers(case, lanes_m):
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    macros.update(register_tile({"LANES_M": lanes_m, "TM": 3, "TN4": 2}), TEXEL_A=1, TEXEL_B=1)
+    wide = {0: "r32f", 1: "rgba32f"}
+    inputs = [Texel(x, wide[macros["VEC4_A"]]), Texel(w, wide[macros["VEC4_B"]]), bias]
+    kernel = Heavy("conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
+    grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], case[-1])
+    close(kernel.run_texels(inputs, Out(want.shape, np.float32), grid), want, np.float32)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.heavy import GLSL, Heavy, Out, ceil_div, close, padded, register_grid, register_tile, tile_macros
+from tests.kernels.harness import Out
+from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close, padded, register_grid, register_tile, tile_macros
 
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
@@ -154,3 +155,23 @@ def test_rows_beyond_k_do_not_leak():
     out = Out(want.shape, np.float32)
     (got,), _ = Heavy("matmul.comp", macros, params, 3).run([held_a, held_b, out], register_grid(macros, m, n, 1))
     close(got, want, np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("template", ["matmul.comp", "matmul_vec.comp"])
+@pytest.mark.parametrize("size", [(13, 29, 17), (20, 36, 24)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_texel_buffers(template, size, transposed, dtype):
+    m, n, k = size
+    a, b, bias, want = operands(m, n, k, 1, dtype, transposed)
+    macros, params = common(m, n, k, dtype, transposed)
+    macros.update(TEXEL_A=1, TEXEL_B=1, TEXEL_BIAS=1)
+    grid = (ceil_div(n, 4 if transposed else 32), m, 1)
+    if template == "matmul.comp":
+        macros.update(register_tile({"TM": 6}))
+        grid = register_grid(macros, m, n, 1)
+    width = "16f" if dtype is np.float16 else "32f"
+    wide = {name: "rgba" if macros[name] else "r" for name in ("VEC4_A", "VEC4_B", "VEC4_OUT")}
+    inputs = [Texel(a, wide["VEC4_A"] + width), Texel(b, wide["VEC4_B"] + width), Texel(bias, wide["VEC4_OUT"] + "32f")]
+    kernel = Heavy(template, macros, params, ["texel", "texel", "texel", "storage"])
+    close(kernel.run_texels(inputs, Out(want.shape, dtype), grid), want + bias, dtype)
