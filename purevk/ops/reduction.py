@@ -18,12 +18,12 @@ from purevk.ops.shapes import reduced, wrap, wrap_all
 # How an operator reduces: start, step, what is done to each element and to the sum.
 _KINDS = {
     "sum": ("ACC(0)", "((a) + (b))", "(v)", "(a)"),
-    "mean": ("ACC(0)", "((a) + (b))", "(v)", "((a) / ACC(n))"),
+    "mean": ("ACC(0)", "((a) + (b))", "(v)", "(n > 0 ? a / float(n) : PV_NAN)"),
     "prod": ("ACC(1)", "((a) * (b))", "(v)", "(a)"),
     "amax": ("LOWEST", "pv_max(a, b)", "(v)", "(a)"),
     "amin": ("HIGHEST", "pv_min(a, b)", "(v)", "(a)"),
-    "any": ("ACC(0)", "((a) | (b))", "((v) != 0 ? 1 : 0)", "(a)"),
-    "all": ("ACC(1)", "((a) & (b))", "((v) != 0 ? 1 : 0)", "(a)"),
+    "any": ("ACC(0)", "((a) | (b))", "(v)", "(a)"),
+    "all": ("ACC(1)", "((a) & (b))", "(v)", "(a)"),
 }
 _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
@@ -64,8 +64,12 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     acc = _computing(kind, x.dtype, out.dtype)
     start, combine, load, finish = _KINDS[kind]
     lowest, highest = _EXTREMES.get(acc, ("", ""))
+    names = conversions(x.dtype, out.dtype, acc)
+    if kind in ("any", "all") and x.dtype is not DType.bool:
+        wide = x.dtype.acc
+        names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
     macros: dict[str, Any] = {
-        **conversions(x.dtype, out.dtype, acc), "INIT": start.replace("LOWEST", lowest).replace("HIGHEST", highest),
+        **names, "INIT": start.replace("LOWEST", lowest).replace("HIGHEST", highest),
         "COMBINE(a, b)": combine, "LOAD(v)": load, "FINISH(a, n)": finish,
         "OUTER_DIMS": max(len(outer), 1), "REDUCE_DIMS": max(len(inner), 1),
     }  # fmt: skip
@@ -103,7 +107,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
 
 def _computing(kind: str, source: DType, target: DType) -> str:
     if kind in ("any", "all"):
-        return "int" if not source.is_float else "float"
+        return "int"
     if DType.int64 in (source, target) and not source.is_float:
         return "int64_t"
     return "float" if source.is_float or target.is_float else "int"

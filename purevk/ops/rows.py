@@ -38,10 +38,10 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
     if traits.is_cpu:
         if shuffles and count >= lanes:
-            local = 2 * lanes if _dims.upper(rows) >= 64 else lanes
+            local = 64 if _dims.upper(rows) >= 256 else 2 * lanes
             each = -(-count // lanes)
             macros = {"ROW_PER_SUBGROUP": 1, "LOCAL": local}
-            return RowWork(_cached(macros, each, cache), local, local // lanes)
+            return RowWork(_cached(macros, each, cache, 4), local, local // lanes)
         return RowWork({"ROW_PER_INVOCATION": 1, "LOCAL": 64}, 64, 64)
     if shuffles and count <= 8 * lanes:
         local = 4 * lanes
@@ -51,8 +51,8 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
-def _cached(macros: dict[str, int], each: int, cache: bool) -> dict[str, int]:
-    if cache and 0 < each <= 8:
+def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> dict[str, int]:
+    if cache and 0 < each <= limit:
         power = 1
         while power < each:
             power *= 2
