@@ -267,7 +267,7 @@ class Program:
             return graph
         swap = lambda value: mapping.get(value, value)  # noqa: E731
         return graph.with_nodes(
-            [Node(n.op, tuple(map_values(arg, swap) for arg in n.args), n.results, n.source) for n in graph.nodes],
+            [Node(n.op, tuple(map_values(arg, swap) for arg in n.args), n.results, n.source, n.alias) for n in graph.nodes],
             outputs=tuple(map_values(output, swap) for output in graph.outputs),
             constants={mapping[value]: constant for value, constant in graph.constants.items()},
             states={mapping[value]: first for value, first in graph.states.items()},

@@ -142,7 +142,7 @@ class Importer:
             full = self._complete(row, args, recorded)
             types = self._infer(row, full, recorded, source)
         results = tuple(Value(self._names.fresh(op.split(".")[1]), type) for type in types)
-        self.nodes.append(Node(row.name if row else op, full, results, source))
+        self.nodes.append(Node(row.name if row else op, full, results, source, op))
         if row is None:
             for value in results:
                 for dim, size in enumerate(value.type.dims):
@@ -169,6 +169,9 @@ class Importer:
                 bound["dtype"] = DType.from_pte(bound["dtype"])
             if recorded:
                 bound["dtype"] = recorded[0].dtype
+        for name in ("layout", "device", "pin_memory", "memory_format"):
+            if name in bound:
+                bound[name] = None  # of no meaning here: tensors lie as the layout pass decides
         missing = [name for name in row.parameters if name not in bound]
         if missing:
             raise FileFormatError(f"{row.name} lacks arguments {missing}", where=self.where)

@@ -35,13 +35,14 @@ class Node:
     """One application of an operator: `results = op(*args)`.
 
     `args` follow the operator's schema by position, keyword-only ones included. `source` says where in the file it
-    stood, for messages.
+    stood, for messages. `alias` is the name that the file used, if it is another one of the same operator.
     """
 
     op: str
     args: tuple[Arg, ...]
     results: tuple[Value, ...]
     source: str = ""
+    alias: str = ""
 
     @property
     def result(self) -> Value:

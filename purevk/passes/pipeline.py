@@ -17,6 +17,7 @@ from purevk.passes.merge_products import merge_products
 from purevk.passes.placement import assign_hosts
 from purevk.passes.reshape import move_views
 from purevk.passes.simplify import drop_no_ops, drop_unused, merge_equal
+from purevk.passes.widen import widen_halves
 
 Pass = Callable[[Graph], Graph]
 
@@ -27,8 +28,9 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
 
+    legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
-        drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
+        *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
         find_attention, expand_rewrites,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
         merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_unused,

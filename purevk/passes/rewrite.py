@@ -33,7 +33,7 @@ class Rewriter(Builder):
         args = tuple(self.resolve(arg) for arg in node.args)
         if all(a is b for a, b in zip(args, node.args)):
             return node
-        return Node(node.op, args, node.results, node.source)
+        return Node(node.op, args, node.results, node.source, node.alias)
 
     def keep(self, node: Node) -> None:
         """Takes a node over."""

@@ -1,0 +1,89 @@
+"""Half precision on devices that cannot store it: values become float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Constant, Graph, Node, TensorType, Value, map_values
+
+_NARROW = (DType.float16, DType.bfloat16)
+
+
+def widen_halves(graph: Graph) -> Graph:
+    """Gives every half-precision value between the inputs and the outputs the type float32.
+
+    Inputs and outputs keep their types: the CPU converts them. Constants are converted on the host.
+    """
+    if not any(_is_narrow(value) for value in _values(graph)):
+        return graph
+    swapped: dict[Value, Value] = {}
+
+    def wide(value: Value) -> Value:
+        if not _is_narrow(value):
+            return value
+        if value not in swapped:
+            swapped[value] = Value(value.name, value.type.with_dtype(DType.float32))
+        return swapped[value]
+
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, DType):
+            return DType.float32 if arg in _NARROW else arg
+        if isinstance(arg, tuple):
+            return tuple(argument(item) for item in arg)
+        return map_values(arg, wide)
+
+    nodes: list[Node] = []
+    for value in graph.inputs:
+        if isinstance(value, Value) and _is_narrow(value):
+            inner = Value(f"{value.name}_wide", value.type.with_dtype(DType.float32))
+            nodes.append(Node("aten._to_copy.default", _cast_arguments(value, DType.float32), (inner,), "input"))
+            swapped[value] = inner
+    nodes += [
+        replace(node, args=tuple(argument(arg) for arg in node.args), results=tuple(wide(value) for value in node.results))
+        for node in graph.nodes
+    ]
+    outputs = []
+    for number, output in enumerate(graph.outputs):
+        if isinstance(output, Value) and _is_narrow(output):
+            outer = Value(f"output_{number}_narrow", output.type)
+            nodes.append(Node("aten._to_copy.default", _cast_arguments(wide(output), output.type.dtype), (outer,), "output"))
+            output = outer
+        outputs.append(output)
+    constants = {wide(value): _widened(value.type, constant) for value, constant in graph.constants.items()}
+    states = {
+        wide(value): None if constant is None else _widened(value.type, constant)
+        for value, constant in graph.states.items()
+    }
+    symbols = {
+        symbol: source if source.value is None or source.value in graph.inputs else replace(source, value=wide(source.value))
+        for symbol, source in graph.symbols.items()
+    }
+    return replace(
+        graph, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols
+    )
+
+
+def _cast_arguments(value: Value, dtype: DType) -> tuple:
+    return (value, dtype, None, None, None, False, None)
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, Value) and value.type.dtype in _NARROW
+
+
+def _values(graph: Graph) -> list[Value]:
+    inputs = [value for value in graph.inputs if isinstance(value, Value)]
+    return [*inputs, *graph.constants, *graph.states, *(value for node in graph.nodes for value in node.results)]
+
+
+def _widened(type: TensorType, constant: Constant) -> Constant:
+    if type.dtype not in _NARROW:
+        return constant
+    array = constant.array(type)
+    if type.dtype is DType.bfloat16:
+        return Constant.of((array.astype(np.uint32) << 16).view(np.float32))
+    return Constant.of(array.astype(np.float32))
