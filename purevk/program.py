@@ -17,7 +17,7 @@ from purevk.graph.context import Context, default_context
 from purevk.graph.executable import Executable, make_plan
 from purevk.graph.memory import DeviceStore
 from purevk.inputs import describe_inputs, read_inputs
-from purevk.ir import Dim, Graph, Guard, GuardLog, Symbol, Value
+from purevk.ir import Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.passes.pipeline import optimize
 

@@ -9,7 +9,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.importer import Importer, integer
 from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, is_out_variant, plan_name
 from purevk.frontends.vulkan import VulkanDelegate
-from purevk.ir import Arg, Dim, Graph, TensorType, Value
+from purevk.ir import Dim, Graph, TensorType, Value
 from purevk.pte import program as P
 from purevk.pte import values as V
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from purevk import api, knobs
 from purevk.api import vk
-from purevk.errors import OutOfDeviceMemoryError, UnsupportedOperatorError
+from purevk.errors import UnsupportedOperatorError
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore, Place
 from purevk.ir import Symbol, Value

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
 from purevk import fallback
-from purevk.dtypes import DType
 from purevk.errors import FallbackError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore
-from purevk.ir import Dim, Graph, Node, Symbol, TensorType, Value, map_values, values_in
+from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.lowering import Dispatch, Lowering, Requirement
 from purevk.passes.constant import split_constant
-from purevk.passes.layout import HOST, Placed, place_values
+from purevk.passes.layout import Placed, place_values
 from purevk.passes.placement import Segment, segments
 
 Progress = Callable[[str, int, int], None]

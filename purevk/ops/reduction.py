@@ -1,19 +1,19 @@
-"""Reductions over any dims, softmax, and normalizations."""
+"""Reductions over any dims."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.epilogue import bits_of, gcd4, make_epilogue
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.rows import collapse, spread
-from purevk.ops.shapes import reduced, wrap, wrap_all
+from purevk.ops.shapes import reduced, wrap_all
 
 # How an operator reduces: start, step, what is done to each element and to the sum.
 _KINDS = {
@@ -137,14 +137,10 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
         return float_type(x.dtype) if out == "float" else x.dtype
 
     def expand(builder: Any, node: Node) -> Value:
-        x, dim, keepdim, _ = {**dict(zip("xdko", (None, None, False, None))), **dict(zip("xdko", _named(node)))}.values()
-        dims = wrap_all(dim, x.type.rank)
-        dtype = node.result.type.dtype
-        return _expand_reduction(builder, x, kind, dims, bool(keepdim), dtype)
-
-    def _named(node: Node) -> list[Any]:
         given = dict(zip(parameters.split(), node.args))
-        return [given.get("x"), given.get("dim"), given.get("keepdim", False), given.get("dtype")]
+        x = given["x"]
+        dims = wrap_all(given.get("dim"), x.type.rank)
+        return _expand_reduction(builder, x, kind, dims, bool(given.get("keepdim")), node.result.type.dtype)
 
     shapes = {
         "x dtype": lambda x, dtype=None: TensorType(result(x, dtype), ()),
@@ -182,238 +178,3 @@ _register("aten.any.dim", "any", "bool", "x dim keepdim", "aten.any.dims")
 _register("aten.any.default", "any", "bool", "x")
 _register("aten.all.dim", "all", "bool", "x dim keepdim", "aten.all.dims")
 _register("aten.all.default", "all", "bool", "x")
-
-
-# -- softmax -----------------------------------------------------------------------------------------------------------
-def _softmax_kernel_shape(x: TensorType, dim: int, log: bool = False, zero_rows: bool = False, dtype: DType | None = None) -> TensorType:
-    wrap(dim, x.rank)
-    return x.with_dtype(dtype or x.dtype)
-
-
-def _softmax_lower(lowering: Lowering, node: Node) -> None:
-    x_value, dim, log, zero_rows, _ = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
-        return
-    at = wrap(dim, len(x.dims))
-    rest = [d for d in range(len(x.dims)) if d != at]
-    loop, (mine, theirs) = collapse(
-        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-    )
-    if len(loop) > 3:
-        x = dense(lowering, x)
-        loop, (mine, theirs) = collapse(
-            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-        )
-    sizes = list(reversed(loop)) or [1]
-    mine, theirs = list(reversed(mine)) or [0], list(reversed(theirs)) or [0]
-    rows, columns = _dims.product(sizes), x.dims[at]
-    step, out_step = x.strides[at], out.strides[at]
-    unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
-    vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
-    work = spread(lowering.traits, rows, columns, vector, cache=True)
-    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
-    params = [
-        x.offset, out.offset, rows, columns, step, out_step, *pad(mine, 3), *pad(theirs, 3), *pad(sizes, 2),
-    ]  # fmt: skip
-    lowering.dispatch(
-        "softmax.comp", [(x, "r"), (out, "w")],
-        macros={
-            "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
-            "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros,
-        },
-        params=params, constants={100: work.local}, grid=work.grid(rows), flops=5 * x.type.numel,
-    )  # fmt: skip
-
-
-def _only_floats(node: Node, traits: Any) -> str | None:
-    for value in (*node.inputs, *node.results):
-        if value.type.dtype not in (DType.float32, DType.float16):
-            return f"no kernel for {value.type.dtype.name}"
-    return None
-
-
-register(Operator("purevk.softmax", _softmax_kernel_shape, Kernel(_softmax_lower)))
-
-
-def _softmax(name: str, log: bool, *names: str) -> None:
-    def shape(x: TensorType, dim: int, half_to_float: Any = False) -> TensorType:
-        wrap(dim, x.rank)
-        if isinstance(half_to_float, DType):
-            return x.with_dtype(half_to_float)
-        return x.with_dtype(DType.float32 if half_to_float is True else x.dtype)
-
-    def expand(builder: Any, node: Node) -> Value:
-        x, dim = node.args[:2]
-        if x.type.rank == 0:
-            flat = builder.emit("aten.view.default", x, (1,))
-            made = builder.emit("purevk.softmax", flat, 0, log, False, node.result.type.dtype)
-            return builder.emit("aten.view.default", made, ())
-        return builder.emit("purevk.softmax", x, dim, log, False, node.result.type.dtype)
-
-    register(Operator(name, shape, Rewrite(expand, _only_floats), names=names))
-
-
-_softmax("aten._softmax.default", False, "aten.softmax.int")
-_softmax("aten._log_softmax.default", True, "aten.log_softmax.int")
-
-
-# -- normalization -----------------------------------------------------------------------------------------------------
-def _norm_shape(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, count: int, eps: float, rms: bool,
-    epilogue: Any = None, extras: tuple = (),
-) -> TensorType:  # fmt: skip
-    return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
-
-
-def _norm_lower(lowering: Lowering, node: Node) -> None:
-    x_value, weight_value, bias_value, count, eps, rms, epilogue, extras = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
-        return
-    if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
-        x = dense(lowering, x)
-    rows = _dims.product(x.dims[: len(x.dims) - count])
-    columns = _dims.product(x.dims[len(x.dims) - count :])
-    weight, bias = (None if value is None else lowering.operand(value) for value in (weight_value, bias_value))
-    offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
-    vector = gcd4(columns, *offsets)
-    work = spread(lowering.traits, rows, columns, vector, cache=True)
-    own = 2 + (weight is not None) + (bias is not None)
-    column = (len(out.dims) - 1, "col") if count == 1 else None
-    made = make_epilogue(lowering, epilogue, extras, out, own, "row, col", f"row * {'out_row' if False else 'columns'} + col", column, vector)
-    buffers: list[tuple[Operand, str]] = [(x, "r")]
-    buffers += [(operand, "r") for operand in (weight, bias) if operand is not None]
-    buffers += [(out, "w"), *made.buffers]
-    params = [
-        x.offset, out.offset, rows, columns, columns, columns, bits_of(eps), weight.offset if weight else 0,
-        bias.offset if bias else 0,
-    ]  # fmt: skip
-    lowering.dispatch(
-        "norm.comp", buffers,
-        macros={
-            "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "T_W": (weight or bias or x).dtype.glsl,
-            "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "RMS": int(rms), "VEC4": int(vector),
-            **work.macros, **made.macros,
-        },
-        params=params, constants={100: work.local}, grid=work.grid(rows), flops=8 * x.type.numel,
-    )  # fmt: skip
-
-
-register(Operator("purevk.norm", _norm_shape, Kernel(_norm_lower, epilogue=True)))
-
-
-def _layer_norm_shape(
-    x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, bias: TensorType | None = None,
-    eps: float = 1e-5,
-) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
-    lead = x.rank - len(normalized_shape)
-    stats = x.with_dims((*x.dims[:lead], *([1] * len(normalized_shape))))
-    return x, stats, stats
-
-
-def _normalized(builder: Any, x: Value, weight: Any, bias: Any, count: int, eps: float) -> Value:
-    if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
-        bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
-    return builder.emit("purevk.norm", x, weight, bias, count, eps, False, None, ())
-
-
-def _expand_layer_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
-    x, shape, weight, bias, eps = node.args
-    dims = tuple(range(x.type.rank - len(shape), x.type.rank))
-    result = _normalized(builder, x, weight, bias, len(shape), eps)
-    # Mean and rstd; nodes that nobody reads are dropped.
-    wide = builder.emit("aten._to_copy.default", x, DType.float32)
-    mean = builder.emit(NAME, wide, "mean", dims, True, DType.float32)
-    centred = builder.emit("aten.sub.Tensor", wide, mean, 1)
-    variance = builder.emit(NAME, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, DType.float32)
-    rstd = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1))
-    stats = [builder.emit("aten._to_copy.default", value, node.results[1].type.dtype) for value in (mean, rstd)]
-    return result, stats[0], stats[1]
-
-
-register(
-    Operator("aten.native_layer_norm.default", _layer_norm_shape, Rewrite(_expand_layer_norm, _only_floats))
-)  # fmt: skip
-
-
-def _layer_norm_one_shape(
-    x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, bias: TensorType | None = None,
-    eps: float = 1e-5, cudnn_enable: bool = True,
-) -> TensorType:  # fmt: skip
-    return x
-
-
-register(
-    Operator(
-        "aten.layer_norm.default", _layer_norm_one_shape,
-        Rewrite(lambda builder, node: _normalized(builder, node.args[0], node.args[2], node.args[3], len(node.args[1]), node.args[4]),
-                _only_floats),
-    )
-)  # fmt: skip
-
-
-def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> TensorType:
-    return x
-
-
-register(
-    Operator(
-        "et_vk.rms_norm.default", _rms_norm_shape,
-        Rewrite(
-            lambda builder, node: builder.emit("purevk.norm", node.args[0], node.args[1], None, 1, node.args[2], True, None, ()),
-            _only_floats,
-        ),
-    )
-)  # fmt: skip
-
-
-def _aten_rms_norm_shape(x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, eps: float | None = None) -> TensorType:
-    return x
-
-
-def _expand_aten_rms_norm(builder: Any, node: Node) -> Value:
-    x, shape, weight, eps = node.args
-    eps = {DType.float32: 1.1920928955078125e-07, DType.float16: 0.0009765625}[x.type.dtype] if eps is None else eps
-    return builder.emit("purevk.norm", x, weight, None, len(shape), eps, True, None, ())
-
-
-register(Operator("aten.rms_norm.default", _aten_rms_norm_shape, Rewrite(_expand_aten_rms_norm, _only_floats)))
-
-
-def _batch_norm_shape(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, running_mean: TensorType, running_var: TensorType,
-    momentum: float, eps: float,
-) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
-    empty = TensorType(x.dtype, (0,))
-    return x, empty, empty
-
-
-def batch_norm_factors(builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> tuple[Value, Value]:
-    """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
-    wide = lambda value: builder.emit("aten._to_copy.default", value, DType.float32)  # noqa: E731
-    scale = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1))
-    if weight is not None:
-        scale = builder.emit("aten.mul.Tensor", scale, wide(weight))
-    shift = builder.emit("aten.mul.Tensor", wide(mean), scale)
-    if bias is not None:
-        return scale, builder.emit("aten.sub.Tensor", wide(bias), shift, 1)
-    return scale, builder.emit("aten.neg.default", shift)
-
-
-def _expand_batch_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
-    x, weight, bias, mean, variance, _, eps = node.args
-    scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
-    sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))
-    scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
-    made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)
-    made = builder.emit("aten._to_copy.default", made, x.type.dtype)
-    empty = builder.emit("aten.full.default", (0,), 0.0, x.type.dtype)
-    return made, empty, empty
-
-
-register(
-    Operator(
-        "aten._native_batch_norm_legit_no_training.default", _batch_norm_shape, Rewrite(_expand_batch_norm, _only_floats)
-    )
-)  # fmt: skip

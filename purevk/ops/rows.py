@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Sequence
 
-from purevk.ir import Size
+from purevk.dtypes import DType
+from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
 from purevk.ops.lowering import DeviceTraits
 
@@ -78,3 +79,11 @@ def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size
             for step, inner in zip(steps, mine):
                 step.append(inner)
     return merged, steps
+
+
+def only_floats(node: Node, traits: Any) -> str | None:
+    """Why a node is refused by kernels that read and write float32 and float16 alone; None if it is not."""
+    for value in (*node.inputs, *node.results):
+        if value.type.dtype not in (DType.float32, DType.float16):
+            return f"no kernel for {value.type.dtype.name}"
+    return None

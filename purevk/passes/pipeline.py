@@ -16,7 +16,7 @@ from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_products import merge_products
 from purevk.passes.placement import assign_hosts
 from purevk.passes.reshape import move_views
-from purevk.passes.simplify import drop_no_ops, drop_unused, merge_equal
+from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_equal
 from purevk.passes.widen import widen_halves
 
 Pass = Callable[[Graph], Graph]
@@ -33,7 +33,7 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
         *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
         find_attention, expand_rewrites,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
-        merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_unused,
+        merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
     )  # fmt: skip
 
 

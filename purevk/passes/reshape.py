@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.pointwise import NAME
@@ -59,8 +58,9 @@ def _move(rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[
                 final.append(rewriter.emit(_VIEW, each, target))
                 made[final[-1]] = rewriter.nodes[-1]
                 counts[final[-1]] = 1
-        inner = rewriter.emit(NAME, expression, tuple(final), scalars, source.type.dims)
-        inner = inner if isinstance(inner, Value) else inner[0]
+        # The type is the node's, not the expression's: a conversion may have no step of its own.
+        type = node.result.type.with_dims(source.type.dims)
+        inner = rewriter.emit(NAME, expression, tuple(final), scalars, source.type.dims, results=(type,))
         made[inner] = rewriter.nodes[-1]
         counts[inner] = 1
         result = rewriter.emit(_VIEW, inner, sizes)

@@ -1,11 +1,12 @@
-"""Takes out what does nothing: no-op copies, chains of views, equal nodes, nodes that nobody reads."""
+"""Takes out what does nothing: no-op copies, chains of views, equal nodes, nodes that nobody reads, and
+tensors without elements."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Graph, Node, Value
+from purevk.ir import Constant, Dim, Graph, Node, Value
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, each_node
@@ -157,6 +158,28 @@ def drop_unused(graph: Graph) -> Graph:
     return graph.with_nodes(
         nodes, constants={value: data for value, data in graph.constants.items() if value in read}
     )  # fmt: skip
+
+
+def drop_empty(graph: Graph) -> Graph:
+    """Tensors without elements are constants of no bytes, whatever would have made them."""
+    constants = dict(graph.constants)
+
+    def visit(rewriter: Rewriter, node: Node) -> Any:
+        empty = [value for value in node.results if _is_empty(value)]
+        if not empty or _mutated(node):
+            return None
+        made = {value: Value(rewriter.names.fresh("empty"), value.type) for value in empty}
+        constants.update({value: Constant(memoryview(b"")) for value in made.values()})
+        if len(empty) < len(node.results):
+            rewriter.keep(node)
+        return [made.get(value, value) for value in node.results]
+
+    graph = each_node(graph, visit)
+    return graph.with_nodes(graph.nodes, constants=constants)
+
+
+def _is_empty(value: Value) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in value.type.dims)
 
 
 def static_value(graph_constants: dict, value: Value) -> float | int | bool | None:

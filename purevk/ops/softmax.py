@@ -1,0 +1,83 @@
+"""Softmax and log-softmax along any dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering
+from purevk.ops.matmul import dense
+from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.rows import collapse, only_floats, spread
+from purevk.ops.shapes import wrap
+
+NAME = "purevk.softmax"
+
+
+def _softmax_kernel_shape(x: TensorType, dim: int, log: bool = False, zero_rows: bool = False, dtype: DType | None = None) -> TensorType:
+    wrap(dim, x.rank)
+    return x.with_dtype(dtype or x.dtype)
+
+
+def _softmax_lower(lowering: Lowering, node: Node) -> None:
+    x_value, dim, log, zero_rows, _ = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    at = wrap(dim, len(x.dims))
+    rest = [d for d in range(len(x.dims)) if d != at]
+    loop, (mine, theirs) = collapse(
+        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+    )
+    if len(loop) > 3:
+        x = dense(lowering, x)
+        loop, (mine, theirs) = collapse(
+            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+        )
+    sizes = list(reversed(loop)) or [1]
+    mine, theirs = list(reversed(mine)) or [0], list(reversed(theirs)) or [0]
+    rows, columns = _dims.product(sizes), x.dims[at]
+    step, out_step = x.strides[at], out.strides[at]
+    unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
+    vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
+    work = spread(lowering.traits, rows, columns, vector, cache=True)
+    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
+    params = [
+        x.offset, out.offset, rows, columns, step, out_step, *pad(mine, 3), *pad(theirs, 3), *pad(sizes, 2),
+    ]  # fmt: skip
+    lowering.dispatch(
+        "softmax.comp", [(x, "r"), (out, "w")],
+        macros={
+            "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
+            "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros,
+        },
+        params=params, constants={100: work.local}, grid=work.grid(rows), flops=5 * x.type.numel,
+    )  # fmt: skip
+
+
+register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower)))
+
+
+def _softmax(name: str, log: bool, *names: str) -> None:
+    def shape(x: TensorType, dim: int, half_to_float: Any = False) -> TensorType:
+        wrap(dim, x.rank)
+        if isinstance(half_to_float, DType):
+            return x.with_dtype(half_to_float)
+        return x.with_dtype(DType.float32 if half_to_float is True else x.dtype)
+
+    def expand(builder: Any, node: Node) -> Value:
+        x, dim = node.args[:2]
+        if x.type.rank == 0:
+            flat = builder.emit("aten.view.default", x, (1,))
+            made = builder.emit(NAME, flat, 0, log, False, node.result.type.dtype)
+            return builder.emit("aten.view.default", made, ())
+        return builder.emit(NAME, x, dim, log, False, node.result.type.dtype)
+
+    register(Operator(name, shape, Rewrite(expand, only_floats), names=names))
+
+
+_softmax("aten._softmax.default", False, "aten.softmax.int")
+_softmax("aten._log_softmax.default", True, "aten.log_softmax.int")
