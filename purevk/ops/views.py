@@ -69,6 +69,8 @@ _view("aten.view.default", _view_shape, _by_size, "aten.view_copy.default", "ate
 
 
 def _squeeze_shape(x: TensorType, dim: Sequence[int] | int | None = None) -> TensorType:
+    if dim is not None and not isinstance(dim, int) and not dim:
+        return x
     chosen = wrap_all(dim, x.rank) if x.rank else ()
     return x.with_dims(size for d, size in enumerate(x.dims) if not (d in chosen and size == 1))
 

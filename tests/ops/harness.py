@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
@@ -16,6 +13,7 @@ from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
 from purevk.graph.context import Context, default_context
 from purevk.ir import Graph, TensorType, Value
+from purevk.ops import registry
 from purevk.program import Program
 
 # Relative and absolute tolerance by dtype of the result. float16: twice the rounding of the type, since torch and purevk may
@@ -103,9 +101,14 @@ def _plain(arg: Any) -> Any:
 
 
 def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.fx.GraphModule:
-    """The ATen operators of a function of tensors."""
+    """The ATen operators of a function of tensors: composite ones such as `linear` as they are, if all have rows."""
+    mode = "symbolic" if dynamic else "real"
     with torch.no_grad():
-        return make_fx(fn, tracing_mode="symbolic" if dynamic else "real", pre_dispatch=True)(*args)
+        module = make_fx(fn, tracing_mode=mode, pre_dispatch=True)(*args)
+        targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        if all(registry.find(str(target)) or "sym_size" in str(target) for target in targets):
+            return module
+        return make_fx(fn, tracing_mode=mode)(*args)
 
 
 def play(recorder: Recorder, module: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
