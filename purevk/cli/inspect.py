@@ -87,6 +87,7 @@ def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: a
         "inputs": [lowered.describe_value(value) for value in made.graph.inputs],
         "outputs": [lowered.describe_value(value) for value in made.graph.outputs],
         "sizes": lowered.size_symbols(made.graph),
+        "guards": [str(guard) for guard in made.guards],
         "nodes": len(made.graph.nodes),
         "dispatches": len(run.dispatches),
         "dispatches_at_load": len(run.once),
@@ -149,6 +150,7 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
         *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
         *[(f"size {name}", f"{each['min']} to {each['max']}") for name, each in method["sizes"].items()],
+        ("lowered for", ", ".join(method["guards"]) or None),
         ("in the file", _in_file(method)),
         ("here", f"{count(method['dispatches'], 'dispatch')} a call" + (f", {once} once at load" if once else "")
                  + f" ({count(method['nodes'], 'node')} in the graph)"),

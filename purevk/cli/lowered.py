@@ -8,21 +8,22 @@ from typing import Any
 
 from purevk import pte
 from purevk.graph.executable import Plan, make_plan
-from purevk.ir import Graph, Node, Value
+from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
 from purevk.memory_planner import ALIGNMENT, Block, plan as plan_memory
 from purevk.ops.lowering import DeviceTraits
-from purevk.passes.layout import HOST
 from purevk.passes.pipeline import optimize
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A method: as the front end gave it, as the passes left it, and what runs."""
+    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of the sizes of a call (other
+    calls are lowered anew)."""
 
     imported: Graph
     graph: Graph
     plan: Plan
+    guards: tuple[Guard, ...]
 
 
 def lower(program: pte.Program, method: str, traits: DeviceTraits) -> Lowered:
@@ -33,9 +34,11 @@ def lower(program: pte.Program, method: str, traits: DeviceTraits) -> Lowered:
     """
     from purevk.frontends.pte import read_method
 
-    imported = read_method(program, method)
-    graph = optimize(imported, traits)
-    return Lowered(imported, graph, make_plan(graph, traits))
+    with GuardLog() as log:
+        imported = read_method(program, method)
+        graph = optimize(imported, traits)
+        plan = make_plan(graph, traits)
+    return Lowered(imported, graph, plan, tuple(log.guards))
 
 
 # -- inputs and outputs -----------------------------------------------------------------------------------------------
@@ -184,8 +187,3 @@ def _aligned(nbytes: int) -> int:
 def host_nodes(plan: Plan) -> list[Node]:
     """The nodes that run on the CPU, in order."""
     return [step.nodes[0] for step in plan.steps if not step.on_device]
-
-
-def is_host(node: Node) -> bool:
-    """Whether a node of an optimized graph was left to the CPU."""
-    return node.op == HOST

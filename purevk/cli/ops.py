@@ -63,10 +63,13 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
 def _where(program: pte.Program, method: str, traits: Any) -> list[dict[str, Any]]:
     """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how many nodes."""
     from purevk.frontends.pte import read_method
-    from purevk.passes.placement import assign_hosts
-    from purevk.passes.simplify import drop_unused
+    from purevk.passes.pipeline import passes
 
-    graph = assign_hosts(drop_unused(read_method(program, method)), traits)
+    graph = read_method(program, method)
+    for each in passes(traits):
+        graph = each(graph)
+        if each.__name__ == "place_on_host":
+            break
     found: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op == "purevk.host":

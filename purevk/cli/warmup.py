@@ -13,7 +13,7 @@ from purevk.cli import lowered
 from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
-from purevk.errors import InputError, PurevkError
+from purevk.errors import InputError
 from purevk.graph.context import Context, default_cache
 
 

@@ -1,0 +1,130 @@
+"""`purevk bench`: the arithmetic of its tables, where time is counted, cold and warm loading."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from purevk import api, fallback
+from purevk.cli import bench, limits
+from purevk.cli.limits import DeviceLimits, device_limits
+from purevk.cli.profile import Timing, table
+from purevk.cli.stopwatch import Stopwatch
+from purevk.graph.context import Context
+
+
+@pytest.mark.parametrize("count, at", [(1, 0), (2, 1), (20, 18), (21, 19), (100, 94), (1000, 949)])
+def test_the_95th_percentile(count: int, at: int) -> None:
+    """Against numpy's definition of the same."""
+    values = np.random.default_rng(count).permutation(count).astype(float).tolist()
+    assert bench.percentile(values, 95) == at == np.percentile(values, 95, method="inverted_cdf")
+
+
+def test_a_profile_against_the_limits() -> None:
+    timings = [
+        Timing("matmul @ a", "matmul.comp", 2e-3, 1_000_000, 4_000_000_000),
+        Timing("add @ b", "pointwise.comp", 1e-3, 50_000_000, 1_000),
+        Timing("matmul @ c", "matmul.comp", 1e-3, 1_000_000, 1_000_000_000),
+        Timing("copy @ d", "pointwise.comp", 1e-3, 0, 0),
+    ]
+    known = DeviceLimits(bytes_per_second=1e11, flops_per_second=4e12)
+    matmul, add, copy = table(timings, "operator", known)
+    assert (matmul["label"], matmul["calls"], matmul["seconds"], matmul["share"]) == ("matmul", 2, 3e-3, pytest.approx(0.6))
+    assert matmul["flops_per_second"] == pytest.approx(5e9 / 3e-3) and matmul["bound"] == "arithmetic"
+    assert matmul["limit_share"] == pytest.approx((1e-3 + 0.25e-3) / 3e-3)
+    assert add["bytes_per_second"] == pytest.approx(5e10) and add["limit_share"] == pytest.approx(0.5)
+    assert add["bound"] == "memory"
+    assert copy["limit_share"] is None and copy["bound"] is None and copy["bytes_per_second"] is None
+    assert [row["label"] for row in table(timings, "template", known)] == ["matmul.comp", "pointwise.comp"]
+    assert [row["calls"] for row in table(timings, "dispatch", known)] == [1, 1, 1, 1]
+    assert table([], "operator", known) == []
+
+
+def test_the_stopwatch_tells_device_and_fallback_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        def wait(self, timeout: float | None = None) -> None:
+            time.sleep(0.02)
+
+    class Queue:
+        def submit(self, commands: object) -> Slow:
+            return Slow()
+
+    def slow_run(*args: object) -> None:
+        time.sleep(0.01)
+
+    monkeypatch.setattr(fallback, "run", slow_run)
+    queue = Queue()
+    with Stopwatch(SimpleNamespace(queue=queue)) as watch:
+        submission = queue.submit(None)
+        time.sleep(0.05)  # the host's own work, not the device's
+        submission.wait()
+        fallback.run("aten.x", (), {}, (), "")
+        assert 0.02 <= watch.device < 0.05 and 0.01 <= watch.fallback < 0.04
+        watch.reset()
+        assert watch.device == watch.fallback == 0
+    assert fallback.run is slow_run and "submit" not in vars(queue)
+
+
+@pytest.mark.device
+def test_limits_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Context(api.open_device()) as context:
+        first = device_limits(context)
+        assert 1e8 < first.bytes_per_second < 1e14 and 1e8 < first.flops_per_second < 1e16
+        monkeypatch.setattr(limits, "_copy_rate", lambda context: first.bytes_per_second * 2)
+        monkeypatch.setattr(limits, "_fma_rate", lambda context: first.flops_per_second / 2)
+        assert device_limits(context) == first
+        again = device_limits(context, again=True)  # what was faster counts
+        assert again == DeviceLimits(first.bytes_per_second * 2, first.flops_per_second) == device_limits(context)
+        context.cache.put_tuning(context.kernels.device_key, limits._NAME, {"bytes_per_second": "fast"})
+        assert device_limits(context).bytes_per_second == first.bytes_per_second * 2
+        assert context.device.live_objects().keys() <= {"PipelineCache"}
+
+
+@pytest.mark.device
+def test_calls_and_profile(cli, data: Path, unregister_topk) -> None:
+    pytest.importorskip("torch")
+    ran = cli("bench", data / "topk.pte", "--runs", "5", "--no-load", "--profile", "--by", "dispatch", "--json")
+    assert ran.code == 0
+    calls, profile = ran.json["calls"], ran.json["profile"]
+    assert calls["runs"] == 5 and 0 < calls["min"] <= calls["median"] <= calls["p95"]
+    assert min(calls["device"], calls["fallback"], calls["host"]) > 0
+    assert calls["device"] + calls["fallback"] + calls["host"] == pytest.approx(calls["median"], rel=0.5)
+    assert len(profile["rows"]) == ran.json["dispatches"] == 2
+    assert sum(row["share"] for row in profile["rows"]) == pytest.approx(1.0)
+    assert "cold" not in ran.json
+    text = cli("bench", data / "topk.pte", "--runs", "2", "--no-load", "--profile").out
+    assert "2 calls" in text and "GFLOP/s" in text and "limits measured on this device" in text
+
+
+@pytest.mark.device
+def test_a_profile_needs_timestamps(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_DISABLE", "timestamp")
+    ran = cli("bench", data / "dynamic_views.pte", "--runs", "2", "--no-load", "--profile")
+    assert ran.code == 0 and "has no timestamps" in ran.out
+
+
+@pytest.mark.device
+@pytest.mark.slow
+def test_cold_and_warm_loading(cli, data: Path) -> None:
+    ran = cli("bench", data / "dynamic_views.pte", "--runs", "2", "--size", "s0=4", "--json")
+    cold, warm = ran.json["cold"], ran.json["warm"]
+    assert cold["kernels"]["compiled"] > 0 and cold["kernels"]["cached"] == 0
+    assert warm["kernels"]["compiled"] == 0 and warm["kernels"]["cached"] == cold["kernels"]["compiled"]
+    assert cold["phases"]["kernels"] > warm["phases"]["kernels"] > 0
+    assert cold["process_seconds"] > cold["load_seconds"] + cold["first_call_seconds"]
+
+
+@pytest.mark.device
+def test_a_process_that_fails_says_why(data: Path) -> None:
+    from purevk.errors import PurevkError
+
+    args = argparse.Namespace(
+        model=str(data / "branch.pte"), data=[], input=[], size=[], seed=0, method=None, device=None
+    )
+    with pytest.raises(PurevkError, match="control flow"):
+        bench._loads(args)

@@ -1,0 +1,131 @@
+"""`purevk doctor`: here, where all is there, and on machines that lack something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from purevk import knobs
+from purevk.cli import doctor, mend
+from purevk.errors import DeviceError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def by_name(found: dict) -> dict[str, dict]:
+    return {check["name"]: check for check in found["checks"]}
+
+
+@pytest.mark.device
+def test_here(cli, cache_folder: Path) -> None:
+    ran = cli("doctor", "--json")
+    checks = by_name(ran.json)
+    assert ran.code == 0 and ran.json["ok"]
+    for name in ("Python packages", "Vulkan loader", "device works", "shader compiler", "cache folder"):
+        assert checks[name]["status"] == "ok", checks[name]
+    assert checks["cache folder"]["found"] == str(cache_folder)
+    assert "purevk can run here" in cli("doctor").out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stands in for the loader through LD_LIBRARY_PATH")
+def test_a_bare_machine(tmp_path: Path) -> None:
+    """No loader, no compiler, no folder to write to, nothing in the environment."""
+    for name in ("libvulkan.so.1", "libvulkan.so"):
+        (tmp_path / name).write_bytes(b"")
+    environment = {
+        "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+        knobs.SHADERC.name: "/nonexistent", knobs.CACHE_DIR.name: "/proc/none",
+    }  # fmt: skip
+    for extra in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "purevk", "doctor", *extra], env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    checks = by_name(json.loads(done.stdout))
+    assert checks["Vulkan loader"]["status"] == checks["shader compiler"]["status"] == "missing"
+    assert checks["cache folder"]["status"] == "warning" and "device works" not in checks
+    assert checks["Vulkan loader"]["mend"] and "unset PUREVK_SHADERC" in checks["shader compiler"]["mend"][0]
+
+
+def test_no_driver(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VK_DRIVER_FILES", raising=False)
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
+    (check,) = doctor._drivers()
+    assert check.status == "missing" and check.mend == ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"]
+    (tmp_path / "none.json").write_text("{}")
+    (check,) = doctor._drivers()
+    assert check.status == "missing" and "none.json" in check.found and check.mend
+    monkeypatch.delenv("VK_ICD_FILENAMES")
+    monkeypatch.setattr(doctor, "_MANIFESTS", (str(tmp_path / "nowhere"),))
+    (check,) = doctor._drivers()
+    assert check.found == "no driver is installed" and check.mend
+
+
+def test_no_device(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(*args: object, **kwargs: object) -> None:
+        raise DeviceError("No Vulkan driver on this machine", why="the loader found none")
+
+    monkeypatch.setattr("purevk.api.Instance", no_device)
+    checks = by_name(cli("doctor", "--json").json)
+    assert checks["Vulkan device"]["status"] == "missing" and "device works" not in checks
+
+
+def test_no_compiler_but_a_filled_cache(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from purevk.graph.context import default_cache
+
+    monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
+    default_cache().put_tuning("a device", "a test", 1)
+    check = doctor._compiler()
+    assert check.status == "warning" and "in the cache" in check.found
+
+
+@pytest.mark.parametrize(
+    "release, uid, command",
+    [
+        ({"ID": "debian", "VERSION_ID": "13"}, 0, "apt-get install libvulkan1 mesa-vulkan-drivers"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian"}, 1000, "sudo apt-get install libvulkan1 mesa-vulkan-drivers"),
+        ({"ID": "fedora"}, 0, "dnf install vulkan-loader mesa-vulkan-drivers"),
+        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, 0, "dnf install vulkan-loader mesa-vulkan-drivers"),
+        ({"ID": "arch"}, 0, "pacman -S vulkan-icd-loader vulkan-swrast"),
+    ],
+)  # fmt: skip
+def test_the_command_is_that_of_the_distribution(monkeypatch, release: dict, uid: int, command: str) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
+    monkeypatch.setattr(os, "geteuid", lambda: uid, raising=False)
+    assert mend.install("loader", "software") == [command]
+
+
+def test_an_unknown_distribution_and_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "plan9"})
+    assert [command.split()[-4 if "sudo" in command else -4] for command in mend.install("loader")]
+    assert any("apt-get install libvulkan1" in command for command in mend.install("loader"))
+    assert any("dnf install vulkan-loader" in command for command in mend.install("loader"))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert mend.install("loader") == [] and mend.driver([]) == ["brew install molten-vk vulkan-loader"]
+    assert any("Vulkan SDK" in each for each in mend.shaderc())
+
+
+def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
+    assert any("packaging/link_shaderc.sh" in each for each in mend.shaderc())
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "13"})
+    assert any(each.endswith("apt-get install libshaderc1") for each in mend.shaderc())
+
+
+def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"})
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert "ubuntu-drivers install" in mend.driver(["nvidia"])[0]
+    assert mend.driver(["amd"])[0].endswith("apt-get install mesa-vulkan-drivers")
+    assert "runs on the processor" in mend.driver([])[0]
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/proc/driver/nvidia/version")
+    assert "NVIDIA_DRIVER_CAPABILITIES" in mend.driver(["nvidia"])[0]

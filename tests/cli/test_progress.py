@@ -1,0 +1,130 @@
+"""The progress bar: on a terminal, after a while, gone afterwards."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+from rich.console import Console
+
+from purevk import knobs, progress
+from purevk.progress import ProgressBar
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("purevk.progress.time.perf_counter", made)
+    return made
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+
+
+def last_line(console: Console) -> str:
+    """What a terminal shows of the line in the end."""
+    return console.file.getvalue().split("\x1b[2K")[-1]
+
+
+def test_short_work_shows_nothing(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(console=console)
+    for done in range(1, 11):
+        clock.now += 0.04
+        bar("compile", done, 10)
+    assert console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_long_work_shows_a_bar_that_goes_away(clock: Clock, width: int) -> None:
+    console = terminal(width)
+    bar = ProgressBar(console=console)
+    bar("compile", 0, 10)
+    clock.now += 0.6
+    bar("compile", 5, 10)
+    line = last_line(console)
+    assert "\n" not in line and len(line) < width
+    assert line.startswith("compiling kernels"[: width - 2])
+    if width >= 80:
+        assert line.count("\u2501") == 30 and line.endswith("5/10 0:00")
+    clock.now += 70
+    bar("compile", 9, 10)
+    assert width < 80 or last_line(console).endswith("9/10 1:10")
+    bar("compile", 10, 10)
+    assert last_line(console) == ""
+
+
+def test_phases_that_follow_are_one_work(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(console=console)
+    for phase in ("compile", "pipeline", "weights"):
+        for done in range(1, 11):
+            clock.now += 0.02
+            bar(phase, done * 1_000_000, 10_000_000)
+    assert "uploading weights" in console.file.getvalue() and "compiling" not in console.file.getvalue()
+    assert "/10 MB" in console.file.getvalue()
+    clock.now += 60  # later work starts anew
+    before = len(console.file.getvalue())
+    bar("compile", 1, 10)
+    clock.now += 0.1
+    bar("compile", 2, 10)
+    assert len(console.file.getvalue()) == before
+
+
+def test_it_is_drawn_only_so_often(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(delay=0.0, console=console)
+    for done in range(1000):
+        clock.now += 0.001
+        bar("compile", done, 1001)
+    assert 5 <= console.file.getvalue().count("compiling") <= 12
+
+
+def test_an_error_leaves_no_line(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(delay=0.0, console=console)
+    with pytest.raises(RuntimeError), progress.closing(bar):
+        bar("compile", 1, 10)
+        raise RuntimeError
+    assert last_line(console) == ""
+    with progress.closing(None), progress.closing(lambda *args: None):
+        pass
+
+
+def test_threads(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(delay=0.0, console=console)
+    threads = [threading.Thread(target=lambda n=n: [bar("compile", n, 9) for _ in range(50)]) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bar("compile", 9, 9)
+    assert last_line(console) == ""
+
+
+def test_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv(knobs.PROGRESS.name, raising=False)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert progress.default() is None
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert isinstance(progress.default(), ProgressBar)
+    monkeypatch.setenv(knobs.PROGRESS.name, "0")
+    assert progress.default() is None
+    monkeypatch.setattr(sys, "stderr", None)
+    assert progress.default() is None
