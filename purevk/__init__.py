@@ -5,8 +5,9 @@
 """
 
 from purevk.errors import PurevkError
+from purevk.compiling import compile
 from purevk.program import Method, Program, load
 
 __version__ = "0.1.0"
 
-__all__ = ["Method", "Program", "PurevkError", "load"]
+__all__ = ["Method", "Program", "PurevkError", "compile", "load"]

@@ -28,6 +28,7 @@
 //   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
 //           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times (RMS: twice).
 #include "rows.glslh"
+#include "math.glslh"
 
 #ifndef T_W
 #define T_W float

@@ -261,8 +261,7 @@ class Executable:
             left, right = _dims.evaluate(rule.left, env), _dims.evaluate(rule.right, env)
             if not left <= right:
                 raise InputError(
-                    rule.message, where=self.plan.graph.name, why=f"{left} is more than {right}",
-                    next="call reset_state(), or export the model with a larger cache",
+                    rule.message, where=self.plan.graph.name, why=rule.why.format(left=left, right=right), next=rule.next
                 )  # fmt: skip
 
     def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
@@ -309,7 +308,14 @@ class Executable:
         for symbol, source in self._inner_symbols:
             if source.value in made and symbol not in env:
                 array = self._host_array(source.value, host, env)
-                env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+                found = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+                if symbol.is_size and found > symbol.upper:
+                    raise InputError(
+                        f"a size that this call brought about is {found}", where=f"{source.value!r} of {self.plan.graph.name}",
+                        why=f"memory was planned for {symbol.upper} at most",
+                        next="export the model with larger bounds",
+                    )  # fmt: skip
+                env[symbol] = found
 
     def _output(self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> Any:
         if isinstance(output, Value):

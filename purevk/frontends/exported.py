@@ -1,0 +1,324 @@
+"""An exported program of torch (`torch.export`) as a graph. Imports torch; needs no executorch."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import UnsupportedProgramError
+from purevk.frontends.importer import Importer
+from purevk.ir import Arg, Dim, Graph, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+
+_PYTHON = {
+    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul, operator.neg: operator.neg,
+    operator.floordiv: operator.floordiv, operator.mod: operator.mod, operator.eq: operator.eq, operator.ne: operator.ne,
+    operator.lt: operator.lt, operator.le: operator.le, operator.gt: operator.gt, operator.ge: operator.ge,
+    operator.truediv: operator.truediv, operator.pow: operator.pow,
+}  # fmt: skip
+
+
+def decompose(program: Any) -> Any:
+    """The program with every operator decomposed that has no row here and that torch can write out in others."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for target in list(table.keys()):
+        if isinstance(target, torch._ops.OpOverload):
+            row = registry.find(_name(target))
+            if row is not None and row.form is not None:
+                del table[target]
+    return program.run_decompositions(table)
+
+
+def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:
+    """The graph of an exported program.
+
+    Args:
+        program: a `torch.export.ExportedProgram`, decomposed by `decompose`.
+        sizes: the sizes of the tensors of a call, by position, to specialize on; None: the program's own.
+
+    Raises:
+        UnsupportedProgramError: control flow, or an input that is no tensor and no number.
+    """
+    return _Reader(program, sizes, name).run()
+
+
+class _Reader:
+    def __init__(self, program: Any, sizes: Any, name: str) -> None:
+        self.program, self.sizes = program, sizes
+        self.importer = Importer(name, f"exported program {name}", sizes)
+        self.env: dict[Any, Any] = {}
+        self.symbols: dict[str, Dim | int] = {}
+        self.kept: list[Any] = []  # tensors whose bytes the graph's constants are views of
+
+    def run(self) -> Graph:
+        signature = self.program.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        states: dict[str, Value] = {}
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                spec = specs[node.name]
+                if spec.kind.name == "USER_INPUT":
+                    self.env[node] = self._input(node)
+                else:
+                    data = self._tensor(spec)
+                    value = self._leaf(data, spec.target in mutated)
+                    states[spec.target] = value
+                    self.env[node] = value
+            elif node.op == "get_attr":
+                self._attribute(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                return self._finish(node, signature, states)
+        raise UnsupportedProgramError("the exported program has no output")
+
+    # -- inputs -------------------------------------------------------------------------------------------------------
+    def _input(self, node: Any) -> Any:
+        import torch
+
+        example = node.meta.get("val")
+        if isinstance(example, torch.Tensor):
+            return self._tensor_input(example)
+        if isinstance(example, (int, torch.SymInt)) and not isinstance(example, bool):
+            return self.importer.integer_input(0)
+        self.importer.other_input()
+        return example
+
+    def _tensor_input(self, example: Any) -> Value:
+        position = len(self.importer.inputs)
+        dtype = self._dtype(example.dtype)
+        given = self.sizes[position] if self.sizes is not None else None
+        sizes: list[Any] = []
+        fresh: list[tuple[Symbol, int]] = []
+        for dim, size in enumerate(example.shape):
+            if isinstance(size, int):
+                sizes.append(size)
+            elif given is not None:
+                self._bind_given(size, given[dim])
+                sizes.append(given[dim])
+            else:
+                expression = size.node.expr
+                if expression.is_Symbol and str(expression) not in self.symbols:
+                    symbol = self._symbol(expression)
+                    fresh.append((symbol, dim))
+                sizes.append(self._size(expression))
+        value = Value(f"input_{position}", TensorType(dtype, tuple(sizes)))
+        for symbol, dim in fresh:
+            self.importer.symbols[symbol] = SymbolSource(value, dim)
+        self.importer.inputs.append(value)
+        return value
+
+    def _symbol(self, expression: Any) -> Symbol:
+        bounds = self.program.range_constraints.get(expression)
+        lower = int(bounds.lower) if bounds is not None else 0
+        try:
+            upper = int(bounds.upper)
+        except (TypeError, ValueError, OverflowError, AttributeError):
+            upper = _dims.UNBOUNDED
+        if upper >= 2**31 - 1:
+            # No bound was given: plan for the example's size, rounded up; a larger call is lowered again.
+            upper = max(64, 1 << (self._hint(expression) - 1).bit_length())
+        symbol = Symbol(str(expression), upper, lower)
+        self.symbols[str(expression)] = Dim.of(symbol)
+        return symbol
+
+    def _hint(self, expression: Any) -> int:
+        for node in self.program.graph.nodes:
+            value = node.meta.get("val")
+            for size in getattr(value, "shape", ()):
+                if not isinstance(size, int) and size.node.expr == expression and size.node.has_hint():
+                    return int(size.node.hint)
+        return 64
+
+    def _bind_given(self, size: Any, number: int) -> None:
+        expression = size.node.expr
+        if expression.is_Symbol:
+            self.symbols.setdefault(str(expression), number)
+
+    def _size(self, expression: Any) -> Any:
+        """A sympy expression as a size."""
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Symbol:
+            if str(expression) not in self.symbols:
+                raise UnsupportedProgramError(
+                    f"size {expression} is known only from data", where=self.importer.where,
+                    why="no input has it as a size of its own",
+                )  # fmt: skip
+            return self.symbols[str(expression)]
+        args = [self._size(arg) for arg in expression.args]
+        kind = type(expression).__name__
+        if kind in ("Add", "Mul"):
+            total = args[0]
+            for arg in args[1:]:
+                total = total + arg if kind == "Add" else total * arg
+            return total
+        if kind in ("FloorDiv", "CleanDiv"):
+            return args[0] // args[1]
+        if kind in ("Mod", "PythonMod"):
+            return args[0] % args[1]
+        if kind in ("Max", "Min"):
+            join = _dims.maximum if kind == "Max" else _dims.minimum
+            return join(args[0], args[1])
+        if kind == "Pow" and isinstance(args[1], int):
+            return _dims.product([args[0]] * args[1])
+        raise UnsupportedProgramError(f"size {expression} cannot be followed", where=self.importer.where)
+
+    # -- leaves -------------------------------------------------------------------------------------------------------
+    def _tensor(self, spec: Any) -> Any:
+        program = self.program
+        if spec.target in program.state_dict:
+            return program.state_dict[spec.target]
+        return program.constants[spec.target]
+
+    def _leaf(self, tensor: Any, mutable: bool) -> Value:
+        import torch
+
+        type = TensorType(self._dtype(tensor.dtype), tuple(tensor.shape))
+        tensor = tensor.detach()
+        if tensor.device.type == "meta":
+            raise UnsupportedProgramError(
+                "a weight has no data", where=self.importer.where, why="it is on the meta device",
+                next="load the model's weights before exporting it",
+            )  # fmt: skip
+        tensor = tensor.cpu().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        array = tensor.numpy()
+        self.kept.append(array)
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        return self.importer.state(data, type) if mutable else self.importer.constant(data, type)
+
+    def _dtype(self, dtype: Any) -> DType:
+        found = DType.from_torch(dtype)
+        if found is None:
+            raise UnsupportedProgramError(f"dtype {dtype} cannot be run", where=self.importer.where)
+        return found
+
+    def _attribute(self, node: Any) -> None:
+        import torch
+
+        target = self.program.graph_module
+        for part in node.target.split("."):
+            target = getattr(target, part)
+        self.env[node] = self._leaf(target, False) if isinstance(target, torch.Tensor) else target
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def _arg(self, arg: Any) -> Any:
+        import torch
+
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._arg(item) for item in arg)
+        if isinstance(arg, torch.dtype):
+            return self._dtype(arg)
+        if isinstance(arg, (torch.device, torch.layout, torch.memory_format)):
+            return None
+        return arg
+
+    def _call(self, node: Any) -> None:
+        import torch
+
+        target = node.target
+        if target is operator.getitem:
+            self.env[node] = self.env[node.args[0]][node.args[1]]
+            return
+        if target in _PYTHON:
+            self.env[node] = _PYTHON[target](*(self._arg(arg) for arg in node.args))
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            name = getattr(target, "__name__", str(target))
+            if name.startswith("sym_") and name[4:] in ("max", "min"):
+                join = _dims.maximum if name == "sym_max" else _dims.minimum
+                self.env[node] = join(*(self._arg(arg) for arg in node.args))
+                return
+            if name in ("sym_float", "sym_int", "sym_not"):
+                self.env[node] = self._arg(node.args[0])
+                return
+            raise UnsupportedProgramError(
+                f"{name} cannot be run", where=f"{self.importer.where}, {node.name}",
+                why="it is no operator of torch.ops (control flow has no kernel yet)",
+            )  # fmt: skip
+        self._operator(node, target)
+
+    def _operator(self, node: Any, target: Any) -> None:
+        name = _name(target)
+        args = self._schema_args(target, node)
+        if name in ("aten.sym_size.int", "aten.sym_numel.default"):
+            tensor = args[0]
+            self.env[node] = tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
+            return
+        if name in ("aten.item.default", "aten._local_scalar_dense.default"):
+            self.env[node] = self.importer.element(args[0], 0)
+            expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
+            if expression is not None and expression.is_Symbol:
+                self.symbols[str(expression)] = self.env[node]
+            return
+        if name.startswith(("aten._assert", "aten.sym_constrain")):
+            self.env[node] = None
+            return
+        examples = node.meta.get("val")
+        many = isinstance(examples, (list, tuple))
+        types, dynamic = [], []
+        for example in examples if many else ([] if examples is None else [examples]):
+            if example is None:
+                continue
+            types.append(TensorType(self._dtype(example.dtype), tuple(self._bound(size) for size in example.shape)))
+            dynamic.append(any(not isinstance(size, int) for size in example.shape))
+        results = self.importer.emit(name, args, types, dynamic, f"{node.name}")
+        if many:
+            # Results that torch leaves out (None) have no value here either.
+            values = iter(results)
+            self.env[node] = tuple(None if example is None else next(values) for example in examples)
+        else:
+            self.env[node] = results[0] if results else None
+
+    def _bound(self, size: Any) -> int:
+        if isinstance(size, int):
+            return size
+        try:
+            return _dims.upper(self._size(size.node.expr))
+        except UnsupportedProgramError:
+            return 1 << 16
+
+    def _schema_args(self, target: Any, node: Any) -> tuple[Arg, ...]:
+        full = []
+        for position, argument in enumerate(target._schema.arguments):
+            if position < len(node.args) and not argument.kwarg_only:
+                full.append(self._arg(node.args[position]))
+            elif argument.name in node.kwargs:
+                full.append(self._arg(node.kwargs[argument.name]))
+            else:
+                full.append(self._arg(argument.default_value) if argument.has_default_value() else None)
+        return tuple(full)
+
+    # -- outputs ------------------------------------------------------------------------------------------------------
+    def _finish(self, node: Any, signature: Any, states: Mapping[str, Value]) -> Graph:
+        outputs: list[Arg] = []
+        for arg, spec in zip(node.args[0], signature.output_specs):
+            value = self._arg(arg)
+            if spec.kind.name == "BUFFER_MUTATION":
+                state = states[spec.target]
+                self.importer.emit("purevk.store", (state, value), [], [], f"mutation of {spec.target}")
+            elif spec.kind.name == "USER_OUTPUT":
+                outputs.append(value)
+            else:
+                raise UnsupportedProgramError(
+                    f"an output of kind {spec.kind.name} cannot be run", where=self.importer.where,
+                    why="user outputs and mutated buffers are accepted",
+                )  # fmt: skip
+        graph = self.importer.finish(outputs)
+        return graph
+
+
+def _name(target: Any) -> str:
+    return f"{target.namespace}.{target._opname}.{target._overloadname}"
+
