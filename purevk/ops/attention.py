@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
-from purevk.ir import dims as _dims
 from purevk.ops.attention_choice import choose
 from purevk.ops.epilogue import bits_of, gcd4
 from purevk.ops.expression import Expression, Step
@@ -157,7 +156,14 @@ register(
 def _write_lower(lowering: Lowering, node: Node) -> None:
     state, value, dim, start = node.args
     target, source = lowering.operand(state), lowering.operand(value)
-    lowering.require(start + source.dims[dim], target.dims[dim], f"rows {start} on of {node.source} lie outside of its cache")
+    lowering.require(
+        start + source.dims[dim], target.dims[dim], f"the cache of {node.source} is too small for this call",
+        "the call would write up to row {left} of {right}", "call reset_state(), or export the model with a larger cache",
+    )  # fmt: skip
+    lowering.require(
+        0, start, f"the call would write before the cache of {node.source}", "it would start at row {right}",
+        "pass a position of 0 or more",
+    )  # fmt: skip
     emit_copy(lowering, source, slice_of(target, dim, start, source.dims[dim]))
 
 

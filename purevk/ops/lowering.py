@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Layout, Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
@@ -44,6 +44,11 @@ class DeviceTraits:
     max_invocations: int = 128
     storage_alignment: int = 256
     max_texels: int = 0
+
+    @property
+    def max_iterations(self) -> int:
+        """Steps of loops that one invocation may take: old Mesa ends the loops of its software device after 65535."""
+        return 60000 if self.is_cpu else 2**31 - 1
 
     def has(self, *names: str) -> bool:
         return all(name in self.features for name in names)
@@ -139,11 +144,14 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What must hold at a call: `left <= right`; `message` says what is wrong if not."""
+    """What must hold at a call: `left <= right`. If not, `message` says what is wrong, `why` (with "{left}" and "{right}"
+    for the numbers) in which way, and `next` what to do."""
 
     left: Size
     right: Size
     message: str
+    why: str
+    next: str
 
 
 @dataclass
@@ -165,11 +173,11 @@ class Lowering:
     requirements: list[Requirement] = field(default_factory=list)
     node: Node | None = None
 
-    def require(self, left: Size, right: Size, message: str) -> None:
-        """Has `left <= right` checked at every call, unless it is known."""
+    def require(self, left: Size, right: Size, message: str, why: str, next: str) -> None:
+        """Has `left <= right` checked at every call, unless it is known; see `Requirement`."""
         if isinstance(left, int) and isinstance(right, int) and left <= right:
             return
-        self.requirements.append(Requirement(left, right, message))
+        self.requirements.append(Requirement(left, right, message, why, next))
 
     def operand(self, value: Value) -> Operand:
         """A value as the layout pass placed it."""

@@ -1,0 +1,1 @@
+"""Whole programs, from a `.pte` file to its outputs."""
