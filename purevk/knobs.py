@@ -72,7 +72,7 @@ DUMP = Knob("PUREVK_DUMP", str, "", "Folder into which graphs (after each pass),
 PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
 TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError.")
 RECORDINGS = Knob("PUREVK_RECORDINGS", int, 16, "Recorded command buffers kept per segment, one per input signature.")
-VK_DRIVER_FILES = Knob("VK_DRIVER_FILES", str, "", "Read by the Vulkan loader: the driver manifests to use, instead of all.")
+VK_DRIVER_FILES = Knob("VK_DRIVER_FILES", str, "", "Read by the Vulkan loader: the only driver manifests to use.")
 VK_ICD_FILENAMES = Knob("VK_ICD_FILENAMES", str, "", "The older name of VK_DRIVER_FILES.")
 
 ALL: tuple[Knob, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Knob))

@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, nothing elsewhere.
 
-A progress callback is any callable `(phase, done, total)`. `default()` gives the one that `purevk.load` uses when its caller
-names none.
+A progress callback is any callable `(phase, done, total)`. `default()` gives the one that `purevk.load` uses
+when its caller names none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from purevk import knobs
 
@@ -46,15 +47,15 @@ def closing(progress: Progress | None) -> Iterator[None]:
 class ProgressBar:
     """A bar on one line, which goes away when the phase is complete. May be called from several threads.
 
-    It starts no thread and leaves the cursor as it is, so work that ends by an error leaves the terminal usable; `close()`
-    then removes the line.
+    It starts no thread and leaves the cursor as it is, so work that ends by an error leaves the terminal usable;
+    `close()` then removes the line.
 
     Args:
         delay: seconds of work before it appears.
         console: where; None: stderr.
     """
 
-    def __init__(self, delay: float = _DELAY, console: "Console | None" = None) -> None:
+    def __init__(self, delay: float = _DELAY, console: Console | None = None) -> None:
         self._delay, self._console = delay, console
         self._lock = threading.Lock()
         self._phase = ""
@@ -88,9 +89,11 @@ class ProgressBar:
         filled = width * done // max(total, 1)
         dot = "#" if console.options.ascii_only else "\u2501"
         line = Text.assemble(
-            f"{label} ", (dot * filled, "bar.complete"), (dot * (width - filled), "bar.back"),
+            f"{label} ",
+            (dot * filled, "bar.complete"),
+            (dot * (width - filled), "bar.back"),
             f" {count} {_clock(now - self._started)}",
-        )  # fmt: skip
+        )
         line.truncate(max(console.width - 1, 1))
         self._clear(console)
         console.print(line, end="", no_wrap=True, highlight=False)
@@ -104,13 +107,13 @@ class ProgressBar:
             console.file.flush()
             self._shown = False
 
-    def _clear(self, console: "Console") -> None:
+    def _clear(self, console: Console) -> None:
         from rich.control import Control
         from rich.segment import ControlType
 
         console.control(Control((ControlType.CARRIAGE_RETURN,), (ControlType.ERASE_IN_LINE, 2)))
 
-    def _stream(self) -> "Console":
+    def _stream(self) -> Console:
         if self._console is None:
             from rich.console import Console
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes docs/knobs.md and docs/ops.md from the tables that they describe.
 
-    python scripts/make_docs.py            writes them
-    python scripts/make_docs.py --check    exits with 1 if one is not what would be written
+python scripts/make_docs.py            writes them
+python scripts/make_docs.py --check    exits with 1 if one is not what would be written
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from purevk import knobs  # noqa: E402
-from purevk.cli.ops import operators  # noqa: E402
+from purevk import knobs
+from purevk.cli.ops import operators
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
 _MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
@@ -27,11 +27,13 @@ _NO_ROW = ("operator.", "aten._assert_scalar", "aten.sym_")
 def knobs_page() -> str:
     """The environment variables, as Markdown."""
     lines = [
-        "# Environment variables\n", _MADE,
-        "A variable is read when it is used, so it may be set at any time. 1, true, yes and on mean yes; 0, false, no, off and"
-        " nothing mean no.\n\n",
-        "| variable | default | what it does |\n", "|---|---|---|\n",
-    ]  # fmt: skip
+        "# Environment variables\n",
+        _MADE,
+        "A variable is read when it is used, so it may be set at any time. 1, true, yes and on mean yes; 0, false, no, off"
+        " and nothing mean no.\n\n",
+        "| variable | default | what it does |\n",
+        "|---|---|---|\n",
+    ]
     lines += [f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |\n" for knob in knobs.ALL]
     return "".join(lines)
 
@@ -43,13 +45,13 @@ def _default(value: object) -> str:
 
 
 def read_etvk() -> dict[str, str]:
-    """For each operator that ExecuTorch's Vulkan backend takes, "namespace.name" or with overload: its limit there, or ""."""
+    """For each operator of ExecuTorch's Vulkan backend, "namespace.name" or with overload: its limit there, or ""."""
     with open(ETVK, encoding="utf-8", newline="") as file:
         return {f"{row['namespace']}.{row['operator']}": row["limit_in_etvk"] for row in csv.DictReader(file)}
 
 
 def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
-    """The entries of the table that some names "namespace.name.overload" of one operator stand for: that of the overload, or
+    """The entries of the table that names "namespace.name.overload" of one operator stand for: that of the overload, or
     of the operator, also where the table has the variant that copies ("aten.view_copy")."""
     found: dict[str, None] = {}
     for name in names:
@@ -77,19 +79,25 @@ def ops_page() -> str:
         body.append(f"| `{row['operator']}` | {others} | {row['form']} | {_cell(etvk)} |\n")
     missing = [name for name in table if name not in seen and not name.startswith(_NO_ROW)]
     lines = [
-        "# Operators\n", _MADE,
-        f"{sum(row['form'] != 'cpu' for row in rows)} operators have a kernel. Every other operator of ATen runs on the CPU through torch"
-        " (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
-        "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of the same"
-        " bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own; *cpu*, no kernel"
-        " yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit there.\n\n",
-        "| operator | other names | form | in ExecuTorch's Vulkan backend |\n", "|---|---|---|---|\n", *body,
-    ]  # fmt: skip
+        "# Operators\n",
+        _MADE,
+        f"{sum(row['form'] != 'cpu' for row in rows)} operators have a kernel. Every other operator of ATen runs on the CPU"
+        " through torch (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
+        "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of the"
+        " same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own; *cpu*, no"
+        " kernel yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit"
+        " there.\n\n",
+        "| operator | other names | form | in ExecuTorch's Vulkan backend |\n",
+        "|---|---|---|---|\n",
+        *body,
+    ]
     if missing:
         lines += [
-            "\n## In ExecuTorch's Vulkan backend, without a kernel here\n\n", "| operator | limit there |\n", "|---|---|\n",
+            "\n## In ExecuTorch's Vulkan backend, without a kernel here\n\n",
+            "| operator | limit there |\n",
+            "|---|---|\n",
             *[f"| `{name}` | {_cell(table[name])} |\n" for name in sorted(missing)],
-        ]  # fmt: skip
+        ]
     return "".join(lines)
 
 

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk import __version__
 from purevk.cli import bench, doctor, info, inspect, ops, run, warmup
@@ -14,24 +15,26 @@ from purevk.cli.command import Command
 from purevk.cli.output import Output, error_data, show_error
 from purevk.errors import InputError, PurevkError
 
-COMMANDS: tuple[Command, ...] = tuple(
-    module.COMMAND for module in (info, inspect, run, bench, ops, warmup, doctor)
-)  # fmt: skip
+COMMANDS: tuple[Command, ...] = tuple(module.COMMAND for module in (info, inspect, run, bench, ops, warmup, doctor))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="purevk", description="Runs PyTorch models on any Vulkan device.",
+        prog="purevk",
+        description="Runs PyTorch models on any Vulkan device.",
         epilog="`purevk COMMAND --help` explains a command; docs/cli.md has examples and the structure of --json.",
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"purevk {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         sub = subparsers.add_parser(
-            command.name, help=command.help, description=command.description or command.help, epilog=command.epilog,
+            command.name,
+            help=command.help,
+            description=command.description or command.help,
+            epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         command.add_arguments(sub)
         common = sub.add_argument_group("output")
         common.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -91,7 +94,9 @@ def _collect(command: Command, args: argparse.Namespace) -> dict[str, Any]:
         if isinstance(error, PurevkError) or not error.filename:
             raise
         name = error.filename if isinstance(error.filename, str) else repr(error.filename)
-        raise InputError("a file cannot be opened", where=name, why=error.strerror or str(error), next="check the path") from error
+        raise InputError(
+            "a file cannot be opened", where=name, why=error.strerror or str(error), next="check the path"
+        ) from error
 
 
 def _print_json(data: dict[str, Any]) -> None:

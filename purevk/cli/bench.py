@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any
 
 from purevk import knobs
 from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
@@ -34,15 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--runs", type=positive, metavar="N", help="timed calls (default: as many as fit into --seconds)")
+    group.add_argument(
+        "--runs", type=positive, metavar="N", help="timed calls (default: as many as fit into --seconds)"
+    )
     group.add_argument("--seconds", type=float, default=5.0, metavar="S", help="time for the timed calls (default: 5)")
-    group.add_argument("--no-load", action="store_true", help="leave out cold and warm loading in processes of their own")
+    group.add_argument(
+        "--no-load", action="store_true", help="leave out cold and warm loading in processes of their own"
+    )
     group.add_argument("--profile", action="store_true", help="time every dispatch, against what the device can do")
     group.add_argument(
-        "--by", choices=("operator", "template", "dispatch"), default="operator", help="rows of the profile (default: operator)"
+        "--by",
+        choices=("operator", "template", "dispatch"),
+        default="operator",
+        help="rows of the profile (default: operator)",
     )
     group.add_argument("--remeasure", action="store_true", help="measure the device's limits also if they are known")
-    group.add_argument("--load-only", action="store_true", help=argparse.SUPPRESS)  # what the processes of their own run
+    group.add_argument(
+        "--load-only", action="store_true", help=argparse.SUPPRESS
+    )  # what the processes of their own run
     add_device(parser)
 
 
@@ -61,14 +71,20 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         method(*inputs)
         report = program.report()
         data: dict[str, Any] = {
-            "device": device_data(context.device), "method": name,
+            "device": device_data(context.device),
+            "method": name,
             "inputs": [list(each.shape) if hasattr(each, "shape") else each for each in inputs],
-            "dispatches": report["dispatches"], "segments": report["segments"], "cpu_nodes": report["cpu_nodes"],
+            "dispatches": report["dispatches"],
+            "segments": report["segments"],
+            "cpu_nodes": report["cpu_nodes"],
             "load": {
-                "device_seconds": opened - began, "load_seconds": loaded - opened, "phases": report["seconds"],
-                "kernels": report["kernels"], "first_call_seconds": time.perf_counter() - start,
+                "device_seconds": opened - began,
+                "load_seconds": loaded - opened,
+                "phases": report["seconds"],
+                "kernels": report["kernels"],
+                "first_call_seconds": time.perf_counter() - start,
             },
-        }  # fmt: skip
+        }
         if args.load_only:
             return data
         data["calls"] = _time_calls(lambda: method(*inputs), context.device, args.runs, args.seconds)
@@ -83,8 +99,8 @@ def _time_calls(call: Callable[[], Any], device: Any, runs: int | None, seconds:
     """Times calls one by one.
 
     Returns:
-        "runs", and in seconds "median", "p95", "min", "mean"; medians of the parts: "device" (submitting and waiting), "fallback"
-        (operators on the CPU) and "host" (the rest: checks, copies, recording).
+        "runs", and in seconds "median", "p95", "min", "mean"; medians of the parts: "device" (submitting and waiting),
+        "fallback" (operators on the CPU) and "host" (the rest: checks, copies, recording).
     """
     for _ in range(_WARM_CALLS):
         call()
@@ -102,9 +118,13 @@ def _time_calls(call: Callable[[], Any], device: Any, runs: int | None, seconds:
             parts["fallback"].append(watch.fallback)
             parts["host"].append(total - watch.device - watch.fallback)
     return {
-        "runs": len(totals), "median": statistics.median(totals), "p95": percentile(totals, 95), "min": min(totals),
-        "mean": statistics.fmean(totals), **{name: statistics.median(values) for name, values in parts.items()},
-    }  # fmt: skip
+        "runs": len(totals),
+        "median": statistics.median(totals),
+        "p95": percentile(totals, 95),
+        "min": min(totals),
+        "mean": statistics.fmean(totals),
+        **{name: statistics.median(values) for name, values in parts.items()},
+    }
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -121,10 +141,12 @@ def _profile(method: Any, inputs: Sequence[Any], context: Any, args: argparse.Na
         return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}
     limits = device_limits(context, args.remeasure)
     return {
-        "error": None, "by": args.by, **least_seconds(timings, limits),
+        "error": None,
+        "by": args.by,
+        **least_seconds(timings, limits),
         "limits": {"bytes_per_second": limits.bytes_per_second, "flops_per_second": limits.flops_per_second},
         "rows": table(timings, args.by, limits),
-    }  # fmt: skip
+    }
 
 
 # -- loading in processes of their own --------------------------------------------------------------------------------
@@ -150,7 +172,9 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             command, env=knobs.child_environment(changes), capture_output=True, text=True, timeout=_CHILD_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise PurevkError(f"loading took more than {_CHILD_SECONDS} s", where=args.model, next="try --no-load") from None
+        raise PurevkError(
+            f"loading took more than {_CHILD_SECONDS} s", where=args.model, next="try --no-load"
+        ) from None
     seconds = time.perf_counter() - start
     try:
         made = json.loads(done.stdout)
@@ -165,25 +189,37 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 # -- for people -------------------------------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
-    out.pairs([
-        ("device", device_line(data["device"])), ("method", data["method"]),
-        ("inputs", ", ".join(map(str, data["inputs"]))),
-        ("runs as", f"{count(data['dispatches'], 'dispatch')} in {count(data['segments'], 'segment')},"
-                    f" {count(data['cpu_nodes'], 'node')} on the CPU"),
-    ], indent=0)  # fmt: skip
+    out.pairs(
+        [
+            ("device", device_line(data["device"])),
+            ("method", data["method"]),
+            ("inputs", ", ".join(map(str, data["inputs"]))),
+            (
+                "runs as",
+                f"{count(data['dispatches'], 'dispatch')} in {count(data['segments'], 'segment')},"
+                f" {count(data['cpu_nodes'], 'node')} on the CPU",
+            ),
+        ],
+        indent=0,
+    )
     loads = [(name, data[name]) for name in ("cold", "warm") if name in data]
     loads = loads or [("this process", data["load"])]
     out.table(
         ["", ("device", "r"), ("load", "r"), ("first call", "r"), ("process", "r"), ("compiled", "r"), ("cached", "r")],
         [
             [
-                name, duration(each["device_seconds"]), duration(each["load_seconds"]), duration(each["first_call_seconds"]),
-                duration(each.get("process_seconds")), each["kernels"]["compiled"], each["kernels"]["cached"],
+                name,
+                duration(each["device_seconds"]),
+                duration(each["load_seconds"]),
+                duration(each["first_call_seconds"]),
+                duration(each.get("process_seconds")),
+                each["kernels"]["compiled"],
+                each["kernels"]["cached"],
             ]
             for name, each in loads
         ],
         title="loading",
-    )  # fmt: skip
+    )
     if "calls" in data:
         _show_calls(data["calls"], out)
     if "profile" in data:
@@ -195,7 +231,7 @@ def _show_calls(calls: dict[str, Any], out: Output) -> None:
         [("median", "r"), ("p95", "r"), ("min", "r"), ("on the device", "r"), ("CPU operators", "r"), ("host", "r")],
         [[duration(calls[key]) for key in ("median", "p95", "min", "device", "fallback", "host")]],
         title=f"{count(calls['runs'], 'call')}",
-    )  # fmt: skip
+    )
 
 
 def _show_profile(profile: dict[str, Any], out: Output) -> None:
@@ -207,13 +243,20 @@ def _show_profile(profile: dict[str, Any], out: Output) -> None:
     columns = [("time", "r"), ("share", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
     rows = [
         [
-            row["label"], row["calls"], duration(row["seconds"]), f"{100 * row['share']:.1f}%",
-            _rate(row["bytes_per_second"]), _rate(row["flops_per_second"]), _share(row),
+            row["label"],
+            row["calls"],
+            duration(row["seconds"]),
+            f"{100 * row['share']:.1f}%",
+            _rate(row["bytes_per_second"]),
+            _rate(row["flops_per_second"]),
+            _share(row),
         ]
         for row in profile["rows"]
-    ]  # fmt: skip
+    ]
     whole = f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
-    rows.append(["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None, whole])
+    rows.append(
+        ["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None, whole]
+    )
     if single:
         rows = [[row[0], *row[2:]] for row in rows]
     names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
@@ -224,7 +267,7 @@ def _show_profile(profile: dict[str, Any], out: Output) -> None:
         " of limit: the least time they allow, over the time taken (above 100%: from caches); m: held by memory, a: by"
         " arithmetic",
         "dim",
-    )  # fmt: skip
+    )
 
 
 def _rate(per_second: float | None) -> str | None:
@@ -236,9 +279,13 @@ def _share(row: dict[str, Any]) -> str | None:
 
 
 COMMAND = Command(
-    "bench", "measures loading and calls, and profiles operators", add_arguments, collect, show,
-    description="Loads the model in new processes with an empty and with a filled cache, then times calls one by one in this"
-    " one.",
+    "bench",
+    "measures loading and calls, and profiles operators",
+    add_arguments,
+    collect,
+    show,
+    description="Loads the model in new processes with an empty and with a filled cache, then times calls one by one"
+    " in this one.",
     epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
     "  purevk bench encoder.pte --size s0=17 --profile --by dispatch",
-)  # fmt: skip
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from purevk.cli.output import Output
@@ -17,7 +18,7 @@ class Command:
     Attributes:
         name, help: as listed; `description` and `epilog` are for its own --help.
         add_arguments: adds its arguments to its parser.
-        collect: does the work; gives what --json prints: JSON values only. A key "ok" that is False makes the exit code 1.
+        collect: does the work; gives what --json prints: JSON values only. "ok": False makes the exit code 1.
         show: prints the same for people.
     """
 
@@ -25,7 +26,7 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     collect: Callable[[argparse.Namespace], dict[str, Any]]
-    show: Callable[[dict[str, Any], "Output"], None]
+    show: Callable[[dict[str, Any], Output], None]
     description: str = ""
     epilog: str = ""
 
@@ -34,7 +35,9 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
     """Adds --device, and --no-device where a command can do without one."""
     group = parser.add_mutually_exclusive_group() if no_device else parser
     group.add_argument(
-        "--device", metavar="NAME", help="index or part of the name of the Vulkan device (default: PUREVK_DEVICE, or the best)"
+        "--device",
+        metavar="NAME",
+        help="index or part of the name of the Vulkan device (default: PUREVK_DEVICE, or the best)",
     )
     if no_device:
         group.add_argument("--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU")
@@ -59,15 +62,23 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Adds what says which inputs a call gets."""
     group = parser.add_argument_group("inputs")
     group.add_argument(
-        "--input", "-i", metavar="SPEC", action="append", default=[],
-        help="one for each input, in order; the last one serves those that follow: FILE.npy; FILE.npz (several inputs, in"
-        " the file's order) or FILE.npz:PATTERN (the arrays whose names fit, such as x.npz:in_*); a number;"
+        "--input",
+        "-i",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="one for each input, in order; the last one serves those that follow: FILE.npy; FILE.npz (several"
+        " inputs, in the file's order) or FILE.npz:PATTERN (the arrays whose names fit, such as x.npz:in_*); a number;"
         " random, random:N (integers below N), ones or zeros (default: random)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--size", metavar="NAME=N", action="append", default=[], type=size_argument,
+        "--size",
+        metavar="NAME=N",
+        action="append",
+        default=[],
+        type=size_argument,
         help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect` lists them",
-    )  # fmt: skip
+    )
     group.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
 
 
@@ -102,6 +113,8 @@ def pick_method(names: Any, wanted: str | None, where: str) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     raise InputError(
-        "the program has several methods" if wanted is None else f"there is no method {wanted!r}", where=where,
-        why=f"methods: {', '.join(names)}", next="name one of them: --method NAME",
-    )  # fmt: skip
+        "the program has several methods" if wanted is None else f"there is no method {wanted!r}",
+        where=where,
+        why=f"methods: {', '.join(names)}",
+        next="name one of them: --method NAME",
+    )

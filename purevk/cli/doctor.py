@@ -20,14 +20,20 @@ from purevk.cli.output import Output, count
 from purevk.errors import PurevkError
 
 _MANIFESTS = (
-    "/etc/vulkan/icd.d", "/usr/local/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d",
-    "~/.local/share/vulkan/icd.d", "~/.config/vulkan/icd.d", "/opt/homebrew/share/vulkan/icd.d",
+    "/etc/vulkan/icd.d",
+    "/usr/local/etc/vulkan/icd.d",
+    "/usr/local/share/vulkan/icd.d",
+    "/usr/share/vulkan/icd.d",
+    "~/.local/share/vulkan/icd.d",
+    "~/.config/vulkan/icd.d",
+    "/opt/homebrew/share/vulkan/icd.d",
     "/opt/homebrew/etc/vulkan/icd.d",
-)  # fmt: skip
+)
 _REQUIRED_PACKAGES = ("numpy", "vulkan", "flatbuffers", "platformdirs", "rich")
 _OPTIONAL_PACKAGES = {
-    "torch": "runs operators that have no kernel, on the CPU", "executorch": "exports models to .pte files"
-}  # fmt: skip
+    "torch": "runs operators that have no kernel, on the CPU",
+    "executorch": "exports models to .pte files",
+}
 _FILL = 0x5EED5EED
 
 
@@ -37,7 +43,7 @@ class Check:
 
     Attributes:
         name: what.
-        status: "ok"; "missing": purevk cannot work; "warning": it works worse; "optional": some things are not possible.
+        status: "ok"; "missing": purevk cannot work; "warning": it works worse; "optional": it does less.
         found: what is there, or what is wrong.
         mend: commands or advice.
     """
@@ -92,10 +98,14 @@ def _drivers() -> list[Check]:
         files = [Path(name) for name in named.split(os.pathsep)]
         lost = [str(file) for file in files if not file.exists()]
         if lost:
-            return [Check(
-                "Vulkan drivers", "missing", f"VK_DRIVER_FILES or VK_ICD_FILENAMES names what is not there: {', '.join(lost)}",
-                ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"],
-            )]  # fmt: skip
+            return [
+                Check(
+                    "Vulkan drivers",
+                    "missing",
+                    f"VK_DRIVER_FILES or VK_ICD_FILENAMES names what is not there: {', '.join(lost)}",
+                    ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"],
+                )
+            ]
     else:
         files = [file for folder in _MANIFESTS for file in sorted(Path(folder).expanduser().glob("*.json"))]
     if not files:
@@ -134,9 +144,11 @@ def _devices(args: argparse.Namespace) -> list[Check]:
         vendors = mend.graphics_vendors()
         if picked.kind == "cpu" and vendors and all(device.kind == "cpu" for device in instance.physical_devices):
             checks[0] = Check(
-                "Vulkan device", "warning", f"{listed}; the machine has a GPU of {', '.join(vendors)} that Vulkan does not see",
+                "Vulkan device",
+                "warning",
+                f"{listed}; the machine has a GPU of {', '.join(vendors)} that Vulkan does not see",
                 _device_advice(),
-            )  # fmt: skip
+            )
         checks.append(_works(picked))
     return checks
 
@@ -185,9 +197,11 @@ def _compiler() -> Check:
         entries = default_cache().stats().entries
         if entries:
             return Check(
-                "shader compiler", "warning", f"{error.what}; models run whose kernels are in the cache ({count(entries, 'entry')})",
+                "shader compiler",
+                "warning",
+                f"{error.what}; models run whose kernels are in the cache ({count(entries, 'entry')})",
                 advice,
-            )  # fmt: skip
+            )
         return Check("shader compiler", "missing", error.what, advice)
     return Check("shader compiler", "ok", f"{found.version}, {found.origin}")
 
@@ -197,16 +211,20 @@ def _cache() -> Check:
 
     folder = default_cache().folder
     if folder is None:
-        return Check("cache folder", "warning", f"{knobs.CACHE.name}=0: each process compiles anew", ["unset PUREVK_CACHE"])
+        return Check(
+            "cache folder", "warning", f"{knobs.CACHE.name}=0: each process compiles anew", ["unset PUREVK_CACHE"]
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".purevk-"):
             pass
     except OSError as error:
         return Check(
-            "cache folder", "warning", f"{folder} cannot be written ({error.strerror or error}): each process compiles anew",
+            "cache folder",
+            "warning",
+            f"{folder} cannot be written ({error.strerror or error}): each process compiles anew",
             [f"export {knobs.CACHE_DIR.name}=/a/folder/that/can/be/written"],
-        )  # fmt: skip
+        )
     return Check("cache folder", "ok", str(folder))
 
 
@@ -223,7 +241,9 @@ def _optional() -> list[Check]:
 # -- for people -------------------------------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     out.table(
-        ["", ("state", "w"), "found"], [[each["name"], each["status"], each["found"]] for each in data["checks"]], styled=1
+        ["", ("state", "w"), "found"],
+        [[each["name"], each["status"], each["found"]] for each in data["checks"]],
+        styled=1,
     )
     for each in data["checks"]:
         if each["mend"] and each["status"] != "ok":

@@ -39,20 +39,29 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any]:
     api_version = version_text(device.api_version)
     return {
-        "index": device.index, "name": device.name, "kind": device.kind, "driver": device.driver, "api_version": api_version,
-        "uuid": str(device.uuid), "vendor_id": device.vendor_id, "device_id": device.device_id,
+        "index": device.index,
+        "name": device.name,
+        "kind": device.kind,
+        "driver": device.driver,
+        "api_version": api_version,
+        "uuid": str(device.uuid),
+        "vendor_id": device.vendor_id,
+        "device_id": device.device_id,
         "heaps": [{"bytes": heap.size, "device_local": heap.device_local} for heap in device.heaps],
-        "unified": device.is_unified, "cores": device.core_count, "subgroup_size": device.subgroup_size,
+        "unified": device.is_unified,
+        "cores": device.core_count,
+        "subgroup_size": device.subgroup_size,
         "max_storage_buffer_range": device.limits.max_storage_buffer_range,
         "max_shared_memory": device.limits.max_shared_memory,
         "max_workgroup_invocations": device.limits.max_workgroup_invocations,
-    }  # fmt: skip
+    }
 
 
 def _features(device: api.PhysicalDevice) -> list[dict[str, Any]]:
     on = choose(device.available)
     return [
-        {"name": row.name, "offered": row.name in device.available, "on": row.name in on, "doc": row.doc} for row in FEATURES
+        {"name": row.name, "offered": row.name in device.available, "on": row.name in on, "doc": row.doc}
+        for row in FEATURES
     ]
 
 
@@ -69,10 +78,12 @@ def show(data: dict[str, Any], out: Output) -> None:
     else:
         out.line(f"  {compiler_data['error']['what']}; `purevk doctor` says how to get one", "yellow")
     out.heading("cache")
-    out.pairs([
-        ("folder", cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"),
-        ("entries", f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}"),
-    ])  # fmt: skip
+    out.pairs(
+        [
+            ("folder", cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"),
+            ("entries", f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}"),
+        ]
+    )
 
 
 def _show_devices(data: dict[str, Any], out: Output) -> None:
@@ -86,33 +97,49 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
         picked = "  <- picked" if device["index"] == data["picked"] else ""
         out.heading(f"device {device['index']}: {device['name']}{picked}")
         heaps = ", ".join(
-            f"{size(heap['bytes'])} {'of the device' if heap['device_local'] else 'of the host'}" for heap in device["heaps"]
+            f"{size(heap['bytes'])} {'of the device' if heap['device_local'] else 'of the host'}"
+            for heap in device["heaps"]
         )
-        out.pairs([
-            ("kind", device["kind"] + (", shares the host's memory" if device["unified"] else "")),
-            ("driver", device["driver"]),
-            ("Vulkan", device["api_version"]),
-            ("memory", heaps),
-            ("cores", device["cores"] or None),
-            ("subgroups of", device["subgroup_size"]),
-            ("largest buffer", size(device["max_storage_buffer_range"])),
-            ("shared memory", f"{size(device['max_shared_memory'])}, {device['max_workgroup_invocations']} invocations a workgroup"),
-        ])  # fmt: skip
+        out.pairs(
+            [
+                ("kind", device["kind"] + (", shares the host's memory" if device["unified"] else "")),
+                ("driver", device["driver"]),
+                ("Vulkan", device["api_version"]),
+                ("memory", heaps),
+                ("cores", device["cores"] or None),
+                ("subgroups of", device["subgroup_size"]),
+                ("largest buffer", size(device["max_storage_buffer_range"])),
+                (
+                    "shared memory",
+                    f"{size(device['max_shared_memory'])}, workgroups of up to {device['max_workgroup_invocations']}",
+                ),
+            ]
+        )
     if data["features"]:
         out.table(
             ["feature", ("state", "w"), "what it gives"],
             [[row["name"], _state(row), row["doc"]] for row in data["features"]],
-            styled=1, title=f"features of device {data['picked']}",
-        )  # fmt: skip
+            styled=1,
+            title=f"features of device {data['picked']}",
+        )
     if data.get("matrix_shapes"):
         out.table(
             [("m", "r"), ("n", "r"), ("k", "r"), "a", "b", "c", "result", "scope"],
             [
-                [s["m"], s["n"], s["k"], s["a"], s["b"], s["c"], s["result"], s["scope"] + ", multiples" * s["flexible"]]
+                [
+                    s["m"],
+                    s["n"],
+                    s["k"],
+                    s["a"],
+                    s["b"],
+                    s["c"],
+                    s["result"],
+                    s["scope"] + ", multiples" * s["flexible"],
+                ]
                 for s in data["matrix_shapes"]
             ],
             title="matrix units",
-        )  # fmt: skip
+        )
 
 
 def _state(row: dict[str, Any]) -> str:

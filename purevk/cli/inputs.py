@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +38,17 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
     given = [item for spec in args.input for item in _expand(spec)] or ["random"]
     if len(given) > len(graph.inputs):
         raise InputError(
-            f"{len(given)} inputs were given, the method takes {len(graph.inputs)}", where=where,
+            f"{len(given)} inputs were given, the method takes {len(graph.inputs)}",
+            where=where,
             next="name one for each input, in order; FILE.npz:PATTERN picks arrays of a file",
-        )  # fmt: skip
+        )
     rest = given[-1] if isinstance(given[-1], str) else "random"
     given += [rest] * (len(graph.inputs) - len(given))
     sizes = _sizes(graph, args.size, where)
     random = np.random.default_rng(args.seed)
     return [
-        _make(value, item, sizes, random, f"input {n} of {where}") for n, (value, item) in enumerate(zip(graph.inputs, given))
+        _make(value, item, sizes, random, f"input {n} of {where}")
+        for n, (value, item) in enumerate(zip(graph.inputs, given))
     ]
 
 
@@ -75,9 +78,11 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            "the input cannot be read", where=path, why=str(error) or type(error).__name__,
+            "the input cannot be read",
+            where=path,
+            why=str(error) or type(error).__name__,
             next="write it with numpy.save or numpy.savez",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def size_values(graph: Graph, chosen: Mapping[str, int] | None = None) -> dict[Symbol, int]:
@@ -95,10 +100,11 @@ def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[
     for name, _ in chosen:
         if name not in names:
             raise InputError(
-                f"no size of the inputs is named {name}", where=where,
+                f"no size of the inputs is named {name}",
+                where=where,
                 why=f"the sizes are {', '.join(names)}" if names else "all sizes are fixed",
                 next="`purevk inspect` lists the sizes and their bounds",
-            )  # fmt: skip
+            )
     return size_values(graph, dict(chosen))
 
 
@@ -108,7 +114,9 @@ def _make(value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.
     if isinstance(value, Dim):
         if isinstance(item, np.ndarray):
             if item.size != 1:
-                raise InputError("an integer is expected", where=where, why=f"an array of {item.size} elements was given")
+                raise InputError(
+                    "an integer is expected", where=where, why=f"an array of {item.size} elements was given"
+                )
             return int(item.reshape(()))
         return int(_number(item, where, default=0))
     dtype, shape = value.type.dtype, tuple(_dims.evaluate(size, sizes) for size in value.type.dims)
@@ -143,9 +151,14 @@ def _number(item: str, where: str, default: float | None = None) -> float:
     try:
         return float(item)
     except ValueError:
-        hint = "no such file" if Path(item).suffix or "/" in item else "it is no number, and none of random, ones, zeros"
+        hint = (
+            "no such file" if Path(item).suffix or "/" in item else "it is no number, and none of random, ones, zeros"
+        )
         raise InputError(
-            f"{item!r} is no input", where=where, why=hint, next="give FILE.npy, FILE.npz, random, ones, zeros or a number"
+            f"{item!r} is no input",
+            where=where,
+            why=hint,
+            next="give FILE.npy, FILE.npz, random, ones, zeros or a number",
         ) from None
 
 

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
     parser.add_argument("--graph", action="store_true", help="print the optimized graph, a node a line")
-    parser.add_argument("--node-table", action="store_true", help="list everything that runs, in order, with its kernels")
+    parser.add_argument(
+        "--node-table", action="store_true", help="list everything that runs, in order, with its kernels"
+    )
     add_device(parser, no_device=True)
 
 
@@ -36,20 +38,22 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             )
         with Target(args) as target:
             methods = [
-                _method(program, program.method(name), target, args)
-                for name in names
-                if args.method in (None, name)
-            ]  # fmt: skip
+                _method(program, program.method(name), target, args) for name in names if args.method in (None, name)
+            ]
             return {
-                "file": _file(program), "device": target.data(), "methods": methods,
+                "file": _file(program),
+                "device": target.data(),
+                "methods": methods,
                 "torch_installed": importlib.util.find_spec("torch") is not None,
                 "ok": all(method["error"] is None for method in methods),
-            }  # fmt: skip
+            }
 
 
 def _file(program: pte.Program) -> dict[str, Any]:
     return {
-        "path": program.name, "bytes": program.source.size, "methods": list(program.methods),
+        "path": program.name,
+        "bytes": program.source.size,
+        "methods": list(program.methods),
         "named_data": {
             "keys": len(program.named),
             "bytes": sum(program.segments[index].size for index in set(program.named.values())),
@@ -58,7 +62,7 @@ def _file(program: pte.Program) -> dict[str, Any]:
             {"path": file.name, "keys": len(file.entries), "bytes": sum(entry.size for entry in file.entries.values())}
             for file in program.data_files
         ],
-    }  # fmt: skip
+    }
 
 
 def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: argparse.Namespace) -> dict[str, Any]:
@@ -69,13 +73,14 @@ def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: a
     data: dict[str, Any] = {
         "name": plan.name,
         "file_nodes": {
-            "delegate_calls": called.total(), "kernel_calls": kernels.total(),
+            "delegate_calls": called.total(),
+            "kernel_calls": kernels.total(),
             "nodes": kernels.total() + sum(delegates[index]["operators"] or 0 for index in called.elements()),
             "kernels": dict(sorted(kernels.items())),
         },
         "delegates": delegates,
         "error": None,
-    }  # fmt: skip
+    }
     try:
         made = lowered.lower(program, plan.name, target.traits)
     except PurevkError as error:
@@ -107,9 +112,12 @@ def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: a
 
 def _delegate(program: pte.Program, delegate: P.Delegate) -> dict[str, Any]:
     data: dict[str, Any] = {
-        "backend": delegate.id, "bytes": len(program.delegate_data(delegate)), "operators": None, "constants": None,
+        "backend": delegate.id,
+        "bytes": len(program.delegate_data(delegate)),
+        "operators": None,
+        "constants": None,
         "constant_bytes": None,
-    }  # fmt: skip
+    }
     if delegate.id == P.VULKAN_BACKEND:
         graph = program.vulkan_graph(delegate)
         data["operators"], data["constants"] = len(graph.chain), len(graph.constants)
@@ -122,13 +130,18 @@ def show(data: dict[str, Any], out: Output) -> None:
     file = data["file"]
     out.heading(file["path"])
     named = file["named_data"]
-    out.pairs([
-        ("size", size(file["bytes"])),
-        ("methods", ", ".join(file["methods"])),
-        ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named["keys"] else None),
-        *[("data file", f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}") for each in file["data_files"]],
-        ("device", device_line(data["device"])),
-    ])  # fmt: skip
+    out.pairs(
+        [
+            ("size", size(file["bytes"])),
+            ("methods", ", ".join(file["methods"])),
+            ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named["keys"] else None),
+            *[
+                ("data file", f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}")
+                for each in file["data_files"]
+            ],
+            ("device", device_line(data["device"])),
+        ]
+    )
     for method in data["methods"]:
         _show_method(method, out, data["torch_installed"])
 
@@ -139,32 +152,53 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         error = method["error"]
         out.pairs([("in the file", _in_file(method))])
         out.line(f"  cannot run: {error['what']}", "bold red")
-        out.pairs([("where", error["where"] or None), ("why", error["why"] or None), ("next", error["next"] or None)], 4)
+        out.pairs(
+            [("where", error["where"] or None), ("why", error["why"] or None), ("next", error["next"] or None)], 4
+        )
         _show_delegates(method, out)
         return
     segments = method["segments"]
     gpu = sum(each["on"] == "gpu" for each in segments)
     memory = method["memory"]
     once = method["dispatches_at_load"]
-    out.pairs([
-        *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
-        *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
-        *[(f"size {name}", f"{each['min']} to {each['max']}") for name, each in method["sizes"].items()],
-        ("lowered for", ", ".join(method["guards"]) or None),
-        ("in the file", _in_file(method)),
-        ("here", f"{count(method['dispatches'], 'dispatch')} a call" + (f", {once} once at load" if once else "")
-                 + f" ({count(method['nodes'], 'node')} in the graph)"),
-        ("segments", f"{gpu} on the GPU" + (f", {len(segments) - gpu} on the CPU between them" if len(segments) > gpu else "")),
-        ("memory", f"{size(memory['planned'])} for intermediate tensors (separately {size(memory['naive'])}, at least"
-                   f" {size(memory['lower_bound'])})"),
-        ("", f"{size(memory['weights'])} weights, {size(memory['state'])} state, {size(memory['inputs'])} inputs,"
-             f" {size(memory['outputs'])} outputs"),
-    ])  # fmt: skip
+    out.pairs(
+        [
+            *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
+            *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
+            *[(f"size {name}", f"{each['min']} to {each['max']}") for name, each in method["sizes"].items()],
+            ("lowered for", ", ".join(method["guards"]) or None),
+            ("in the file", _in_file(method)),
+            (
+                "here",
+                f"{count(method['dispatches'], 'dispatch')} a call"
+                + (f", {once} once at load" if once else "")
+                + f" ({count(method['nodes'], 'node')} in the graph)",
+            ),
+            (
+                "segments",
+                f"{gpu} on the GPU"
+                + (f", {len(segments) - gpu} on the CPU between them" if len(segments) > gpu else ""),
+            ),
+            (
+                "memory",
+                f"{size(memory['planned'])} for intermediate tensors (separately {size(memory['naive'])}, at least"
+                f" {size(memory['lower_bound'])})",
+            ),
+            (
+                "",
+                f"{size(memory['weights'])} weights, {size(memory['state'])} state, {size(memory['inputs'])} inputs,"
+                f" {size(memory['outputs'])} outputs",
+            ),
+        ]
+    )
     _show_delegates(method, out)
     if method["kernels"]:
         out.table(
             ["template", ("dispatches", "r"), ("at load", "r"), ("pipelines", "r"), ("modules", "r")],
-            [[k["template"], k["dispatches"], k["at_load"] or None, k["pipelines"], k["modules"]] for k in method["kernels"]],
+            [
+                [k["template"], k["dispatches"], k["at_load"] or None, k["pipelines"], k["modules"]]
+                for k in method["kernels"]
+            ],
             title="kernels",
         )
     _show_cpu(method["cpu_nodes"], out, torch_installed)
@@ -190,7 +224,11 @@ def _show_delegates(method: dict[str, Any], out: Output) -> None:
             operators, constants, nbytes = (
                 sum(each[key] or 0 for each in group) for key in ("operators", "constants", "constant_bytes")
             )
-            known = f": {count(operators, 'operator')}, {count(constants, 'constant')} of {size(nbytes)}" if operators else ""
+            known = (
+                f": {count(operators, 'operator')}, {count(constants, 'constant')} of {size(nbytes)}"
+                if operators
+                else ""
+            )
             out.heading(f"{count(len(group), 'delegate')} of {backend}{known}")
     elif method["delegates"]:
         out.table(
@@ -200,7 +238,7 @@ def _show_delegates(method: dict[str, Any], out: Output) -> None:
                 for n, d in enumerate(method["delegates"])
             ],
             title="delegates",
-        )  # fmt: skip
+        )
 
 
 def _show_cpu(nodes: list[dict[str, Any]], out: Output, torch_installed: bool) -> None:
@@ -222,17 +260,29 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
     out.table(
         [("#", "r"), ("on", "w"), ("operator", "c"), ("result", "c"), ("kernels", "c"), ("source", "c")],
         [
-            [n, row["on"], row["operator"], "; ".join(row["results"]),
-             "; ".join(name.removesuffix(".comp") for name in row["templates"]) or row["why"] or "none: a view", row["source"]]
+            [
+                n,
+                row["on"],
+                row["operator"],
+                "; ".join(row["results"]),
+                "; ".join(name.removesuffix(".comp") for name in row["templates"]) or row["why"] or "none: a view",
+                row["source"],
+            ]
             for n, row in enumerate(rows)
         ],
-        styled=1, title="nodes",
-    )  # fmt: skip
+        styled=1,
+        title="nodes",
+    )
 
 
 COMMAND = Command(
-    "inspect", "shows what is in a .pte file and where each node runs", add_arguments, collect, show,
-    description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels. Nothing is compiled.",
+    "inspect",
+    "shows what is in a .pte file and where each node runs",
+    add_arguments,
+    collect,
+    show,
+    description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels."
+    " Nothing is compiled.",
     epilog="examples:\n  purevk inspect model.pte\n  purevk inspect model.pte --no-device --node-table\n"
     "  purevk inspect model.pte --graph | less -S",
 )

@@ -58,7 +58,7 @@ class DeviceLimits:
     flops_per_second: float
 
 
-def device_limits(context: "Context", again: bool = False) -> DeviceLimits:
+def device_limits(context: Context, again: bool = False) -> DeviceLimits:
     """The limits of a context's device, from the cache or measured now (a second or two).
 
     Args:
@@ -70,9 +70,9 @@ def device_limits(context: "Context", again: bool = False) -> DeviceLimits:
     if known is not None and not again:
         return known
     rates = {"bytes_per_second": _copy_rate(context), "flops_per_second": _fma_rate(context)}
-    measured = DeviceLimits(**{
-        name: max(rate, getattr(known, name) if known is not None else 0.0) for name, rate in rates.items()
-    })  # fmt: skip
+    measured = DeviceLimits(
+        **{name: max(rate, getattr(known, name) if known is not None else 0.0) for name, rate in rates.items()}
+    )
     context.cache.put_tuning(key, _NAME, asdict(measured))
     return measured
 
@@ -86,7 +86,7 @@ def _known(value: Any) -> DeviceLimits | None:
     return DeviceLimits(**value)
 
 
-def _copy_rate(context: "Context") -> float:
+def _copy_rate(context: Context) -> float:
     device = context.device
     size = 32 << 20 if device.kind == "cpu" else 256 << 20
     own = sum(heap.size for heap in device.physical.heaps if heap.device_local)
@@ -97,14 +97,14 @@ def _copy_rate(context: "Context") -> float:
     return 2.0 * size / seconds
 
 
-def _fma_rate(context: "Context") -> float:
+def _fma_rate(context: Context) -> float:
     cpu = context.device.kind == "cpu"
     groups, count = (256, 1024) if cpu else (4096, 4096)
     seconds = _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1))
     return 2.0 * 4 * _CHAINS * count * groups * _GROUP / seconds
 
 
-def _best(context: "Context", label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int]) -> float:
+def _best(context: Context, label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int]) -> float:
     """Seconds of the fastest of several runs, by the device's clock if it has one."""
     device = context.device
     (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)

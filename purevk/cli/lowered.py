@@ -1,4 +1,4 @@
-"""A method lowered for a device but not loaded onto it, and what can be said of it: where each node runs, memory, kernels."""
+"""A method lowered for a device but not loaded onto it: where each node runs, memory, kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from purevk import pte
 from purevk.graph.executable import Plan, make_plan
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
-from purevk.memory_planner import ALIGNMENT, Block, plan as plan_memory
+from purevk.memory_planner import ALIGNMENT, Block
+from purevk.memory_planner import plan as plan_memory
 from purevk.ops.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of the sizes of a call (other
-    calls are lowered anew)."""
+    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of the sizes of a call
+    (other calls are lowered anew)."""
 
     imported: Graph
     graph: Graph
@@ -43,8 +44,8 @@ def lower(program: pte.Program, method: str, traits: DeviceTraits) -> Lowered:
 
 # -- inputs and outputs -----------------------------------------------------------------------------------------------
 def describe_value(value: Any) -> dict[str, Any]:
-    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims" (integers, or expressions
-    over symbols as text)."""
+    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims" (integers, or
+    expressions over symbols as text)."""
     if isinstance(value, Value):
         dims = [size if isinstance(size, int) else str(size) for size in value.type.dims]
         return {"kind": "tensor", "dtype": value.type.dtype.name, "dims": dims}
@@ -71,7 +72,7 @@ def size_symbols(graph: Graph) -> dict[str, dict[str, int]]:
 
 # -- where nodes run --------------------------------------------------------------------------------------------------
 def segments_data(plan: Plan) -> list[dict[str, Any]]:
-    """The segments in order: "on" is "gpu" (with the numbers of nodes and dispatches) or "cpu" (with operator and why)."""
+    """The segments in order: "on" is "gpu" (with counts of nodes and dispatches) or "cpu" (with operator and why)."""
     found: list[dict[str, Any]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if step.on_device:
@@ -84,18 +85,27 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
 def host_data(node: Node) -> dict[str, Any]:
     """A node that runs on the CPU: operator, why, source, and its results as text."""
     return {
-        "operator": node.args[0], "why": node.args[1], "source": node.source,
+        "operator": node.args[0],
+        "why": node.args[1],
+        "source": node.source,
         "results": [str(value.type) for value in node.results],
-    }  # fmt: skip
+    }
 
 
 def node_rows(plan: Plan) -> list[dict[str, Any]]:
     """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu" or "cpu"."""
     rows = [
-        {"on": "load", "operator": label_operator(d.label), "source": label_source(d.label), "results": [], "dispatches": 1,
-         "templates": [d.kernel.template], "why": None}
+        {
+            "on": "load",
+            "operator": label_operator(d.label),
+            "source": label_source(d.label),
+            "results": [],
+            "dispatches": 1,
+            "templates": [d.kernel.template],
+            "why": None,
+        }
         for d in plan.once
-    ]  # fmt: skip
+    ]
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if not step.on_device:
             data = host_data(step.nodes[0])
@@ -105,10 +115,17 @@ def node_rows(plan: Plan) -> list[dict[str, Any]]:
         for at in range(first, last):
             made[plan.nodes_of[at]].append(plan.dispatches[at].kernel.template)
         for node, templates in made.items():
-            rows.append({
-                "on": "gpu", "operator": node.op, "source": node.source, "results": [str(v.type) for v in node.results],
-                "dispatches": len(templates), "templates": templates, "why": None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "on": "gpu",
+                    "operator": node.op,
+                    "source": node.source,
+                    "results": [str(v.type) for v in node.results],
+                    "dispatches": len(templates),
+                    "templates": templates,
+                    "why": None,
+                }
+            )
     return rows
 
 
@@ -129,16 +146,21 @@ def kernels_data(plan: Plan) -> list[dict[str, Any]]:
     pipelines = Counter(spec.template for spec in plan.kernels)
     modules = Counter(template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels})
     return [
-        {"template": name, "dispatches": calls[name], "at_load": once[name], "pipelines": pipelines[name],
-         "modules": modules[name]}
+        {
+            "template": name,
+            "dispatches": calls[name],
+            "at_load": once[name],
+            "pipelines": pipelines[name],
+            "modules": modules[name],
+        }
         for name in sorted(pipelines, key=lambda name: (-calls[name], name))
-    ]  # fmt: skip
+    ]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, int]:
-    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive", "lower_bound" of
-    intermediate tensors, "inputs", "outputs", "weights", "state".
+    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive", "lower_bound"
+    of intermediate tensors, "inputs", "outputs", "weights", "state".
 
     Args:
         plan: the method.
@@ -172,12 +194,14 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     blocks = [Block(v, plan.sizes[v], first[v], last[v]) for v in first if v not in direct]
     planned = plan_memory(blocks, max_arena=max_arena)
     return {
-        "planned": planned.planned, "naive": planned.naive, "lower_bound": planned.lower_bound,
+        "planned": planned.planned,
+        "naive": planned.naive,
+        "lower_bound": planned.lower_bound,
         "inputs": sum(_aligned(plan.sizes[v]) for v in uploads),
         "outputs": sum(_aligned(plan.sizes[v]) for v in (*direct, *copied)),
         "weights": sum(_aligned(plan.sizes[v]) for v in weights),
         "state": sum(_aligned(v.type.nbytes) for v in states),
-    }  # fmt: skip
+    }
 
 
 def _aligned(nbytes: int) -> int:

@@ -15,11 +15,30 @@ if TYPE_CHECKING:
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (
-    "storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "subgroup_basic", "subgroup_vote",
-    "subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "subgroup_shuffle_relative", "subgroup_clustered",
-    "subgroup_quad", "subgroup_extended_types", "subgroup_size_control", "vulkan_memory_model", "scalar_block_layout",
-    "integer_dot_product", "buffer_device_address", "pipeline_cache", "timestamp", "host_query_reset",
-)  # fmt: skip
+    "storage_16bit",
+    "storage_8bit",
+    "float16",
+    "int8",
+    "int16",
+    "int64",
+    "subgroup_basic",
+    "subgroup_vote",
+    "subgroup_arithmetic",
+    "subgroup_ballot",
+    "subgroup_shuffle",
+    "subgroup_shuffle_relative",
+    "subgroup_clustered",
+    "subgroup_quad",
+    "subgroup_extended_types",
+    "subgroup_size_control",
+    "vulkan_memory_model",
+    "scalar_block_layout",
+    "integer_dot_product",
+    "buffer_device_address",
+    "pipeline_cache",
+    "timestamp",
+    "host_query_reset",
+)
 
 
 def package_version(name: str) -> str | None:
@@ -35,8 +54,10 @@ def versions() -> dict[str, str | None]:
     from purevk import __version__
 
     found: dict[str, str | None] = {
-        "purevk": __version__, "python": platform.python_version(), "system": platform.platform(),
-    }  # fmt: skip
+        "purevk": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
     for name in ("numpy", "vulkan", "rich", "torch", "executorch"):
         found[name] = package_version(name)
     return found
@@ -54,7 +75,7 @@ def compiler() -> dict[str, Any]:
     return {"origin": found.origin, "version": found.version, "error": None}
 
 
-def open_context(args: argparse.Namespace) -> "Context":
+def open_context(args: argparse.Namespace) -> Context:
     """A context on the device that the arguments name. The caller closes it."""
     from purevk import api
     from purevk.graph.context import Context
@@ -62,15 +83,19 @@ def open_context(args: argparse.Namespace) -> "Context":
     return Context(api.open_device(args.device))
 
 
-def typical_traits() -> "DeviceTraits":
+def typical_traits() -> DeviceTraits:
     """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
     from purevk.api.features import Features, choose
     from purevk.ops.lowering import DeviceTraits
 
     return DeviceTraits(
-        features=frozenset(choose(Features(_TYPICAL))), subgroup_size=32, cores=32, max_storage_range=2**31,
-        max_shared_memory=32768, max_invocations=1024,
-    )  # fmt: skip
+        features=frozenset(choose(Features(_TYPICAL))),
+        subgroup_size=32,
+        cores=32,
+        max_storage_range=2**31,
+        max_shared_memory=32768,
+        max_invocations=1024,
+    )
 
 
 class Target:
@@ -97,7 +122,7 @@ class Target:
         """Name, kind and driver of the device, or None."""
         return None if self.context is None else device_data(self.context.device)
 
-    def __enter__(self) -> "Target":
+    def __enter__(self) -> Target:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -15,18 +15,18 @@ _PACKAGES: dict[str, dict[str, str]] = {
     "nvidia": {"debian": "nvidia-driver", "fedora": "akmod-nvidia", "arch": "nvidia-utils"},
     "shaderc": {"debian": "libshaderc1", "fedora": "libshaderc", "arch": "shaderc"},
     "validation": {
-        "debian": "vulkan-validationlayers", "fedora": "vulkan-validation-layers", "arch": "vulkan-validation-layers"
+        "debian": "vulkan-validationlayers",
+        "fedora": "vulkan-validation-layers",
+        "arch": "vulkan-validation-layers",
     },
-}  # fmt: skip
+}
 _INSTALL = {"debian": "apt-get install", "fedora": "dnf install", "arch": "pacman -S"}
-_FAMILIES = {
-    "debian": ("debian", "ubuntu"), "fedora": ("fedora", "rhel", "centos"), "arch": ("arch",)
-}  # fmt: skip
+_FAMILIES = {"debian": ("debian", "ubuntu"), "fedora": ("fedora", "rhel", "centos"), "arch": ("arch",)}
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 
 
 def distribution() -> tuple[str, str, float]:
-    """(family, id, version) of the Linux distribution: ("debian", "ubuntu", 24.04); ("", "", 0.0) where it is not known."""
+    """(family, id, version) of the Linux distribution: ("debian", "ubuntu", 24.04); ("", "", 0.0) if it is unknown."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:
@@ -41,7 +41,7 @@ def distribution() -> tuple[str, str, float]:
 
 
 def install(*things: str) -> list[str]:
-    """The command that installs keys of the table on this system; those of the known families where it is another one."""
+    """The command that installs keys of the table on this system; those of all known families on another one."""
     if not sys.platform.startswith("linux"):
         return []
     family, _, _ = distribution()
@@ -92,13 +92,14 @@ def driver(vendors: list[str]) -> list[str]:
 
 def shaderc() -> list[str]:
     """What brings a GLSL compiler."""
-    family, name, version = distribution()
+    _, name, version = distribution()
     advice = ["pip install --force-reinstall purevk    (the platform wheel carries the library)"]
     if sys.platform.startswith("linux"):
         if name == "debian" and version < 13:
             sudo = "" if os.geteuid() == 0 else "sudo "
             advice.append(
-                f"{sudo}apt-get install libshaderc-dev glslang-dev spirv-tools && packaging/link_shaderc.sh    (in a checkout)"
+                f"{sudo}apt-get install libshaderc-dev glslang-dev spirv-tools && packaging/link_shaderc.sh"
+                "    (in a checkout)"
             )
         else:
             advice += install("shaderc")

@@ -16,8 +16,12 @@ from purevk.ops import registry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="only operators whose name fits, such as '*norm*'")
-    parser.add_argument("--check", metavar="MODEL.pte", help="say for each operator of a model where it would run, and why")
+    parser.add_argument(
+        "pattern", nargs="?", metavar="PATTERN", help="only operators whose name fits, such as '*norm*'"
+    )
+    parser.add_argument(
+        "--check", metavar="MODEL.pte", help="say for each operator of a model where it would run, and why"
+    )
     add_data(parser)
     add_device(parser, no_device=True)
 
@@ -27,16 +31,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def operators() -> list[dict[str, Any]]:
-    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or "cpu"), "epilogue" (whether
-    it takes pointwise operators that follow into its kernel)."""
+    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or "cpu"), "epilogue"
+    (whether it takes pointwise operators that follow into its kernel)."""
     return [
         {
-            "operator": row.name, "names": list(row.names),
+            "operator": row.name,
+            "names": list(row.names),
             "form": "cpu" if row.form is None else type(row.form).__name__.lower(),
             "epilogue": bool(getattr(row.form, "epilogue", False)),
         }
         for row in registry.rows()
-    ]  # fmt: skip
+    ]
 
 
 def _fits(row: dict[str, Any], pattern: str | None) -> bool:
@@ -51,13 +56,21 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
     with pte.read_program(args.check, args.data) as program, Target(args) as target:
         for name in program.methods:
             try:
-                methods.append({"name": name, "operators": [row for row in _where(program, name, target.traits) if _fits(row, args.pattern)], "error": None})
+                methods.append(
+                    {
+                        "name": name,
+                        "operators": [row for row in _where(program, name, target.traits) if _fits(row, args.pattern)],
+                        "error": None,
+                    }
+                )
             except PurevkError as error:
                 methods.append({"name": name, "operators": [], "error": error_data(error)})
         return {
-            "file": program.name, "device": target.data(), "methods": methods,
+            "file": program.name,
+            "device": target.data(),
+            "methods": methods,
             "ok": all(method["error"] is None for method in methods),
-        }  # fmt: skip
+        }
 
 
 def _where(program: pte.Program, method: str, traits: Any) -> list[dict[str, Any]]:
@@ -97,7 +110,7 @@ def show(data: dict[str, Any], out: Output) -> None:
                 [_short(row["operator"]), row["form"] + " +" * row["epilogue"], ", ".join(map(_short, row["names"]))]
                 for row in rows
             ],
-        )  # fmt: skip
+        )
         notes = "+: takes pointwise operators that follow into its kernel; names without their .default"
         out.line(f"{count(len(rows), 'operator')}; {notes}", "dim")
         return
@@ -112,8 +125,9 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.table(
             ["operator", ("nodes", "r"), ("on", "w"), ("form", "w"), "why"],
             [[row["operator"], row["nodes"], row["on"], row["form"], row["why"]] for row in rows],
-            styled=2, title=f"method {method['name']}: {total['gpu']} nodes on the GPU, {total['cpu']} on the CPU",
-        )  # fmt: skip
+            styled=2,
+            title=f"method {method['name']}: {total['gpu']} nodes on the GPU, {total['cpu']} on the CPU",
+        )
 
 
 def _short(name: str) -> str:
@@ -121,8 +135,12 @@ def _short(name: str) -> str:
 
 
 COMMAND = Command(
-    "ops", "lists the operators, or checks which of a model's run where", add_arguments, collect, show,
-    description="Lists the operators that have a kernel; others run on the CPU through torch. With --check: what a model"
-    " needs,\nand where each node would run before the passes fuse them.",
+    "ops",
+    "lists the operators, or checks which of a model's run where",
+    add_arguments,
+    collect,
+    show,
+    description="Lists the operators that have a kernel; others run on the CPU through torch. With --check: what a"
+    " model needs,\nand where each node would run before the passes fuse them.",
     epilog="examples:\n  purevk ops\n  purevk ops softmax\n  purevk ops --check model.pte --no-device",
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,9 +15,17 @@ from purevk.errors import PurevkError
 
 _PIPE_WIDTH = 120  # columns where the output is no terminal and COLUMNS says nothing
 STYLES = {
-    "ok": "green", "gpu": "green", "on": "green", "cached": "green", "cpu": "yellow", "warning": "yellow",
-    "optional": "dim", "off": "dim", "missing": "bold red", "error": "bold red",
-}  # fmt: skip
+    "ok": "green",
+    "gpu": "green",
+    "on": "green",
+    "cached": "green",
+    "cpu": "yellow",
+    "warning": "yellow",
+    "optional": "dim",
+    "off": "dim",
+    "missing": "bold red",
+    "error": "bold red",
+}
 
 
 def _console(stream: Any) -> Console:
@@ -68,9 +77,13 @@ class Output:
         self._any = True
 
     def table(
-        self, columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[Any]], styled: int | None = None,
-        title: str = "", total: Sequence[Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        columns: Sequence[str | tuple[str, str]],
+        rows: Iterable[Sequence[Any]],
+        styled: int | None = None,
+        title: str = "",
+        total: Sequence[Any] | None = None,
+    ) -> None:
         """A table.
 
         Args:
@@ -90,9 +103,12 @@ class Output:
             name = column if isinstance(column, str) else column[0]
             fixed = kind in ("r", "w")
             table.add_column(
-                name, justify="right" if kind == "r" else "left", no_wrap=fixed, overflow="fold",
+                name,
+                justify="right" if kind == "r" else "left",
+                no_wrap=fixed,
+                overflow="fold",
                 min_width=len(name) if fixed else None,
-            )  # fmt: skip
+            )
         for row in rows:
             cells = [_cell(cell, number == styled, kinds[number][1] == "c") for number, cell in enumerate(row)]
             table.add_row("", *cells)
@@ -111,8 +127,12 @@ def _cell(value: Any, styled: bool, cut: bool) -> Text:
 def error_data(error: PurevkError) -> dict[str, str]:
     """An error as JSON values: type, what, where, why, next."""
     return {
-        "type": type(error).__name__, "what": error.what, "where": error.where, "why": error.why, "next": error.next,
-    }  # fmt: skip
+        "type": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "why": error.why,
+        "next": error.next,
+    }
 
 
 def show_error(error: PurevkError) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,10 +63,13 @@ def time_dispatches(executable: Executable, inputs: Sequence[Any], runs: int = 5
         for dispatch, nanoseconds in zip(dispatches, executable.graph.profile(number, env, runs)):
             timings.append(
                 Timing(
-                    dispatch.label, dispatch.kernel.template, nanoseconds / 1e9, _dims.evaluate(dispatch.nbytes, env),
+                    dispatch.label,
+                    dispatch.kernel.template,
+                    nanoseconds / 1e9,
+                    _dims.evaluate(dispatch.nbytes, env),
                     _dims.evaluate(dispatch.flops, env),
                 )
-            )  # fmt: skip
+            )
     return timings
 
 
@@ -78,14 +82,15 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
         limits: of the device.
 
     Returns:
-        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second", "flops_per_second" (None where unknown),
-        "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or "arithmetic",
+        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second", "flops_per_second" (None where
+        unknown), "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or "arithmetic",
         whichever asks for more of it.
     """
     keys = {
-        "operator": lambda at, t: label_operator(t.label), "template": lambda at, t: t.template,
+        "operator": lambda at, t: label_operator(t.label),
+        "template": lambda at, t: t.template,
         "dispatch": lambda at, t: (at, t.label),
-    }[by]  # fmt: skip
+    }[by]
     groups: dict[Any, list[Timing]] = {}
     for at, timing in enumerate(timings):
         groups.setdefault(keys(at, timing), []).append(timing)
@@ -104,12 +109,15 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
     # Each dispatch for itself is held by one of the two.
     least = sum(max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group)
     return {
-        "label": label, "calls": len(group), "seconds": seconds, "share": seconds / total if total else 0.0,
+        "label": label,
+        "calls": len(group),
+        "seconds": seconds,
+        "share": seconds / total if total else 0.0,
         "bytes_per_second": nbytes / seconds if seconds and nbytes else None,
         "flops_per_second": flops / seconds if seconds and flops else None,
         "limit_share": least / seconds if seconds and least else None,
         "bound": None if not least else "memory" if memory >= arithmetic else "arithmetic",
-    }  # fmt: skip
+    }
 
 
 def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:

@@ -38,11 +38,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         ended = time.perf_counter()
         outputs = [as_array(each) for each in (made if isinstance(made, tuple) else (made,))]
         data = {
-            "device": device_data(context.device), "method": name, "load_seconds": loaded - start,
-            "run_seconds": ended - began, "inputs": [_tensor(as_array(each)) for each in inputs],
-            "outputs": [_tensor(each) for each in outputs], "cpu_nodes": program.report()["cpu_nodes"],
+            "device": device_data(context.device),
+            "method": name,
+            "load_seconds": loaded - start,
+            "run_seconds": ended - began,
+            "inputs": [_tensor(as_array(each)) for each in inputs],
+            "outputs": [_tensor(each) for each in outputs],
+            "cpu_nodes": program.report()["cpu_nodes"],
             "written": args.output,
-        }  # fmt: skip
+        }
     if args.output:
         _write(args.output, outputs)
     return data
@@ -55,10 +59,13 @@ def _tensor(value: Any) -> dict[str, Any]:
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
     wide = finite.astype(np.float64)
     return {
-        "dtype": str(value.dtype), "shape": list(value.shape),
-        "min": float(wide.min()) if wide.size else None, "max": float(wide.max()) if wide.size else None,
-        "mean": float(wide.mean()) if wide.size else None, "not_finite": int(value.size - finite.size),
-    }  # fmt: skip
+        "dtype": str(value.dtype),
+        "shape": list(value.shape),
+        "min": float(wide.min()) if wide.size else None,
+        "max": float(wide.max()) if wide.size else None,
+        "mean": float(wide.mean()) if wide.size else None,
+        "not_finite": int(value.size - finite.size),
+    }
 
 
 def _write(path: str, outputs: list[Any]) -> None:
@@ -70,10 +77,15 @@ def _write(path: str, outputs: list[Any]) -> None:
 
 
 def show(data: dict[str, Any], out: Output) -> None:
-    out.pairs([
-        ("device", device_line(data["device"])), ("method", data["method"]),
-        ("load", duration(data["load_seconds"])), ("run", duration(data["run_seconds"])),
-    ], indent=0)  # fmt: skip
+    out.pairs(
+        [
+            ("device", device_line(data["device"])),
+            ("method", data["method"]),
+            ("load", duration(data["load_seconds"])),
+            ("run", duration(data["run_seconds"])),
+        ],
+        indent=0,
+    )
     rows = [[f"{kind} {n}", *_cells(each)] for kind in ("input", "output") for n, each in enumerate(data[f"{kind}s"])]
     out.line()
     out.table(["", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows)
@@ -92,7 +104,11 @@ def _cells(data: dict[str, Any]) -> list[Any]:
 
 
 COMMAND = Command(
-    "run", "runs a method once and shows its outputs", add_arguments, collect, show,
+    "run",
+    "runs a method once and shows its outputs",
+    add_arguments,
+    collect,
+    show,
     epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
     "  purevk run encoder.pte --input random:30522 --input ones --size s0=17",
 )

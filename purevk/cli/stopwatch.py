@@ -11,7 +11,7 @@ from purevk import fallback
 class _Timed:
     """A submission whose waiting is timed."""
 
-    def __init__(self, submission: Any, watch: "Stopwatch") -> None:
+    def __init__(self, submission: Any, watch: Stopwatch) -> None:
         self._submission, self._watch = submission, watch
 
     def wait(self, *args: Any) -> None:
@@ -24,8 +24,8 @@ class _Timed:
 
 
 class Stopwatch:
-    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting for it, and in operators
-    on the CPU.
+    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting for it, and in
+    operators on the CPU.
 
     Args:
         device: whose queue.
@@ -42,7 +42,7 @@ class Stopwatch:
         """Sets both sums to zero."""
         self.device = self.fallback = 0.0
 
-    def __enter__(self) -> "Stopwatch":
+    def __enter__(self) -> Stopwatch:
         submit, run = self._queue.submit, fallback.run
         self._run = run
 

@@ -22,9 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.add_argument("--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file")
     parser.add_argument(
-        "--from-bundle", metavar="FILE.zip", action="append", default=[],
+        "--from-bundle",
+        metavar="FILE.zip",
+        action="append",
+        default=[],
         help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
-    )  # fmt: skip
+    )
     add_device(parser)
 
 
@@ -36,9 +39,13 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     cache = default_cache()
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
     data: dict[str, Any] = {
-        "device": None, "imported": imported, "models": [], "bundle": None, "cache": {"folder": str(cache.folder or "")},
+        "device": None,
+        "imported": imported,
+        "models": [],
+        "bundle": None,
+        "cache": {"folder": str(cache.folder or "")},
         "persistent": cache.folder is not None,
-    }  # fmt: skip
+    }
     if not args.models:
         return data
     bar = progress_bars.ProgressBar(delay=0.0) if progress_bars.default() is not None else None
@@ -55,12 +62,10 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
-def _warm(
-    path: str, data_files: list[str], context: Context, bar: Any
-) -> tuple[dict[str, Any], dict[Any, None]]:
+def _warm(path: str, data_files: list[str], context: Context, bar: Any) -> tuple[dict[str, Any], dict[Any, None]]:
     """Makes the kernels of one model ready; gives its report and the cache keys of its SPIR-V."""
     report = context.kernels.report
-    before = (report.compiled, report.cached, report.pipelines)
+    compiled, pipelines = report.compiled, report.pipelines
     start = time.perf_counter()
     keys: dict[Any, None] = {}
     with pte.read_program(path, data_files) as program:
@@ -69,13 +74,16 @@ def _warm(
         context.kernels.prepare(specs, bar)
         keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))
     context.kernels.save()
-    compiled, cached, pipelines = (
-        now - then for now, then in zip((report.compiled, report.cached, report.pipelines), before)
-    )
+    compiled, pipelines = report.compiled - compiled, report.pipelines - pipelines
     return {
-        "path": path, "methods": len(plans), "modules": len(keys), "compiled": compiled, "cached": len(keys) - compiled,
-        "pipelines": pipelines, "seconds": time.perf_counter() - start,
-    }, keys  # fmt: skip
+        "path": path,
+        "methods": len(plans),
+        "modules": len(keys),
+        "compiled": compiled,
+        "cached": len(keys) - compiled,
+        "pipelines": pipelines,
+        "seconds": time.perf_counter() - start,
+    }, keys
 
 
 def show(data: dict[str, Any], out: Output) -> None:
@@ -90,7 +98,7 @@ def show(data: dict[str, Any], out: Output) -> None:
                 [Path(m["path"]).name, m["modules"], m["compiled"], m["cached"], m["pipelines"], duration(m["seconds"])]
                 for m in data["models"]
             ],
-        )  # fmt: skip
+        )
         out.line()
     if data["bundle"] is not None:
         bundle = data["bundle"]
@@ -102,8 +110,14 @@ def show(data: dict[str, Any], out: Output) -> None:
 
 
 COMMAND = Command(
-    "warmup", "compiles what models need ahead of time", add_arguments, collect, show,
-    description="Compiles the kernels of models into the cache, so that the first load finds them. Weights are not read.",
-    epilog="examples:\n  purevk warmup model.pte\n  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
+    "warmup",
+    "compiles what models need ahead of time",
+    add_arguments,
+    collect,
+    show,
+    description="Compiles the kernels of models into the cache, so that the first load finds them."
+    " Weights are not read.",
+    epilog="examples:\n  purevk warmup model.pte\n"
+    "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
     "  purevk warmup --from-bundle kernels.zip      on one without: purevk.load then needs none",
 )

@@ -34,7 +34,12 @@ def test_a_profile_against_the_limits() -> None:
     ]
     known = DeviceLimits(bytes_per_second=1e11, flops_per_second=4e12)
     matmul, add, copy = table(timings, "operator", known)
-    assert (matmul["label"], matmul["calls"], matmul["seconds"], matmul["share"]) == ("matmul", 2, 3e-3, pytest.approx(0.6))
+    assert (matmul["label"], matmul["calls"], matmul["seconds"], matmul["share"]) == (
+        "matmul",
+        2,
+        3e-3,
+        pytest.approx(0.6),
+    )
     assert matmul["flops_per_second"] == pytest.approx(5e9 / 3e-3) and matmul["bound"] == "arithmetic"
     assert matmul["limit_share"] == pytest.approx((1e-3 + 0.25e-3) / 3e-3)
     assert add["bytes_per_second"] == pytest.approx(5e10) and add["limit_share"] == pytest.approx(0.5)

@@ -38,12 +38,18 @@ def test_a_bare_machine(tmp_path: Path) -> None:
     for name in ("libvulkan.so.1", "libvulkan.so"):
         (tmp_path / name).write_bytes(b"")
     environment = {
-        "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
-        knobs.SHADERC.name: "/nonexistent", knobs.CACHE_DIR.name: "/proc/none",
-    }  # fmt: skip
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+        knobs.SHADERC.name: "/nonexistent",
+        knobs.CACHE_DIR.name: "/proc/none",
+    }
     for extra in ([], ["--json"]):
         done = subprocess.run(
-            [sys.executable, "-m", "purevk", "doctor", *extra], env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, "-m", "purevk", "doctor", *extra],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     checks = by_name(json.loads(done.stdout))
@@ -93,7 +99,7 @@ def test_no_compiler_but_a_filled_cache(cli, cache_folder: Path, monkeypatch: py
         ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, 0, "dnf install vulkan-loader mesa-vulkan-drivers"),
         ({"ID": "arch"}, 0, "pacman -S vulkan-icd-loader vulkan-swrast"),
     ],
-)  # fmt: skip
+)
 def test_the_command_is_that_of_the_distribution(monkeypatch, release: dict, uid: int, command: str) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
@@ -104,7 +110,6 @@ def test_the_command_is_that_of_the_distribution(monkeypatch, release: dict, uid
 def test_an_unknown_distribution_and_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "plan9"})
-    assert [command.split()[-4 if "sudo" in command else -4] for command in mend.install("loader")]
     assert any("apt-get install libvulkan1" in command for command in mend.install("loader"))
     assert any("dnf install vulkan-loader" in command for command in mend.install("loader"))
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -122,7 +127,9 @@ def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"})
+    monkeypatch.setattr(
+        "platform.freedesktop_os_release", lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"}
+    )
     monkeypatch.setattr(Path, "exists", lambda self: False)
     assert "ubuntu-drivers install" in mend.driver(["nvidia"])[0]
     assert mend.driver(["amd"])[0].endswith("apt-get install mesa-vulkan-drivers")

@@ -45,7 +45,9 @@ def test_ops_are_the_rows(cli) -> None:
     found = cli("ops", "--json").json["operators"]
     assert [row["operator"] for row in found] == [row.name for row in registry.rows()]
     by_name = {row["operator"]: row for row in found}
-    assert by_name["aten.add.Tensor"]["form"] == "pointwise" and "aten.add.Scalar" in by_name["aten.add.Tensor"]["names"]
+    assert (
+        by_name["aten.add.Tensor"]["form"] == "pointwise" and "aten.add.Scalar" in by_name["aten.add.Tensor"]["names"]
+    )
     assert by_name["aten.view.default"]["form"] == "view"
 
 

@@ -20,9 +20,12 @@ X = Value("x", TensorType(DType.float32, (2, Dim.of(LENGTH))))
 IDS = Value("ids", TensorType(DType.int64, (Dim.of(LENGTH) * 2,)))
 MASK = Value("mask", TensorType(DType.bool, (3,)))
 GRAPH = Graph(
-    "forward", (X, IDS, MASK, Dim.of(STEP), None), (), (),
+    "forward",
+    (X, IDS, MASK, Dim.of(STEP), None),
+    (),
+    (),
     symbols={LENGTH: SymbolSource(X, 1), STEP: SymbolSource(None, None, 3)},
-)  # fmt: skip
+)
 
 
 def make(*specs: str, size: list[tuple[str, int]] | None = None, seed: int = 0) -> list[Any]:
@@ -70,7 +73,7 @@ def test_files(tmp_path: Path) -> None:
         (["missing.npy"], [], "the input cannot be read"),
         ([], [("s1", 4)], "no size of the inputs is named s1"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(specs: list[str], size: list[tuple[str, int]], what: str) -> None:
     with pytest.raises(InputError) as caught:
         make(*specs, size=size)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import purevk
-from purevk import pte
+from purevk import api, pte
 from purevk.dtypes import DType
 from purevk.errors import DeviceError
 from purevk.graph.context import Context
-from purevk import api
 
 
 def test_a_node_without_a_kernel_is_on_the_cpu(cli, data: Path, unregister_topk) -> None:
@@ -45,7 +44,11 @@ def test_a_missing_feature_is_the_reason(cli, data: Path, monkeypatch: pytest.Mo
 
 def test_dynamic_sizes(cli, data: Path) -> None:
     (method,) = cli("inspect", data / "dynamic_views.pte", "--no-device", "--json").json["methods"]
-    assert method["inputs"][0]["dims"][1] == "s0" and "not (s0 == 1)" in method["guards"] and method["sizes"]["s0"] == {"min": 1, "max": 16}
+    assert (
+        method["inputs"][0]["dims"][1] == "s0"
+        and "not (s0 == 1)" in method["guards"]
+        and method["sizes"]["s0"] == {"min": 1, "max": 16}
+    )
     assert "size s0" in cli("inspect", data / "dynamic_views.pte", "--no-device").out
 
 

@@ -17,13 +17,26 @@ ROOT = Path(__file__).parent.parent.parent
 
 def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "purevk", *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "purevk", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["run", "x.pte", "--size", "4"], ["info", "--wrong"],
-                                       ["inspect", "x.pte", "--device", "0", "--no-device"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["run"],
+        ["run", "x.pte", "--size", "4"],
+        ["info", "--wrong"],
+        ["inspect", "x.pte", "--device", "0", "--no-device"],
+    ],
+)
 def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
     ran = cli(*arguments)
     assert ran.code == 2
@@ -64,9 +77,15 @@ def test_a_traceback_where_asked_for(cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
     "arguments",
-    [["inspect", "topk.pte", "--node-table", "--no-device"], ["inspect", "two_methods.pte", "--no-device"], ["ops"],
-     ["ops", "--check", "topk.pte", "--no-device"], ["doctor"], ["info"]],
-)  # fmt: skip
+    [
+        ["inspect", "topk.pte", "--node-table", "--no-device"],
+        ["inspect", "two_methods.pte", "--no-device"],
+        ["ops"],
+        ["ops", "--check", "topk.pte", "--no-device"],
+        ["doctor"],
+        ["info"],
+    ],
+)
 def test_tables_fit_the_terminal(cli, data: Path, monkeypatch, width: int, arguments: list[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     ran = cli(*[data / each if each.endswith(".pte") else each for each in arguments])

@@ -11,26 +11,44 @@ from purevk.cli import output
 
 @pytest.mark.parametrize(
     "nbytes, text",
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1024**2 - 1, "1.0 MiB"), (3 << 30, "3.0 GiB"),
-     (5 << 40, "5.0 TiB"), (None, None)],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 40, "5.0 TiB"),
+        (None, None),
+    ],
+)
 def test_sizes(nbytes: int | None, text: str | None) -> None:
     assert output.size(nbytes) == text
 
 
 @pytest.mark.parametrize(
     "seconds, text",
-    [(0.0, "0"), (12.34, "12.3 s"), (1.0, "1.00 s"), (0.1234, "123 ms"), (0.00999, "9.99 ms"), (5e-6, "5.00 us"),
-     (2e-7, "0.20 us"), (None, None)],
-)  # fmt: skip
+    [
+        (0.0, "0"),
+        (12.34, "12.3 s"),
+        (1.0, "1.00 s"),
+        (0.1234, "123 ms"),
+        (0.00999, "9.99 ms"),
+        (5e-6, "5.00 us"),
+        (2e-7, "0.20 us"),
+        (None, None),
+    ],
+)
 def test_durations(seconds: float | None, text: str | None) -> None:
     assert output.duration(seconds) == text
 
 
 def test_counts() -> None:
     assert [output.count(1, "dispatch"), output.count(2, "dispatch"), output.count(0, "node")] == [
-        "1 dispatch", "2 dispatches", "0 nodes"
-    ]  # fmt: skip
+        "1 dispatch",
+        "2 dispatches",
+        "0 nodes",
+    ]
 
 
 def test_brackets_are_text_and_numbers_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +57,9 @@ def test_brackets_are_text_and_numbers_are_never_cut(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setenv("COLUMNS", "50")
     out = output.Output()
-    out.table([("name", "c"), ("time", "r"), ("share", "r")], [["x" * 80, "123.4 ms", "100.0%"], ["f[s0,b]", "1 ms", "0%"]])
+    out.table(
+        [("name", "c"), ("time", "r"), ("share", "r")], [["x" * 80, "123.4 ms", "100.0%"], ["f[s0,b]", "1 ms", "0%"]]
+    )
     out.pairs([("dims", "[s0, bold]"), ("none", None)])
     lines = stream.getvalue().splitlines()
     assert "123.4 ms" in lines[1] and "100.0%" in lines[1] and "\u2026" in lines[1] and len(lines[1]) <= 50

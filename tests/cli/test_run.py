@@ -23,7 +23,9 @@ def test_outputs_are_right_and_written(cli, data: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(made["output_1"], order)
     first, second = ran.json["outputs"]
     assert (first["dtype"], first["shape"], second["dtype"]) == ("float32", [2, 2], "int64")
-    assert first["max"] == pytest.approx(values.max(), rel=1e-5) and first["mean"] == pytest.approx(values.mean(), rel=1e-5)
+    assert first["max"] == pytest.approx(values.max(), rel=1e-5) and first["mean"] == pytest.approx(
+        values.mean(), rel=1e-5
+    )
     assert second["min"] == order.min() and first["not_finite"] == 0
 
 

@@ -30,7 +30,10 @@ def test_a_bundle_serves_where_there_is_no_compiler(cli, data: Path, tmp_path: P
     bundle = tmp_path / "kernels.zip"
     made = cli("warmup", data / "dynamic_views.pte", data / "topk.pte", "--bundle", bundle, "--json").json
     modules = made["bundle"]["entries"]
-    assert modules <= sum(model["modules"] for model in made["models"]) and made["bundle"]["bytes"] == bundle.stat().st_size
+    assert (
+        modules <= sum(model["modules"] for model in made["models"])
+        and made["bundle"]["bytes"] == bundle.stat().st_size
+    )
     monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "other"))
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("run", data / "dynamic_views.pte")
@@ -51,9 +54,12 @@ def test_without_a_cache_on_disk(cli, data: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     "arguments, what",
-    [([], "nothing to warm up"), (["--bundle", "b.zip"], "nothing to warm up"),
-     (["--from-bundle", "none.zip"], "the file is no purevk bundle")],
-)  # fmt: skip
+    [
+        ([], "nothing to warm up"),
+        (["--bundle", "b.zip"], "nothing to warm up"),
+        (["--from-bundle", "none.zip"], "the file is no purevk bundle"),
+    ],
+)
 def test_what_is_refused(cli, arguments: list[str], what: str) -> None:
     ran = cli("warmup", *arguments)
     assert ran.code == 1 and what in ran.err
