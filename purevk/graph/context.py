@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 
@@ -55,7 +56,7 @@ def traits_of(device: api.Device) -> DeviceTraits:
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
-        cores=device.core_count,
+        cores=device.core_count or (device.kind == "cpu" and os.cpu_count() or 0),
         is_cpu=device.kind == "cpu",
         max_storage_range=limits.max_storage_buffer_range,
         max_shared_memory=limits.max_shared_memory,

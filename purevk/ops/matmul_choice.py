@@ -10,6 +10,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import Epilogue
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.ops.register_tiles import choose_tile
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,14 @@ def choose(
     """The kernel for a product of [m, k] and [k, n]."""
     rows, columns = _dims.upper(m), _dims.upper(n)
     if traits.is_cpu:
-        lanes = traits.subgroup_size if traits.has("subgroup_shuffle") else 1
-        if columns <= 4 * lanes:
-            return Registers(lanes, 1, 4, 2, 1)
-        return Registers(lanes, 0, 8, 1, 1)
+        if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
+            return Registers(1, 0, 8, 1, 1)
+        depth, wide = _dims.upper(k), _dims.gcd_of(k if transposed else n) % 4 == 0
+        tile, subgroups = choose_tile(
+            traits.subgroup_size, max(traits.cores, 1), rows, columns, depth, _dims.upper(batches),
+            _dims.gcd_of(k) % 4 == 0, wide,
+        )  # fmt: skip
+        return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
     groups = max(traits.cores, 16)
     for tile_m, tile_n, tile_k, thread in ((64, 64, 16, 4), (32, 32, 32, 4), (32, 16, 32, 2)):
         if -(-rows // tile_m) * -(-columns // tile_n) * _dims.upper(batches) >= groups:

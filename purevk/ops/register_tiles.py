@@ -1,0 +1,79 @@
+"""Which tile the register kernels of software devices (`matmul.comp`, `conv2d.comp`) take, by a model of what each costs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The macros LANES_M, TM and TN4 of `matmul_tile.glslh`, for subgroups of `lanes`."""
+
+    lanes: int
+    lanes_m: int
+    tm: int
+    tn4: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output that a subgroup makes."""
+        return self.tm * self.lanes if self.lanes_m else self.tm
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output that a subgroup makes."""
+        return 4 * self.tn4 * (1 if self.lanes_m else self.lanes)
+
+    def loads(self) -> tuple[int, int]:
+        """Vectors of A and of B that each invocation loads for 4 steps along K."""
+        if self.lanes_m:
+            return self.tm, -(-4 * self.tn4 // self.lanes)
+        return -(-self.tm // self.lanes), 4 * self.tn4
+
+
+# (LANES_M, TM, TN4). Each is one more kernel to compile, so there are no more than change the time of some shape by a few
+# percent: wide and narrow outputs, few rows, one row.
+_TILES = (
+    (0, 1, 2), (0, 4, 2), (0, 8, 2), (0, 16, 1), (0, 16, 2),
+    (1, 4, 1), (1, 4, 2), (1, 4, 4), (1, 3, 6),
+)  # fmt: skip
+
+# Nanoseconds of one core (llvmpipe, vectors of 8 floats, operands in texel buffers), fitted to the times of 37 products of
+# real models with 38 tiles each; only their ratios matter. The model is within 7 % of most of them.
+_TILE = 110.0  # to start a workgroup
+_STORE = 21.0  # to store a vector of 4 floats an invocation
+_STEP = 7.0  # 4 steps along K: the loop
+_PRODUCT = 3.7  # the same: the products of a vector of 4 floats an invocation
+_LOAD = 2.5  # to load a vector an invocation
+_SPILL = 0.44  # the same: for each vector of the tile beyond _KEPT, which do not fit the registers
+_KEPT = 14
+_SCALAR = 4.0  # loads of single floats instead of a vector
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_tile(
+    lanes: int, cores: int, m: int, n: int, k: int, batches: int, vector_a: bool = True, vector_b: bool = True
+) -> tuple[Tile, int]:
+    """The fastest tile for `batches` products [m, k] x [k, n], and the subgroups of a workgroup.
+
+    Args:
+        lanes: the subgroup size. cores: threads that run workgroups.
+        vector_a, vector_b: whether the operand is read 4 elements at a time.
+    """
+    best: tuple[float, Tile, int] | None = None
+    for row in _TILES:
+        tile = Tile(lanes, *row)
+        high, wide = -(-m // tile.rows), -(-n // tile.columns)
+        vectors = tile.tm * tile.tn4
+        loads_a, loads_b = tile.loads()
+        loads = loads_a * (1 if vector_a else _SCALAR) + loads_b * (1 if vector_b else _SCALAR)
+        step = _STEP + _PRODUCT * vectors + _LOAD * loads + _SPILL * max(0, vectors - _KEPT)
+        work = _STORE * vectors + -(-k // 4) * step
+        per_group = 4 if high >= 64 else 1
+        groups = -(-high // per_group) * wide * batches
+        cost = -(-groups // cores) * (_TILE + per_group * work)
+        if best is None or cost < best[0]:
+            best = (cost, tile, per_group)
+    assert best is not None
+    return best[1], best[2]
