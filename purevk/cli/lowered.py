@@ -159,8 +159,8 @@ def kernels_data(plan: Plan) -> list[dict[str, Any]]:
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, int]:
-    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive", "lower_bound"
-    of intermediate tensors, "inputs", "outputs", "weights", "state".
+    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive",
+    "lower_bound" of intermediate tensors, "inputs", "outputs", "weights", "state".
 
     Args:
         plan: the method.

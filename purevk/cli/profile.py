@@ -83,8 +83,8 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
 
     Returns:
         For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second", "flops_per_second" (None where
-        unknown), "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or "arithmetic",
-        whichever asks for more of it.
+        unknown), "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or
+        "arithmetic", whichever asks for more of it.
     """
     keys = {
         "operator": lambda at, t: label_operator(t.label),
