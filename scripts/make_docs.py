@@ -84,8 +84,8 @@ def ops_page() -> str:
         f"{sum(row['form'] != 'cpu' for row in rows)} operators have a kernel. Every other operator of ATen runs on the"
         " CPU through torch (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
         "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of"
-        " the same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own; *cpu*,"
-        " no kernel yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its"
+        " the same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own;"
+        " *cpu*, no kernel yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its"
         " limit there.\n\n",
         "| operator | other names | form | in ExecuTorch's Vulkan backend |\n",
         "|---|---|---|---|\n",
