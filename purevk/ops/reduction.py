@@ -81,6 +81,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     unit = isinstance(inner_steps[1], int) and inner_steps[1] == 1
     fast_outer = isinstance(outer_steps[0], int) and outer_steps[0] == 1
     column = not unit and fast_outer or not unit and not lowering.traits.is_cpu
+    if _dims.upper(inner[0] * inner[1]) > lowering.traits.max_iterations:
+        column = False
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     if column:
@@ -91,7 +93,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         grid = lowering.linear_grid(per, local)
     else:
         vector = reads_vectors and unit and gcd4(inner[1], outer_steps[0], *rest)
-        work = spread(lowering.traits, outputs, inner[1], vector)
+        work = spread(lowering.traits, outputs, inner[1], vector, passes=inner[0])
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
@@ -129,7 +131,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
 
     def result(x: TensorType, dtype: DType | None) -> DType:
         if out == "bool":
-            return DType.bool
+            return DType.uint8 if x.dtype is DType.uint8 else DType.bool
         if dtype is not None:
             return dtype
         if out == "sum" and not x.dtype.is_float:
@@ -159,7 +161,7 @@ def _expand_reduction(builder: Any, x: Value, kind: str, dims: tuple[int, ...], 
     if x.type.rank == 0:
         x = builder.emit("aten.view.default", x, (1,))
         return builder.emit("aten.view.default", _expand_reduction(builder, x, kind, (0,), False, dtype), ())
-    if kind in ("mean", "sum") and dtype.is_float and not x.type.dtype.is_float:
+    if kind in ("mean", "sum", "prod") and dtype.is_float != x.type.dtype.is_float:
         x = builder.emit("aten._to_copy.default", x, dtype)
     return builder.emit(NAME, x, kind, dims, keepdim, dtype)
 

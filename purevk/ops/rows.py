@@ -32,12 +32,12 @@ class RowWork:
         return (_dims.minimum(groups, 65535), _dims.ceil_div(groups, 65535), 1)
 
 
-def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache: bool = False) -> RowWork:
-    """How `rows` of `columns` elements are worked on; `cache`: the kernel can keep a row in registers."""
+def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache: bool = False, passes: Size = 1) -> RowWork:
+    """How `rows` of `columns` elements, `passes` of them, are worked on; `cache`: the kernel can keep a row in registers."""
     count = _dims.upper(columns) // (4 if vector else 1)
     lanes = traits.subgroup_size
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
-    if traits.is_cpu:
+    if traits.is_cpu and (shuffles and -(-count // lanes) or count) * _dims.upper(passes) <= traits.max_iterations:
         if shuffles and count >= lanes:
             local = 64 if _dims.upper(rows) >= 256 else 2 * lanes
             each = -(-count // lanes)
