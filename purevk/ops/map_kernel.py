@@ -1,0 +1,294 @@
+"""Kernels that compute each place of their results by a few statements of GLSL, which may read the inputs anywhere.
+
+Padding, flipping, resampling, scattering and the like are one operator, `purevk.map`: a `MapSpec` has the statements, and
+this file writes what surrounds them (buffers, strides, coordinates) for the template `map.comp` and those beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.registry import Kernel, Operator, register
+
+NAME = "purevk.map"
+LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
+_VECTOR = {
+    DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
+    DType.int16: "i16vec4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """The statements, and what they name.
+
+    With an input X of rank 2: `X(a, b)` is an element (bool reads as 0 or 1, half precision as float), `x_size_0` a size,
+    `X_PLACE(a, b)` its number in the buffer. i0, i1, ... are the coordinates of the place, r, r1, ... the results there.
+
+    T_R is the type of r.
+
+    Attributes:
+        body: statements.
+        inputs: names of the inputs, in capitals.
+        numbers: names of further integers.
+        order: the input whose order of dims in memory the results take over; None: row-major.
+        lanes: dims of the result along which 4 neighbours may be computed as one vector: for each, the dim of every input
+            that the body reads at just this coordinate, or None for an input that is the same for all four.
+        template: file of `glsl/`.
+        macros: further macros.
+        stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a, b, v)`, `R1_PUT`, ...
+        flops: operations per place, for profiles.
+    """
+
+    body: str
+    inputs: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    order: int | None = None
+    lanes: tuple[tuple[int, tuple[int | None, ...]], ...] = ()
+    template: str = "map.comp"
+    macros: tuple[tuple[str, str], ...] = ()
+    stores: bool = True
+    flops: int = 1
+
+
+def acc_of(dtype: DType) -> str:
+    """The type that statements see for elements of a dtype."""
+    return "int" if dtype is DType.bool else dtype.acc
+
+
+def emit_map(
+    lowering: Lowering,
+    spec: MapSpec,
+    inputs: Sequence[Operand],
+    numbers: Sequence[Size],
+    outputs: Sequence[Operand],
+    over: Sequence[Size] | None = None,
+    label: str = "",
+) -> None:
+    """Appends the dispatch of a `MapSpec`.
+
+    Args:
+        over: sizes of the space of places; None: those of the first output.
+    """
+    sizes = tuple(outputs[0].dims if over is None else over)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return
+    _Writer(lowering, spec, tuple(inputs), tuple(numbers), tuple(outputs), sizes, over is None).emit(label)
+
+
+class _Writer:
+    """Writes the macros of one dispatch."""
+
+    def __init__(
+        self, lowering: Lowering, spec: MapSpec, inputs: tuple[Operand, ...], numbers: tuple[Size, ...],
+        outputs: tuple[Operand, ...], sizes: tuple[Size, ...], by_output: bool,
+    ) -> None:  # fmt: skip
+        self.lowering, self.spec, self.inputs, self.outputs, self.sizes = lowering, spec, inputs, outputs, sizes
+        self.operands = (*inputs, *outputs)
+        self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
+        # Neighbouring invocations make neighbours in memory.
+        walked = [d for d, size in enumerate(sizes) if not (isinstance(size, int) and size == 1)]
+        if by_output:
+            walked.sort(key=lambda d: -_dims.hint(outputs[0].strides[d]))
+        self.walked = walked
+        self.vector = self._lane() if by_output and walked else None
+        self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
+        for name, operand in zip(self.names, self.operands):
+            low = name.lower()
+            self.values[f"{low}_offset"] = operand.offset
+            self.values.update({f"{low}_size_{d}": size for d, size in enumerate(operand.dims)})
+            self.values.update({f"{low}_stride_{d}": stride for d, stride in enumerate(operand.strides)})
+        self.values.update({f"size_{d}": size for d, size in enumerate(sizes)})
+
+    def _lane(self) -> tuple[int | None, ...] | None:
+        """For each operand the dim along which it is read or written as vec4, or None where it is not; None if no four
+        neighbours can be computed together."""
+        inner = self.walked[-1]
+        lanes = dict(self.spec.lanes)
+        if inner not in lanes:
+            return None
+        dims = (*lanes[inner], *([inner] * len(self.outputs)))
+        for operand, d in zip(self.operands, dims):
+            if d is None:
+                continue
+            step, rest = operand.strides[d], [stride for k, stride in enumerate(operand.strides) if k != d]
+            fits = operand.dtype in _VECTOR and isinstance(step, int) and step == 1
+            numbers = (operand.dims[d], operand.offset, *rest)
+            if not fits or any(_dims.gcd_of(number) % 4 for number in numbers):
+                return None
+        return dims
+
+    def emit(self, label: str) -> None:
+        lowering, spec = self.lowering, self.spec
+        macros = self._accessors()
+        macros.update(spec.macros)
+        macros["COORDINATES"] = self._coordinates()
+        macros["STORE"] = self._store() if spec.stores else ""
+        macros["BODY"] = spec.body
+        macros["T_R"] = self._type(len(self.inputs))
+        declared, push, constants = [], [], {}
+        text = " ".join((*macros.values(), spec.body))
+        mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
+        for number, (name, size) in enumerate((name, size) for name, size in self.values.items() if name in mentioned):
+            if isinstance(size, int):
+                place = number if number < LOCAL_ID else number + 1
+                constants[place] = size
+                declared.append(f"layout(constant_id = {place}) const int {name} = 1;")
+            else:
+                declared.append(f"int {name} = push.p[{len(push) + 1}];")
+                push.append(size)
+        macros["DECLARE"] = " ".join(declared)
+        macros["BUFFERS"] = " ".join(self._declare(number, text) for number in range(len(self.operands)))
+        if any(operand.dtype is DType.int64 for operand in self.operands):
+            macros["HAS_INT64"] = "1"
+        count = _dims.product(self.sizes)
+        work = _dims.ceil_div(count, 4) if self.vector else count
+        local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+        constants[LOCAL_ID] = local
+        buffers = []
+        for number, operand in enumerate(self.operands):
+            name = self.names[number]
+            reads = number < len(self.inputs)
+            buffers.append((operand, "r" if reads else "rw" if f"{name}(" in spec.body else "w"))
+        lowering.dispatch(
+            spec.template, buffers, macros=macros, params=[work, *push], constants=constants,
+            grid=lowering.linear_grid(work, local), label=label, flops=count * spec.flops,
+        )  # fmt: skip
+
+    def _as_vector(self, number: int) -> bool:
+        return self.vector is not None and self.vector[number] is not None
+
+    def _declare(self, number: int, text: str) -> str:
+        dtype = self.operands[number].dtype
+        element = _VECTOR[dtype] if self._as_vector(number) else dtype.glsl
+        name = self.names[number]
+        read = re.search(rf"\b{name}\(", text) is not None
+        mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
+        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+
+    def _accessors(self) -> dict[str, str]:
+        macros: dict[str, str] = {}
+        for number, (name, operand) in enumerate(zip(self.names, self.operands)):
+            dtype = operand.dtype
+            given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
+            place = self._place(name, operand)
+            at = f"b{number}[({place}) >> 2]" if self._as_vector(number) else f"b{number}[{place}]"
+            macros[f"{name}_PLACE({given})"] = f"({place})"
+            macros[f"{name}({given})"] = self._read(number, dtype, at)
+            if number >= len(self.inputs):
+                comma = f"{given}, v" if operand.dims else "v"
+                macros[f"{name}_PUT({comma})"] = f"{at} = {self._written(number, dtype, 'v')}"
+        return macros
+
+    def _place(self, name: str, operand: Operand) -> str:
+        low = name.lower()
+        terms = []
+        for d, (size, stride) in enumerate(zip(operand.dims, operand.strides)):
+            if isinstance(stride, int) and stride == 0 or isinstance(size, int) and size == 1:
+                continue
+            terms.append(f"(c{d})" if isinstance(stride, int) and stride == 1 else f"(c{d}) * {low}_stride_{d}")
+        if not (isinstance(operand.offset, int) and operand.offset == 0) or not terms:
+            terms.append(f"{low}_offset")
+        return " + ".join(terms)
+
+    def _type(self, number: int) -> str:
+        acc = acc_of(self.operands[number].dtype)
+        return {"float": "vec4", "int": "ivec4"}[acc] if self._as_vector(number) else acc
+
+    def _read(self, number: int, dtype: DType, at: str) -> str:
+        if dtype is DType.bool:
+            return f"({at} != uint8_t(0) ? 1 : 0)"
+        if dtype is DType.bfloat16:
+            return f"uintBitsToFloat(uint({at}) << 16)"
+        return f"{self._type(number)}({at})"
+
+    def _written(self, number: int, dtype: DType, value: str) -> str:
+        if dtype is DType.bool:
+            return f"uint8_t(({value}) != 0 ? 1 : 0)"
+        if dtype is DType.bfloat16:
+            return f"uint16_t(pv_bfloat16_bits({value}))"
+        return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
+
+    def _coordinates(self) -> str:
+        out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
+        out.append(f"int rest = int(id){' * 4' if self.vector else ''};")
+        for n, d in enumerate(reversed(self.walked)):
+            if n + 1 < len(self.walked):
+                out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
+            else:
+                out.append(f"int i{d} = rest;")
+        if self.spec.stores:
+            first = len(self.inputs)
+            out += [f"{self._type(first + n)} r{n or ''};" for n in range(len(self.outputs))]
+        return " ".join(out)
+
+    def _store(self) -> str:
+        out = []
+        for n, operand in enumerate(self.outputs):
+            at = "".join(f"i{d}, " for d in range(len(operand.dims)))
+            out.append(f"R{n or ''}_PUT({at}r{n or ''});")
+        return " ".join(out)
+
+
+# -- the operator ------------------------------------------------------------------------------------------------------
+
+
+def _shape(spec: MapSpec, inputs: tuple, numbers: tuple, types: tuple) -> tuple[TensorType, ...]:
+    return tuple(types)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    spec, inputs, numbers, _ = node.args
+    emit_map(
+        lowering, spec, [lowering.operand(value) for value in inputs], numbers,
+        [lowering.operand(value) for value in node.results],
+    )  # fmt: skip
+
+
+def same_order(value: Value, layout: Layout) -> tuple[int, ...] | None:
+    """The order of a value's dims in memory, if it is dense."""
+    return layout.dense_order(value.type.dims)
+
+
+def _orders(node: Node, layout_of: Any) -> tuple:
+    spec, inputs = node.args[:2]
+    if spec.order is None:
+        return (None,) * len(node.results)
+    value = inputs[spec.order]
+    order = same_order(value, layout_of(value))
+    return tuple(order if result.type.rank == value.type.rank else None for result in node.results)
+
+
+register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
+
+
+def mapped(
+    builder: Any,
+    body: str,
+    inputs: Mapping[str, Value],
+    *results: TensorType,
+    numbers: Mapping[str, Size] | None = None,
+    order: int | None = None,
+    lanes: Mapping[int, Sequence[int | None]] | None = None,
+    template: str = "map.comp",
+    macros: Mapping[str, Any] | None = None,
+    flops: int = 1,
+) -> Any:
+    """Emits `purevk.map`; returns its result, or a tuple where several types are given. See `MapSpec`."""
+    spec = MapSpec(
+        body, tuple(inputs), tuple(numbers or {}), order,
+        tuple((d, tuple(dims)) for d, dims in (lanes or {}).items()), template,
+        tuple((name, str(text)) for name, text in (macros or {}).items()), True, flops,
+    )  # fmt: skip
+    return builder.emit(NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results))
+
+
+def coordinates(rank: int, **changed: str) -> str:
+    """The text "i0, i1, ..." of a place, with other text for some dims: `coordinates(3, d1="0")`. "0" for rank 0."""
+    return ", ".join(changed.get(f"d{d}", f"i{d}") for d in range(rank)) or "0"
