@@ -52,7 +52,7 @@ def _fits(row: dict[str, Any], pattern: str | None) -> bool:
 
 
 def _check(args: argparse.Namespace) -> dict[str, Any]:
-    methods = []
+    methods: list[dict[str, Any]] = []
     with pte.read_program(args.check, args.data) as program, Target(args) as target:
         for name in program.methods:
             try:
@@ -86,7 +86,7 @@ def _where(program: pte.Program, method: str, traits: Any) -> list[dict[str, Any
     found: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op == "purevk.host":
-            found[node.args[0], "cpu", node.args[1]] += 1
+            found[str(node.args[0]), "cpu", str(node.args[1])] += 1
         else:
             found[node.op, "gpu", ""] += 1
     return [

@@ -60,7 +60,7 @@ class Stopwatch:
                 self.fallback += time.perf_counter() - start
 
         self._queue.submit = timed_submit
-        fallback.run = timed_run
+        fallback.run = timed_run  # type: ignore[assignment]
         return self
 
     def __exit__(self, *exc: object) -> None:
