@@ -111,7 +111,19 @@ def _expand_arange(builder: Any, node: Node) -> Value:
     return builder.emit("aten._to_copy.default", number, out.dtype)
 
 
-register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange), names=("aten.arange.start",)))
+register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange)))
+
+
+def _arange_start_shape(start: Any, end: Any, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
+    return _arange_shape(start, end, 1, dtype)
+
+
+register(
+    Operator(
+        "aten.arange.start", _arange_start_shape,
+        Rewrite(lambda builder, node: builder.emit("aten.arange.start_step", *node.args[:2], 1, node.result.type.dtype)),
+    )
+)  # fmt: skip
 
 
 def _arange_end_shape(end: Any, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
