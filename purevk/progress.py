@@ -71,7 +71,7 @@ class ProgressBar:
                 # A phase that follows at once is more of the same work.
                 if now - self._last > _DELAY:
                     self._started = now
-                self._phase, self._drawn = phase, float("-inf")
+                self._phase, self._drawn = phase, now  # a phase that is over at once is not worth a line
             self._last = now
             if done >= total:
                 self._erase()

@@ -70,7 +70,7 @@ def test_phases_that_follow_are_one_work(clock: Clock) -> None:
     bar = ProgressBar(console=console)
     for phase in ("compile", "pipeline", "weights"):
         for done in range(1, 11):
-            clock.now += 0.02
+            clock.now += 0.03
             bar(phase, done * 1_000_000, 10_000_000)
     assert "uploading weights" in console.file.getvalue() and "compiling" not in console.file.getvalue()
     assert "/10 MB" in console.file.getvalue()
@@ -96,6 +96,9 @@ def test_an_error_leaves_no_line(clock: Clock) -> None:
     bar = ProgressBar(delay=0.0, console=console)
     with pytest.raises(RuntimeError), progress.closing(bar):
         bar("compile", 1, 10)
+        clock.now += 1
+        bar("compile", 2, 10)
+        assert "2/10" in last_line(console)
         raise RuntimeError
     assert last_line(console) == ""
     with progress.closing(None), progress.closing(lambda *args: None):
