@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
-from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, supports_float
+from purevk.ops.matmul_choice import bind
 from purevk.ops.matmul_choice import choose as choose_matmul
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
@@ -161,17 +160,9 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         return
     vector_a = gcd4(pixel, x.offset, channels if depthwise else group_in)
     vector_b = gcd4(group_out, out_channels)
-    macros = {
-        "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "VEC4_A": int(vector_a),
-        "VEC4_B": int(vector_b), "VEC4_OUT": int(vector_out), "BIAS": int(bias is not None), **made.macros,
-    }  # fmt: skip
-    texel_a, texel_b = lowering.texel(x, vector_a), lowering.texel(weight, vector_b)
-    macros |= {"TEXEL_A": int(bool(texel_a)), "TEXEL_B": int(bool(texel_b))}
-    buffers: list[tuple[Operand, str]] = [(x, "r" + texel_a), (weight, "r" + texel_b)]
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers.append((bias, "r"))
-    buffers += [(out, "w"), *made.buffers]
+    macros, buffers = bind(lowering, x, weight, bias, out, (vector_a, vector_b, vector_out))
+    macros |= made.macros
+    buffers += made.buffers
     offsets = [x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0]
     window = [kh, kw, *stride, *padding, *dilation]
     flops = 2 * rows * out_channels * kh * kw * group_in

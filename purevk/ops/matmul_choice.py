@@ -8,7 +8,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.ops.epilogue import Epilogue
+from purevk.ops.epilogue import Epilogue, gcd4
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.register_tiles import choose_tile
 
@@ -86,10 +86,10 @@ def choose(
     if traits.is_cpu:
         if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
             return Registers(1, 0, 8, 1, 1)
-        depth, wide = _dims.upper(k), _dims.gcd_of(k if transposed else n) % 4 == 0
+        depth, wide = _dims.upper(k), gcd4(k if transposed else n)
         tile, subgroups = choose_tile(
             traits.subgroup_size, max(traits.cores, 1), rows, columns, depth, _dims.upper(batches),
-            _dims.gcd_of(k) % 4 == 0, wide,
+            gcd4(k), wide,
         )  # fmt: skip
         return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
     groups = max(traits.cores, 16)
@@ -99,24 +99,38 @@ def choose(
     return Tiled(tile_m, tile_n, tile_k, min(thread, 4), 4)
 
 
+def bind(
+    lowering: Lowering, a: Operand, b: Operand, bias: Operand | None, out: Operand, vectors: tuple[bool, bool, bool]
+) -> tuple[dict[str, Any], list[tuple[Operand, str]]]:
+    """The macros of `matmul_io.glslh` but for the epilogue's, and the bindings up to the output.
+
+    Args:
+        vectors: whether A, B and the output are read and written 4 elements at a time.
+    """
+    texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
+    macros: dict[str, Any] = {
+        "T_A": a.dtype.glsl, "T_B": b.dtype.glsl, "T_OUT": out.dtype.glsl,
+        "VEC4_A": int(vectors[0]), "VEC4_B": int(vectors[1]), "VEC4_OUT": int(vectors[2]), "BIAS": int(bias is not None),
+        "TEXEL_A": int(bool(texel_a)), "TEXEL_B": int(bool(texel_b)),
+    }  # fmt: skip
+    buffers = [(a, "r" + texel_a), (b, "r" + texel_b)]
+    if bias is not None:
+        texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""
+        macros |= {"T_BIAS": bias.dtype.glsl, "TEXEL_BIAS": int(bool(texel))}
+        buffers.append((bias, "r" + texel))
+    buffers.append((out, "w"))
+    return macros, buffers
+
+
 def _emit(
     choice: Choice, lowering: Lowering, node: Any, *, a: Operand, b: Operand, bias: Operand | None, out: Operand,
     epilogue: Epilogue, sizes: tuple, strides: tuple, batch: tuple, transposed: bool, vectors: tuple,
 ) -> None:  # fmt: skip
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     batches, inner, step, outer_step = batch
-    macros: dict[str, Any] = {
-        "T_A": a.dtype.glsl, "T_B": b.dtype.glsl, "T_OUT": out.dtype.glsl, "B_TRANSPOSED": int(transposed),
-        "VEC4_A": int(vectors[0]), "VEC4_B": int(vectors[1]), "VEC4_OUT": int(vectors[2]), "BIAS": int(bias is not None),
-        **choice.macros(), **epilogue.macros,
-    }  # fmt: skip
-    texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
-    macros |= {"TEXEL_A": int(bool(texel_a)), "TEXEL_B": int(bool(texel_b))}
-    buffers: list[tuple[Operand, str]] = [(a, "r" + texel_a), (b, "r" + texel_b)]
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers.append((bias, "r"))
-    buffers += [(out, "w"), *epilogue.buffers]
+    macros, buffers = bind(lowering, a, b, bias, out, vectors)
+    macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
+    buffers += epilogue.buffers
     params = [
         m, n, k, lda, ldb, ldo, step[0], step[1], step[2], inner, outer_step[0], outer_step[1], outer_step[2],
         a.offset, b.offset, out.offset, bias.offset if bias is not None else 0,
