@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from purevk.dtypes import DType
@@ -15,15 +16,38 @@ from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.rows import collapse, spread
 from purevk.ops.shapes import reduced, wrap_all
 
-# How an operator reduces: start, step, what is done to each element and to the sum.
+@dataclass(frozen=True)
+class Reduction:
+    """How elements become one, as GLSL.
+
+    Attributes:
+        start: what to begin with (LOWEST and HIGHEST are the extremes of the computing type).
+        combine: joins a and b.
+        load: what is done to an element v first.
+        finish: what is done at last to the result a of n elements.
+        variance: combine gets the squared distances from the mean.
+        best: the index of the element that is before all others by this comparison of a and b is the result, or, with two
+            results, the element and its index.
+    """
+
+    start: str = "ACC(0)"
+    combine: str = "((a) + (b))"
+    load: str = "(v)"
+    finish: str = "(a)"
+    variance: bool = False
+    best: str = ""
+
+
 _KINDS = {
-    "sum": ("ACC(0)", "((a) + (b))", "(v)", "(a)"),
-    "mean": ("ACC(0)", "((a) + (b))", "(v)", "(n > 0 ? a / float(n) : PV_NAN)"),
-    "prod": ("ACC(1)", "((a) * (b))", "(v)", "(a)"),
-    "amax": ("LOWEST", "pv_max(a, b)", "(v)", "(a)"),
-    "amin": ("HIGHEST", "pv_min(a, b)", "(v)", "(a)"),
-    "any": ("ACC(0)", "((a) | (b))", "(v)", "(a)"),
-    "all": ("ACC(1)", "((a) & (b))", "(v)", "(a)"),
+    "sum": Reduction(),
+    "mean": Reduction(finish="(n > 0 ? a / float(n) : PV_NAN)"),
+    "prod": Reduction("ACC(1)", "((a) * (b))"),
+    "amax": Reduction("LOWEST", "pv_max(a, b)"),
+    "amin": Reduction("HIGHEST", "pv_min(a, b)"),
+    "any": Reduction(combine="((a) | (b))"),
+    "all": Reduction("ACC(1)", "((a) & (b))"),
+    "argmax": Reduction(best="((a) > (b))"),
+    "argmin": Reduction(best="((a) < (b))"),
 }
 _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
@@ -33,8 +57,12 @@ _EXTREMES = {
 NAME = "purevk.reduce"
 
 
-def _reduce_shape(x: TensorType, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType) -> TensorType:
-    return TensorType(dtype, reduced(x.dims, dims, keepdim))
+def _reduce_shape(
+    x: TensorType, kind: str | Reduction, dims: tuple[int, ...], keepdim: bool, dtype: DType, with_index: bool = False
+) -> Any:
+    """`kind`: a name of `_KINDS`, or how to reduce. `with_index`: the index of the best element is a second result."""
+    result = TensorType(dtype, reduced(x.dims, dims, keepdim))
+    return (result, result.with_dtype(DType.int64)) if with_index else result
 
 
 def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
@@ -46,12 +74,17 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
         macros["HAS_INT64"] = "1"
     if source.itemsize == 1 or target.itemsize == 1:
         macros["HAS_8BIT"] = "1"
+    if source is DType.bfloat16:
+        macros["FROM_X(v)"] = "uintBitsToFloat(uint(v) << 16)"
+    if target is DType.bfloat16:
+        macros["TO_OUT(v)"] = "uint16_t(pv_bfloat16_bits(v))"
     return macros
 
 
 def _reduce_lower(lowering: Lowering, node: Node) -> None:
-    x_value, kind, dims, _, _ = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    x_value, kind, dims, _, _, with_index = node.args
+    how = kind if isinstance(kind, Reduction) else _KINDS[kind]
+    x, out = lowering.operand(x_value), lowering.operand(node.results[0])
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
     outer_dims = [d for d in range(len(x.dims)) if d not in dims]
@@ -61,18 +94,23 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         x = dense(lowering, x, [*outer_dims, *dims])
         outer, (outer_steps,) = collapse([x.dims[d] for d in outer_dims], [x.strides[d] for d in outer_dims])
         inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
-    acc = _computing(kind, x.dtype, out.dtype)
-    start, combine, load, finish = _KINDS[kind]
+    acc = _computing(kind, x.dtype, x.dtype if how.best else out.dtype)
     lowest, highest = _EXTREMES.get(acc, ("", ""))
     names = conversions(x.dtype, out.dtype, acc)
     if kind in ("any", "all") and x.dtype is not DType.bool:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
     macros: dict[str, Any] = {
-        **names, "INIT": start.replace("LOWEST", lowest).replace("HIGHEST", highest),
-        "COMBINE(a, b)": combine, "LOAD(v)": load, "FINISH(a, n)": finish,
+        **names, "INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest),
+        "COMBINE(a, b)": how.combine, "LOAD(v)": how.load, "FINISH(a, n)": how.finish,
         "OUTER_DIMS": max(len(outer), 1), "REDUCE_DIMS": max(len(inner), 1),
     }  # fmt: skip
+    buffers = [(x, "r"), (out, "w")]
+    if how.variance:
+        macros["VARIANCE"] = 1
+    if how.best:
+        macros.update({"ARG": 2 if with_index else 1, "ARG_BETTER(a, b)": how.best, "T_INDEX": "int64_t", "HAS_INT64": "1"})
+        buffers += [(lowering.operand(node.results[1]), "w")] if with_index else []
     outer, outer_steps = list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0]
     inner, inner_steps = inner or [1], inner_steps or [1]
     if len(inner) == 1:
@@ -86,7 +124,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     if column:
-        vector = reads_vectors and fast_outer and gcd4(outer[0], inner_steps[1], out.offset, *rest)
+        vector = reads_vectors and fast_outer and not how.variance and gcd4(outer[0], inner_steps[1], out.offset, *rest)
         local = 64
         per = _dims.ceil_div(outputs, 4) if vector else outputs
         macros.update({"COLUMN": 1, "VEC4": int(vector), "LOCAL": local})
@@ -99,10 +137,10 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, outputs, inner[0], inner[1], inner_steps[0], inner_steps[1], *pad(outer_steps, 4),
-        *pad(outer, 3),
+        *pad(outer, 3), *([buffers[2][0].offset] if with_index else []),
     ]  # fmt: skip
     lowering.dispatch(
-        "reduce.comp", [(x, "r"), (out, "w")], macros=macros, params=params, constants={100: local}, grid=grid,
+        "reduce.comp", buffers, macros=macros, params=params, constants={100: local}, grid=grid,
         flops=x.type.numel,
     )  # fmt: skip
 
@@ -117,10 +155,7 @@ def _computing(kind: str, source: DType, target: DType) -> str:
 
 def _supports(node: Node, traits: Any) -> str | None:
     dtypes = {value.type.dtype for value in (*node.inputs, *node.results)}
-    for dtype in (DType.float64, DType.bfloat16):
-        if dtype in dtypes:
-            return f"no kernel for {dtype.name}"
-    return None
+    return "no kernel for float64" if DType.float64 in dtypes else None
 
 
 register(Operator(NAME, _reduce_shape, Kernel(_reduce_lower, supports=_supports)))
