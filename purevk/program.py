@@ -297,10 +297,6 @@ class Program:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
-
     def __repr__(self) -> str:
         return f"<Program {self.name} on {self.device.name}: {', '.join(self.methods)}>"
 

@@ -22,6 +22,11 @@ _OUT = {
     "aten.squeeze.dims_out": "aten.squeeze.dims", "aten.std.out": "aten.std.dim", "aten.pow.Scalar_out": "aten.pow.Scalar",
     "aten.norm.out": "aten.norm.ScalarOpt_dim", "aten.median.dim_values": "aten.median.dim",
     "aten.where.self_out": "aten.where.self", "aten.convolution.out": "aten.convolution.default",
+    "aten.add.out": "aten.add.Tensor", "aten.sub.out": "aten.sub.Tensor", "aten.mul.out": "aten.mul.Tensor",
+    "aten.div.out": "aten.div.Tensor", "aten.div.out_mode": "aten.div.Tensor_mode", "aten.max.out": "aten.max.other",
+    "aten.min.out": "aten.min.other", "aten.copysign.out": "aten.copysign.Tensor", "aten.xlogy.OutTensor": "aten.xlogy.Tensor",
+    "aten.norm.dtype_out": "aten.norm.ScalarOpt_dim_dtype", "aten.linalg_inv_ex.inverse": "aten.linalg_inv_ex.default",
+    "aten.max_pool2d_with_indices_backward.grad_input": "aten.max_pool2d_with_indices_backward.default",
 }  # fmt: skip
 
 # Arguments of out-variants that are not those of the functional overload from the front on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping
 
 import numpy as np
@@ -51,6 +51,7 @@ class Plan:
     uploads: tuple[tuple[Value, ...], ...] = ()
     downloads: tuple[tuple[Value, ...], ...] = ()
     requirements: tuple[Requirement, ...] = ()
+    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
 
     @property
     def kernels(self) -> list:
@@ -81,15 +82,19 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     for dispatch in (*once.dispatches, *main.dispatches):
         for binding in dispatch.bindings:
             sizes[binding.storage] = max(binding.storage.type.nbytes, 4)
-    used = {b.storage for d in main.dispatches for b in d.bindings}
-    used_once = {b.storage for d in once.dispatches for b in d.bindings}
+    windows = {**once.windows, **main.windows}
+    whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
+    for storage, _, _ in windows.values():
+        sizes[storage] = storage.type.nbytes
+    used = {whole(b.storage) for d in main.dispatches for b in d.bindings}
+    used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
     plan = Plan(
         graph=graph, placed=Placed(split.graph, placed.storages, placed.layouts), steps=steps,
         dispatches=tuple(main.dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
         once=tuple(once.dispatches), once_kept=kept, sizes=sizes,
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
-        requirements=tuple(main.requirements),
+        requirements=tuple(main.requirements), windows=windows,
     )  # fmt: skip
     _find_transfers(plan, set(kept))
     return plan
@@ -118,7 +123,7 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     for symbol, source in graph.symbols.items():
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
-    resident = set(graph.constants) | set(graph.states) | kept
+    resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
     uploads, downloads = [], []
     for number, (step, (first, last)) in enumerate(zip(plan.steps, plan.ranges)):
         if not step.on_device:
@@ -167,7 +172,7 @@ class Executable:
         self.seconds: dict[str, float] = {}
         graph = plan.placed.graph
         start = time.perf_counter()
-        context.kernels.prepare(plan.kernels, progress)
+        self._pipelines = context.kernels.prepare(plan.kernels, progress)
         self.seconds["kernels"] = time.perf_counter() - start
         start = time.perf_counter()
         self._fill(progress)
@@ -182,7 +187,7 @@ class Executable:
             if step.on_device:
                 self._segment_of[number] = len(cuts)
                 cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
-        self.graph = ComputeGraph(context, plan.dispatches, cuts, [weights, states], plan.sizes)
+        self.graph = ComputeGraph(context, plan.dispatches, cuts, [weights, states], plan.sizes, plan.windows)
         self.seconds["buffers"] = time.perf_counter() - start
         self.input_symbols = [
             (symbol, source) for symbol, source in graph.symbols.items()
@@ -218,7 +223,7 @@ class Executable:
             raw.reserve([(value, plan.sizes[value]) for value in own])
             raw.upload([(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own])
             cut = Cut(0, len(plan.once), (), ())
-            graph = ComputeGraph(self.context, plan.once, [cut], [self.weights, raw], plan.sizes)
+            graph = ComputeGraph(self.context, plan.once, [cut], [self.weights, raw], plan.sizes, plan.windows)
             try:
                 graph.submit(0, {}).wait()
             finally:
@@ -326,8 +331,10 @@ class Executable:
         return output
 
     def close(self) -> None:
-        """Releases the memory of calls; weights and state belong to the program."""
+        """Releases the memory of calls, and the pipelines that no other program uses; weights and state belong to the
+        program."""
         self.graph.close()
+        self._pipelines = []
 
 
 def _copy_in(target: memoryview, array: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterable
@@ -38,12 +39,12 @@ class KernelReport:
 class KernelStore:
     """The pipelines of a device.
 
-    One `KernelSpec` is compiled and made into a pipeline once; pipelines live as long as the store.
+    One `KernelSpec` is one pipeline, for all programs that are loaded; it lives as long as one of them holds it.
     """
 
     def __init__(self, device: api.Device, cache: Cache, traits: DeviceTraits) -> None:
         self.device, self.cache, self.traits = device, cache, traits
-        self._pipelines: dict[KernelSpec, api.ComputePipeline] = {}
+        self._pipelines: weakref.WeakValueDictionary[KernelSpec, api.ComputePipeline] = weakref.WeakValueDictionary()
         self._sources: dict[str, str] = {}
         self._keys: dict[tuple, CacheKey] = {}
         self._lock = threading.RLock()
@@ -76,16 +77,22 @@ class KernelStore:
             self._keys[short] = CacheKey.of(self.job(spec))
         return self._keys[short]
 
-    def prepare(self, specs: Iterable[KernelSpec], progress: Callable[[str, int, int], None] | None = None) -> None:
+    def prepare(
+        self, specs: Iterable[KernelSpec], progress: Callable[[str, int, int], None] | None = None
+    ) -> list[api.ComputePipeline]:
         """Makes the pipelines of all specs, compiling on threads what the cache lacks.
 
         Args:
             progress: called with ("compile" or "pipeline", done, total).
+
+        Returns:
+            The pipelines. Who needs them keeps the list: a pipeline that nobody holds is released.
         """
         with self._lock:
-            missing = [spec for spec in dict.fromkeys(specs) if spec not in self._pipelines]
+            found = {spec: self._pipelines.get(spec) for spec in specs}
+            missing = [spec for spec, pipeline in found.items() if pipeline is None]
             if not missing:
-                return
+                return list(found.values())
             spirv = self._spirv(missing, progress)
             start = time.perf_counter()
             made = api.create_pipelines(
@@ -94,13 +101,15 @@ class KernelStore:
                 cache=self._cache(),
                 progress=None if progress is None else lambda done: progress("pipeline", done, len(missing)),
             )
+            found.update(zip(missing, made))
             self._pipelines.update(zip(missing, made))
             self.report.pipelines += len(made)
             self.report.pipeline_seconds += time.perf_counter() - start
             self._dirty = True
+            return list(found.values())
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
-        """The pipeline of a spec that was prepared."""
+        """The pipeline of a spec that was prepared and is held."""
         return self._pipelines[spec]
 
     def is_cached(self, spec: KernelSpec) -> bool:
@@ -174,7 +183,7 @@ class KernelStore:
     def close(self) -> None:
         """Saves the driver's cache and destroys the pipelines."""
         self.save()
-        for pipeline in self._pipelines.values():
+        for pipeline in list(self._pipelines.values()):
             pipeline.destroy()
         self._pipelines.clear()
         if self._driver_cache is not None:
