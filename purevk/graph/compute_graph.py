@@ -60,6 +60,7 @@ class ComputeGraph:
         cuts: the segments.
         fixed: stores that hold weights and state.
         sizes: bytes of every storage that the dispatches name.
+        windows: storages that are parts of fixed ones: (storage, first byte, bytes).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ComputeGraph:
         cuts: Sequence[Cut],
         fixed: Sequence[DeviceStore],
         sizes: Mapping[Value, int],
+        windows: Mapping[Value, tuple[Value, int, int]] | None = None,
     ) -> None:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
@@ -77,6 +79,10 @@ class ComputeGraph:
         for store in fixed:
             for key, place in store.places.items():
                 self._places[key] = place
+        for window, (storage, first, nbytes) in (windows or {}).items():
+            place = self._places.get(storage)
+            if place is not None:
+                self._places[window] = Place(place.buffer, place.offset + first, nbytes)
         self._copies: dict[Value, Place] = {}  # downloads that a copy command fetches
         self.plan: MemoryPlan = plan([])
         self.input_bytes = self.output_bytes = 0

@@ -8,7 +8,6 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul import dense
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.rows import collapse
 from purevk.ops.shapes import broadcast, wrap
@@ -94,10 +93,29 @@ def _embedding_shape(
 
 def _expand_embedding(builder: Any, node: Node) -> Value:
     weight, indices = node.args[:2]
+    limit = builder.traits.max_storage_range
+    if weight.type.nbytes > limit and weight.type.is_static:
+        return _embedding_in_parts(builder, weight, indices, limit // (weight.type.dims[1] * weight.type.dtype.itemsize))
     rank = indices.type.rank
     index_dims = tuple(range(rank, 0, -1)) + (None,)
     x_dims = (None,) * rank + (1,)
     return builder.emit(NAME, weight, (indices,), index_dims, node.result.type.dims, x_dims, (0,))
+
+
+def _embedding_in_parts(builder: Any, weight: Value, indices: Value, count: int) -> Value:
+    """Rows of a table that one binding cannot span: each part gives its own rows, and a comparison picks them."""
+    made = None
+    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    for start in range(0, weight.type.dims[0], max(count // 64 * 64, 1)):
+        end = min(start + max(count // 64 * 64, 1), weight.type.dims[0])
+        part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
+        own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
+        rows = builder.emit("aten.embedding.default", part, own)
+        if made is None:
+            made = rows
+        else:
+            made = builder.emit("aten.where.self", builder.emit("aten.ge.Tensor", column, start), rows, made)
+    return made
 
 
 register(Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, _refuse_index)))

@@ -163,6 +163,8 @@ class Lowering:
         storages: the value whose bytes hold each value.
         layouts: where each value lies in them.
         scratch: storages that kernels asked for, with their bytes.
+        requirements: what each call has to check.
+        windows: parts of storages that are larger than a binding can span: (storage, first byte, bytes).
     """
 
     traits: DeviceTraits
@@ -171,6 +173,7 @@ class Lowering:
     dispatches: list[Dispatch] = field(default_factory=list)
     scratch: dict[Value, int] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
+    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
     node: Node | None = None
 
     def require(self, left: Size, right: Size, message: str, why: str, next: str) -> None:
@@ -181,7 +184,30 @@ class Lowering:
 
     def operand(self, value: Value) -> Operand:
         """A value as the layout pass placed it."""
-        return Operand(self.storages.get(value, value), self.layout(value), value.type)
+        operand = Operand(self.storages.get(value, value), self.layout(value), value.type)
+        if operand.storage.type.nbytes > self.traits.max_storage_range:
+            return self._window(operand)
+        return operand
+
+    def _window(self, operand: Operand) -> Operand:
+        """Part of a storage that no binding can span as a whole: just what the operand reaches, if a binding spans that."""
+        layout, item = operand.layout, operand.dtype.itemsize
+        known = all(isinstance(number, int) for number in (layout.offset, *layout.strides, *operand.dims))
+        if not known or 0 in operand.dims:
+            return operand
+        reach = [(size - 1) * stride for size, stride in zip(operand.dims, layout.strides)]
+        low = layout.offset + sum(step for step in reach if step < 0)
+        high = layout.offset + sum(step for step in reach if step > 0) + 1
+        first = low * item // 256 * 256
+        nbytes = min(-(-(high * item - first) // 256) * 256, operand.storage.type.nbytes - first)
+        if nbytes > self.traits.max_storage_range or first % item:
+            return operand
+        key = (operand.storage, first, nbytes)
+        window = next((value for value, place in self.windows.items() if place == key), None)
+        if window is None:
+            window = Value(f"{operand.storage.name}_part{len(self.windows)}", TensorType(operand.dtype, (nbytes // item,)))
+            self.windows[window] = key
+        return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
 
     def layout(self, value: Value) -> Layout:
         layout = self.layouts.get(value)
@@ -258,8 +284,8 @@ class Lowering:
         Args:
             vector: elements are read 4 at a time.
         """
-        form = {DType.float32: "32f", DType.float16: "16f"}.get(operand.dtype)
-        if not self.traits.is_cpu or form is None:
+        form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
+        if not self.traits.is_cpu or form is None or vector and operand.dtype is DType.bool:
             return ""
         texels = -(-_dims.upper(operand.storage.type.nbytes) // (operand.dtype.itemsize * (4 if vector else 1)))
         return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""

@@ -228,13 +228,28 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
 def _expand_linear(builder: Any, node: Node) -> Value:
     x, weight, bias = node.args
     k, n = weight.type.dims[1], weight.type.dims[0]
+    rows = _dims.product(x.type.dims[:-1])
+    flat = builder.emit("aten.view.default", x, (rows, k))
+    limit = builder.traits.max_storage_range
+    if weight.type.nbytes > limit and weight.type.is_static:
+        product = _linear_in_parts(builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize))
+        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
     packed = builder.emit("aten.permute.default", weight, (1, 0))
     if weight in builder.graph.constants:
         packed = builder.emit("purevk.copy", packed)
-    rows = _dims.product(x.type.dims[:-1])
-    flat = builder.emit("aten.view.default", x, (rows, k))
     product = builder.emit(NAME, flat, packed, bias, None, ())
     return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+
+
+def _linear_in_parts(builder: Any, flat: Value, weight: Value, bias: Value | None, count: int) -> Value:
+    """A product with a weight that one binding cannot span: `count` rows of the weight at a time."""
+    n, count, parts = weight.type.dims[0], max(count // 64 * 64, 1), []
+    for start in range(0, n, count):
+        end = min(start + count, n)
+        rows = builder.emit("aten.permute.default", builder.emit("aten.slice.Tensor", weight, 0, start, end, 1), (1, 0))
+        own = None if bias is None else builder.emit("aten.slice.Tensor", bias, 0, start, end, 1)
+        parts.append(builder.emit(NAME, flat, rows, own, None, ()))
+    return builder.emit("aten.cat.default", tuple(parts), 1)
 
 
 register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear, supports_float)))

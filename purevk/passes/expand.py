@@ -6,12 +6,13 @@ from typing import Any
 
 from purevk.ir import Graph, Node
 from purevk.ops import registry
+from purevk.ops.lowering import DeviceTraits
 from purevk.passes.rewrite import Rewriter
 
 
-def expand_rewrites(graph: Graph) -> Graph:
+def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
     """Expands every row of the form `Rewrite`, recursively."""
-    rewriter = Rewriter(graph)
+    rewriter = Rewriter(graph, traits)
     for node in graph.nodes:
         _expand(rewriter, rewriter.current(node))
     return rewriter.finish()

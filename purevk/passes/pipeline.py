@@ -28,10 +28,13 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
 
+    def expand(graph: Graph) -> Graph:
+        return expand_rewrites(graph, traits)
+
     legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
         *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
-        find_attention, expand_rewrites,
+        find_attention, expand,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
         merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
     )  # fmt: skip

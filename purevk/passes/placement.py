@@ -20,6 +20,10 @@ _NEEDS = {
 }  # fmt: skip
 
 
+# Operators that take a large weight in parts.
+_SPLIT = {"aten.linear.default", "aten.embedding.default"}
+
+
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     row = registry.find(node.op)
@@ -29,6 +33,10 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         missing = [name for name in _NEEDS.get(value.type.dtype, ()) if name not in traits.features]
         if missing:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
+    if node.op not in _SPLIT:
+        for value in (*node.inputs, *node.results):
+            if value.type.nbytes > traits.max_storage_range and not isinstance(row.form, registry.View):
+                return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
     supports = getattr(row.form, "supports", None)
     return supports(node, traits) if supports is not None else None
 

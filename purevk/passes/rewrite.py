@@ -6,17 +6,19 @@ from typing import Any, Callable, Iterable, Sequence
 
 from purevk.ir import Arg, Graph, Node, Value, map_values
 from purevk.ops.builder import Builder, NameSource
+from purevk.ops.lowering import DeviceTraits
 
 
 class Rewriter(Builder):
     """A builder that goes through the nodes of a graph and gives out a new one.
 
-    `replaced` maps values of the old graph to those that take their place.
+    `replaced` maps values of the old graph to those that take their place; `traits` is the device.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, traits: DeviceTraits | None = None) -> None:
         super().__init__(names=_names_of(graph))
         self.graph = graph
+        self.traits = traits or DeviceTraits(frozenset())
         self.replaced: dict[Value, Arg] = {}
 
     def resolve(self, arg: Arg) -> Arg:
