@@ -12,6 +12,7 @@ from purevk.ops.expression import Expression
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.pointwise_kernel import broadcast_strides, emit_copy
 
+_LANES = {"float": "vec4", "int": "ivec4", "bool": "bvec4", "int64_t": "i64vec4"}
 _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
 
 
@@ -71,12 +72,10 @@ def make_epilogue(
             loads4.append(f"vec4 x{number} = vec4(extra{number}[({at}) >> 2]);")
         elif kind in ("full", "column"):
             parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
-            loads4.append(f"{ {'float': 'vec4', 'int': 'ivec4', 'bool': 'bvec4'}[acc]} x{number} = "
-                          f"{ {'float': 'vec4', 'int': 'ivec4', 'bool': 'bvec4'}[acc]}({parts});")  # fmt: skip
+            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({parts});")
         else:
             one = _scalar(operand.dtype, number, at)
-            loads4.append(f"{ {'float': 'vec4', 'int': 'ivec4', 'bool': 'bvec4'}[acc]} x{number} = "
-                          f"{ {'float': 'vec4', 'int': 'ivec4', 'bool': 'bvec4'}[acc]}({one});")  # fmt: skip
+            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({one});")
         names.append(f"x{number}")
         made.buffers.append((operand, "r"))
     body, (result,) = expression.glsl(names, (), prefix="t")
@@ -95,7 +94,7 @@ def make_epilogue(
     if not vector:
         made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
     made.macros["EXTRA_BUFFERS"] = text
-    dtypes = {operand.dtype for operand, _ in made.buffers}
+    dtypes = {operand.dtype for operand, _ in made.buffers} | set(expression.dtypes)
     if any(dtype.itemsize == 1 for dtype in dtypes):
         made.macros["HAS_8BIT"] = "1"
     if DType.int64 in dtypes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
@@ -108,7 +109,22 @@ def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.f
         targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
         if all(registry.find(str(target)) or "sym_size" in str(target) for target in targets):
             return module
-        return make_fx(fn, tracing_mode=mode)(*args)
+        module = make_fx(fn, _decompositions(), tracing_mode=mode)(*args)
+        module.graph.eliminate_dead_code()
+        return module
+
+
+@functools.lru_cache
+def _decompositions() -> dict:
+    """What torch.export does with operators that have no row."""
+    table = {op: made for op, made in torch._decomp.core_aten_decompositions().items() if not registry.find(str(op))}
+    table[aten.native_batch_norm.default] = _inference_batch_norm
+    return table
+
+
+def _inference_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
+    assert not training
+    return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, variance, momentum, eps)
 
 
 def play(recorder: Recorder, module: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
