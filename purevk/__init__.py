@@ -4,10 +4,29 @@
     y = program.forward(x)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from purevk.errors import PurevkError
-from purevk.compiling import compile
-from purevk.program import Method, Program, load
+
+if TYPE_CHECKING:
+    from purevk.compiling import compile
+    from purevk.program import Method, Program, load
 
 __version__ = "0.1.0"
 
 __all__ = ["Method", "Program", "PurevkError", "compile", "load"]
+
+_HOMES = {"Method": "program", "Program": "program", "load": "program", "compile": "compiling"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for: `import purevk` alone loads neither numpy nor Vulkan."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(f"purevk.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'purevk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -48,14 +48,15 @@ class VulkanDelegate:
             inputs = self._match(inputs)
         for number, arg in zip(graph.input_ids, inputs):
             self._bind(number, arg)
+        extra = len(graph.output_ids) - wanted
+        if extra < 0:
+            raise FileFormatError(f"{self.label} has {len(graph.output_ids)} outputs", why=f"its caller expects {wanted}")
+        buffers = [self._buffer_of(number) for number in graph.output_ids[:extra]]
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs = [self._tensor_or_int(number) for number in graph.output_ids]
-        extra = len(outputs) - wanted
-        if extra < 0:
-            raise FileFormatError(f"{self.label} has {len(outputs)} outputs", why=f"its caller expects {wanted}")
-        for number, value in zip(graph.output_ids[:extra], outputs[:extra]):
-            self._write_back(number, value)
+        for state, value in zip(buffers, outputs):
+            self.importer.emit("purevk.store", (state, value), [], [], f"{self.label} buffer")
         return outputs[extra:]
 
     # -- inputs -------------------------------------------------------------------------------------------------------
@@ -134,24 +135,38 @@ class VulkanDelegate:
     def _tensor_or_int(self, number: int) -> Arg:
         return self._arg(number)
 
-    def _write_back(self, number: int, value: Arg) -> None:
-        """An output that the caller does not take is the new content of a constant of the same type."""
+    def _buffer_of(self, number: int) -> Value:
+        """The state behind an output that the caller does not take: a mutated buffer. It is the constant of the same type
+        that the output is computed from."""
         tensor = self.graph.values[number]
-        candidates = [
-            other for other, constant in enumerate(self.graph.values)
-            if isinstance(constant, vk.VkTensor) and constant.is_constant
-            and constant.dims == tensor.dims and constant.datatype == tensor.datatype
+        reached = self._reached(number)
+        alike = [
+            other for other, value in enumerate(self.graph.values)
+            if isinstance(value, vk.VkTensor) and value.is_constant and isinstance(tensor, vk.VkTensor)
+            and value.dims == tensor.dims and value.datatype == tensor.datatype
         ]  # fmt: skip
+        candidates = [other for other in alike if other in reached] or alike
         if len(candidates) != 1:
             raise UnsupportedProgramError(
                 f"{self.label} returns a mutated buffer that cannot be told apart", where=self.importer.where,
                 why=f"{len(candidates)} constants have the type of output %{number}",
                 next="export with alias_buffer_mutations=True",
             )  # fmt: skip
-        raise UnsupportedProgramError(
-            f"{self.label} returns a mutated buffer as an extra output", where=self.importer.where,
-            why="its constant was read as one already", next="export with alias_buffer_mutations=True",
-        )  # fmt: skip
+        return self._constant(candidates[0], self.graph.values[candidates[0]], "state")
+
+    def _reached(self, number: int) -> set[int]:
+        """The values that a value is computed from."""
+        made = {output: call.args[:-1] for call in self.graph.chain for output in self._outputs(call.args[-1])}
+        found: set[int] = set()
+        stack = [number]
+        while stack:
+            for each in made.get(stack.pop(), ()):
+                value = self.graph.values[each]
+                for item in value.items if isinstance(value, vk.ValueList) else (each,):
+                    if item not in found:
+                        found.add(item)
+                        stack.append(item)
+        return found
 
     # -- operators ----------------------------------------------------------------------------------------------------
     def _call(self, name: str, args: Sequence[int], source: str) -> None:

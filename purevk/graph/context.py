@@ -7,7 +7,7 @@ import threading
 import weakref
 
 from purevk import api, knobs
-from purevk.cache import Cache
+from purevk.cache import Cache, default_cache
 from purevk.graph.kernels import KernelStore
 from purevk.memory_planner import ALIGNMENT
 from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
@@ -72,15 +72,6 @@ def _max_texels(device: api.Device) -> int:
     usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
     usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
     return device.limits.max_texel_buffer_elements if usable else 0
-
-
-def default_cache() -> Cache:
-    """The cache of the folder that PUREVK_CACHE_DIR names, or the user's own."""
-    import platformdirs
-
-    if not knobs.CACHE():
-        return Cache(None)
-    return Cache(knobs.CACHE_DIR() or platformdirs.user_cache_dir("purevk"))
 
 
 def default_context() -> Context:
