@@ -12,7 +12,7 @@ import numpy as np
 
 from purevk import progress as progress_bars
 from purevk import pte
-from purevk.errors import InputError, PurevkError
+from purevk.errors import FileFormatError, GraphError, InputError, PurevkError
 from purevk.graph.context import Context, default_context
 from purevk.graph.executable import Executable, make_plan
 from purevk.graph.memory import DeviceStore
@@ -133,7 +133,19 @@ class Method:
                 for value, size in zip(each.graph.inputs, sizes)
             ):
                 return each, self._env(each.graph, arrays)
-        made = self._prepare(sizes)
+        try:
+            made = self._prepare(sizes)
+        except (FileFormatError, GraphError) as error:
+            # The file was sound within its bounds: it is these sizes that do not go together.
+            given = ", ".join(
+                f"{array.dtype}[{','.join(map(str, array.shape))}]" if isinstance(array, np.ndarray) else str(array)
+                for array in arrays
+            )  # fmt: skip
+            raise InputError(
+                f"the method does not take inputs of these sizes: {given}",
+                where=f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})",
+                why=f"{error.what}: {error.why}", next="pass sizes that belong together and lie within the exported bounds",
+            ) from error  # fmt: skip
         return made, self._env(made.graph, arrays)
 
     @property

@@ -96,15 +96,17 @@ def test_several_outputs_are_a_tuple() -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-def test_state_is_kept_and_reset() -> None:
+@pytest.mark.parametrize("path", [COUNTER, DATA / "counter.pte"], ids=["portable", "delegate"])
+def test_state_is_kept_and_reset(path: Path) -> None:
+    """A buffer that the model adds to: by a CPU kernel of the file, or as an extra output of a delegate."""
     first = np.arange(8, dtype=np.float32).reshape(2, 4)
     step = np.full((2, 4), 0.5, np.float32)
-    with purevk.load(COUNTER) as program:
+    with purevk.load(path) as program:
         for _ in range(2):
             for count in (1, 2, 3):
                 np.testing.assert_array_equal(program.forward(step), (first + 0.5 * count) * 2)
             program.reset_state()
-        with purevk.load(COUNTER) as other:  # state of its own
+        with purevk.load(path) as other:  # state of its own
             np.testing.assert_array_equal(other.forward(step), (first + 0.5) * 2)
         np.testing.assert_array_equal(program.forward(step), (first + 0.5) * 2)
 
