@@ -4,11 +4,12 @@
 //
 // Bindings and parameters 0 to 21: as conv2d.comp. With SPLIT_K also:
 //   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a multiple of 4)
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N), matmul_io.glslh; VEC4_* as in conv2d.comp.
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES), matmul_io.glslh; VEC4_* as in
+//   conv2d.comp.
 //   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without bias or
 //   epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is OC).
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among all.
-// Local size: (TILE_M / THREAD_M) * (TILE_N / THREAD_N).
+// Local size: (TILE_M / THREAD_M) * (TILE_N / THREAD_N) * SLICES.
 // Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z = group * splits + split)
 #include "common.glslh"
 #include "matmul_sizes.glslh"
@@ -138,14 +139,14 @@ void main() {
 #else
     int base_o = offset_o + first_channel, pitch = pixel_o;
 #endif
-    UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
+    UNROLL for (int j = 0; j < OUT_COLUMNS; j++) {
         int n = col0 + OUT_COL(j);
         if (n >= OC) continue;
         vec4 bias = bias4(first_channel + n, first_channel + OC);
-        UNROLL for (int i = 0; i < THREAD_M; i++) {
-            int m = row0 + OUT_ROW(i);
+        UNROLL for (int i = 0; i < OUT_ROWS; i++) {
+            int m = row0 + OUT_ROW(i, j);
             if (m >= M) continue;
-            store4(acc[i][j] + bias, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
+            store4(OUT_VALUE(i, j) + bias, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
         }
     }
 }

@@ -4,11 +4,11 @@
 //
 // Bindings and parameters 0 to 16: as matmul.comp. With SPLIT_K also:
 //   17 splits  18 K of one split, a multiple of TILE_K
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N), matmul_io.glslh, B_TRANSPOSED;
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES), matmul_io.glslh, B_TRANSPOSED;
 //   VEC4_* need what they need in matmul.comp.
 //   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset p15 on, without bias or
 //   epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
-// Local size: (TILE_M / THREAD_M) * (TILE_N / THREAD_N).
+// Local size: (TILE_M / THREAD_M) * (TILE_N / THREAD_N) * SLICES.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits + split)
 #include "common.glslh"
 #include "matmul_sizes.glslh"
@@ -116,13 +116,13 @@ void main() {
 #else
     int base_o = offset_o + inner * batch_o + outer * outer_o, pitch = ldo;
 #endif
-    UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
+    UNROLL for (int j = 0; j < OUT_COLUMNS; j++) {
         int n = col0 + OUT_COL(j);
         if (n >= N) continue;
         vec4 bias = bias4(n, N);
-        UNROLL for (int i = 0; i < THREAD_M; i++) {
-            int m = row0 + OUT_ROW(i);
-            if (m < M) store4(acc[i][j] + bias, base_o + m * pitch + n, batch, m, n, N);
+        UNROLL for (int i = 0; i < OUT_ROWS; i++) {
+            int m = row0 + OUT_ROW(i, j);
+            if (m < M) store4(OUT_VALUE(i, j) + bias, base_o + m * pitch + n, batch, m, n, N);
         }
     }
 }

@@ -5,7 +5,8 @@
 //
 // Bindings and parameters 0 to 16: as matmul.comp.
 // Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
-//   ROWS  rows of A at a time (1): as many as M, up to 8 or so
+//   ROWS  rows of A at a time (1): as many as M, up to 16 or so
+//   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK * LANES * SLICES bytes
 //   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares of K
 //                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
 // Local size: LANES * SLICES; SLICES is a power of two.
@@ -16,6 +17,9 @@
 #endif
 #ifndef ROWS
 #define ROWS 1
+#endif
+#ifndef CHUNK
+#define CHUNK 1
 #endif
 #if B_TRANSPOSED
 #ifndef SLICES
@@ -56,7 +60,26 @@ PARAM_16(offset_bias)
 layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 
 int base_a, base_b;
-shared vec4 parts[SLICES * LANES];
+shared vec4 parts[SLICES * CHUNK * LANES];
+#define LOCAL (LANES * SLICES)
+#define PART(slice, row, lane) parts[((slice) * CHUNK + (row)) * LANES + (lane)]
+
+// Adds the slices up, up to 8 at a time, into slice 0.
+void add_up() {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int left = SLICES; left > 1; left = (left + 7) / 8) {
+        int kept = (left + 7) / 8;
+        UNROLL for (int t = 0; t < kept * CHUNK * LANES; t += LOCAL) {
+            int at = t + id;
+            if (at < kept * CHUNK * LANES) {
+                vec4 sum = parts[at];
+                UNROLL for (int s = 1; s < left / kept; s++) sum += parts[at + s * kept * CHUNK * LANES];
+                parts[at] = sum;
+            }
+        }
+        barrier();
+    }
+}
 
 vec4 load_a(int m, int k) {
     int at = base_a + min(m, M - 1) * lda + k;
@@ -126,16 +149,15 @@ void main() {
 #endif
     }
     int base_o = offset_o + inner * batch_o + outer * outer_o;
-    vec4 bias = bias4(min(n, N - 1), N);
-    UNROLL for (int r = 0; r < ROWS; r++) {
-        parts[slice * LANES + lane] = acc[r];
+    UNROLL for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
+        if (r0 > 0) barrier();
+        UNROLL for (int r = 0; r < CHUNK; r++) PART(slice, r, lane) = acc[r0 + r];
         barrier();
-        for (int half_way = SLICES / 2; half_way > 0; half_way /= 2) {
-            if (slice < half_way) parts[slice * LANES + lane] += parts[(slice + half_way) * LANES + lane];
-            barrier();
+        add_up();
+        int id = int(gl_LocalInvocationIndex);
+        UNROLL for (int t = 0; t < CHUNK * LANES; t += LOCAL) {
+            int r = (t + id) / LANES, m = m0 + r0 + r;
+            if (r < CHUNK && m < M && n < N) store4(PART(0, r, lane) + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
         }
-        int m = m0 + r;
-        if (slice == 0 && m < M && n < N) store4(parts[lane] + bias, base_o + m * ldo + n, z, m, n, N);
-        barrier();
     }
 }

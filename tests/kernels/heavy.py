@@ -95,7 +95,7 @@ def register_grid(macros: Mapping[str, int], m: int, n: int, z: int) -> tuple[in
 
 
 def tile_macros(tile: Sequence[int]) -> dict[str, int]:
-    return dict(zip(("TILE_M", "TILE_N", "TILE_K", "THREAD_M", "THREAD_N"), tile))
+    return dict(zip(("TILE_M", "TILE_N", "TILE_K", "THREAD_M", "THREAD_N", "SLICES"), tile))
 
 
 def close(got: np.ndarray, want: np.ndarray, dtype: type) -> None:

@@ -69,7 +69,7 @@ def test_registers(case, tile, special):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("tile", [(64, 64, 16, 4, 4), (32, 32, 32, 4, 4)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 64, 16, 4, 4), (32, 32, 64, 4, 4, 4)], ids=str)
 def test_shared_tiles(case, tile):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)

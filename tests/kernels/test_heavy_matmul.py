@@ -11,6 +11,7 @@ from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close, padded, reg
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
 TILES = [(64, 64, 16, 4, 4), (32, 32, 32, 4, 4), (32, 64, 16, 2, 8), (128, 64, 8, 8, 8)]
+SLICED = [(32, 32, 64, 4, 4, 2), (16, 32, 64, 4, 4, 4), (32, 16, 64, 4, 4, 8)]
 
 
 def operands(m, n, k, batch, dtype, transposed):
@@ -48,7 +49,7 @@ def test_registers(size, transposed, tile):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile", TILES + SLICED, ids=str)
 def test_shared_tiles(size, transposed, tile):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
@@ -61,13 +62,13 @@ def test_shared_tiles(size, transposed, tile):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_few_rows(size, transposed, rows):
+@pytest.mark.parametrize("share", [{"ROWS": 1}, {"ROWS": 3}, {"ROWS": 6, "CHUNK": 2, "SLICES": 32}], ids=str)
+def test_few_rows(size, transposed, share):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
-    kernel = Heavy("matmul_vec.comp", {**macros, "ROWS": rows}, params, 4)
-    grid = (ceil_div(n, 4 if transposed else 32), ceil_div(m, rows), 2)
+    kernel = Heavy("matmul_vec.comp", {**macros, **share}, params, 4)
+    grid = (ceil_div(n, 4 if transposed else 32), ceil_div(m, share["ROWS"]), 2)
     (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], grid)
     close(got, want + bias, np.float32)
 
