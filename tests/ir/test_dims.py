@@ -1,0 +1,125 @@
+"""Sizes that only a call knows: their arithmetic agrees with integers, and guards say what was taken for granted."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from purevk.ir import Dim, GuardLog, Symbol, dims
+
+SYMBOLS = [Symbol("s0", 128, 2), Symbol("s1", 17), Symbol("s2", 64, 1)]
+_BINARY = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, dims.minimum, dims.maximum]
+
+
+def _trees(depth: int = 3) -> st.SearchStrategy:
+    leaf = st.one_of(st.integers(-6, 40), st.sampled_from(SYMBOLS))
+    if not depth:
+        return leaf
+    return st.one_of(leaf, st.tuples(st.sampled_from(_BINARY), _trees(depth - 1), _trees(depth - 1)))
+
+
+def _build(tree: object) -> dims.Size:
+    if isinstance(tree, Symbol):
+        return Dim.of(tree)
+    if isinstance(tree, tuple):
+        op, left, right = tree
+        made, other = _build(left), _build(right)
+        if op in (operator.floordiv, operator.mod) and dims.range_of(other)[0] <= 0:
+            other = 3
+        return op(made, other)
+    return tree
+
+
+def _number(tree: object, env: dict[Symbol, int]) -> int:
+    if isinstance(tree, Symbol):
+        return env[tree]
+    if isinstance(tree, tuple):
+        op, left, right = tree
+        made, other = _number(left, env), _number(right, env)
+        if op in (operator.floordiv, operator.mod) and dims.range_of(_build(right))[0] <= 0:
+            other = 3
+        return {dims.minimum: min, dims.maximum: max}.get(op, op)(made, other)
+    return tree
+
+
+ENVS = st.fixed_dictionaries({symbol: st.integers(symbol.lower, symbol.upper) for symbol in SYMBOLS})
+
+
+@given(_trees(), ENVS)
+def test_arithmetic_agrees_with_integers(tree: object, env: dict[Symbol, int]) -> None:
+    assert dims.evaluate(_build(tree), env) == _number(tree, env)
+
+
+@given(_trees(), ENVS)
+def test_the_range_holds_every_value(tree: object, env: dict[Symbol, int]) -> None:
+    low, high = dims.range_of(_build(tree))
+    assert low <= _number(tree, env) <= high
+
+
+@given(_trees(2), ENVS)
+def test_the_common_divisor_divides(tree: object, env: dict[Symbol, int]) -> None:
+    size = _build(tree)
+    divisor = dims.gcd_of(size)
+    value = _number(tree, env)
+    assert value == 0 if divisor == 0 else value % divisor == 0
+
+
+@given(_trees(2), _trees(2), st.sampled_from([operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]), ENVS)
+def test_an_answer_is_right_wherever_its_guards_hold(left: object, right: object, compare: object, env: dict[Symbol, int]) -> None:
+    a, b = _build(left), _build(right)
+    assume(isinstance(a, Dim) or isinstance(b, Dim))
+    with GuardLog() as log:
+        answer = bool(compare(a, b))
+    if all(guard.holds(env) for guard in log.guards):
+        assert compare(_number(left, env), _number(right, env)) == answer
+
+
+@given(_trees(2), _trees(2))
+def test_sums_have_one_form(left: object, right: object) -> None:
+    a, b = _build(left), _build(right)
+    assert repr(a + b) == repr(b + a) and repr(a * b) == repr(b * a)
+    assert repr((a + b) - b) == repr(a)
+
+
+@given(_trees(2), st.integers(1, 9), ENVS)
+def test_ceil_div_and_align(tree: object, divisor: int, env: dict[Symbol, int]) -> None:
+    value = _number(tree, env)
+    assume(dims.range_of(_build(tree))[0] >= 0)
+    assert dims.evaluate(dims.ceil_div(_build(tree), divisor), env) == -(-value // divisor)
+    assert dims.evaluate(dims.align(_build(tree), divisor), env) == -(-value // divisor) * divisor
+
+
+def test_an_exact_division_leaves_no_division() -> None:
+    s = Dim.of(SYMBOLS[0])
+    assert repr((384 * s) // 12) == "32*s0"
+    assert repr((384 * s) // (384 * s)) == "1"
+    assert repr((s * 4 + 3) // 4) == "s0"
+    assert (6 * s) % 3 == 0 and isinstance((6 * s) % 3, int)
+
+
+def test_bounds_settle_comparisons_without_a_guard() -> None:
+    s = Dim.of(SYMBOLS[0])
+    with GuardLog() as log:
+        assert s != 1 and s > 1 and s < 129 and not s == 200 and s + 1 != s
+    assert not log.guards
+
+
+def test_a_hint_leaves_a_guard() -> None:
+    s = Dim.of(SYMBOLS[0])
+    with GuardLog() as log:
+        assert s == 128
+    (guard,) = log.guards
+    assert guard.holds({SYMBOLS[0]: 128}) and not guard.holds({SYMBOLS[0]: 5})
+
+
+def test_a_size_known_only_at_a_call_is_no_integer() -> None:
+    with pytest.raises(TypeError, match="known only at a call"):
+        range(Dim.of(SYMBOLS[0]))
+
+
+def test_symbols_are_found_inside_functions() -> None:
+    size = dims.maximum(Dim.of(SYMBOLS[0]) // Dim.of(SYMBOLS[1]), 3) * 2
+    assert dims.symbols(size) == set(SYMBOLS[:2])
