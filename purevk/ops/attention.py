@@ -54,7 +54,11 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         "HEAD_DIM": width, "VALUE_DIM": v.dims[3], "T_Q": q.dtype.glsl, "T_K": k.dtype.glsl, "T_V": v.dtype.glsl,
         "T_OUT": out.dtype.glsl, "CAUSAL": int(causal),
     }  # fmt: skip
-    buffers: list[tuple[Operand, str]] = [(q, "r"), (k, "r"), (v, "r")]
+    buffers: list[tuple[Operand, str]] = []
+    for name, operand in (("TEXEL_Q", q), ("TEXEL_K", k), ("TEXEL_V", v)):
+        texel = lowering.texel(operand, True)
+        macros[name] = int(bool(texel))
+        buffers.append((operand, "r" + texel))
     mask_params: list[Size] = [0, 0, 0, 0]
     mask_offset: Size = 0
     if mask_value is not None:
@@ -63,8 +67,11 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
             mask = dense(lowering, mask)
         mask_params = list(broadcast_strides(mask, (batches, heads, queries, k.dims[2])))
         mask_offset = mask.offset
-        macros.update({"MASK": 2 if mask.dtype is DType.bool else 1, "T_MASK": mask.dtype.glsl})
-        buffers.append((mask, "r"))
+        texel = lowering.texel(mask, False)
+        macros.update(
+            {"MASK": 2 if mask.dtype is DType.bool else 1, "T_MASK": mask.dtype.glsl, "TEXEL_MASK": int(bool(texel))}
+        )
+        buffers.append((mask, "r" + texel))
     buffers.append((out, "w"))
     params = [
         queries, keys, heads // key_heads, bits_of(scale), start,

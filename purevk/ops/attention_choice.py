@@ -85,10 +85,16 @@ class Decode:
 def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys: Size, width: Size) -> Any:
     """The kernel for `queries` queries over up to `keys` keys a head."""
     few = _dims.upper(queries) <= 4
+    if traits.is_cpu and traits.has("subgroup_shuffle"):
+        lanes, cores = traits.subgroup_size, max(traits.cores, 1)
+        groups = _dims.upper(batches) * _dims.upper(heads)
+        # Measured on llvmpipe: a key costs an invocation as much as 1.2 of its queries. More queries make longer code, which
+        # takes seconds to compile.
+        most = max(1, min(128 // width, 4))
+        rounds = {n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + 1.2) for n in range(1, most + 1)}
+        return Simple(lanes, min(rounds, key=rounds.__getitem__))
     if traits.is_cpu:
-        if few:
-            return Decode(1, 64)
-        return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+        return Decode(1, 64) if few else Simple(1)
     if few:
         groups = _dims.upper(batches) * _dims.upper(heads) * _dims.upper(queries)
         splits = min(max(2 * max(traits.cores, 16) // max(groups, 1), 1), -(-_dims.upper(keys) // 128), 32)
