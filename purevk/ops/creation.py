@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Sequence
 
 from purevk.dtypes import DType
@@ -89,9 +90,9 @@ def _arange_shape(start: Any, end: Any, step: Any = 1, dtype: DType | None = Non
     numbers = (start, end, step)
     if dtype is None:
         dtype = DType.float32 if any(isinstance(number, float) for number in numbers) else DType.int64
-    if any(isinstance(number, float) for number in numbers):
-        import math
-
+    if dtype is DType.int64:
+        start, end, step = (int(number) if isinstance(number, float) else number for number in numbers)
+    elif any(isinstance(number, float) for number in numbers):
         return TensorType(dtype, (max(math.ceil((end - start) / step), 0),))
     length = end - start if isinstance(step, int) and step == 1 else -((start - end) // step)
     return TensorType(dtype, (_dims.maximum(length, 0),))
@@ -100,6 +101,8 @@ def _arange_shape(start: Any, end: Any, step: Any = 1, dtype: DType | None = Non
 def _expand_arange(builder: Any, node: Node) -> Value:
     start, _, step = node.args[:3]
     out = node.result.type
+    if out.dtype.is_int:
+        start, step = (int(number) if isinstance(number, float) else number for number in (start, step))
     number = builder.emit("purevk.iota", out.dims[0], DType.int32 if out.dtype.is_float else out.dtype)
     floats = isinstance(start, float) or isinstance(step, float)
     if floats:

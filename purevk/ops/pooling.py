@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -48,6 +48,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "PV_INT64_MIN"}[acc]
     macros: dict[str, Any] = {
         "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "ACC": acc, "AVERAGE": int(average), "LOWEST": lowest,
+        **({"HAS_INT64": 1} if x.dtype is DType.int64 else {}),
         "COUNT_INCLUDE_PAD": int(count_include_pad), "CHANNELS_LAST": int(last), "VEC4": int(vector), "INDICES": int(indices),
     }  # fmt: skip
     buffers = [(x, "r"), (out, "w")]

@@ -27,7 +27,8 @@ DOMAIN = {
 }  # fmt: skip
 # Vulkan asks 2^-11 absolute of sin and cos, on [-pi, pi]; what lavapipe gives is better. Relative error is lost near their
 # zeros whatever the device.
-LOOSE = {"sin": (1e-5, 1e-5), "cos": (1e-5, 1e-5), "tan": (1e-4, 1e-5), "tanh": (1e-5, 1e-6)}
+LOOSE = {"sin": (1e-5, 1e-5), "cos": (1e-5, 1e-5), "tan": (1e-4, 1e-5), "tanh": (1e-5, 1e-6), "lgamma": (1e-5, 1e-5),
+         "special_gammaln": (1e-5, 1e-5)}
 
 
 def rows(form, *parameters):
@@ -48,7 +49,7 @@ def works(fn, *args, **kwargs):
     """Whether torch itself takes the arguments."""
     try:
         return fn(*args, **kwargs)
-    except (RuntimeError, TypeError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
 
 
@@ -56,7 +57,8 @@ EXTRA = {  # arguments after the tensor
     "gelu": [{}, {"approximate": "tanh"}], "softplus": [(), (2.0, 3.0), (0.5,)],
     "elu": [(), (0.7,), (1.6732632423543772, 1.0507009873554805), (1.0, 2.0, 0.5)], "hardtanh": [(), (-0.25, 2.0), (0, 6)],
     "hardshrink": [(), (1.0,)], "leaky_relu": [(), (0.2,), (-0.5,)], "dropout": [(0.5, False)], "to": [(torch.float16,)],
-    "lift_fresh_copy": [()],
+    "lift_fresh_copy": [()], "threshold": [(0.5, 2), (-1, -3)], "nan_to_num": [(), (1.0, 2.0, -3.0)], "logit": [(), (0.1,)],
+    "special_logit": [(0.1,)], "celu": [(), (0.5,)], "softshrink": [(), (1.5,)],
 }  # fmt: skip
 OTHERS = {"aten.clamp.default", "aten.where.self", "aten.masked_fill.Scalar", "aten._to_copy.default"}
 UNARY = [row for row in rows(registry.Pointwise, "x") if row.parameters[1:2] != ("y",) and row.name not in OTHERS]
