@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError
-from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Constant, Dim, Graph, Node, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.builder import NameSource
@@ -31,10 +31,11 @@ class Importer:
     Args:
         name: the method's name.
         where: the file's name, for messages.
-        sizes: sizes of the inputs, by position, where they are known; otherwise the file's bounds hold.
+        sizes: sizes of the inputs, by position, where they are known, or other bounds of those that are not; otherwise the
+            file's bounds hold.
     """
 
-    def __init__(self, name: str, where: str, sizes: Sequence[tuple[int, ...] | None] | None = None) -> None:
+    def __init__(self, name: str, where: str, sizes: Sequence[tuple[int | Bound, ...] | None] | None = None) -> None:
         self.name, self.where, self.sizes = name, where, sizes
         self.nodes: list[Node] = []
         self.inputs: list[Value | Dim | None] = []
@@ -55,12 +56,16 @@ class Importer:
         value_dims: list[Any] = []
         pending: list[tuple[Symbol, int]] = []
         for dim, bound in enumerate(bounds):
-            if given is not None:
+            if given is not None and isinstance(given[dim], Bound):
+                bound = given[dim].upper
+            elif given is not None:
                 value_dims.append(given[dim])
-            elif not dynamic or bound <= 1:
+                continue
+            if not dynamic or bound <= 1:
                 value_dims.append(bound)
             else:
-                symbol = Symbol(f"s{len(self.symbols) + len(pending)}", bound)
+                # Not 0: slices such as x[:1] then have known sizes. A call without elements is lowered for its sizes.
+                symbol = Symbol(f"s{len(self.symbols) + len(pending)}", bound, lower=1)
                 pending.append((symbol, dim))
                 first = self._by_bound.setdefault(bound, Dim.of(symbol))
                 if first is not Dim.of(symbol) and not first == Dim.of(symbol):
