@@ -105,11 +105,11 @@ def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.f
     """The ATen operators of a function of tensors: composite ones such as `linear` as they are, if all have rows."""
     mode = "symbolic" if dynamic else "real"
     with torch.no_grad():
-        module = make_fx(fn, tracing_mode=mode, pre_dispatch=True)(*args)
+        module = make_fx(fn, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(*args)
         targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
         if all(registry.find(str(target)) or "sym_size" in str(target) for target in targets):
             return module
-        module = make_fx(fn, _decompositions(), tracing_mode=mode)(*args)
+        module = make_fx(fn, _decompositions(), tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
         module.graph.eliminate_dead_code()
         return module
 
