@@ -10,13 +10,14 @@ from purevk.errors import PurevkError
 
 if TYPE_CHECKING:
     from purevk.compiling import compile
-    from purevk.program import Method, Program, load
+    from purevk.method import Method
+    from purevk.program import Program, load
 
 __version__ = "0.1.0"
 
 __all__ = ["Method", "Program", "PurevkError", "compile", "load"]
 
-_HOMES = {"Method": "program", "Program": "program", "load": "program", "compile": "compiling"}
+_HOMES = {"Method": "method", "Program": "program", "load": "program", "compile": "compiling"}
 
 
 def __getattr__(name: str) -> Any:

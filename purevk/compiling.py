@@ -15,6 +15,7 @@ def compile(
     *,
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    bounds: str = "grow",
 ) -> Program:
     """Makes a module of torch ready to run on a Vulkan device.
 
@@ -24,6 +25,7 @@ def compile(
         dynamic_shapes: as for `torch.export.export`.
         context: device to run on; None: the best one, or that of PUREVK_DEVICE.
         progress: called with (phase, done, total) during long work; None: a progress bar on a terminal.
+        bounds: "grow" or "strict", as for `purevk.load`.
 
     Returns:
         A program with the one method "forward".
@@ -43,5 +45,6 @@ def compile(
     exported = decompose(exported)
     name = type(model).__name__
     return Program(
-        name, {"forward": lambda sizes: read_exported(exported, sizes)}, context or default_context(), progress
+        name, {"forward": lambda sizes: read_exported(exported, sizes)}, context or default_context(), progress,
+        bounds=bounds,
     )

@@ -13,7 +13,7 @@ from purevk.ir import Dim, Graph, Value
 from purevk.ir import dims as _dims
 
 if TYPE_CHECKING:
-    from purevk.program import Method
+    from purevk.method import Method
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
-from purevk.ir import Arg, Dim, Graph, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 
@@ -98,15 +98,16 @@ class _Reader:
         sizes: list[Any] = []
         fresh: list[tuple[Symbol, int]] = []
         for dim, size in enumerate(example.shape):
+            wider = given[dim].upper if given is not None and isinstance(given[dim], Bound) else None
             if isinstance(size, int):
                 sizes.append(size)
-            elif given is not None:
+            elif given is not None and wider is None:
                 self._bind_given(size, given[dim])
                 sizes.append(given[dim])
             else:
                 expression = size.node.expr
                 if expression.is_Symbol and str(expression) not in self.symbols:
-                    symbol = self._symbol(expression)
+                    symbol = self._symbol(expression, wider)
                     fresh.append((symbol, dim))
                 sizes.append(self._size(expression))
         value = Value(f"input_{position}", TensorType(dtype, tuple(sizes)))
@@ -115,7 +116,7 @@ class _Reader:
         self.importer.inputs.append(value)
         return value
 
-    def _symbol(self, expression: Any) -> Symbol:
+    def _symbol(self, expression: Any, wider: int | None) -> Symbol:
         bounds = self.program.range_constraints.get(expression)
         lower = int(bounds.lower) if bounds is not None else 0
         try:
@@ -125,7 +126,7 @@ class _Reader:
         if upper >= 2**31 - 1:
             # No bound was given: plan for the example's size, rounded up; a larger call is lowered again.
             upper = max(64, 1 << (self._hint(expression) - 1).bit_length())
-        symbol = Symbol(str(expression), upper, lower)
+        symbol = Symbol(str(expression), max(upper, wider or 0), lower)
         self.symbols[str(expression)] = Dim.of(symbol)
         return symbol
 

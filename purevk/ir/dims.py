@@ -24,6 +24,13 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A size of an input that stays dynamic, with another upper bound than the file's."""
+
+    upper: int
+
+
+@dataclass(frozen=True)
 class Symbol:
     """A name for an integer that a call brings, within [lower, upper]. `is_size` is False for values such as a position."""
 

@@ -1,0 +1,201 @@
+"""One method of a program: lowered for the exported bounds, and again for calls that those do not serve."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from purevk.errors import FileFormatError, GraphError, InputError
+from purevk.graph.executable import Executable, make_plan
+from purevk.inputs import describe_inputs, read_inputs
+from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
+from purevk.ir import dims as _dims
+from purevk.passes.pipeline import optimize
+
+if TYPE_CHECKING:
+    from purevk.program import Program
+
+# Sizes of the inputs to lower for, by position: integers are fixed, a `Bound` is a new upper bound of a dynamic size. None
+# stands for the exported bounds.
+Sizes = Sequence["tuple[int | Bound, ...] | None"]
+GraphSource = Callable[["Sizes | None"], Graph]
+MAX_SPECIALIZATIONS = 8
+_log = logging.getLogger("purevk")
+
+
+class Specialization:
+    """A method lowered under guards: it serves calls whose sizes keep them and the symbols' bounds."""
+
+    def __init__(self, graph: Graph, guards: Sequence[Guard], executable: Executable) -> None:
+        self.graph, self.guards, self.executable = graph, tuple(guards), executable
+        self._known: dict[tuple[int, ...], bool] = {}
+
+    def environment(self, arrays: Sequence[Any]) -> dict[Symbol, int]:
+        """The values of the symbols that the inputs of a call bring."""
+        env: dict[Symbol, int] = {}
+        place = {id(value): n for n, value in enumerate(self.graph.inputs)}
+        for symbol, source in self.graph.symbols.items():
+            if source.value is None:
+                if source.element < len(arrays) and isinstance(arrays[source.element], int):
+                    env[symbol] = arrays[source.element]
+            elif id(source.value) in place:
+                array = arrays[place[id(source.value)]]
+                if source.dim is not None:
+                    env[symbol] = array.shape[source.dim]
+                else:
+                    env[symbol] = int(array.reshape(-1)[source.element])
+        return env
+
+    def takes(self, arrays: Sequence[Any]) -> bool:
+        """Whether the inputs have the sizes that are fixed here."""
+        return all(
+            not isinstance(value, Value) or not isinstance(array, np.ndarray)
+            or all(not isinstance(size, int) or size == given for size, given in zip(value.type.dims, array.shape))
+            for value, array in zip(self.graph.inputs, arrays)
+        )  # fmt: skip
+
+    def above_bounds(self, env: Mapping[Symbol, int]) -> bool:
+        """Whether a size of a call is above its symbol's bound."""
+        return any(symbol.is_size and env[symbol] > symbol.upper for symbol in env)
+
+    def serves(self, env: Mapping[Symbol, int]) -> bool:
+        """Whether the sizes of a call keep the bounds and the guards."""
+        key = tuple(env[symbol] for symbol, _ in self.executable.input_symbols if symbol.is_size)
+        found = self._known.get(key)
+        if found is None:
+            found = all(symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size)
+            found = found and all(
+                guard.holds(env) for guard in self.guards
+                if (_dims.symbols(guard.left) | _dims.symbols(guard.right)) <= set(env)
+            )  # fmt: skip
+            self._known[key] = found
+        return found
+
+
+class Method:
+    """One method of a program. Call it with tensors."""
+
+    def __init__(self, program: "Program", name: str, source: GraphSource) -> None:
+        self.program, self.name, self._source = program, name, source
+        self.specializations: list[Specialization] = []
+        self._lock = threading.RLock()
+        self.graph: Graph = self._prepare(None).graph
+
+    # -- lowering -----------------------------------------------------------------------------------------------------
+    def _prepare(self, sizes: Sizes | None) -> Specialization:
+        program = self.program
+        with GuardLog() as log:
+            start = time.perf_counter()
+            imported = program.share_leaves(self.name, self._source(sizes))
+            program.add_seconds("import", start)
+            start = time.perf_counter()
+            graph = optimize(imported, program.context.traits)
+            program.add_seconds("passes", start)
+            start = time.perf_counter()
+            plan = make_plan(graph, program.context.traits)
+            program.add_seconds("lower", start)
+        executable = Executable(program.context, plan, program.weights, program.states, program.progress)
+        for phase, seconds in executable.seconds.items():
+            program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
+        made = Specialization(graph, list(log.guards), executable)
+        self.specializations.append(made)
+        if len(self.specializations) > MAX_SPECIALIZATIONS:
+            self.specializations.pop(1).executable.close()
+        return made
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def __call__(self, *inputs: Any) -> Any:
+        """Runs the method.
+
+        Args:
+            inputs: one for each input of the method, in order: numpy arrays or torch tensors (integers where the method
+                takes integers). Their dtypes must be the method's; dynamic sizes may be anything up to the exported bounds.
+                Beyond them the method is lowered again for larger ones, unless the program was loaded with
+                `bounds="strict"`.
+
+        Returns:
+            The output, or a tuple of several: torch tensors if an input was one, else numpy arrays.
+
+        Raises:
+            InputError: number, rank, dtype or size of the inputs is wrong.
+        """
+        with self._lock:
+            self.program.check_open()
+            given = read_inputs(self, inputs)
+            chosen, env = self._choose(given.arrays)
+            values = {
+                value: array for value, array in zip(chosen.graph.inputs, given.arrays) if isinstance(value, Value)
+            }  # fmt: skip
+            outputs = chosen.executable.run(values, env)
+        results = tuple(given.convert(output, chosen.graph.outputs[n]) for n, output in enumerate(outputs))
+        return results[0] if len(results) == 1 else results
+
+    def _choose(self, arrays: Sequence[Any]) -> tuple[Specialization, dict[Symbol, int]]:
+        """What serves the inputs, with the values of its symbols; lowered now if nothing does."""
+        for each in self.specializations:
+            if each.takes(arrays):
+                env = each.environment(arrays)
+                if each.serves(env):
+                    return each, env
+        first = self.specializations[0]
+        sizes = [tuple(array.shape) if isinstance(array, np.ndarray) else None for array in arrays]
+        if first.above_bounds(first.environment(arrays)):
+            grown = self._grow(first, sizes)
+            env = grown.environment(arrays)
+            if grown.serves(env):
+                return grown, env
+        made = self._checked(sizes, sizes)
+        return made, made.environment(arrays)
+
+    def _grow(self, first: Specialization, sizes: list[tuple[int, ...] | None]) -> Specialization:
+        """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next power of two."""
+        wanted: list[tuple[int | Bound, ...] | None] = []
+        for value, given in zip(first.graph.inputs, sizes):
+            if not isinstance(value, Value) or given is None:
+                wanted.append(None)
+                continue
+            wanted.append(tuple(
+                size if isinstance(size, int) else Bound(max(_dims.upper(size), _next_power(number)))
+                for size, number in zip(value.type.dims, given)
+            ))  # fmt: skip
+        where = f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})"
+        if self.program.bounds == "strict":
+            raise InputError(
+                f"inputs of sizes {[list(size) for size in sizes if size is not None]} are above the exported bounds", where=where,
+                next="load the program with bounds=\"grow\", or export it with larger bounds",
+            )  # fmt: skip
+        _log.warning("%s: inputs above the exported bounds; lowering again for larger ones", where)
+        return self._checked(wanted, sizes)
+
+    def _checked(self, wanted: Sizes, sizes: Sequence[tuple[int, ...] | None]) -> Specialization:
+        try:
+            return self._prepare(wanted)
+        except (FileFormatError, GraphError) as error:
+            # The file was sound within its bounds: it is these sizes that do not go together.
+            raise InputError(
+                f"the method does not take inputs of these sizes: {[list(size) for size in sizes if size is not None]}",
+                where=f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})",
+                why=f"{error.what}: {error.why}", next="pass sizes that belong together and lie within the exported bounds",
+            ) from error  # fmt: skip
+
+    @property
+    def executable(self) -> Executable:
+        """What runs calls within the exported bounds."""
+        return self.specializations[0].executable
+
+    def close(self) -> None:
+        """Releases the memory of calls."""
+        for each in self.specializations:
+            each.executable.close()
+        self.specializations.clear()
+
+    def __repr__(self) -> str:
+        return f"<Method {self.name}({describe_inputs(self.graph)})>"
+
+
+def _next_power(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
