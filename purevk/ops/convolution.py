@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
-from purevk.ops.convolution_choice import choose, choose_depthwise
+from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, supports_float
@@ -174,14 +174,15 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
             grid=choice.grid(batches, channels, out_height, out_width), flops=flops,
         )  # fmt: skip
         return
-    tiles = choose(lowering.traits, rows, group_out, kh * kw * group_in, groups, x.dtype)
+    tiles = choose(lowering.traits, rows, group_out, kh * kw, group_in, groups, x.dtype)
     template = "conv2d.comp" if tiles.template == "matmul.comp" else "conv2d_tiled.comp"
     params = [
         batches, height, width, group_in, out_height, out_width, group_out, pixel, out_channels, out_channels, *window,
         *offsets,
     ]  # fmt: skip
     lowering.dispatch(
-        template, buffers, macros={**macros, **tiles.macros()}, params=params, specialize=range(10, 18),
+        template, buffers, macros={**macros, **tiles.macros()}, params=params,
+        specialize=range(10, 18) if not is_short(group_in) else (3, *range(10, 18)),
         grid=tiles.grid(rows, group_out, groups), subgroup_size=tiles.subgroup, flops=flops,
     )  # fmt: skip
 

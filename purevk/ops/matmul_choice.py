@@ -82,21 +82,27 @@ def choose(
     traits: DeviceTraits, m: Size, n: Size, k: Size, batches: Size, dtype: DType, transposed: bool
 ) -> Choice:
     """The kernel for a product of [m, k] and [k, n]."""
-    rows, columns = _dims.upper(m), _dims.upper(n)
     if traits.is_cpu:
-        if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
-            return Registers(1, 0, 8, 1, 1)
-        depth, wide = _dims.upper(k), gcd4(k if transposed else n)
-        tile, subgroups = choose_tile(
-            traits.subgroup_size, max(traits.cores, 1), rows, columns, depth, _dims.upper(batches),
-            gcd4(k), wide,
-        )  # fmt: skip
-        return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
+        return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
+    rows, columns = _dims.upper(m), _dims.upper(n)
     groups = max(traits.cores, 16)
     for tile_m, tile_n, tile_k, thread in ((64, 64, 16, 4), (32, 32, 32, 4), (32, 16, 32, 2)):
         if -(-rows // tile_m) * -(-columns // tile_n) * _dims.upper(batches) >= groups:
             break
     return Tiled(tile_m, tile_n, tile_k, min(thread, 4), 4)
+
+
+def choose_registers(
+    traits: DeviceTraits, m: Size, n: Size, k: Size, batches: Size, vector_a: bool, vector_b: bool, most: int = 32
+) -> Registers:
+    """The tile of a software device; `most`, `vector_a` and `vector_b` as `choose_tile` takes them."""
+    if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
+        return Registers(1, 0, 8, 1, 1)
+    tile, subgroups = choose_tile(
+        traits.subgroup_size, max(traits.cores, 1), _dims.upper(m), _dims.upper(n), _dims.upper(k), _dims.upper(batches),
+        vector_a, vector_b, most,
+    )  # fmt: skip
+    return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
 
 
 def bind(

@@ -53,19 +53,23 @@ _SCALAR = 4.0  # loads of single floats instead of a vector
 
 @functools.lru_cache(maxsize=4096)
 def choose_tile(
-    lanes: int, cores: int, m: int, n: int, k: int, batches: int, vector_a: bool = True, vector_b: bool = True
+    lanes: int, cores: int, m: int, n: int, k: int, batches: int, vector_a: bool = True, vector_b: bool = True,
+    most: int = 32,
 ) -> tuple[Tile, int]:
     """The fastest tile for `batches` products [m, k] x [k, n], and the subgroups of a workgroup.
 
     Args:
         lanes: the subgroup size. cores: threads that run workgroups.
         vector_a, vector_b: whether the operand is read 4 elements at a time.
+        most: vectors of 4 floats that an invocation may sum up.
     """
     best: tuple[float, Tile, int] | None = None
     for row in _TILES:
         tile = Tile(lanes, *row)
         high, wide = -(-m // tile.rows), -(-n // tile.columns)
         vectors = tile.tm * tile.tn4
+        if vectors > most:
+            continue
         loads_a, loads_b = tile.loads()
         loads = loads_a * (1 if vector_a else _SCALAR) + loads_b * (1 if vector_b else _SCALAR)
         step = _STEP + _PRODUCT * vectors + _LOAD * loads + _SPILL * max(0, vectors - _KEPT)
