@@ -145,21 +145,23 @@ class Method:
         sizes = [tuple(array.shape) if isinstance(array, np.ndarray) else None for array in arrays]
         if first.above_bounds(first.environment(arrays)):
             grown = self._grow(first, sizes)
-            env = grown.environment(arrays)
-            if grown.serves(env):
+            env = {} if grown is None else grown.environment(arrays)
+            if grown is not None and grown.serves(env):
                 return grown, env
         made = self._checked(sizes, sizes)
         return made, made.environment(arrays)
 
-    def _grow(self, first: Specialization, sizes: list[tuple[int, ...] | None]) -> Specialization:
-        """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next power of two."""
+    def _grow(self, first: Specialization, sizes: list[tuple[int, ...] | None]) -> Specialization | None:
+        """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next power of two; None where
+        the method does not take bounds of its own."""
         wanted: list[tuple[int | Bound, ...] | None] = []
         for value, given in zip(first.graph.inputs, sizes):
             if not isinstance(value, Value) or given is None:
                 wanted.append(None)
                 continue
             wanted.append(tuple(
-                size if isinstance(size, int) else Bound(max(_dims.upper(size), _next_power(number)))
+                size if isinstance(size, int)
+                else Bound(_dims.upper(size) if number <= _dims.upper(size) else _next_power(number))
                 for size, number in zip(value.type.dims, given)
             ))  # fmt: skip
         where = f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})"
@@ -169,7 +171,10 @@ class Method:
                 next="load the program with bounds=\"grow\", or export it with larger bounds",
             )  # fmt: skip
         _log.warning("%s: inputs above the exported bounds; lowering again for larger ones", where)
-        return self._checked(wanted, sizes)
+        try:
+            return self._prepare(wanted)
+        except (FileFormatError, GraphError):
+            return None
 
     def _checked(self, wanted: Sizes, sizes: Sequence[tuple[int, ...] | None]) -> Specialization:
         try:
