@@ -273,8 +273,10 @@ def _range_of_atom(atom: _Atom) -> tuple[int, int]:
     if atom.kind == "max":
         return max(a, c), max(b, d)
     if atom.kind == "%":
-        return 0, max(d - 1, 0)
-    corners = [x // y for x in (a, b) for y in (c, d) if y]
+        return min(c + 1, 0), min(b, d - 1) if a >= 0 and c > 0 else max(d - 1, 0)
+    # The quotient is largest and smallest at the ends of the divisor's range and next to 0.
+    divisors = [y for y in (c, d, -1, 1) if y and c <= y <= d]
+    corners = [x // y for x in (a, b) for y in divisors]
     return (min(corners), max(corners)) if corners else (0, 0)
 
 
