@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.export
 
 
 def script() -> ModuleType:
-    """tests/data/make_pte.py as a module."""
+    """tests/data/make_pte.py as a module, under its name: torch imports the module of what it exports."""
     spec = importlib.util.spec_from_file_location("make_pte", DATA.parent / "make_pte.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["make_pte"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
