@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ QUERIES = (
 
 @dataclass
 class Timings:
-    """Seconds of each step; `forward` has one entry a call."""
+    """Seconds of each step; `forward` and `tokens` have one entry a text."""
 
     load: float = 0.0
-    first: float = 0.0
-    forward: list[float] | None = None
+    forward: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
 
 def tokenizer_file() -> Path:
@@ -77,19 +77,18 @@ def exported_model(folder: Path, half: bool, console: Console) -> Path:
 class Embedder:
     """Texts to unit vectors."""
 
-    def __init__(self, program: Any, tokenizer: Tokenizer) -> None:
-        self.program, self.tokenizer = program, tokenizer
-        self.seconds: list[float] = []
+    def __init__(self, program: Any, tokenizer: Tokenizer, timings: Timings) -> None:
+        self.program, self.tokenizer, self.timings = program, tokenizer, timings
 
     def __call__(self, text: str) -> numpy.ndarray:
         """Return the embedding of a text, float32 [384]."""
         ids = self.tokenizer.encode(text).ids
         tokens = numpy.array([ids], dtype=numpy.int64)
         started = time.perf_counter()
-        result = self.program.forward(tokens, numpy.ones_like(tokens))
-        self.seconds.append(time.perf_counter() - started)
-        vector = result[0] if isinstance(result, list | tuple) else result
-        return numpy.asarray(vector, dtype=numpy.float32).reshape(-1)
+        vector = self.program.forward(tokens, numpy.ones_like(tokens))
+        self.timings.forward.append(time.perf_counter() - started)
+        self.timings.tokens.append(len(ids))
+        return vector.reshape(-1)
 
 
 def show_ranking(console: Console, query: str, passages: list[str], scores: numpy.ndarray, top: int) -> None:
@@ -108,27 +107,44 @@ def show_ranking(console: Console, query: str, passages: list[str], scores: nump
 def show_report(console: Console, program: Any, timings: Timings, path: Path) -> None:
     """Print the device, what was compiled and what came from the cache, and the times."""
     report = program.report()
-    compiled, cached = report["kernels_compiled"], report["kernels_from_cache"]
-    table = Table(title="This run", title_justify="left", title_style="bold", show_header=False, box=None)
-    table.add_column(style="cyan")
-    table.add_column()
-    table.add_row("device", program.device.name)
-    table.add_row("model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB")
-    table.add_row("kernels", f"{compiled} compiled, {cached} from the cache")
-    start = "warm" if compiled == 0 else "cold: run it again to see a warm one"
-    table.add_row("start", f"{start}; load {timings.load:.2f} s, first forward {timings.first * 1e3:.0f} ms")
-    phases = report.get("seconds", {})
-    if phases:
-        table.add_row("load, by phase", ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in phases.items()))
-    forward = timings.forward or []
-    if forward:
-        ordered = sorted(forward)
+    kernels, phases = report["kernels"], report["seconds"]
+    warm = kernels["compiled"] == 0
+    table = Table(title="This run", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("device", report["device"])
+    cpu = f", {report['cpu_nodes']} on the CPU" if report["cpu_nodes"] else ", none on the CPU"
+    table.add_row("model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB: {report['dispatches']} dispatches a text{cpu}")
+    table.add_row("memory", f"{memory_line(program.memory)}")
+    table.add_row(
+        "start",
+        f"[green]warm[/]: all {kernels['cached']} kernels from the cache, no compiler loaded" if warm else
+        f"[yellow]cold[/]: {kernels['compiled']} kernels compiled, {kernels['cached']} from the cache; the next run starts warm",
+    )  # fmt: skip
+    parts = {**phases, "opening the device and the file": timings.load - sum(phases.values())}
+    longest = sorted(parts.items(), key=lambda item: -item[1])[:4]
+    table.add_row(
+        "load", f"[bold]{timings.load:.2f} s[/]: " + ", ".join(f"{name} {part * 1e3:.0f} ms" for name, part in longest) + ", \u2026"
+    )  # fmt: skip
+    table.add_row("first text", f"[bold]{timings.forward[0] * 1e3:.0f} ms[/]")
+    if len(timings.forward) > 1:
+        later = sorted(timings.forward[1:])
+        speed = sum(timings.tokens[1:]) / sum(timings.forward[1:])
         table.add_row(
-            "forward",
-            f"median {ordered[len(ordered) // 2] * 1e3:.1f} ms, least {ordered[0] * 1e3:.1f}, most "
-            f"{ordered[-1] * 1e3:.1f} ({len(ordered)} texts of different lengths)",
-        )
+            "each text after", f"[bold]{later[len(later) // 2] * 1e3:.1f} ms[/] median, {later[0] * 1e3:.1f} to "
+            f"{later[-1] * 1e3:.1f}; [bold]{speed:,.0f} tokens/s[/] over {len(later)} texts of {min(timings.tokens)} to "
+            f"{max(timings.tokens)} tokens"
+        )  # fmt: skip
     console.print(table)
+
+
+def memory_line(memory: Any) -> str:
+    """What the program takes on the device, in words."""
+    mb = 1e-6
+    return (
+        f"{memory.weights * mb:.0f} MB of weights, {memory.planned * mb:.1f} MB for what comes in between "
+        f"(without planning {memory.naive * mb:.0f} MB)"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,12 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.perf_counter()
     program = purevk.load(path)
     timings.load = time.perf_counter() - started
-    embed = Embedder(program, tokenizer)
+    embed = Embedder(program, tokenizer, timings)
     with console.status(f"Embedding {len(passages)} passages on {program.device.name}"):
         matrix = numpy.stack([embed(passage) for passage in passages])
     queries = options.query or list(QUERIES)
     vectors = [embed(query) for query in queries]
-    timings.first, timings.forward = embed.seconds[0], embed.seconds[1:]
     console.print()
     for query, vector in zip(queries, vectors, strict=True):
         show_ranking(console, query, passages, matrix @ vector, options.top)
