@@ -14,6 +14,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.pointwise_kernel import broadcast_strides, emit_copy, emit_pointwise, slice_of
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import broadcast
 
 NAME = "purevk.attention"
 HEADS_FIRST_OUT = (0, 2, 1, 3)  # the result [B, H, S, D] lies as [B, S, H, D], which the next product reads as one matrix
@@ -109,15 +110,21 @@ def _sdpa_shape(
     q: TensorType, k: TensorType, v: TensorType, attn_mask: TensorType | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> TensorType:  # fmt: skip
-    return q.with_dims((*q.dims[:-1], v.dims[-1]))
+    lead = q.dims[:-2] if enable_gqa else broadcast(q.dims[:-2], k.dims[:-2], v.dims[:-2])
+    return q.with_dims((*lead, q.dims[-2], v.dims[-1]))
 
 
 def _refuse_sdpa(node: Node, traits: Any) -> str | None:
     q, k, v = node.args[:3]
     if not head_width_fits(q.type.dims[-1], v.type.dims[-1]):
         return f"no kernel for heads of width {q.type.dims[-1]}"
-    if not 3 <= q.type.rank <= 4:
-        return f"no kernel for rank {q.type.rank}"
+    if not 3 <= q.type.rank <= 4 or not q.type.rank == k.type.rank == v.type.rank:
+        return f"no kernel for ranks {q.type.rank}, {k.type.rank} and {v.type.rank}"
+    if node.op.startswith("aten.") and node.args[4]:
+        return "attention with dropout is random"
+    gqa = node.op.startswith("aten.") and node.args[7]
+    if any(a != b for each in (k, v) for a, b in zip(q.type.dims[: -3 if gqa else -2], each.type.dims)):
+        return "no kernel for batch dims that broadcast"
     return _supports(node, traits)
 
 

@@ -124,12 +124,16 @@ register(Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_em
 
 def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorType:
     at = wrap(dim, x.rank)
+    if not x.rank:
+        return x
     length = index.dims[0] if index.rank else 1
     return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
 
 
 def _expand_index_select(builder: Any, node: Node) -> Value:
     x, dim, index = node.args
+    if not x.type.rank:
+        return builder.emit("aten.alias.default", x)
     at = wrap(dim, x.type.rank)
     index_dims = tuple(1 if d == at else None for d in range(x.type.rank))
     x_dims = tuple(None if d == at else d for d in range(x.type.rank))

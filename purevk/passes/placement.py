@@ -24,6 +24,18 @@ _NEEDS = {
 _SPLIT = {"aten.linear.default", "aten.embedding.default"}
 
 
+# Pointwise operators that need no function which GLSL has for float alone.
+_DOUBLE = {
+    f"aten.{name}" for name in (
+        "_to_copy.default", "alias.default", "abs.default", "neg.default", "relu.default", "add.Tensor", "sub.Tensor",
+        "rsub.Scalar", "mul.Tensor", "div.Tensor", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor",
+        "ge.Tensor", "where.self", "masked_fill.Scalar", "sqrt.default", "floor.default", "ceil.default",
+        "trunc.default", "sign.default", "reciprocal.default", "square.default", "logical_not.default",
+        "logical_and.default", "logical_or.default", "logical_xor.default",
+    )
+}  # fmt: skip
+
+
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     row = registry.find(node.op)
@@ -37,6 +49,9 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         for value in (*node.inputs, *node.results):
             if value.type.nbytes > traits.max_storage_range and not isinstance(row.form, registry.View):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
+    if isinstance(row.form, registry.Pointwise) and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
+        if node.op not in _DOUBLE:
+            return "GLSL has this function for float32 alone"
     supports = getattr(row.form, "supports", None)
     return supports(node, traits) if supports is not None else None
 
