@@ -43,6 +43,8 @@ class MapSpec:
         template: file of `glsl/`.
         macros: further macros.
         stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a, b, v)`, `R1_PUT`, ...
+        atomic: the outputs (float32, int32 or int64) are written by `R_ADD(a, b, v)` and (int32) `R_MAX(a, b, v)` alone, by
+            which several invocations may come to one element.
         flops: operations per place, for profiles.
     """
 
@@ -55,6 +57,7 @@ class MapSpec:
     macros: tuple[tuple[str, str], ...] = ()
     stores: bool = True
     flops: int = 1
+    atomic: bool = False
 
 
 def acc_of(dtype: DType) -> str:
@@ -155,7 +158,7 @@ class _Writer:
         for number, operand in enumerate(self.operands):
             name = self.names[number]
             reads = number < len(self.inputs)
-            buffers.append((operand, "r" if reads else "rw" if f"{name}(" in spec.body else "w"))
+            buffers.append((operand, "r" if reads else "rw" if spec.atomic or f"{name}(" in spec.body else "w"))
         lowering.dispatch(
             spec.template, buffers, macros=macros, params=[work, *push], constants=constants,
             grid=lowering.linear_grid(work, local), label=label, flops=count * spec.flops,
@@ -167,6 +170,8 @@ class _Writer:
     def _declare(self, number: int, text: str) -> str:
         dtype = self.operands[number].dtype
         element = _VECTOR[dtype] if self._as_vector(number) else dtype.glsl
+        if self.spec.atomic and number >= len(self.inputs):
+            return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ uint b{number}[]; }};"
         name = self.names[number]
         read = re.search(rf"\b{name}\(", text) is not None
         mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
@@ -174,6 +179,7 @@ class _Writer:
 
     def _accessors(self) -> dict[str, str]:
         macros: dict[str, str] = {}
+        spec = self.spec
         for number, (name, operand) in enumerate(zip(self.names, self.operands)):
             dtype = operand.dtype
             given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
@@ -181,9 +187,10 @@ class _Writer:
             at = f"b{number}[({place}) >> 2]" if self._as_vector(number) else f"b{number}[{place}]"
             macros[f"{name}_PLACE({given})"] = f"({place})"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
-            if number >= len(self.inputs):
-                comma = f"{given}, v" if operand.dims else "v"
-                macros[f"{name}_PUT({comma})"] = f"{at} = {self._written(number, dtype, 'v')}"
+            if number >= len(self.inputs) and spec.atomic:
+                macros.update(_atomics(name, given, dtype, f"b{number}", place))
+            elif number >= len(self.inputs):
+                macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
         return macros
 
     def _place(self, name: str, operand: Operand) -> str:
@@ -231,9 +238,30 @@ class _Writer:
     def _store(self) -> str:
         out = []
         for n, operand in enumerate(self.outputs):
-            at = "".join(f"i{d}, " for d in range(len(operand.dims)))
-            out.append(f"R{n or ''}_PUT({at}r{n or ''});")
+            out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
         return " ".join(out)
+
+
+def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str) -> dict[str, str]:
+    """The macros that add to an element of a buffer of 32-bit words, or raise it to a number."""
+    if dtype is DType.float32:
+        add = (
+            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was = atomicCompSwap({buffer}[at], old,"
+            f" floatBitsToUint(uintBitsToFloat(old) + (v))); if (was == old) break; old = was; }} }}"
+        )
+    elif dtype is DType.int64:
+        # The words one after the other: what the lower one carries is added to the upper one.
+        add = (
+            f"{{ int at = 2 * ({place}); uvec2 more = uvec2(unpack32(int64_t(v))); uint old = atomicAdd({buffer}[at], more.x);"
+            f" atomicAdd({buffer}[at + 1], more.y + (old + more.x < old ? 1u : 0u)); }}"
+        )
+    else:
+        add = f"atomicAdd({buffer}[{place}], uint(v))"
+    return {
+        f"{name}_ADD({given}, v)": add,
+        # The words of a winner begin at 0, and grow.
+        f"{name}_MAX({given}, v)": f"atomicMax({buffer}[{place}], uint(v))",
+    }
 
 
 # -- the operator ------------------------------------------------------------------------------------------------------
