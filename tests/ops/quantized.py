@@ -1,0 +1,88 @@
+"""What the tests of quantized operators share: packing as the files have it, and a program of one operator."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from purevk.dtypes import DType
+from purevk.ir import TensorType
+from purevk.program import Program
+from tests.ops.harness import Recorder, context, dispatches, host_nodes
+
+
+def pack_low_first(codes: torch.Tensor) -> torch.Tensor:
+    """Codes in [-8, 7] as bytes whose low nibble holds the even column; columns padded with zeros to a multiple of 8."""
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8)).to(torch.uint8) + 8
+    return (padded[:, 1::2] << 4 | padded[:, ::2]).to(torch.uint8)
+
+
+def pack_high_first(codes: torch.Tensor) -> torch.Tensor:
+    """Codes in [-8, 7] as bytes whose high nibble holds the even column."""
+    padded = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2)).to(torch.uint8) + 8
+    return (padded[:, ::2] << 4 | padded[:, 1::2]).to(torch.uint8)
+
+
+def pad_last(values: torch.Tensor, multiple: int) -> torch.Tensor:
+    return torch.nn.functional.pad(values, (0, -values.shape[-1] % multiple))
+
+
+@contextlib.contextmanager
+def kernels_of(device: str) -> Iterator[None]:
+    """Kernels are chosen as for another device while this is entered: "cpu" is the software device as it is, "gpu" has its
+    features but is a GPU with few cores, "plain" is a GPU without subgroup arithmetic and integer dot products."""
+    shared = context()
+    traits = shared.traits
+    if device != "cpu":
+        lacking = {"subgroup_arithmetic", "integer_dot_product"} if device == "plain" else set()
+        shared.traits = replace(traits, is_cpu=False, cores=1, features=traits.features - lacking)
+    try:
+        yield
+    finally:
+        shared.traits = traits
+
+
+def run(name: str, args: Sequence[Any], results: Sequence[TensorType] = (), constants: Sequence[int] = ()) -> Any:
+    """Runs one operator on the device; fails if any of it runs on the CPU.
+
+    Args:
+        args: tensors become inputs, those at the positions `constants` constants.
+        results: types that a file would record.
+    """
+    made, _ = run_with_templates(name, args, results, constants)
+    return made
+
+
+def run_with_templates(
+    name: str, args: Sequence[Any], results: Sequence[TensorType] = (), constants: Sequence[int] = ()
+) -> tuple[Any, list[str]]:
+    """The same with the names of the templates that ran."""
+    recorder = Recorder()
+    given, values = [], []
+    for position, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor):
+            if position in constants:
+                values.append(recorder.constant(arg))
+                continue
+            given.append(arg)
+            arg = recorder.input(arg)
+        elif isinstance(arg, torch.dtype):
+            arg = DType.from_torch(arg)
+        elif isinstance(arg, list):
+            arg = tuple(arg)
+        values.append(arg)
+    made = recorder.importer.emit(name, values, list(results), [False] * len(results), name)
+    graph = recorder.importer.finish(made)
+    with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+        assert not host_nodes(program), host_nodes(program)
+        return program.forward(*given), dispatches(program)
+
+
+def codes_of(numbers: np.ndarray, scale: float, zero: int, low: int = -128) -> np.ndarray:
+    """int8 codes of float32 numbers, each step rounded to float32."""
+    steps = numbers.astype(np.float32) * np.float32(1.0 / scale)
+    return np.clip(np.rint(steps) + np.float32(zero), low, 127).astype(np.int8)
