@@ -3,9 +3,10 @@
 # left alone, so a second run takes a moment.
 #
 #   scripts/setup.sh          what the demo and the exports need
-#   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val)
+#   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val, glslc)
 #
 # PYTHON names the interpreter to build the environment with. System packages come through apt, with sudo unless root.
+# pip's own variables hold, such as PIP_EXTRA_INDEX_URL for an index with a torch for the CPU only, which is smaller.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -54,6 +55,7 @@ Linux)
         compgen -G '/usr/share/vulkan/explicit_layer.d/*validation*' >/dev/null ||
             install_packages 'No validation layers found' vulkan-validationlayers
         command -v spirv-val >/dev/null || install_packages 'No spirv-val found' spirv-tools
+        command -v glslc >/dev/null || install_packages 'No glslc found' glslc
     fi
     ;;
 esac
