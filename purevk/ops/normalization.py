@@ -12,7 +12,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import only_floats, spread
+from purevk.ops.rows import bind_x, only_floats, spread
 
 NAME = "purevk.norm"
 
@@ -40,8 +40,11 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
     own = 2 + (weight is not None) + (bias is not None)
     column = (len(out.dims) - 1, "col") if count == 1 else None
     made = make_epilogue(lowering, epilogue, extras, out, own, "row, col", "row * columns + col", column, vector)
-    buffers: list[tuple[Operand, str]] = [(x, "r")]
-    buffers += [(operand, "r") for operand in (weight, bias) if operand is not None]
+    texel, binding = bind_x(lowering, x, vector)
+    buffers: list[tuple[Operand, str]] = [binding]
+    scales = [operand for operand in (weight, bias) if operand is not None]
+    forms = [lowering.texel(operand, vector) for operand in scales]
+    buffers += [(operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)]
     buffers += [(out, "w"), *made.buffers]
     params = [
         x.offset, out.offset, rows, columns, columns, columns, bits_of(eps), weight.offset if weight else 0,
@@ -52,7 +55,7 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
         macros={
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "T_W": (weight or bias or x).dtype.glsl,
             "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "RMS": int(rms), "VEC4": int(vector),
-            **work.macros, **made.macros,
+            "TEXEL_W": int(bool(forms) and all(forms)), **texel, **work.macros, **made.macros,
         },
         params=params, constants={100: work.local}, grid=work.grid(rows), flops=8 * x.type.numel,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from purevk.ops.convolution import CHANNELS_LAST
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.rows import bind_x
 from purevk.ops.shapes import pair
 
 NAME = "purevk.pool2d"
@@ -51,7 +52,9 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         **({"HAS_INT64": 1} if x.dtype is DType.int64 else {}),
         "COUNT_INCLUDE_PAD": int(count_include_pad), "CHANNELS_LAST": int(last), "VEC4": int(vector), "INDICES": int(indices),
     }  # fmt: skip
-    buffers = [(x, "r"), (out, "w")]
+    texel, binding = bind_x(lowering, x, vector)
+    macros |= texel
+    buffers = [binding, (out, "w")]
     offset = 0
     if indices:
         second = lowering.operand(node.results[1])

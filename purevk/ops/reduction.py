@@ -13,7 +13,7 @@ from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import collapse, spread
+from purevk.ops.rows import bind_x, collapse, spread
 from purevk.ops.shapes import reduced, wrap_all
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         work = spread(lowering.traits, outputs, inner[1], vector, passes=inner[0])
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
+    texel, buffers[0] = bind_x(lowering, x, vector)
+    macros |= texel
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, outputs, inner[0], inner[1], inner_steps[0], inner_steps[1], *pad(outer_steps, 4),

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import DeviceTraits
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> d
             power *= 2
         macros["CACHE"] = power
     return macros
+
+
+def bind_x(lowering: Lowering, x: Operand, vector: bool) -> tuple[dict[str, int], tuple[Operand, str]]:
+    """Macro TEXEL_X of `rows.glslh`, and the binding of x; `vector`: it is read 4 elements at a time."""
+    texel = lowering.texel(x, vector) if x.dtype.is_float else ""
+    return {"TEXEL_X": int(bool(texel))}, (x, "r" + texel)
 
 
 def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size], list[list[Size]]]:

@@ -11,7 +11,7 @@ from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import collapse, only_floats, spread
+from purevk.ops.rows import bind_x, collapse, only_floats, spread
 from purevk.ops.shapes import wrap
 
 NAME = "purevk.softmax"
@@ -48,11 +48,12 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     params = [
         x.offset, out.offset, rows, columns, step, out_step, *pad(mine, 3), *pad(theirs, 3), *pad(sizes, 2),
     ]  # fmt: skip
+    texel, binding = bind_x(lowering, x, vector)
     lowering.dispatch(
-        "softmax.comp", [(x, "r"), (out, "w")],
+        "softmax.comp", [binding, (out, "w")],
         macros={
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
-            "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros,
+            "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros, **texel,
         },
         params=params, constants={100: work.local}, grid=work.grid(rows), flops=5 * x.type.numel,
     )  # fmt: skip
