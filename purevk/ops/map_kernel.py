@@ -43,6 +43,7 @@ class MapSpec:
         template: file of `glsl/`.
         macros: further macros.
         stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a, b, v)`, `R1_PUT`, ...
+        pushed: numbers that are parameters of the dispatch even where they are known, so that one pipeline serves many.
         atomic: the outputs (float32, int32 or int64) are written by `R_ADD(a, b, v)` and (int32) `R_MAX(a, b, v)` alone, by
             which several invocations may come to one element.
         flops: operations per place, for profiles.
@@ -58,6 +59,7 @@ class MapSpec:
     stores: bool = True
     flops: int = 1
     atomic: bool = False
+    pushed: tuple[str, ...] = ()
 
 
 def acc_of(dtype: DType) -> str:
@@ -139,7 +141,7 @@ class _Writer:
         text = " ".join((*macros.values(), spec.body))
         mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
         for number, (name, size) in enumerate((name, size) for name, size in self.values.items() if name in mentioned):
-            if isinstance(size, int):
+            if isinstance(size, int) and name not in spec.pushed:
                 place = number if number < LOCAL_ID else number + 1
                 constants[place] = size
                 declared.append(f"layout(constant_id = {place}) const int {name} = 1;")

@@ -1,0 +1,353 @@
+"""Sorting along a dim, and what follows from it: topk, median, kthvalue, bucketize.
+
+Short rows: every element counts those before it. Longer ones: blocks are sorted in shared memory (`sort.comp`) and merged by
+a bitonic network; for the k first of a row only those of each block go on to the next round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.map_kernel import MapSpec, acc_of, coordinates, emit_map, mapped
+from purevk.ops.matmul import dense
+from purevk.ops.pointwise_kernel import emit_copy
+from purevk.ops.rearrange import is_empty, row
+from purevk.ops.reduction import conversions
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.rows import collapse
+from purevk.ops.shapes import reduced, wrap
+
+NAME = "purevk.sort"
+SHORT = 128  # up to this length every element counts those before it
+BLOCK = 1024
+
+
+def _shape(x: TensorType, dim: int, descending: bool, count: Size) -> tuple[TensorType, TensorType]:
+    sizes = tuple(count if d == dim else size for d, size in enumerate(x.dims))
+    return x.with_dims(sizes), TensorType(DType.int64, sizes)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    x_value, dim, descending, count = node.args
+    x = lowering.operand(x_value)
+    values, places = (lowering.operand(value) for value in node.results)
+    if is_empty(values.type):
+        return
+    if _dims.upper(x.dims[dim]) <= SHORT:
+        _count_before(lowering, x, values, places, dim, descending)
+    else:
+        _Sorter(lowering, x, values, places, dim, descending, count).run()
+
+
+def _count_before(lowering: Lowering, x: Operand, values: Operand, places: Operand, dim: int, descending: bool) -> None:
+    rank = len(x.dims)
+    mine, other, to = (coordinates(rank, **{f"d{dim}": name}) for name in (f"i{dim}", "j", "before"))
+    flag = "true" if descending else "false"
+    body = (
+        f"{acc_of(x.dtype)} v = X({mine}); int before = 0;"
+        f" for (int j = 0; j < x_size_{dim}; j++) if (pv_before(X({other}), j, v, i{dim}, {flag})) before++;"
+        f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
+    )
+    emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], [], [values, places], x.dims)
+
+
+class _Sorter:
+    """Emits the dispatches that sort long rows."""
+
+    def __init__(
+        self, lowering: Lowering, x: Operand, values: Operand, places: Operand, dim: int, descending: bool, count: Size
+    ) -> None:
+        self.lowering, self.values, self.places, self.dim, self.count = lowering, values, places, dim, count
+        self.descending = descending
+        rest = [d for d in range(len(x.dims)) if d != dim]
+        loop, (steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
+        if len(loop) > 4:
+            x = dense(lowering, x)
+            loop, (steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
+        self.x, self.sizes, self.steps = x, list(reversed(loop)), list(reversed(steps))
+        self.rows, self.length = _dims.product(x.dims[d] for d in rest), x.dims[dim]
+        wide = x.dtype.acc == "int64_t"
+        self.block = BLOCK if lowering.traits.max_shared_memory >= BLOCK * (12 if wide else 8) else BLOCK // 2
+
+    def run(self) -> None:
+        few = isinstance(self.count, int) and self.count <= self.block // 2
+        keys, indices = self._first(few) if few else self._all()
+        # Back to the order of the results' dims.
+        rest = [size for d, size in enumerate(self.values.dims) if d != self.dim]
+        for source, target in ((keys, self.values), (indices, self.places)):
+            width = source.dims[1]
+            sizes = (*rest, self.count)
+            inner = Layout.dense((*rest, width)).strides
+            order = [*range(self.dim), len(rest), *range(self.dim, len(rest))]
+            layout = Layout(source.offset, tuple(inner[d] for d in order))
+            emit_copy(
+                self.lowering, Operand(source.storage, layout, TensorType(source.dtype, tuple(sizes[d] for d in order))), target
+            )
+
+    def _scratch(self, width: Size) -> tuple[Operand, Operand]:
+        return (
+            self.lowering.temporary(TensorType(self.x.dtype, (self.rows, width))),
+            self.lowering.temporary(TensorType(DType.int32, (self.rows, width))),
+        )
+
+    def _first(self, few: bool) -> tuple[Operand, Operand]:
+        """The `count` first of each row: those of its blocks, then those of the blocks of these, until one is left."""
+        length, source = self.length, None
+        while True:
+            blocks = _dims.ceil_div(length, self.block)
+            one = _dims.upper(blocks) == 1
+            kept = self.count
+            made = self._scratch(kept if one else kept * blocks)
+            self._blocks(source, length, blocks, kept, made)
+            if one:
+                return made
+            length, source = kept * blocks, made
+
+    def _all(self) -> tuple[Operand, Operand]:
+        blocks = _dims.ceil_div(self.length, self.block)
+        made = self._scratch(self.length)
+        self._blocks(None, self.length, blocks, self.block, made)
+        span = 2 * self.block
+        whole = self.block * _power(_dims.upper(blocks))
+        while span <= whole:
+            step = span
+            while step > self.block:
+                self._exchange(made, step, step == span, whole)
+                step //= 2
+            self._blocks(made, self.length, blocks, self.block, made, merge=True)
+            span *= 2
+        return made
+
+    def _blocks(
+        self, source: tuple[Operand, Operand] | None, length: Size, blocks: Size, keep: Size, made: tuple[Operand, Operand],
+        merge: bool = False,
+    ) -> None:  # fmt: skip
+        x, dtype = self.x, self.x.dtype
+        sizes, steps, step = self.sizes, self.steps, x.strides[self.dim]
+        buffers: list[tuple[Operand, str]] = [(x, "r")]
+        if source is not None:
+            x, sizes, steps, step = source[0], [self.rows], [length], 1
+            buffers = [(x, "r"), (source[1], "r")]
+        acc = acc_of(dtype)
+        names = conversions(dtype, dtype, acc)
+        names["T_KEY"] = names.pop("T_OUT")
+        if "TO_OUT(v)" in names:
+            names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
+        local = min(128 if self.lowering.traits.is_cpu else 256, self.lowering.traits.max_invocations, self.block // 2)
+        pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
+        out_length = made[0].dims[1]
+        params = [
+            x.offset, self.rows, length, step, *pad(steps, 4, 0), *pad(sizes, 3, 1), blocks, keep, made[0].offset, out_length,
+        ]  # fmt: skip
+        groups = self.rows * blocks
+        self.lowering.dispatch(
+            "sort.comp", [*buffers, (made[0], "rw"), (made[1], "rw")],
+            macros={
+                **names, "BLOCK": self.block, "DESCENDING": int(self.descending), "INDEXED": int(source is not None),
+                "MERGE": int(merge),
+            },
+            params=params, constants={100: local}, grid=self.lowering.linear_grid(groups, 1), flops=groups * self.block,
+        )  # fmt: skip
+
+    def _exchange(self, made: tuple[Operand, Operand], span: int, mirrored: bool, whole: int) -> None:
+        acc = acc_of(self.x.dtype)
+        flag = "true" if self.descending else "false"
+        body = (
+            "int part = span / 2, group = i1 / part, at = i1 - group * part, low = group * span + at;"
+            " int high = mirrored != 0 ? group * span + span - 1 - at : low + part;"
+            f" if (high < r_size_1) {{ {acc} a = R(i0, low), b = R(i0, high); int p = R1(i0, low), q = R1(i0, high);"
+            f" if (pv_before(b, q, a, p, {flag})) {{ R_PUT(i0, low, b); R_PUT(i0, high, a); R1_PUT(i0, low, q);"
+            " R1_PUT(i0, high, p); } }"
+        )
+        names = ("span", "mirrored")
+        spec = MapSpec(body, (), names, stores=False, pushed=names)
+        emit_map(self.lowering, spec, [], [span, int(mirrored)], list(made), (self.rows, whole // 2))
+
+
+def _power(number: int) -> int:
+    power = 1
+    while power < number:
+        power *= 2
+    return power
+
+
+register(Operator(NAME, _shape, Kernel(_lower)))
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+def _refuse(node: Node, traits: Any) -> str | None:
+    return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
+
+
+def sort(builder: Any, x: Value, dim: int, descending: bool, count: Size | None = None) -> tuple[Value, Value]:
+    """The `count` first elements along a dim (None: all) in their order, and their indices; equal ones keep their order."""
+    if not x.type.rank:
+        made = sort(builder, builder.emit("aten.view.default", x, (1,)), 0, descending)
+        return tuple(builder.emit("aten.view.default", value, ()) for value in made)
+    at = wrap(dim, x.type.rank)
+    return builder.emit(NAME, x, at, bool(descending), x.type.dims[at] if count is None else count)
+
+
+def _sort_shape(x: TensorType, dim: int = -1, descending: bool = False) -> tuple[TensorType, TensorType]:
+    wrap(dim, x.rank)
+    return x, x.with_dtype(DType.int64)
+
+
+row("aten.sort.default", _sort_shape, lambda builder, node, x, dim, descending: sort(builder, x, dim, descending), supports=_refuse)
+row("aten.sort.stable", lambda x, stable=None, dim=-1, descending=False: _sort_shape(x, dim, descending),
+    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending), supports=_refuse)  # fmt: skip
+row("aten.argsort.default", lambda x, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
+    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1], supports=_refuse)  # fmt: skip
+row("aten.argsort.stable", lambda x, stable, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
+    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1], supports=_refuse)  # fmt: skip
+row("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0], supports=_refuse)
+
+
+def _topk_shape(x: TensorType, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorType, TensorType]:
+    if not x.rank:
+        return x, x.with_dtype(DType.int64)
+    at = wrap(dim, x.rank)
+    if isinstance(k, int) and k > _dims.upper(x.dims[at]):
+        raise ShapeError(f"topk takes {k} of {x.dims[at]} elements")
+    return _shape(x, at, largest, k)
+
+
+row("aten.topk.default", _topk_shape,
+    lambda builder, node, x, k, dim, largest, _: sort(builder, x, dim, largest, k if x.type.rank else None), supports=_refuse)  # fmt: skip
+
+
+def _pick(builder: Any, sorted: tuple[Value, Value], dim: int, place: str, keepdim: bool, numbers: dict[str, Size]) -> tuple[Value, Value]:
+    """The elements at a place of sorted rows: `place` sets `at` from SORTED at coordinates "j" and n, the length."""
+    values, indices = sorted
+    rank = values.type.rank
+    sizes = tuple(1 if d == dim else size for d, size in enumerate(values.type.dims))
+    there = coordinates(rank, **{f"d{dim}": "at"})
+    body = f"int n = sorted_size_{dim}, at = 0; {place} r = SORTED({there}); r1 = PLACES({there});"
+    inputs = {"SORTED": values, "PLACES": indices}
+    types = TensorType(values.type.dtype, sizes), TensorType(DType.int64, sizes)
+    made = mapped(builder, body, inputs, *types, numbers=numbers)
+    if keepdim:
+        return made
+    return tuple(builder.emit("aten.squeeze.dims", value, (dim,)) for value in made)
+
+
+def _rank_shape(x: TensorType, dim: int = -1, keepdim: bool = False) -> tuple[TensorType, TensorType]:
+    made = x.with_dims(reduced(x.dims, (wrap(dim, x.rank),), keepdim) if x.rank else ())
+    return made, made.with_dtype(DType.int64)
+
+
+def _kth(builder: Any, node: Node, x: Value, k: int, dim: int, keepdim: bool) -> Any:
+    if not x.type.rank:
+        return sort(builder, x, 0, False)
+    at = wrap(dim, x.type.rank)
+    return _pick(builder, sort(builder, x, at, False), at, "at = kth - 1;", keepdim, {"kth": k})
+
+
+row("aten.kthvalue.default", lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim), _kth, supports=_refuse)
+
+
+def _middle(x: TensorType, dim: int, skip_nan: bool) -> str:
+    """The lower median; NaNs come last. With one among the elements it is the median, or, if they are skipped, no element."""
+    if not x.dtype.is_float:
+        return "at = (n - 1) / 2;"
+    there = coordinates(x.rank, **{f"d{dim}": "m"})
+    # The number of elements before the first NaN, by bisection.
+    count = f"int low = 0, high = n; for (; low < high;) {{ int m = (low + high) / 2; if (pv_isnan(SORTED({there}))) high = m; else low = m + 1; }}"
+    return count + (" at = max(low - 1, 0) / 2;" if skip_nan else " at = low < n ? low : (n - 1) / 2;")
+
+
+def _median(skip_nan: bool) -> Any:
+    def expand(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> Any:
+        if not x.type.rank:
+            return sort(builder, x, 0, False)
+        at = wrap(dim, x.type.rank)
+        return _pick(builder, sort(builder, x, at, False), at, _middle(x.type, at, skip_nan), keepdim, {})
+
+    return expand
+
+
+def _median_of_all(skip_nan: bool) -> Any:
+    def expand(builder: Any, node: Node, x: Value) -> Value:
+        if is_empty(x.type):
+            return builder.emit("aten.full.default", (), float("nan"), x.type.dtype)
+        flat = builder.emit("aten.view.default", x, (x.type.numel,))
+        return _pick(builder, sort(builder, flat, 0, False), 0, _middle(flat.type, 0, skip_nan), False, {})[0]
+
+    return expand
+
+
+for _name, _skip in {"median": False, "nanmedian": True}.items():
+    row(f"aten.{_name}.dim", _rank_shape, _median(_skip), supports=_refuse)
+    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_skip), supports=_refuse)
+
+
+# -- places in sorted sequences ----------------------------------------------------------------------------------------
+def _bisect(right: bool, there: str, value: str) -> str:
+    after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
+    return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = low;"
+
+
+def _bucketize(builder: Any, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool) -> Value:
+    if not isinstance(x, Value):
+        x = builder.emit("aten.scalar_tensor.default", float(x), DType.float32)
+    value = f"X({coordinates(x.type.rank)})"
+    x, row_values = _same_type(builder, x, row_values)
+    body = _bisect(right, "m", value)
+    return _counted(builder, node, body, {"X": x, "ROW": row_values}, row_values.type.dims[0])
+
+
+def _same_type(builder: Any, x: Value, y: Value) -> tuple[Value, Value]:
+    from purevk.ops.promotion import promote_types
+
+    dtype = promote_types(x.type.dtype, y.type.dtype)
+    return tuple(value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype) for value in (x, y))
+
+
+def _counted(builder: Any, node: Node, body: str, inputs: dict[str, Value], count: Size) -> Value:
+    made = mapped(builder, body, inputs, node.result.type.with_dtype(DType.int32), numbers={"count": count})
+    return builder.emit("aten._to_copy.default", made, node.result.type.dtype)
+
+
+def _bucket_shape(x: Any, boundaries: TensorType, out_int32: bool = False, right: bool = False) -> TensorType:
+    dims = x.dims if isinstance(x, TensorType) else ()
+    return TensorType(DType.int32 if out_int32 else DType.int64, dims)
+
+
+row("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar", supports=_refuse)
+
+
+def _search_shape(
+    sorted_sequence: TensorType, x: Any, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
+) -> TensorType:
+    return _bucket_shape(x, sorted_sequence, out_int32, right)
+
+
+def _search(builder: Any, node: Node, rows: Value, x: Any, out_int32: bool, right: bool, side: Any, sorter: Any) -> Value:
+    right = bool(right) or side == "right"
+    if sorter is not None:
+        rows = builder.emit("aten.gather.default", rows, -1, sorter)
+    if rows.type.rank == 1:
+        return _bucketize(builder, node, x, rows, out_int32, right)
+    x, rows = _same_type(builder, x, rows)
+    rank = x.type.rank
+    there = ", ".join([*(f"i{d}" for d in range(rank - 1)), "m"])
+    return _counted(builder, node, _bisect(right, there, f"X({coordinates(rank)})"), {"X": x, "ROW": rows}, rows.type.dims[-1])
+
+
+row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar", supports=_refuse)
+
+
+def _isin(builder: Any, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool) -> Value:
+    x, tests = _same_type(builder, x, tests)
+    tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
+    found, other = (0, 1) if invert else (1, 0)
+    at = coordinates(x.type.rank)
+    body = f"r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
+    return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
+
+
+row("aten.isin.Tensor_Tensor", lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool), _isin, supports=_refuse)
