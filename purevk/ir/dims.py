@@ -307,6 +307,15 @@ def hint(size: Size) -> int:
     return evaluate(size, _Hints())
 
 
+def specialize(size: Size) -> int:
+    """The hint of `size`, with a guard that a call must bring this very number: for what cannot be an expression, such as
+    how many results a node has."""
+    number = hint(size)
+    if isinstance(size, Dim):
+        _decide(size, "==", number)
+    return number
+
+
 class _Hints(dict):
     def __missing__(self, symbol: Symbol) -> int:
         return symbol.upper

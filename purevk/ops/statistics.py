@@ -156,8 +156,9 @@ def _norm_shape(x: TensorType, ord: Any = 2, dim: Any = None, keepdim: bool = Fa
 row("aten.linalg_vector_norm.default", _norm_shape,
     lambda builder, node, x, p, dim, keepdim, dtype: _norm(builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype))  # fmt: skip
 row("aten.norm.ScalarOpt_dim", lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim),
-    lambda builder, node, x, p, dim, keepdim: _norm(builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype),
-    "aten.norm.ScalarOpt_dim_dtype")  # fmt: skip
+    lambda builder, node, x, p, dim, keepdim: _norm(builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype))  # fmt: skip
+row("aten.norm.ScalarOpt_dim_dtype", lambda x, p, dim, keepdim, dtype: _norm_shape(x, p, dim, keepdim, dtype),
+    lambda builder, node, x, p, dim, keepdim, dtype: _norm(builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype))  # fmt: skip
 row("aten.norm.Scalar", lambda x, p=2: _norm_shape(x, p),
     lambda builder, node, x, p: _norm(builder, x, p, range(x.type.rank), False, node.result.type.dtype))  # fmt: skip
 

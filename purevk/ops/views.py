@@ -227,7 +227,7 @@ def _split_shape(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int = 0
 def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -> list[Size]:
     """The lengths of the pieces of a split along `dim`, from their list or from one length for all but the last."""
     if not isinstance(split_sizes, (tuple, list)):
-        size, step = _dims.upper(x.dims[wrap(dim, x.rank)]), int(split_sizes)
+        size, step = _dims.specialize(x.dims[wrap(dim, x.rank)]), int(split_sizes)
         return [min(step, size - at) for at in range(0, size, step)] or [0]
     return list(split_sizes)
 
@@ -247,7 +247,7 @@ _view("aten.split_with_sizes.default", _split_shape, _split_layout, "aten.split_
 
 def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
     at = wrap(dim, x.rank)
-    return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * _dims.upper(x.dims[at])
+    return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * _dims.specialize(x.dims[at])
 
 
 def _unbind_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dim: int) -> tuple[Layout, ...]:

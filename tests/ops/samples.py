@@ -1,0 +1,89 @@
+"""What torch's own operator tests call: the samples of `op_db`, with each ATen call that purevk has a row for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import purevk.ops  # noqa: F401
+from purevk.ops import registry
+
+DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
+SAMPLES = 10  # of each operator and dtype
+# Families of operators that call none of purevk's rows but the plainest, and take long.
+WITHOUT = ("linalg", "fft", "masked", "sparse", "svd", "lu", "stft", "istft", "histogram", "signal", "unique", "pca_lowrank", "cholesky", "qr")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an overload, and its results."""
+
+    overload: Any
+    args: tuple
+    kwargs: dict
+    results: Any
+
+    @property
+    def key(self) -> str:
+        """Equal for calls whose types and other arguments are equal."""
+        shown = [(str(a.dtype), tuple(a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in pytree.tree_leaves((self.args, self.kwargs))]
+        return f"{self.overload}{shown}"
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, found: dict[str, dict[str, Call]]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        row = registry.find(str(func))
+        if row is None:
+            return func(*args, **kwargs)
+        copied, copied_kwargs = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        made = func(*args, **kwargs)
+        call = Call(func, copied, copied_kwargs, pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, made))
+        known = self.found.setdefault(row.name, {})
+        if _is_plain(call):
+            known.setdefault(call.key, call)
+        return made
+
+
+def _is_plain(call: Call) -> bool:
+    """Dense tensors of types that purevk has, and not many elements."""
+    tensors = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs, call.results)) if isinstance(leaf, torch.Tensor)]
+    return all(t.layout is torch.strided and not t.is_complex() and t.device.type == "cpu" and t.numel() <= 100_000 for t in tensors)
+
+
+@functools.lru_cache
+def calls() -> dict[str, list[Call]]:
+    """The calls of each row, by its name."""
+    found: dict[str, dict[str, Call]] = {}
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for info in op_db:
+            if info.name.startswith(WITHOUT) and info.name != "linalg.vector_norm":
+                continue
+            for dtype in DTYPES:
+                if dtype not in info.supported_dtypes("cpu"):
+                    continue
+                try:
+                    samples = list(itertools.islice(info.sample_inputs("cpu", dtype), SAMPLES))
+                except Exception:  # samples of a few operators need what a machine may lack
+                    continue
+                for sample in samples:
+                    try:
+                        with torch.no_grad(), _Recorder(found):
+                            info.op(sample.input, *sample.args, **sample.kwargs)
+                    except Exception:  # samples that torch itself refuses here
+                        continue
+    return {name: list(made.values()) for name, made in sorted(found.items())}
