@@ -74,7 +74,7 @@ def choose_tile(
         loads = loads_a * (1 if vector_a else _SCALAR) + loads_b * (1 if vector_b else _SCALAR)
         step = _STEP + _PRODUCT * vectors + _LOAD * loads + _SPILL * max(0, vectors - _KEPT)
         work = _STORE * vectors + -(-k // 4) * step
-        per_group = 4 if high >= 64 else 1
+        per_group = 4 if high >= 64 and k <= 128 else 1  # where starting a workgroup counts
         groups = -(-high // per_group) * wide * batches
         cost = -(-groups // cores) * (_TILE + per_group * work)
         if best is None or cost < best[0]:
