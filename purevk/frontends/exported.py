@@ -66,6 +66,8 @@ class _Reader:
                 spec = specs[node.name]
                 if spec.kind.name == "USER_INPUT":
                     self.env[node] = self._input(node)
+                elif spec.kind.name == "TOKEN":
+                    self.env[node] = None
                 else:
                     data = self._tensor(spec)
                     value = self._leaf(data, spec.target in mutated)
@@ -244,29 +246,32 @@ class _Reader:
             if name in ("sym_float", "sym_int", "sym_not"):
                 self.env[node] = self._arg(node.args[0])
                 return
+            if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
+                # An operator that may raise: (token, operator, arguments...) -> (token, results...).
+                examples = node.meta["val"][1:]
+                made = self._operator(node, node.args[1], node.args[2:], examples[0] if len(examples) == 1 else examples)
+                self.env[node] = (None, *(made if isinstance(made, tuple) else (made,)))
+                return
             raise UnsupportedProgramError(
                 f"{name} cannot be run", where=f"{self.importer.where}, {node.name}",
                 why="it is no operator of torch.ops (control flow has no kernel yet)",
             )  # fmt: skip
-        self._operator(node, target)
+        self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
-    def _operator(self, node: Any, target: Any) -> None:
+    def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         name = _name(target)
-        args = self._schema_args(target, node)
+        args = self._schema_args(target, given, node.kwargs)
         if name in ("aten.sym_size.int", "aten.sym_numel.default"):
             tensor = args[0]
-            self.env[node] = tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
-            return
+            return tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
-            self.env[node] = self.importer.element(args[0], 0)
-            expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
+            found = self.importer.element(args[0], 0)
+            expression = getattr(getattr(examples, "node", None), "expr", None)
             if expression is not None and expression.is_Symbol:
-                self.symbols[str(expression)] = self.env[node]
-            return
+                self.symbols[str(expression)] = found
+            return found
         if name.startswith(("aten._assert", "aten.sym_constrain")):
-            self.env[node] = None
-            return
-        examples = node.meta.get("val")
+            return None
         many = isinstance(examples, (list, tuple))
         types, dynamic = [], []
         for example in examples if many else ([] if examples is None else [examples]):
@@ -278,9 +283,8 @@ class _Reader:
         if many:
             # Results that torch leaves out (None) have no value here either.
             values = iter(results)
-            self.env[node] = tuple(None if example is None else next(values) for example in examples)
-        else:
-            self.env[node] = results[0] if results else None
+            return tuple(None if example is None else next(values) for example in examples)
+        return results[0] if results else None
 
     def _bound(self, size: Any) -> int:
         if isinstance(size, int):
@@ -290,13 +294,13 @@ class _Reader:
         except UnsupportedProgramError:
             return 1 << 16
 
-    def _schema_args(self, target: Any, node: Any) -> tuple[Arg, ...]:
+    def _schema_args(self, target: Any, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Arg, ...]:
         full = []
         for position, argument in enumerate(target._schema.arguments):
-            if position < len(node.args) and not argument.kwarg_only:
-                full.append(self._arg(node.args[position]))
-            elif argument.name in node.kwargs:
-                full.append(self._arg(node.kwargs[argument.name]))
+            if position < len(given) and not argument.kwarg_only:
+                full.append(self._arg(given[position]))
+            elif argument.name in named:
+                full.append(self._arg(named[argument.name]))
             else:
                 full.append(self._arg(argument.default_value) if argument.has_default_value() else None)
         return tuple(full)
@@ -311,7 +315,7 @@ class _Reader:
                 self.importer.emit("purevk.store", (state, value), [], [], f"mutation of {spec.target}")
             elif spec.kind.name == "USER_OUTPUT":
                 outputs.append(value)
-            else:
+            elif spec.kind.name != "TOKEN":
                 raise UnsupportedProgramError(
                     f"an output of kind {spec.kind.name} cannot be run", where=self.importer.where,
                     why="user outputs and mutated buffers are accepted",

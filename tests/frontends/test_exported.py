@@ -1,0 +1,148 @@
+"""Modules and exported programs of torch, compiled without a file between."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import purevk  # noqa: E402
+from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+
+pytestmark = pytest.mark.device
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(16, 32), torch.nn.LayerNorm(32)
+        self.mixer = torch.nn.Conv1d(4, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.mixer(torch.nn.functional.gelu(self.norm(self.linear(x))))
+        heads = y[:, None]
+        mixed = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return mixed.softmax(-1), y.mean(dim=1, keepdim=True)
+
+
+def _block() -> Block:
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+def _agrees(program: purevk.Program, module: torch.nn.Module, *inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        wanted = module(*inputs)
+    torch.testing.assert_close(program.forward(*inputs), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module() -> None:
+    module, x = _block(), torch.randn(2, 4, 16)
+    with purevk.compile(module, (x,)) as program:
+        assert program.report()["cpu_nodes"] == 0 and program.report()["segments"] == 1
+        _agrees(program, module, x)
+        _agrees(program, module, torch.randn(2, 4, 16))
+
+
+def test_an_exported_program() -> None:
+    module, x = _block(), torch.randn(2, 4, 16)
+    with purevk.compile(torch.export.export(module, (x,), strict=False)) as program:
+        _agrees(program, module, x)
+
+
+def test_sizes_between_the_bounds_take_one_lowering() -> None:
+    module = _block()
+    batch = torch.export.Dim("batch", min=2, max=8)
+    with purevk.compile(module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}) as program:
+        for size in (2, 5, 8, 3, 5):
+            _agrees(program, module, torch.randn(size, 4, 16))
+        assert len(program.method("forward").specializations) == 1
+
+
+def test_larger_sizes_grow_the_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    module = _block()
+    batch = torch.export.Dim("batch", min=2, max=8)
+    with purevk.compile(module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}) as program:
+        with caplog.at_level(logging.WARNING, "purevk"):
+            for size in (9, 16, 12, 3):
+                _agrees(program, module, torch.randn(size, 4, 16))
+        assert len(program.method("forward").specializations) == 2
+        assert caplog.text.count("above the exported bounds") == 1
+
+
+def test_strict_bounds_hold() -> None:
+    module = _block()
+    batch = torch.export.Dim("batch", min=2, max=8)
+    example = (torch.randn(4, 4, 16),)
+    with purevk.compile(module, example, dynamic_shapes={"x": {0: batch}}, bounds="strict") as program:
+        with pytest.raises(InputError, match="above the exported bounds"):
+            program.forward(torch.randn(9, 4, 16))
+
+
+def test_buffers_live_on_the_device() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x)
+            return self.total * 2
+
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with purevk.compile(Counter(), (x,)) as program:
+        for count in (1, 2, 3):
+            torch.testing.assert_close(program.forward(x), 2.0 * count * x)
+        program.reset_state()
+        torch.testing.assert_close(program.forward(x), 2.0 * x)
+
+
+def test_what_has_no_kernel_runs_on_the_cpu() -> None:
+    class Inverse(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x + 4 * torch.eye(5)) @ x
+
+    x = torch.randn(5, 5)
+    with purevk.compile(Inverse(), (x,)) as program:
+        assert program.report()["cpu_nodes"] >= 1
+        _agrees(program, Inverse(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.SiLU(), torch.nn.Linear(40, 8)).eval().to(dtype)
+    x = torch.randn(7, 24, dtype=dtype)
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        # Half values with sums in float32: as far from eager as a few roundings of the type.
+        torch.testing.assert_close(program.forward(x), module(x), rtol=3e-2, atol=1e-2)
+
+
+def test_integers_of_the_call() -> None:
+    class Shift(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x * n + 1
+
+    x = torch.arange(4.0)
+    exported = torch.export.export(Shift(), (x, 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, strict=False)
+    with purevk.compile(exported) as program:
+        for n in (3, 7, -2):
+            torch.testing.assert_close(program.forward(x, n), x * n + 1)
+
+
+def test_control_flow_is_refused_with_its_name() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
+
+    with pytest.raises(UnsupportedProgramError, match="cond"):
+        purevk.compile(Branch(), (torch.randn(3),))
+
+
+def test_weights_without_data_are_refused() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(3, 3)
+    with pytest.raises(UnsupportedProgramError, match="no data"):
+        purevk.compile(module, (torch.randn(2, 3, device="meta"),))
