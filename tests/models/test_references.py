@@ -44,6 +44,7 @@ def test_stepped_decoder_is_the_uncached_one(name: str) -> None:
     torch.testing.assert_close(stepped, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_export_is_kept_and_its_samples_are_read_back(tmp_path: Path) -> None:
     """The second call writes nothing, a stale stamp exports anew, and the samples are eager torch's."""
     from tests.models.export import export_pte, load_samples

@@ -43,7 +43,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return build
 
 
-@pytest.fixture(params=["committed", "exported"])
+@pytest.fixture(params=["committed", pytest.param("exported", marks=pytest.mark.slow)])
 def folder_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
     """Where program `name` lies: beside the tests, or in a temporary folder."""
     if request.param == "committed":
