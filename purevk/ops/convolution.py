@@ -51,17 +51,18 @@ def _convolution_shape(
 
 
 def _refuse(node: Node, traits: Any) -> str | None:
-    weight = node.args[1]
-    if node.args[6]:
-        return "no kernel for a transposed convolution"
-    if weight.type.rank > 4:
-        return f"no kernel for a convolution of {weight.type.rank - 2} dims"
+    if node.args[1].type.rank > 5:
+        return f"no kernel for a convolution of {node.args[1].type.rank - 2} dims"
     return supports_float(node, traits)
 
 
 def _expand_convolution(builder: Any, node: Node) -> Value:
-    x, weight, bias, stride, padding, dilation, _, _, groups = node.args[:9]
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args[:9]
     spatial = weight.type.rank - 2
+    if transposed or spatial > 2:
+        from purevk.ops import convolution_nd
+
+        return convolution_nd.expand(builder, node)
     stride, padding, dilation = (pair(values, spatial) for values in (stride, padding, dilation))
     if spatial == 1:
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)

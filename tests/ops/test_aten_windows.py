@@ -27,7 +27,8 @@ def test_fixed_windows(count):
     cases += [Case(AVERAGE[count], (x[0], 3, 1)), Case(MAXIMUM[count], (x[0], 3, 1))]
     for dtype in (torch.float16, torch.bfloat16):
         half = tensor(*IMAGES[count], dtype=dtype)  # torch has no avg_pool3d of halves
-        cases.append(Case(AVERAGE[count], (half, 2), expected=AVERAGE[count](half.float(), 2).to(dtype)))
+        overload = aten.avg_pool1d.default if count == 1 else aten.avg_pool3d.default
+        cases.append(Case(overload, (half, [2] * count), expected=AVERAGE[count](half.float(), 2).to(dtype)))
     if count == 3:
         cases += [Case(F.avg_pool3d, (x, (3, 1, 2), (1, 2, 2), (1, 0, 0), False, True, 5)), Case(MAXIMUM[3], (x, (2, 3, 1), (2, 1, 3), (1, 1, 0)))]
     holes = x.clone()
