@@ -22,6 +22,10 @@ from purevk.program import Program
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 1e-2), torch.float64: (1e-5, 1e-6)}
 
 
+# Operators that ran on the CPU where a case allows it, with the reasons.
+ran_on_host: list[str] = []
+
+
 def context() -> Context:
     """The device of the tests."""
     return default_context()
@@ -247,6 +251,7 @@ def run_cases(cases: Sequence[Case]) -> list[str]:
         on_host = host_nodes(program)
         if on_host and not all(case.host for case in cases):
             return [f"runs on the CPU: {on_host}"] * len(cases)
+        ran_on_host.extend(on_host)
         given = [tensor for case in cases for tensor in inputs_of(case)]
         made = program.forward(*given)
     made = list(made) if isinstance(made, tuple) else [made]
