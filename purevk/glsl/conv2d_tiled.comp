@@ -1,15 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
+#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
 // 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Activations are NHWC.
 //
 // Bindings and parameters 0 to 21: as conv2d.comp. With SPLIT_K also:
 //   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a multiple of 4)
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES), matmul_io.glslh; VEC4_* as in
-//   conv2d.comp.
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS), matmul_io.glslh;
+//   VEC4_* as in conv2d.comp.
 //   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without bias or
 //   epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is OC).
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among all.
-// Local size: (TILE_M / THREAD_M) * (TILE_N / THREAD_N) * SLICES.
+// Local size: LOCAL of matmul_sizes.glslh.
 // Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z = group * splits + split)
 #include "common.glslh"
 #include "matmul_sizes.glslh"
@@ -45,7 +49,7 @@ PARAM_23(split_size)
 
 #include "matmul_io.glslh"
 
-int first_channel, k_last;
+int first_channel, base_o, pitch, k_last;
 // For the rows that this invocation loads: position and address of tap (0, 0); and the tap and channel at hand.
 int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
 int tap_y, tap_x, tap_at, channel;
@@ -77,24 +81,24 @@ void a_column(int k) {
     tap_there = k < k_last;
 }
 
-vec4 a_load(int slot) {
-    vec4 v = vec4(0.0);
+LOADED4 a_load(int slot) {
+    LOADED4 v = LOADED4(0.0);
     int y = row_y[slot] + tap_y, x = row_x[slot] + tap_x, at = row_at[slot] + tap_at;
     if (tap_there && y >= 0 && y < H && x >= 0 && x < W) {
 #if VEC4_A
-        v = READ4_A(at);
+        v = LOADED4(RAW4_A(at));
 #else
-        v.x = READ_A(at);
-        if (channel + 1 < IC) v.y = READ_A(at + 1);
-        if (channel + 2 < IC) v.z = READ_A(at + 2);
-        if (channel + 3 < IC) v.w = READ_A(at + 3);
+        v.x = LOADED(READ_A(at));
+        if (channel + 1 < IC) v.y = LOADED(READ_A(at + 1));
+        if (channel + 2 < IC) v.z = LOADED(READ_A(at + 2));
+        if (channel + 3 < IC) v.w = LOADED(READ_A(at + 3));
 #endif
     }
     return v;
 }
 
-vec4 load_b(int k, int n) {
-    vec4 v = vec4(0.0);
+LOADED4 load_b(int k, int n) {
+    LOADED4 v = LOADED4(0.0);
 #if VEC4_A
     int row = k;
     bool there = k < k_last;
@@ -105,18 +109,38 @@ vec4 load_b(int k, int n) {
     if (there) {
         int at = offset_b + row * ldb + first_channel;
 #if VEC4_B
-        v = READ4_B(at + min(n, OC - 4));
+        v = LOADED4(RAW4_B(at + min(n, OC - 4)));
 #else
         int last = OC - 1;
-        v = vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
-                 READ_B(at + min(n + 3, last)));
+        v = LOADED4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                    READ_B(at + min(n + 3, last)));
 #endif
     }
     return v;
 }
 
+int tile_rows() {
+    return batches * OH * OW;
+}
+
+int tile_columns() {
+    return OC;
+}
+
+vec4 tile_bias(int n) {
+    return bias4(first_channel + n, first_channel + OC);
+}
+
+void tile_store(int m, int n, vec4 v) {
+    store4(v, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
+}
+
 #define B_TRANSPOSED 0
+#if MATRIX_UNITS
+#include "matmul_units.glslh"
+#else
 #include "matmul_shared.glslh"
+#endif
 
 void main() {
     int z = int(gl_WorkGroupID.z), k_first = 0;
@@ -130,23 +154,13 @@ void main() {
 #endif
     first_channel = group * OC;
     UNROLL for (int s = 0; s < A_SLOTS; s++) row_at[s] = offset_a + group * IC;
-    int M = batches * OH * OW;
-    int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N;
-    tile_multiply(row0, col0, k_first, k_last);
 #if SPLIT_K
     int groups = int(gl_NumWorkGroups.z) / splits;
-    int base_o = offset_o + (part * groups + group) * M * OC, pitch = OC;
+    base_o = offset_o + (part * groups + group) * tile_rows() * OC;
+    pitch = OC;
 #else
-    int base_o = offset_o + first_channel, pitch = pixel_o;
+    base_o = offset_o + first_channel;
+    pitch = pixel_o;
 #endif
-    UNROLL for (int j = 0; j < OUT_COLUMNS; j++) {
-        int n = col0 + OUT_COL(j);
-        if (n >= OC) continue;
-        vec4 bias = bias4(first_channel + n, first_channel + OC);
-        UNROLL for (int i = 0; i < OUT_ROWS; i++) {
-            int m = row0 + OUT_ROW(i, j);
-            if (m >= M) continue;
-            store4(OUT_VALUE(i, j) + bias, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
-        }
-    }
+    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
 }
