@@ -11,6 +11,9 @@ import pytest
 from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
+from purevk.ir import Node
+from purevk.ops.lowering import DeviceTraits
+from purevk.passes import placement
 
 DATA = Path(__file__).parents[1] / "data" / "pte"
 
@@ -36,3 +39,15 @@ def context(tmp_path: Path) -> Iterator[Context]:
     with Context(api.open_device(), Cache(tmp_path / "cache")) as made:
         yield made
     assert made.device.live_objects() == {}
+
+
+@pytest.fixture
+def topk_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program with a node that goes to the CPU, whatever kernels there are: `topk.pte`, its `topk` refused."""
+    refusal = placement.refusal
+
+    def refuse(node: Node, traits: DeviceTraits) -> str | None:
+        return "refused by the test" if node.op.startswith("aten.topk") else refusal(node, traits)
+
+    monkeypatch.setattr(placement, "refusal", refuse)
+    return DATA / "topk.pte"

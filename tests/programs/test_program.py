@@ -86,9 +86,13 @@ def test_an_output_stays_as_it_was(linear_input: np.ndarray) -> None:
     np.testing.assert_array_equal(first, np.full_like(kept, 7.0))
 
 
-def test_several_outputs_are_a_tuple() -> None:
+@pytest.mark.parametrize("on_the_cpu", [False, True])
+def test_several_outputs_are_a_tuple(on_the_cpu: bool, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue("topk_on_the_cpu") if on_the_cpu else DATA / "topk.pte"
     x = np.random.default_rng(4).standard_normal((2, 7), np.float32)
-    with purevk.load(DATA / "topk.pte") as program:
+    with purevk.load(path) as program:
+        if on_the_cpu:
+            assert program.report()["cpu_nodes"] == 1
         values, indices = program.forward(x)
     order = np.argsort(-x, axis=1)[:, :2]
     np.testing.assert_array_equal(indices, order)
@@ -245,32 +249,32 @@ def test_threads_run_real_models(context: Context) -> None:
 
 
 # -- what it releases -------------------------------------------------------------------------------------------------
-def load_and_run(context: Context, x: np.ndarray) -> list[purevk.Program]:
+def load_and_run(context: Context, x: np.ndarray, topk: Path) -> list[purevk.Program]:
     linear = purevk.load(LINEAR, context=context)
     linear.forward(x)
     views = purevk.load(DATA / "dynamic_views.pte", context=context)
     for length in (1, 5, 16):
         views.forward(np.zeros((1, length, 8), np.float32))
     views.forward(np.zeros((1, 20, 8), np.float32))  # beyond its bound: lowered a second time
-    fallback = purevk.load(DATA / "topk.pte", context=context)
+    fallback = purevk.load(topk, context=context)
     fallback.forward(np.zeros((2, 7), np.float32))
     return [linear, views, fallback]
 
 
 @pytest.fixture
-def used_context(context: Context, linear_input: np.ndarray) -> Context:
+def used_context(context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> Context:
     """A device on which programs have run before, so that what belongs to the device (the driver's cache) is there."""
-    for program in load_and_run(context, linear_input):
+    for program in load_and_run(context, linear_input, topk_on_the_cpu):
         program.close()
     assert set(context.device.live_objects()) <= {"PipelineCache"}
     return context
 
 
-def test_close_releases_everything(used_context: Context, linear_input: np.ndarray) -> None:
+def test_close_releases_everything(used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> None:
     context = used_context
     before = context.device.live_objects()
     used = context.device.allocator.stats().used
-    programs = load_and_run(context, linear_input)
+    programs = load_and_run(context, linear_input, topk_on_the_cpu)
     assert context.device.live_objects() != before
     for program in programs:
         program.close()
@@ -279,11 +283,11 @@ def test_close_releases_everything(used_context: Context, linear_input: np.ndarr
     assert context.device.allocator.stats().used == used
 
 
-def test_garbage_collection_releases_everything(used_context: Context, linear_input: np.ndarray) -> None:
+def test_garbage_collection_releases_everything(used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> None:
     context = used_context
     before = context.device.live_objects()
     used = context.device.allocator.stats().used
-    programs = load_and_run(context, linear_input)
+    programs = load_and_run(context, linear_input, topk_on_the_cpu)
     held = len(context.device.core.objects)
     del programs
     gc.collect()
@@ -334,7 +338,7 @@ def test_closing_the_device_closes_its_programs(linear_input: np.ndarray, tmp_pa
 
 
 # -- what it reports --------------------------------------------------------------------------------------------------
-def test_the_report(context: Context) -> None:
+def test_the_report(context: Context, topk_on_the_cpu: Path) -> None:
     with purevk.load(LINEAR, context=context) as program:
         report = program.report()
         assert report["device"] == context.device.name
@@ -343,7 +347,7 @@ def test_the_report(context: Context) -> None:
         assert {"import", "passes", "lower", "kernels", "weights", "buffers"} <= set(report["seconds"])
         assert all(0 <= value < 60 for value in report["seconds"].values())
         assert report["dispatches"] >= 1 and report["segments"] == 1 and report["cpu_nodes"] == 0
-    with purevk.load(DATA / "topk.pte", context=context) as program:
+    with purevk.load(topk_on_the_cpu, context=context) as program:
         report = program.report()
         assert (report["segments"], report["cpu_nodes"]) == (2, 1)
 
