@@ -81,7 +81,7 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     sizes: dict[Value, int] = {}
     for dispatch in (*once.dispatches, *main.dispatches):
         for binding in dispatch.bindings:
-            sizes[binding.storage] = max(binding.storage.type.nbytes, 4)
+            sizes[binding.storage] = max(-(-binding.storage.type.nbytes // 4) * 4, 4)  # kernels may read whole words
     windows = {**once.windows, **main.windows}
     whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
     for storage, _, _ in windows.values():

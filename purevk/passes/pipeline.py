@@ -15,6 +15,7 @@ from purevk.passes.expand import expand_rewrites
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_products import merge_products
 from purevk.passes.placement import assign_hosts
+from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
 from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_equal
 from purevk.passes.widen import widen_halves
@@ -34,7 +35,7 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
         *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
-        find_attention, expand,
+        find_attention, keep_weights_quantized, expand,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
         merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
     )  # fmt: skip

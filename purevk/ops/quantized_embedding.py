@@ -1,0 +1,133 @@
+"""Rows of quantized tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering
+from purevk.ops.matmul import dense
+from purevk.ops.quantize import REAL
+from purevk.ops.quantized_linear import by_rows
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+
+NAME = "purevk.quantized_embedding"
+
+
+def _shape(
+    weight: TensorType, scales: TensorType, zeros: TensorType | None, indices: TensorType, bits: int = 8,
+    high_first: bool = False, dtype: DType = REAL,
+) -> TensorType:  # fmt: skip
+    """weight [V, bytes], scales and zeros [V, groups]."""
+    if weight.rank != 2 or scales.rank != 2:
+        raise ShapeError(f"a table {weight} with scales {scales}")
+    return TensorType(dtype, (*indices.dims, weight.dims[1] * 8 // bits))
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    weight_value, scale_value, zero_value, index_value, bits, high_first, _ = node.args
+    out = lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    weight, index = lowering.operand(weight_value), lowering.operand(index_value)
+    known = isinstance(weight.offset, int) and weight.offset % 4 == 0
+    if not known or not (isinstance(weight.strides[1], int) and weight.strides[1] == 1):
+        weight = dense(lowering, weight)
+    count, width = _dims.product(index.dims), out.dims[-1]
+    if not index.layout.is_contiguous(index.dims):
+        index = dense(lowering, index)
+    parameters = [dense(lowering, lowering.operand(v)) if _moved(lowering, v) else lowering.operand(v)
+                  for v in (scale_value, zero_value) if v is not None]  # fmt: skip
+    vector = gcd4(width, out.offset) and out.dtype in (DType.float32, DType.float16)
+    rows, groups = weight.dims[0], parameters[0].dims[1]
+    macros: dict[str, Any] = {
+        "BITS": bits, "HIGH_FIRST": int(high_first), "T_SCALE": parameters[0].dtype.glsl, "T_INDEX": index.dtype.glsl,
+        "T_OUT": out.dtype.glsl, "ZEROS": int(zero_value is not None), "VEC4": int(vector),
+    }  # fmt: skip
+    if zero_value is not None:
+        macros["T_ZERO"] = parameters[1].dtype.glsl
+    if index.dtype is DType.int64:
+        macros["HAS_INT64"] = "1"
+    if any(each.dtype.itemsize == 1 for each in parameters):
+        macros["HAS_8BIT"] = "1"
+    params = [
+        count, width, rows, groups, width // groups, weight.strides[0], 1, weight.offset, index.offset, out.offset,
+    ]  # fmt: skip
+    lowering.dispatch(
+        "qembedding.comp", [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
+        macros=macros, params=params, grid=lowering.linear_grid(count * _dims.ceil_div(width, 4), 64),
+        nbytes=count * width * (out.dtype.itemsize + 1),
+    )  # fmt: skip
+
+
+def _moved(lowering: Lowering, value: Value) -> bool:
+    operand = lowering.operand(value)
+    return not (isinstance(operand.offset, int) and operand.offset == 0 and operand.layout.is_contiguous(operand.dims))
+
+
+def supports(node: Node, traits: Any) -> str | None:
+    """Indices are int32 or int64, scales float32 or float16."""
+    for value in node.inputs:
+        if value.type.dtype in (DType.float64, DType.int16):
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+register(Operator(NAME, _shape, Kernel(_lower, supports=supports)))
+
+
+def emit_embedding(
+    builder: Any, weight: Value, scales: Value, zeros: Value | None, indices: Value, bits: int, high_first: bool, dtype: DType
+) -> Value:
+    """Rows of a table as `dtype`; scales and zeros are [V] or [V, groups]."""
+    rows = weight.type.dims[0]
+    scales = by_rows(builder, scales, rows)
+    zeros = None if zeros is None else by_rows(builder, zeros, rows)
+    return builder.emit(NAME, weight, scales, zeros, indices, bits, high_first, dtype)
+
+
+# -- et_vk -------------------------------------------------------------------------------------------------------------
+def _q4gsw_shape(
+    weight: TensorType, weight_scales: TensorType, group_size: int, indices: TensorType, is_linear_weight: bool = False
+) -> TensorType:
+    return TensorType(REAL, (*indices.dims, weight.dims[1] * 2))
+
+
+def _expand_q4gsw(builder: Any, node: Node) -> Value:
+    weight, scales, _, indices, low_first = node.args
+    return emit_embedding(builder, weight, scales, None, indices, 4, not low_first, node.result.type.dtype)
+
+
+register(Operator("et_vk.embedding_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports)))
+
+
+# -- quantized_decomposed ----------------------------------------------------------------------------------------------
+def _register(name: str, bits: int) -> None:
+    def shape(
+        weight: TensorType, weight_scales: TensorType, weight_zero_points: TensorType | None, weight_quant_min: int,
+        weight_quant_max: int, indices: TensorType, dtype: Any = None,
+    ) -> TensorType:  # fmt: skip
+        known = dtype if isinstance(dtype, DType) else weight_scales.dtype
+        return TensorType(known, (*indices.dims, weight.dims[1] * 8 // bits))
+
+    def expand(builder: Any, node: Node) -> Value:
+        weight, scales, zeros, _, _, indices, _ = node.args
+        return emit_embedding(builder, weight, scales, zeros, indices, bits, True, node.result.type.dtype)
+
+    full = f"quantized_decomposed.{name}"
+    register(Operator(f"{full}.default", shape, Rewrite(expand, _signed_or_packed), names=(f"{full}.dtype",)))
+
+
+def _signed_or_packed(node: Node, traits: Any) -> str | None:
+    weight = node.args[0].type.dtype
+    if node.op.startswith("quantized_decomposed.embedding_byte") and weight is not DType.int8:
+        return f"no kernel for a table of {weight.name}"
+    return supports(node, traits)
+
+
+_register("embedding_byte", 8)
+_register("embedding_4bit", 4)
+_register("embedding_2bit", 2)
