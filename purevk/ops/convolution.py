@@ -8,7 +8,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul import dense, supports_float
+from purevk.ops.matmul import dense, packed, supports_float
 from purevk.ops.matmul_choice import bind
 from purevk.ops.matmul_choice import choose as choose_matmul
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -141,8 +141,7 @@ def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
 def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras = node.args
     out = lowering.operand(node.result)
-    weight = lowering.operand(weight_value)
-    bias = None if bias_value is None else lowering.operand(bias_value)
+    weight, bias = packed(lowering, weight_value), packed(lowering, bias_value)
     x, pixel = pixels(lowering, lowering.operand(x_value))
     batches, channels, height, width = x.dims
     kh, kw, group_in, out_channels = weight.dims

@@ -93,6 +93,15 @@ def dense(lowering: Lowering, operand: Operand, order: Sequence[int] | None = No
     return copy
 
 
+def packed(lowering: Lowering, value: Value | None) -> Operand | None:
+    """An operand whose elements follow one another, such as a kernel expects a bias: copied if it is a view that skips or
+    repeats some."""
+    if value is None:
+        return None
+    operand = lowering.operand(value)
+    return operand if operand.layout.is_contiguous(operand.dims) else dense(lowering, operand)
+
+
 def _matmul_lower(lowering: Lowering, node: Node) -> None:
     a_value, b_value, bias_value, epilogue, extras = node.args
     out = lowering.operand(node.result)
@@ -129,7 +138,7 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
     ldb = right.row if not transposed else right.column
     vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
     vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
-    bias = None if bias_value is None else lowering.operand(bias_value)
+    bias = packed(lowering, bias_value)
     made = make_epilogue(
         lowering, epilogue, extras, lowering.operand(node.result) if joined is None else _like(node, out, lowering),
         3 + (bias is not None), "b, m, n", "(b * M + m) * N + n", (len(node.result.type.dims) - 1, "n"), vector_out,

@@ -9,7 +9,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import bits_of, gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul import dense
+from purevk.ops.matmul import dense, packed
 from purevk.ops.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.rows import bind_x, only_floats, spread
@@ -33,7 +33,7 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
         x = dense(lowering, x)
     rows = _dims.product(x.dims[: len(x.dims) - count])
     columns = _dims.product(x.dims[len(x.dims) - count :])
-    weight, bias = (None if value is None else lowering.operand(value) for value in (weight_value, bias_value))
+    weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
     offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
     vector = gcd4(columns, *offsets)
     work = spread(lowering.traits, rows, columns, vector, cache=True)

@@ -121,6 +121,23 @@ def test_epilogues_of_products(dtype):
     check(cases)
 
 
+def test_biases_and_scales_that_are_views():
+    """Expanded, stepped over, columns of a matrix: where a kernel takes a vector it takes any."""
+    x, w, m, image, kernel = unit(6, 8), unit(8, 8), unit(8, 16), unit(2, 8, 5, 5), unit(8, 8, 3, 3)
+    vectors = {"steps": lambda m: m[0, ::2], "column": lambda m: m[:, 3], "expanded": lambda m: m[0, :1].expand(8), "slice": lambda m: m[0, 5:13], "made": lambda m: m[:, 2] * 2}
+    cases = []
+    for name, v in vectors.items():
+        cases += [
+            case(lambda x, w, m, v=v: F.linear(x, w, v(m)), x, w, m, name=f"linear {name}"), case(lambda x, w, m, v=v: torch.addmm(v(m), x, w), x, w, m, name=f"addmm {name}"),
+            case(lambda x, k, m, v=v: F.conv2d(x, k, v(m)), image, kernel, m, name=f"conv2d {name}"), case(lambda x, k, m, v=v: F.conv2d(x, k[:, :1], v(m), groups=8), image, kernel, m, name=f"depthwise {name}"),
+            case(lambda x, k, m, v=v: F.conv2d(x, k[:, :, :1, 1:2], v(m)), image, kernel, m, name=f"pointwise {name}"),
+            case(lambda x, m, v=v: F.layer_norm(x, (8,), v(m), v(m.flip(0))), x, m, name=f"layer norm {name}"), case(lambda x, m, v=v: F.layer_norm(x, (8,), v(m)), x, m, name=f"scale {name}"),
+            case(lambda x, m, v=v: F.rms_norm(x, (8,), v(m)), x, m, name=f"rms norm {name}"), case(lambda x, m, v=v: F.batch_norm(x, v(m), v(m).abs() + 1, v(m), v(m)), image, m, name=f"batch norm {name}"),
+            case(lambda x, m, v=v: F.group_norm(x, 2, v(m), v(m)), image, m, name=f"group norm {name}"), case(lambda x, k, m, v=v: F.conv_transpose2d(x, k, v(m), stride=2), image, kernel, m, name=f"transposed {name}"),
+        ]  # fmt: skip
+    check(cases)
+
+
 def test_one_dispatch():
     """linear + bias + gelu + residual is one kernel; so are a product, its scale and its mask."""
     x, w, b, r = unit(6, 20), unit(12, 20), unit(12), unit(6, 12)
