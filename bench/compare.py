@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.peers import PEERS
-from tests.models.export import VARIANTS, default_folder, export_pte
+from tests.models.export import VARIANTS, export_pte
 from tests.models.zoo import CASES
 
+FOLDER = Path(__file__).parent.parent / "build" / "models"
 MODELS = ("mobilenet_v2", "resnet18", "encoder6")
 DEFAULT_PEERS = ("purevk", "torch-1", "torch-2", "ncnn")
 TOLERANCE = {"fp32": 1e-3, "fp16": 5e-2}
@@ -186,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="default: fp32")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--repeat", type=int, default=3, help="calls a peer makes in its turn")
-    parser.add_argument("--models-dir", type=Path, default=default_folder(), help="where exports are kept")
+    parser.add_argument("--models-dir", type=Path, default=FOLDER, help="where exports are kept")
     parser.add_argument("--json", type=Path, help="write all times there")
     parser.add_argument("--log", type=Path, help="what the peers print; default: dropped")
     options = parser.parse_args(arguments)

@@ -1,0 +1,43 @@
+"""The benchmarks run from start to end on this machine and believe only right outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.programs.models import FOLDER, exported
+
+pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
+
+
+def test_compare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from bench.compare import main
+
+    exported("encoder2")
+    out = tmp_path / "out.json"
+    assert main(["encoder2", "--peers", "purevk,torch-1", "--rounds", "2", "--repeat", "2", "--json", str(out)]) == 0
+    rows = {row["peer"]: row for row in json.loads(out.read_text())["results"]}
+    for row in rows.values():
+        assert not row["why"] and not row["wrong"] and len(row["times_ms"]) == 4 and row["median_ms"] > 0
+        assert row["error"] < 1e-5
+    shown = capfd.readouterr().out
+    assert "encoder2 fp32" in shown and "purevk (base)" in shown
+
+
+def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a CUDA device torch's columns are left out, with the reason, and purevk's are there."""
+    torch = pytest.importorskip("torch")
+    from bench.gpu import main
+
+    exported("encoder2")
+    out = tmp_path / "out.json"
+    options = ["--models", str(FOLDER), "--variant", "fp32", "--seconds", "0.2", "--loads", "1", "--out", str(out)]
+    assert main(["encoder2", *options]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["source"] == "encoder2.pte" and row["errors"]["purevk"] < 1e-5
+    assert 0 < row["least"] <= row["forward"] and 0 < row["device"] and 0 < row["host_us"] < 1e5
+    assert row["compiled"] > 0 and row["cold"][1] > row["warm"][1] > 0 and "load" not in row["why"]
+    assert ("eager" in row["why"]) == (not torch.cuda.is_available())
+    assert "encoder2 fp32" in capfd.readouterr().out
