@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterable, Union
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Node, TensorType, Value, map_values
+from purevk.ir import Node, TensorType, map_values
 
 Types = Union[TensorType, tuple[TensorType, ...], None]
 
@@ -91,6 +91,7 @@ class Operator:
         form: how it runs; None: on the CPU only.
         mutates: positions of tensor arguments that are written in place.
         names: further names under which files know it.
+        random: two applications to the same arguments give different results.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Operator:
     form: Form | None
     mutates: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    random: bool = False
 
     @property
     def signature(self) -> inspect.Signature:

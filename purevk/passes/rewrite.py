@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Sequence
 
-from purevk.ir import Arg, Graph, Node, Value, map_values
+from purevk.ir import Arg, Constant, Graph, Node, TensorType, Value, map_values
 from purevk.ops.builder import Builder, NameSource
 from purevk.ops.lowering import DeviceTraits
 
@@ -20,6 +20,14 @@ class Rewriter(Builder):
         self.graph = graph
         self.traits = traits or DeviceTraits(frozenset())
         self.replaced: dict[Value, Arg] = {}
+        self.random_operators = 0
+        self._states: dict[Value, Constant | None] = {}
+
+    def state(self, type: TensorType, first: Constant | None = None) -> Value:
+        """A new value that lives on the device between calls, with its first bytes (None: zeros)."""
+        value = Value(self.names.fresh("state"), type)
+        self._states[value] = first
+        return value
 
     def resolve(self, arg: Arg) -> Arg:
         """An argument with replaced values put in."""
@@ -51,6 +59,8 @@ class Rewriter(Builder):
     def finish(self, **changes: Any) -> Graph:
         """The new graph."""
         outputs = tuple(self.resolve(output) for output in self.graph.outputs)
+        if self._states:
+            changes.setdefault("states", {**self.graph.states, **self._states})
         return self.graph.with_nodes(self.nodes, outputs=outputs, **changes)
 
 

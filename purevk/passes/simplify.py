@@ -128,7 +128,7 @@ def merge_equal(graph: Graph) -> Graph:
         row = registry.find(node.op)
         if row is not None and isinstance(row.form, registry.View) and any(value in written for value in node.inputs):
             written.update(node.results)  # a view of what changes changes too
-        if row is None or row.mutates or any(value in written for value in node.inputs) or not node.results:
+        if row is None or row.mutates or row.random or any(value in written for value in node.inputs) or not node.results:
             return None
         key = (node.op, _key(node.args), tuple(value.type.dtype for value in node.results))
         if key in seen:
