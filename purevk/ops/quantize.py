@@ -40,6 +40,10 @@ class Program:
             return self._steps.step("intBitsToFloat($0)", [bits], REAL)
         return self.step(convert("$0", source.type.dtype, REAL), self._steps.input(source, source.type.dtype))
 
+    def code(self, source: Value) -> tuple:
+        """A tensor's element as it is."""
+        return self._steps.input(source, source.type.dtype)
+
     def step(self, glsl: str, *operands: tuple, dtype: DType = REAL) -> tuple:
         """One assignment; `glsl` names the operands $0, $1, ..."""
         return operands[0] if glsl == "$0" else self._steps.step(glsl, operands, dtype)
@@ -201,6 +205,14 @@ _SPACE = "quantized_decomposed"
 for _overload in ("default", "tensor", "tensor2"):
     register(Operator(f"{_SPACE}.quantize_per_tensor.{_overload}", _quantize_shape, Rewrite(_expand_quantize)))
     register(Operator(f"{_SPACE}.dequantize_per_tensor.{_overload}", _dequantize_shape, Rewrite(_expand_dequantize)))
+
+
+register(
+    Operator(
+        f"{_SPACE}.convert_element_type.no_fuse", lambda x, dtype: x.with_dtype(_dtype(dtype, x.dtype)),
+        Rewrite(lambda builder, node: builder.emit("aten._to_copy.default", node.args[0], node.result.type.dtype)),
+    )
+)  # fmt: skip
 
 
 # -- per channel -------------------------------------------------------------------------------------------------------

@@ -51,6 +51,10 @@ def test_per_tensor_with_tensors_for_parameters():
     check(cases)
 
 
+def test_conversion():
+    check([exactly(qd.convert_element_type.no_fuse, tensor(5, 8), dtype) for dtype in (torch.float16, torch.int32)])
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_per_channel(axis):
     cases = []
