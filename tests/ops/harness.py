@@ -81,7 +81,11 @@ class Recorder:
 
     def call(self, overload: Any, args: tuple, kwargs: dict) -> Any:
         """One node for an ATen overload, its arguments in the order of the schema."""
+        if overload is aten.squeeze_.dim:  # what torch.matmul does with its own result
+            overload = aten.squeeze.dim
         name = str(overload)
+        if registry.find(name) is None:
+            raise NotImplementedError(f"no row for {name}")
         full = []
         for position, argument in enumerate(overload._schema.arguments):
             if position < len(args):
