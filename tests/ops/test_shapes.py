@@ -15,6 +15,7 @@ from purevk.ops import registry
 from tests.ops.harness import _plain
 from tests.ops.samples import Call, calls
 
+pytestmark = pytest.mark.slow  # torch's samples take half a minute to make
 ROWS = [row.name for row in registry.rows() if row.name.startswith("aten.")]
 
 

@@ -15,7 +15,7 @@ from tests.ops.harness import Case, failures, ran_on_host
 from tests.ops.samples import Call, calls
 from tests.ops.test_shapes import full_args
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.slow]  # slow: torch's samples take half a minute to make
 
 ROWS = [row.name for row in registry.rows() if row.name.startswith("aten.")]
 MOST = 24  # calls of each row
