@@ -118,8 +118,9 @@ def test_views_with_a_symbolic_size(case: tuple[torch.Tensor, list[int]], value:
     env = {symbol: value}
     if not all(guard.holds(env) for guard in log.guards):
         return
-    storage = torch.arange(100_000, dtype=torch.float32)
-    real = torch.as_strided(storage, [value, *x.shape], [dims.evaluate(s, env) for s in layout.strides])
+    extents, strides = [value, *x.shape], [dims.evaluate(s, env) for s in layout.strides]
+    storage = torch.arange(1 + sum((n - 1) * s for n, s in zip(extents, strides)), dtype=torch.float32)
+    real = torch.as_strided(storage, extents, strides)
     try:
         seen = real.view([dims.evaluate(size, env) for size in target])
     except RuntimeError:
