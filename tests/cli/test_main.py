@@ -102,7 +102,7 @@ def test_every_command_has_json_and_traceback() -> None:
 
 def test_the_module_and_a_closed_pipe(data: Path) -> None:
     done = shell("inspect", str(data / "topk.pte"), "--no-device")
-    assert done.returncode == 0 and "aten.topk.default" in done.stdout and not done.stderr
+    assert done.returncode == 0 and "method forward" in done.stdout and not done.stderr
     command = f"{sys.executable} -m purevk ops --json | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.stdout == "{\n" and "Traceback" not in done.stderr and "Exception" not in done.stderr
