@@ -87,7 +87,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
 
 def _supports(node: Node, traits: Any) -> str | None:
     for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.float16, DType.bool):
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.bool):
             return f"no kernel for {value.type.dtype.name}"
     return None
 
@@ -100,7 +100,7 @@ def head_width_fits(width: Size, value_width: Size) -> bool:
 register(
     Operator(
         NAME, _attention_shape,
-        Kernel(_attention_lower, layouts=lambda node, layout_of: (HEADS_FIRST_OUT,), supports=_supports),
+        Kernel(_attention_lower, layouts=lambda node, layout_of: (HEADS_FIRST_OUT,), supports=_supports, bfloat16=False),
     )
 )  # fmt: skip
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
-from purevk.ops.matmul_choice import bind
+from purevk.ops.matmul_choice import add_parts, bind, emit, first_extra, fixed, parts_of, split_size
 from purevk.ops.matmul_choice import choose as choose_matmul
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
@@ -151,15 +153,27 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     group_out = out_channels if depthwise else out_channels // groups
     vector_out = gcd4(group_out)
     plain = (kh, kw) == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
-    columns = "N" if plain else "pixel_o"
-    made = make_epilogue(
-        lowering, epilogue, extras, out, 3 + (bias is not None), "b, m, n", f"m * {columns} + n", (1, "n"), vector_out,
-    )  # fmt: skip
-    if plain:
-        _as_matmul(lowering, node, x, pixel, weight, bias, out, made, rows)
-        return
     vector_a = gcd4(pixel, x.offset, channels if depthwise else group_in)
     vector_b = gcd4(group_out, out_channels)
+    half = x.dtype is weight.dtype is DType.float16
+    if plain:
+        choice = choose_matmul(lowering.traits, rows, out_channels, channels, 1, half, False, (vector_a, vector_b))
+    elif depthwise:
+        choice = choose_depthwise(lowering.traits, channels, out_width, batches * out_height, dilation[1])
+    else:
+        choice = choose(lowering.traits, rows, group_out, kh * kw, group_in, groups, half, (vector_a, vector_b))
+    columns = "N" if plain or choice.splits > 1 else "pixel_o"
+    made = make_epilogue(
+        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", f"m * {columns} + n", (1, "n"), vector_out,
+    )  # fmt: skip
+    if plain:
+        _as_matmul(lowering, choice, x, pixel, weight, bias, out, made, rows)
+        return
+    if choice.splits > 1:
+        _in_parts(
+            lowering, choice, x, pixel, weight, bias, out, made, (stride, padding, dilation), (vector_a, vector_b, vector_out)
+        )
+        return
     macros, buffers = bind(lowering, x, weight, bias, out, (vector_a, vector_b, vector_out))
     macros |= made.macros
     buffers += made.buffers
@@ -167,28 +181,51 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     window = [kh, kw, *stride, *padding, *dilation]
     flops = 2 * rows * out_channels * kh * kw * group_in
     if depthwise:
-        choice = choose_depthwise(lowering.traits, out_width, kw, stride[1], dilation[1])
         params = [batches, height, width, channels, out_height, out_width, pixel, out_channels, out_channels, *window, *offsets]
         lowering.dispatch(
-            "conv2d_dw.comp", buffers, macros={**macros, **choice.macros()}, params=params, specialize=range(9, 17),
+            "conv2d_dw.comp", buffers, macros={**macros, **choice.macros()}, params=params,
+            specialize=fixed(lowering, len(params), range(9, 17)),
             grid=choice.grid(batches, channels, out_height, out_width), flops=flops,
         )  # fmt: skip
         return
-    tiles = choose(lowering.traits, rows, group_out, kh * kw, group_in, groups, x.dtype)
-    template = "conv2d.comp" if tiles.template == "matmul.comp" else "conv2d_tiled.comp"
+    template = "conv2d.comp" if choice.template == "matmul.comp" else "conv2d_tiled.comp"
     params = [
         batches, height, width, group_in, out_height, out_width, group_out, pixel, out_channels, out_channels, *window,
         *offsets,
     ]  # fmt: skip
     lowering.dispatch(
-        template, buffers, macros={**macros, **tiles.macros()}, params=params,
-        specialize=range(10, 18) if not is_short(group_in) else (3, *range(10, 18)),
-        grid=tiles.grid(rows, group_out, groups), subgroup_size=tiles.subgroup, flops=flops,
+        template, buffers, macros={**macros, **choice.macros()}, params=params,
+        specialize=fixed(lowering, len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))),
+        grid=choice.grid(rows, group_out, groups), subgroup_size=choice.subgroup, flops=flops,
     )  # fmt: skip
 
 
+def _in_parts(
+    lowering: Lowering, choice: Any, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
+    epilogue: Any, window: tuple, vectors: tuple[bool, bool, bool],
+) -> None:  # fmt: skip
+    """A convolution of one group with the depth split among workgroups, and a second dispatch that adds the parts up."""
+    batches, channels, height, width = x.dims
+    kh, kw, _, columns = weight.dims
+    _, _, out_height, out_width = out.dims
+    rows = batches * out_height * out_width
+    depth = kh * kw * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
+    parts = parts_of(lowering, choice.splits, 1, rows, columns)
+    macros, buffers = bind(lowering, x, weight, None, parts, vectors)
+    params = [batches, height, width, channels, out_height, out_width, columns, pixel, columns, columns, kh, kw]
+    params += [size for pair_ in window for size in pair_]
+    params += [x.offset, weight.offset, 0, 0, choice.splits, split_size(depth, choice)]
+    lowering.dispatch(
+        "conv2d_tiled.comp", buffers, macros={**macros, "SPLIT_K": 1, **choice.macros()}, params=params,
+        specialize=fixed(lowering, len(params)), grid=choice.grid(rows, columns, 1), subgroup_size=choice.subgroup,
+        flops=2 * rows * columns * kh * kw * channels,
+    )  # fmt: skip
+    alone = (1, 1, [0, 0, 0], [0, 0, 0])
+    add_parts(lowering, parts, bias, out, epilogue, choice.splits, (rows, columns, columns), alone, vectors[2])
+
+
 def _as_matmul(
-    lowering: Lowering, node: Node, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
+    lowering: Lowering, choice: Any, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
     epilogue: Any, rows: Size,
 ) -> None:  # fmt: skip
     """A 1 x 1 window: rows are pixels."""
@@ -196,8 +233,8 @@ def _as_matmul(
     a = Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k)))
     b = Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n)))
     flat = Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n)))
-    choose_matmul(lowering.traits, rows, n, k, 1, x.dtype, False).emit(
-        lowering, node, a=a, b=b, bias=bias, out=flat, epilogue=epilogue, sizes=(rows, n, k), strides=(pixel, n, n),
+    emit(
+        choice, lowering, a=a, b=b, bias=bias, out=flat, epilogue=epilogue, sizes=(rows, n, k), strides=(pixel, n, n),
         batch=(1, 1, [0, 0, 0], [0, 0, 0]), transposed=False,
         vectors=(gcd4(k, pixel, x.offset), gcd4(n), gcd4(n)),
     )  # fmt: skip
@@ -206,6 +243,6 @@ def _as_matmul(
 register(
     Operator(
         NAME, _conv2d_shape,
-        Kernel(_conv2d_lower, layouts=lambda node, layout_of: (CHANNELS_LAST,), supports=supports_float, epilogue=True),
+        Kernel(_conv2d_lower, layouts=lambda node, layout_of: (CHANNELS_LAST,), supports=supports_float, epilogue=True, bfloat16=False),
     )
 )  # fmt: skip

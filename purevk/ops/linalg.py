@@ -19,13 +19,6 @@ def _refuse(node: Node, traits: Any) -> str | None:
     return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
 
 
-def _refuse_integers(node: Node, traits: Any) -> str | None:
-    for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.float16):
-            return f"no kernel for {value.type.dtype.name}"
-    return None
-
-
 # -- products ----------------------------------------------------------------------------------------------------------
 def _scaled_sum(builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
@@ -48,7 +41,7 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
 
 
 row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default", "aten.inner.default", supports=_refuse)
-row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b), supports=_refuse_integers)
+row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b), supports=_refuse)
 
 
 def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
@@ -59,7 +52,7 @@ row("aten.outer.default", lambda x, y: TensorType(promote_types(x.dtype, y.dtype
     "aten.ger.default", supports=_refuse)  # fmt: skip
 
 
-def _added(name: str, product: Any, shape: Any, supports: Any = _refuse_integers) -> None:
+def _added(name: str, product: Any, shape: Any, supports: Any = _refuse) -> None:
     """beta * x + alpha * product(a, b)"""
 
     def expand(builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
@@ -89,7 +82,7 @@ def _summed(builder: Any, a: Value, b: Value) -> Value:
 _added("aten.addmv.default", _multiply, _matmul_any_shape)
 _added("aten.baddbmm.default", _multiply, _product)
 _added("aten.addbmm.default", _summed, lambda a, b: a.with_dims((a.dims[1], b.dims[2])))
-_added("aten.addr.default", lambda builder, a, b: _outer(builder, None, a, b), lambda a, b: a.with_dims((a.dims[0], b.dims[0])), _refuse)
+_added("aten.addr.default", lambda builder, a, b: _outer(builder, None, a, b), lambda a, b: a.with_dims((a.dims[0], b.dims[0])))
 
 
 def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:

@@ -9,7 +9,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul_choice import choose
+from purevk.ops.matmul_choice import choose, emit, first_extra
 from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -33,9 +33,9 @@ def _matmul_shape(
 
 
 def supports_float(node: Node, traits: Any) -> str | None:
-    """Products of other types than float32 and float16 have no kernel yet."""
+    """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.float16):
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16):
             return f"no kernel for {value.type.dtype.name}"
     return None
 
@@ -139,13 +139,15 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
     vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
     vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
     bias = packed(lowering, bias_value)
+    half = a.dtype is b.dtype is DType.float16
+    choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
     made = make_epilogue(
         lowering, epilogue, extras, lowering.operand(node.result) if joined is None else _like(node, out, lowering),
-        3 + (bias is not None), "b, m, n", "(b * M + m) * N + n", (len(node.result.type.dims) - 1, "n"), vector_out,
+        first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", (len(node.result.type.dims) - 1, "n"), vector_out,
         (len(node.result.type.dims) - 2, "m") if joined is None or len(node.result.type.dims) == 2 else None,
     )  # fmt: skip
-    choose(lowering.traits, m, n, k, batches, a.dtype, transposed).emit(
-        lowering, node,
+    emit(
+        choice, lowering,
         a=a, b=b, bias=bias, out=out, epilogue=made,
         sizes=(m, n, k), strides=(left.row, ldb, result.row),
         batch=(batches, inner, step, outer_step), transposed=transposed, vectors=(vector_a, vector_b, vector_out),
@@ -192,17 +194,32 @@ def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> O
     return dense(lowering, expanded)
 
 
-register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_float, epilogue=True)))
+register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False)))
 
 
 # -- what is a matrix product ------------------------------------------------------------------------------------------
+def _supports_numbers(node: Node, traits: Any) -> str | None:
+    wide = any(value.type.dtype is DType.float64 for value in node.inputs)
+    return "no kernel for float64" if wide else None
+
+
+def _multiply(builder: Any, a: Value, b: Value) -> Value:
+    """The product of matrices; whole numbers have a kernel of their own, which multiplies them exactly."""
+    dtype = promote_types(a.type.dtype, b.type.dtype)
+    if dtype.is_float:
+        return builder.emit(NAME, a, b, None, None, ())
+    from purevk.ops.linalg import multiply_elements
+
+    return multiply_elements(builder, a, b, dtype)
+
+
 def _expand_mm(builder: Any, node: Node) -> Value:
     a, b = node.args[:2]
-    return builder.emit(NAME, a, b, None, None, ())
+    return _multiply(builder, a, b)
 
 
-register(Operator("aten.mm.default", _product, Rewrite(_expand_mm, supports_float)))
-register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm, supports_float)))
+register(Operator("aten.mm.default", _product, Rewrite(_expand_mm, _supports_numbers)))
+register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm, _supports_numbers)))
 
 
 def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
@@ -221,11 +238,11 @@ def _expand_matmul(builder: Any, node: Node) -> Value:
     a, b = node.args
     left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
-    product = builder.emit(NAME, left, right, None, None, ())
+    product = _multiply(builder, left, right)
     return builder.emit("aten.view.default", product, node.result.type.dims)
 
 
-register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul, supports_float)))
+register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul, _supports_numbers)))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -270,13 +287,13 @@ def _addmm_shape(bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, 
 
 def _expand_addmm(builder: Any, node: Node) -> Value:
     bias, a, b, beta, alpha = node.args
-    plain = alpha == 1 and beta == 1
+    plain = alpha == 1 and beta == 1 and a.type.dtype.is_float
     if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
         return builder.emit(NAME, a, b, bias, None, ())
-    product = builder.emit(NAME, a, b, None, None, ())
+    product = _multiply(builder, a, b)
     if alpha != 1:
-        product = builder.emit("aten.mul.Tensor", product, float(alpha))
+        product = builder.emit("aten.mul.Tensor", product, float(alpha) if a.type.dtype.is_float else alpha)
     return builder.emit("aten.add.Tensor", product, bias, beta)
 
 
-register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm, supports_float)))
+register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm, _supports_numbers)))

@@ -61,7 +61,7 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
     )  # fmt: skip
 
 
-register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True)))
+register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True, bfloat16=False)))
 
 
 def _layer_norm_shape(

@@ -79,7 +79,7 @@ def _pool_layouts(node: Node, layout_of: Any) -> tuple:
     return (CHANNELS_LAST,) * len(node.results)
 
 
-register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts)))
+register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts, bfloat16=False)))
 
 
 def _window(x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple:

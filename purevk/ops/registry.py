@@ -70,12 +70,14 @@ class Kernel:
         supports: `supports(node, traits)` returns a reason not to run this node on the device, or None.
         epilogue: a pointwise program on the result may be computed by this kernel; the operator then has the parameters
             `epilogue` (an `Expression` whose input 0 is the kernel's own result) and `extras` (its other inputs).
+        bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
     """
 
     lower: Callable[..., None]
     layouts: Callable[..., tuple[tuple[int, ...] | None, ...]] | None = None
     supports: Callable[..., str | None] | None = None
     epilogue: bool = False
+    bfloat16: bool = True
 
 
 Form = Union[Pointwise, View, Rewrite, Kernel]

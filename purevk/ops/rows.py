@@ -88,8 +88,8 @@ def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size
 
 
 def only_floats(node: Node, traits: Any) -> str | None:
-    """Why a node is refused by kernels that read and write float32 and float16 alone; None if it is not."""
+    """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in (*node.inputs, *node.results):
-        if value.type.dtype not in (DType.float32, DType.float16):
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16):
             return f"no kernel for {value.type.dtype.name}"
     return None

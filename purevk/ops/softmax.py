@@ -59,7 +59,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     )  # fmt: skip
 
 
-register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower)))
+register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))
 
 
 def _softmax(name: str, log: bool, *names: str) -> None:

@@ -159,6 +159,8 @@ def fuse_epilogues(graph: Graph) -> Graph:
         if node.op != NAME or len(node.results) != 1 or not node.result.type.dtype.is_float:
             continue
         expression, inputs, scalars, sizes = node.args
+        if DType.bfloat16 in (node.result.type.dtype, *expression.inputs):
+            continue  # epilogues read and write elements as they are
         if scalars or len(inputs) + 3 > MAX_BUFFERS:
             continue
         candidates = sorted(inputs, key=lambda v: -position.get(producer.get(v), -1))

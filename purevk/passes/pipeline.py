@@ -11,6 +11,7 @@ from purevk.ir.verify import verify
 from purevk.ops.lowering import DeviceTraits
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
+from purevk.passes.bfloat16 import widen_bfloat16
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_products import merge_products
@@ -35,7 +36,7 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
         *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
-        find_attention, keep_weights_quantized, expand,
+        find_attention, keep_weights_quantized, expand, widen_bfloat16,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
         merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
     )  # fmt: skip
