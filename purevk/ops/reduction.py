@@ -119,7 +119,9 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     unit = isinstance(inner_steps[1], int) and inner_steps[1] == 1
     fast_outer = isinstance(outer_steps[0], int) and outer_steps[0] == 1
     column = not unit and fast_outer or not unit and not lowering.traits.is_cpu
-    if _dims.upper(inner[0] * inner[1]) > lowering.traits.max_iterations:
+    # One invocation a column walks it alone: not where columns are few and long.
+    long = lowering.traits.max_iterations if lowering.traits.is_cpu else max(4096, _dims.upper(outputs))
+    if _dims.upper(inner[0] * inner[1]) > long:
         column = False
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
@@ -27,8 +29,12 @@ ran_on_host: list[str] = []
 
 
 def context() -> Context:
-    """The device of the tests."""
-    return default_context()
+    """The device of the tests. With PUREVK_TEST_TRAITS=gpu a software device is taken for a GPU, so that the kernels and tiles
+    of GPUs are tested where there is none."""
+    made = default_context()
+    if os.environ.get("PUREVK_TEST_TRAITS") == "gpu" and made.traits.is_cpu:
+        made.traits = dataclasses.replace(made.traits, is_cpu=False, cores=1)
+    return made
 
 
 @dataclass
