@@ -2,54 +2,122 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import bits_of, gcd4
+from purevk.ops.lowering import Lowering
+from purevk.ops.matmul import dense
 from purevk.ops.quantize import REAL, Blocks, Program
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 
 _SPACE = "quantized_decomposed"
 _EPSILON = 1.1920928955078125e-07  # of float32
-_SMALLEST = 1.1754943508222875e-38  # the smallest normal float32
+_SMALLEST = {DType.float32: 1.1754943508222875e-38, DType.float16: 6.103515625e-05}  # the smallest normal number
 
 
-def _extremes(builder: Any, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """Least and largest number over `dims`, which are kept as dims of size 1."""
+@dataclass(frozen=True)
+class Rule:
+    """How parameters follow from the extremes: expressions over a (least), b (largest number), low and high (of the codes),
+    eps (the least scale) and middle; the zero point's also over s, the scale."""
+
+    scale: str
+    zero: str
+
+
+_RULES = {
+    "asymmetric": Rule("pv_scale(a, b, low, high, eps)", "pv_zero(a, s, low, high)"),
+    "nearest": Rule("pv_scale(a, b, low, high, eps)", "pv_zero_nearest(a, b, s, low, high)"),
+    "symmetric": Rule("pv_scale_symmetric(a, b, (high - low) * 0.5, eps)", "middle"),
+    "unclipped": Rule("pv_scale_unclipped(a, b, low, high, eps)", "middle"),
+    "magnitude": Rule("pv_divide(max(max(-a, b), eps), high)", "middle"),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A rule with its numbers."""
+
+    rule: str
+    low: float
+    high: float
+    epsilon: float
+    middle: int = 0
+
+
+# -- rows: one kernel --------------------------------------------------------------------------------------------------
+NAME = "purevk.row_parameters"
+
+
+def _rows_shape(x: TensorType, choice: Choice, dtypes: tuple[DType, DType]) -> tuple[TensorType, TensorType]:
+    return TensorType(dtypes[0], (x.dims[0],)), TensorType(dtypes[1], (x.dims[0],))
+
+
+def _rows_lower(lowering: Lowering, node: Node) -> None:
+    x_value, choice, _ = node.args
+    x, (scale, zero) = lowering.operand(x_value), (lowering.operand(value) for value in node.results)
+    if any(isinstance(size, int) and size == 0 for size in x.dims):
+        return
+    if not isinstance(x.offset, int) or not (isinstance(x.strides[1], int) and x.strides[1] == 1):
+        x = dense(lowering, x)
+    rows, columns = x.dims
+    rule, subgroups = _RULES[choice.rule], lowering.traits.has("subgroup_arithmetic", "subgroup_size_control")
+    lanes = lowering.traits.subgroup_size if subgroups else 32
+    wide = lanes if lowering.traits.is_cpu else min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
+    macros: dict[str, Any] = {
+        "T_A": x.dtype.glsl, "T_SCALE": scale.dtype.glsl, "T_ZERO": zero.dtype.glsl, "SCALE": rule.scale, "ZERO": rule.zero,
+        "VEC4_A": int(gcd4(columns, x.strides[0], x.offset)), "LX": wide, "SUBGROUP": lanes if subgroups else 0,
+    }  # fmt: skip
+    if zero.dtype.itemsize == 1:
+        macros["HAS_8BIT"] = "1"
+    if zero.dtype is DType.int64:
+        macros["HAS_INT64"] = "1"
+    params = [
+        rows, columns, x.strides[0], bits_of(choice.low), bits_of(choice.high), bits_of(choice.epsilon), choice.middle, x.offset,
+    ]  # fmt: skip
+    lowering.dispatch(
+        "qparams.comp", [(x, "r"), (scale, "w"), (zero, "w")], macros=macros, params=params,
+        grid=lowering.linear_grid(rows, 1), subgroup_size=lanes if subgroups else None,
+    )  # fmt: skip
+
+
+register(Operator(NAME, _rows_shape, Kernel(_rows_lower)))
+
+
+def _choose(builder: Any, x: Value, dims: Sequence[int], choice: Choice, dtypes: tuple[DType, DType]) -> tuple[Value, Value]:
+    """Scales and zero points of x reduced over `dims`, which are kept as dims of size 1."""
+    sizes = tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
+    first = x.type.rank - len(dims)
+    whole = tuple(dims) == tuple(range(first, x.type.rank)) and dims
+    inner = _dims.product(x.type.dims[first:])
+    simple = x.type.dtype in (DType.float32, DType.float16) and dtypes[0] in (DType.float32, DType.float16)
+    if whole and simple and not (first == 0 and _dims.upper(inner) > 65536):
+        flat = builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:first]), inner))
+        made = builder.emit(NAME, flat, choice, dtypes)
+        return tuple(builder.emit("aten.view.default", each, sizes) for each in made)
     if x.type.dtype is not REAL:
         x = builder.emit("aten._to_copy.default", x, REAL)
-    if not dims:
-        return x, x
-    return tuple(builder.emit(f"aten.{name}.default", x, tuple(dims), True) for name in ("amin", "amax"))
+    extremes = (x, x) if not dims else (builder.emit(f"aten.{name}.default", x, tuple(dims), True) for name in ("amin", "amax"))
+    program = Program(builder, sizes)
+    known = dict(zip(("a", "b"), map(program.real, extremes)))
+    known |= {"low": program.real(choice.low), "high": program.real(choice.high), "eps": program.real(choice.epsilon)}
+    known["middle"] = program.real(choice.middle)
+    rule = _RULES[choice.rule]
+    known["s"] = _step(program, rule.scale, known, REAL)
+    zero = program.step("int($0)", _step(program, rule.zero, known, REAL), dtype=DType.int32)
+    return program.emit((known["s"], dtypes[0]), (zero, dtypes[1]))
 
 
-def _choose(
-    builder: Any, least: Value, most: Value, low: Any, high: Any, epsilon: float, types: Sequence[DType], how: str = "asymmetric",
-    middle: int = 0,
-) -> tuple[Value, Value]:  # fmt: skip
-    """Scales and zero points.
-
-    Args:
-        how: "asymmetric", "nearest" (asymmetric, with the zero point from the end of smaller error), "symmetric" or
-            "unclipped" (symmetric, with every number inside of the range).
-        middle: zero point of the symmetric ones.
-    """
-    program = Program(builder, least.type.dims)
-    a, b, lowest, highest, eps = (program.real(each) for each in (least, most, low, high, epsilon))
-    if how == "symmetric":
-        half = program.real((float(high) - float(low)) / 2)
-        scale = program.step("pv_scale_symmetric($0, $1, $2, $3)", a, b, half, eps)
-    elif how == "unclipped":
-        scale = program.step("pv_scale_unclipped($0, $1, $2, $3, $4)", a, b, lowest, highest, eps)
-    else:
-        scale = program.step("pv_scale($0, $1, $2, $3, $4)", a, b, lowest, highest, eps)
-    if how == "nearest":
-        zero = program.step("pv_zero_nearest($0, $1, $2, $3, $4)", a, b, scale, lowest, highest, dtype=DType.int32)
-    elif how == "asymmetric":
-        zero = program.step("pv_zero($0, $1, $2, $3)", a, scale, lowest, highest, dtype=DType.int32)
-    else:
-        zero = program.step("int($0)", program.real(middle), dtype=DType.int32)
-    return program.emit((scale, types[0]), (zero, types[1]))
+def _step(program: Program, text: str, known: dict[str, tuple], dtype: DType) -> tuple:
+    """An expression over known names as one assignment."""
+    order = [name for name in known if re.search(rf"\b{name}\b", text)]
+    for number, name in enumerate(order):
+        text = re.sub(rf"\b{name}\b", f"${number}", text)
+    return program.step(f"float({text})", *(known[name] for name in order), dtype=dtype)
 
 
 def _shaped(builder: Any, node: Node, made: tuple[Value, Value]) -> tuple[Value, Value]:
@@ -65,13 +133,13 @@ def _tensor_shape(x: TensorType, quant_min: int, quant_max: int, eps: float, tar
     return TensorType(DType.float64, (1,)), TensorType(DType.int64, (1,))
 
 
-def _expand_tensor(how: str) -> Any:
+def _expand_tensor(rule: str) -> Any:
     def expand(builder: Any, node: Node) -> tuple[Value, Value]:
         x, low, high, epsilon, target = node.args
         flat = builder.emit("aten.view.default", x, (x.type.numel,))
         middle = 128 if target is DType.uint8 or target == 0 else 0
-        least, most = _extremes(builder, flat, (0,))
-        return _shaped(builder, node, _choose(builder, least, most, low, high, epsilon, _types(node), how, middle))
+        made = _choose(builder, flat, (0,), Choice(rule, low, high, epsilon, middle), _types(node))
+        return _shaped(builder, node, made)
 
     return expand
 
@@ -91,33 +159,29 @@ def _token_float_shape(x: TensorType, target: Any = None) -> tuple[TensorType, T
     return TensorType(REAL, sizes), TensorType(REAL, sizes)
 
 
-def _expand_token_asymmetric(builder: Any, node: Node) -> tuple[Value, Value]:
-    x = node.args[0]
-    least, most = _extremes(builder, x, (x.type.rank - 1,))
-    return _choose(builder, least, most, -128, 127, _EPSILON, _types(node), "nearest")
-
-
-def _expand_token(builder: Any, node: Node) -> tuple[Value, Value]:
-    """The largest magnitude, at least 1e-5, divided by 127."""
-    x = node.args[0]
-    least, most = _extremes(builder, x, (x.type.rank - 1,))
-    program = Program(builder, least.type.dims)
-    a, b, floor = program.real(least), program.real(most), program.real(1e-5)
-    scale = program.step("pv_divide(max(max(-$0, $1), $2), 127.0)", a, b, floor)
-    return program.emit((scale, _types(node)[0]), (program.real(0), _types(node)[1]))
+def _expand_token(choice: Choice) -> Any:
+    return lambda builder, node: _choose(
+        builder, node.args[0], (node.args[0].type.rank - 1,), choice, _types(node)
+    )
 
 
 register(
     Operator(
-        f"{_SPACE}.choose_qparams_per_token_asymmetric.default", _token_shape, Rewrite(_expand_token_asymmetric),
+        f"{_SPACE}.choose_qparams_per_token_asymmetric.default", _token_shape,
+        Rewrite(_expand_token(Choice("nearest", -128, 127, _EPSILON))),
         names=(f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",),
     )
 )  # fmt: skip
-register(Operator(f"{_SPACE}.choose_qparams_per_token.default", _token_float_shape, Rewrite(_expand_token)))
+register(
+    Operator(
+        f"{_SPACE}.choose_qparams_per_token.default", _token_float_shape,
+        Rewrite(_expand_token(Choice("magnitude", -128, 127, 1e-5))),
+    )
+)  # fmt: skip
 
 
 # -- of blocks ---------------------------------------------------------------------------------------------------------
-_HOW = {"ASYMMETRIC": "asymmetric", "SYMMETRIC": "symmetric", "SYMMETRIC_NO_CLIPPING_ERR": "unclipped"}
+_MAPPINGS = {"ASYMMETRIC": "asymmetric", "SYMMETRIC": "symmetric", "SYMMETRIC_NO_CLIPPING_ERR": "unclipped"}
 
 
 def _affine_shape(
@@ -125,8 +189,8 @@ def _affine_shape(
     quant_max: Any = None, eps: float | None = None, scale_dtype: Any = None, zero_point_dtype: Any = None,
     keepdim: bool = False,
 ) -> tuple[TensorType, TensorType]:  # fmt: skip
-    if mapping_type not in _HOW:
-        raise ShapeError(f"mapping_type {mapping_type!r} is none of {', '.join(_HOW)}")
+    if mapping_type not in _MAPPINGS:
+        raise ShapeError(f"mapping_type {mapping_type!r} is none of {', '.join(_MAPPINGS)}")
     blocks = Blocks(x.dims, block_size)
     sizes = tuple(blocks.grid if keepdim else blocks.kept)
     scale = scale_dtype if isinstance(scale_dtype, DType) else x.dtype
@@ -137,12 +201,10 @@ def _affine_shape(
 def _expand_affine(builder: Any, node: Node) -> tuple[Value, Value]:
     x, mapping, block, _, low, high, epsilon = node.args[:7]
     low, high = -128 if low is None else low, 127 if high is None else high
-    epsilon = (_SMALLEST if x.type.dtype is REAL else 6.103515625e-05) if epsilon is None else epsilon
+    epsilon = _SMALLEST.get(x.type.dtype, _EPSILON) if epsilon is None else epsilon
     blocks = Blocks(x.type.dims, block)
-    least, most = _extremes(builder, blocks.view(builder, x), blocks.reduced)
-    middle = int((high + low + 1) / 2)
-    made = _choose(builder, least, most, low, high, epsilon, _types(node), _HOW[mapping], middle)
-    return _shaped(builder, node, made)
+    choice = Choice(_MAPPINGS[mapping], low, high, epsilon, int((high + low + 1) / 2))
+    return _shaped(builder, node, _choose(builder, blocks.view(builder, x), blocks.reduced, choice, _types(node)))
 
 
 register(Operator("torchao.choose_qparams_affine.default", _affine_shape, Rewrite(_expand_affine)))

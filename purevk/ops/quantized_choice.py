@@ -58,7 +58,7 @@ def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
 
 def _few_rows(traits: DeviceTraits, m: Size, n: Size, bits: int, words: Size, first_word: int, group: int) -> Form:
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
-    macros: dict[str, Any] = {"ROWS": rows, "WORDS": 1}
+    macros: dict[str, Any] = {"ROWS": rows, "COLS": 4, "STEPS": 1, "WORDS": 1}
     together = [
         count for count in (4, 2, 1)
         if _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
@@ -69,6 +69,6 @@ def _few_rows(traits: DeviceTraits, m: Size, n: Size, bits: int, words: Size, fi
         macros["ANY_GROUP"] = 1
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
-    macros |= {"LX": lanes, "WY": 1, "SUBGROUP": int(subgroups)}
-    grid = (_dims.ceil_div(n, 4), _dims.ceil_div(m, rows), 1)
+    macros |= {"LX": lanes, "SUBGROUP": lanes if subgroups else 0}
+    grid = (_dims.ceil_div(n, macros["COLS"]), _dims.ceil_div(m, rows), 1)
     return Form("qmatvec.comp", grid, macros, lanes if subgroups else None)

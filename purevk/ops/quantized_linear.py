@@ -59,6 +59,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         if isinstance(x_scale, Value):
             macros["ROW_PARAMETERS"] = 1
             buffers += [(_dense(lowering, x_scale), "r"), (_dense(lowering, x_zero), "r")]
+            macros["T_ZERO"] = x_zero.type.dtype.glsl
+            if x_zero.type.dtype.itemsize == 1:
+                macros["HAS_8BIT"] = "1"
             x_scale, x_zero = 1.0, 0
         macros["DOT"] = int(lowering.traits.has("integer_dot_product"))
     else:
@@ -177,8 +180,8 @@ def emit_product(
     k, rows = x.type.dims[-1], _dims.product(x.type.dims[:-1])
     flat = builder.emit("aten.view.default", x, (rows, k))
     if isinstance(x_scale, Value):
-        x_scale = _row_parameter(builder, x_scale, rows, REAL)
-        x_zero = _row_parameter(builder, x_zero, rows, DType.int32)
+        x_scale = _row_parameter(builder, x_scale, rows, REAL, REAL)
+        x_zero = _row_parameter(builder, x_zero, rows, DType.int32, DType.int8)
     if weight in builder.graph.constants and weight.type.dims[1] % 16:
         weight = builder.emit("purevk.align_rows", weight, 16)
     product = builder.emit(
@@ -187,8 +190,9 @@ def emit_product(
     return builder.emit("aten.view.default", product, (*x.type.dims[:-1], weight.type.dims[0]))
 
 
-def _row_parameter(builder: Any, value: Value, rows: Size, dtype: DType) -> Value:
-    if value.type.dtype is not dtype:
+def _row_parameter(builder: Any, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
+    """As a vector of `dtype`, or of the `other` that the kernels read too."""
+    if value.type.dtype not in (dtype, other):
         value = builder.emit("aten._to_copy.default", value, dtype)
     return builder.emit("aten.view.default", value, (rows,))
 
