@@ -27,7 +27,7 @@ class Context:
     def __init__(self, device: api.Device, cache: Cache | None = None) -> None:
         self.device = device
         self.cache = cache if cache is not None else default_cache()
-        self.traits = traits_of(device)
+        self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
         self.programs: weakref.WeakSet = weakref.WeakSet()
 
@@ -50,8 +50,8 @@ class Context:
         self.close()
 
 
-def traits_of(device: api.Device) -> DeviceTraits:
-    """What the choice of kernels depends on, read from a device."""
+def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
+    """What the choice of kernels depends on, read from a device; `cache` keeps what asking the compiler told."""
     limits = device.limits
     return DeviceTraits(
         features=frozenset(device.features),
@@ -64,7 +64,41 @@ def traits_of(device: api.Device) -> DeviceTraits:
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
+        matrix_shape=_matrix_shape(device, cache or Cache(None)),
     )
+
+
+def _matrix_shape(device: api.Device, cache: Cache) -> tuple[int, int, int] | None:
+    """The largest product of halves with float sums that a subgroup's matrix units make and the kernels' tiles hold."""
+    features = device.features
+    needed = ("cooperative_matrix", "float16", "storage_16bit", "subgroup_size_control", "maintenance4")
+    if device.physical.api_version < (1, 3, 0) or not all(getattr(features, name) for name in needed):
+        return None
+    shapes = [
+        (shape.m, shape.n, shape.k) for shape in device.physical.matrix_shapes
+        if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
+        and shape.scope == "subgroup" and not shape.flexible and not shape.saturating
+        and 16 % shape.m == 0 and 16 % shape.n == 0 and 32 % shape.k == 0
+    ]  # fmt: skip
+    if not shapes or not _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache):
+        return None
+    return max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2])
+
+
+def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
+    """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no compiler; where there is none
+    at all, all kernels come from the cache or a bundle, and the answer is yes."""
+    from purevk import shaderc
+
+    if cache.get_tuning(device, extension):
+        return True
+    try:
+        known = shaderc.load().supports(extension)
+    except ShaderCompilerError:
+        return True
+    if known:
+        cache.put_tuning(device, extension, True)
+    return known
 
 
 def _max_texels(device: api.Device) -> int:

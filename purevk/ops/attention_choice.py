@@ -8,6 +8,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
+from purevk.ops.gpu_tiles import UNKNOWN_CORES
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 
 
@@ -95,11 +96,23 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
     if traits.is_cpu:
         return Decode(1, 64) if few else Simple(1)
+    cores = traits.cores or UNKNOWN_CORES
+    groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        groups = _dims.upper(batches) * _dims.upper(heads) * _dims.upper(queries)
-        splits = min(max(2 * max(traits.cores, 16) // max(groups, 1), 1), -(-_dims.upper(keys) // 128), 32)
-        return Decode(splits)
-    tiled = 4 * (32 * (width + 4) + 32 * (width + 4) + 32 * 36)
-    if tiled <= traits.max_shared_memory and traits.max_invocations >= 128:
-        return Tiled()
+        # Measured on an H200: parts of 256 keys or more, for as long as a processor has less than four workgroups.
+        groups *= _dims.upper(queries)
+        splits = min(max(4 * cores // max(groups, 1), 1), max(_dims.upper(keys) // 256, 1), 32)
+        local = min(256, traits.max_invocations)
+        return Decode(splits, 1 << (local.bit_length() - 1))
+    if traits.max_invocations >= 128:
+        # More queries read keys fewer times, fewer make more workgroups.
+        for rows in (32, 16, 8):
+            steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
+            if steps and (rows == 8 or -(-_dims.upper(queries) // rows) * groups >= 0.6 * cores):
+                return Tiled(rows, steps[0] if rows < 32 else min(steps[0], 32))
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+
+
+def _tile_bytes(queries: int, keys: int, width: int) -> int:
+    """Shared memory of `attention_tiled.comp`."""
+    return 4 * (queries * (width + 4) + keys * (width + 4) + queries * (keys + 4))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
+from purevk.ops.gpu_tiles import UNKNOWN_CORES, Problem, choose_gpu
 from purevk.ops.lowering import DeviceTraits
 from purevk.ops.matmul_choice import Choice, choose_registers
 from purevk.ops.matmul_choice import choose as choose_matmul
@@ -20,13 +20,20 @@ def is_short(channels: Size) -> bool:
 
 
 def choose(
-    traits: DeviceTraits, rows: Size, columns: Size, taps: int, channels: Size, groups: int, dtype: DType
-) -> Choice:
-    """The tiles of an implicit matrix product [rows, taps * channels] x [taps * channels, columns] in `groups` groups."""
+    traits: DeviceTraits, rows: Size, columns: Size, taps: int, channels: Size, groups: int, half: bool,
+    vectors: tuple[bool, bool] = (True, True),
+) -> Choice:  # fmt: skip
+    """The tiles of an implicit matrix product [rows, taps * channels] x [taps * channels, columns] in `groups` groups; `half`
+    and `vectors` as for a matrix product."""
     if traits.is_cpu and is_short(channels):
         # The loop over a row of taps is unrolled then, which larger tiles do not bear.
         return choose_registers(traits, rows, columns, 4 * taps, groups, channels == 4, gcd4(columns), 16)
-    return choose_matmul(traits, rows, columns, taps * channels, groups, dtype, False)
+    if traits.is_cpu:
+        return choose_matmul(traits, rows, columns, taps * channels, groups, half, False)
+    depth = taps * _dims.upper(_dims.ceil_div(channels, 4)) * 4
+    return choose_gpu(
+        traits, Problem(_dims.upper(rows), _dims.upper(columns), depth, groups, half, vectors=vectors, window=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Depthwise:
     pixels: int
     window: bool
     local: int = 64
+    splits = 1
 
     def macros(self) -> dict[str, int]:
         return {"PX": self.pixels, "WINDOW": int(self.window), "LX": self.local}
@@ -45,8 +53,10 @@ class Depthwise:
         return (_dims.ceil_div(work, self.local), height, batches)
 
 
-def choose_depthwise(traits: DeviceTraits, width: Size, kernel: int, stride: int, dilation: int) -> Depthwise:
-    """The depthwise kernel for a row of `width` outputs."""
+def choose_depthwise(
+    traits: DeviceTraits, channels: Size, width: Size, lines: Size, dilation: int
+) -> Depthwise:
+    """The depthwise kernel for `lines` rows (of all images) of `width` outputs."""
     if traits.is_cpu and traits.max_texels:
         # Measured on llvmpipe: a block costs as much as 2.4 of its pixels, and 8 pixels spill registers. Reading a column
         # of the window once is left to the driver, which finds equal reads of texel buffers.
@@ -55,4 +65,8 @@ def choose_depthwise(traits: DeviceTraits, width: Size, kernel: int, stride: int
         return Depthwise(min(cost, key=cost.__getitem__), False)
     if traits.is_cpu:
         return Depthwise(4, dilation == 1)
-    return Depthwise(2, dilation == 1)
+    # Measured on an H200: more neighbours an invocation for as long as there are two subgroups a scheduler.
+    wanted = 128 * (traits.cores or UNKNOWN_CORES)
+    work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(lines)
+    pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
+    return Depthwise(pixels, dilation == 1)

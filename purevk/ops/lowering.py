@@ -32,6 +32,8 @@ class DeviceTraits:
         max_invocations: invocations of a workgroup.
         storage_alignment: bytes; the start of a binding is a multiple.
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
+        matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves with float sums, if
+            the device has them and the compiler knows them; else None.
     """
 
     features: frozenset[str]
@@ -44,6 +46,7 @@ class DeviceTraits:
     max_invocations: int = 128
     storage_alignment: int = 256
     max_texels: int = 0
+    matrix_shape: tuple[int, int, int] | None = None
 
     @property
     def max_iterations(self) -> int:

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterable
 
 from purevk.dtypes import DType
-from purevk.ir import Size
+from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import Epilogue, gcd4
+from purevk.ops.gpu_tiles import Problem, Tiled, Units, Vector, choose_gpu
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.register_tiles import choose_tile
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """`matmul_tiled.comp`: tiles in shared memory."""
-
-    tile_m: int
-    tile_n: int
-    tile_k: int
-    thread_m: int
-    thread_n: int
-    splits: int = 1
-
-    def macros(self) -> dict[str, int]:
-        return {
-            "TILE_M": self.tile_m, "TILE_N": self.tile_n, "TILE_K": self.tile_k, "THREAD_M": self.thread_m,
-            "THREAD_N": self.thread_n,
-        }  # fmt: skip
-
-    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        return (_dims.ceil_div(n, self.tile_n), _dims.ceil_div(m, self.tile_m), batches)
-
-    @property
-    def template(self) -> str:
-        return "matmul_tiled.comp"
-
-    subgroup: int | None = None
-
-    def emit(self, lowering: Lowering, node: Any, **given: Any) -> None:
-        _emit(self, lowering, node, **given)
 
 
 @dataclass(frozen=True)
@@ -71,25 +42,25 @@ class Registers:
     def subgroup(self) -> int | None:
         return self.subgroup_size if self.subgroup_size > 1 else None
 
-    def emit(self, lowering: Lowering, node: Any, **given: Any) -> None:
-        _emit(self, lowering, node, **given)
 
-
-Choice = Tiled | Registers
+Choice = Tiled | Units | Vector | Registers
 
 
 def choose(
-    traits: DeviceTraits, m: Size, n: Size, k: Size, batches: Size, dtype: DType, transposed: bool
-) -> Choice:
-    """The kernel for a product of [m, k] and [k, n]."""
+    traits: DeviceTraits, m: Size, n: Size, k: Size, batches: Size, half: bool, transposed: bool,
+    vectors: tuple[bool, bool] = (True, True),
+) -> Choice:  # fmt: skip
+    """The kernel for a product of [m, k] and [k, n].
+
+    Args:
+        half: both operands are float16.
+        transposed: the second is dense along k.
+        vectors: whether the operands can be read 4 elements at a time.
+    """
     if traits.is_cpu:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
-    rows, columns = _dims.upper(m), _dims.upper(n)
-    groups = max(traits.cores, 16)
-    for tile_m, tile_n, tile_k, thread in ((64, 64, 16, 4), (32, 32, 32, 4), (32, 16, 32, 2)):
-        if -(-rows // tile_m) * -(-columns // tile_n) * _dims.upper(batches) >= groups:
-            break
-    return Tiled(tile_m, tile_n, tile_k, min(thread, 4), 4)
+    sizes = (_dims.upper(size) for size in (m, n, k, batches))
+    return choose_gpu(traits, Problem(*sizes, half, transposed, vectors))
 
 
 def choose_registers(
@@ -128,20 +99,83 @@ def bind(
     return macros, buffers
 
 
-def _emit(
-    choice: Choice, lowering: Lowering, node: Any, *, a: Operand, b: Operand, bias: Operand | None, out: Operand,
-    epilogue: Epilogue, sizes: tuple, strides: tuple, batch: tuple, transposed: bool, vectors: tuple,
+def first_extra(choice: Choice, bias: Operand | None) -> int:
+    """The binding of the epilogue's first buffer: it belongs to the dispatch that ends the work."""
+    return (2 if choice.splits > 1 else 3) + (bias is not None)
+
+
+def fixed(lowering: Lowering, count: int, others: Iterable[int] = ()) -> Iterable[int]:
+    """Numbers of the parameters that become constants of the pipeline: all on a GPU, whose compilers are fast and make
+    good use of them; on a software device `others`."""
+    return others if lowering.traits.is_cpu else range(count)
+
+
+def emit(
+    choice: Choice, lowering: Lowering, *, a: Operand, b: Operand, bias: Operand | None, out: Operand, epilogue: Epilogue,
+    sizes: tuple, strides: tuple, batch: tuple, transposed: bool, vectors: tuple,
 ) -> None:  # fmt: skip
+    """Appends the dispatches of a product.
+
+    Args:
+        sizes: m, n, k. strides: from one row to the next of A, B (or column, if transposed) and the result.
+        batch: how many, how many inner ones, and the strides of A, B and the result from one inner and one outer to the
+            next.
+        vectors: whether A, B and the result are read and written 4 elements at a time.
+        epilogue: made with `first_extra`.
+    """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     batches, inner, step, outer_step = batch
+    flops = 2 * m * n * k * batches
+    params = [m, n, k, lda, ldb, ldo, step[0], step[1], step[2], inner, outer_step[0], outer_step[1], outer_step[2]]
+    if choice.splits > 1:
+        parts = parts_of(lowering, choice.splits, batches, m, n)
+        macros, buffers = bind(lowering, a, b, None, parts, (vectors[0], vectors[1], gcd4(n)))
+        macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
+        params += [a.offset, b.offset, 0, 0, choice.splits, split_size(k, choice)]
+        lowering.dispatch(
+            choice.template, buffers, macros=macros, params=params, specialize=fixed(lowering, len(params)),
+            grid=choice.grid(m, n, batches), subgroup_size=choice.subgroup, flops=flops,
+        )  # fmt: skip
+        add_parts(lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batch, vectors[2])
+        return
     macros, buffers = bind(lowering, a, b, bias, out, vectors)
     macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
     buffers += epilogue.buffers
+    params += [a.offset, b.offset, out.offset, bias.offset if bias is not None else 0]
+    lowering.dispatch(
+        choice.template, buffers, macros=macros, params=params, specialize=fixed(lowering, len(params)),
+        grid=choice.grid(m, n, batches), subgroup_size=choice.subgroup, flops=flops,
+    )  # fmt: skip
+
+
+def split_size(k: Size, choice: Choice) -> Size:
+    """K of one part: a multiple of the step."""
+    return _dims.ceil_div(_dims.ceil_div(k, choice.splits), choice.tile_k) * choice.tile_k
+
+
+def parts_of(lowering: Lowering, splits: int, batches: Size, m: Size, n: Size) -> Operand:
+    """Where the sums of the parts of K are kept."""
+    return lowering.temporary(TensorType(DType.float32, (splits, batches, m, n)))
+
+
+def add_parts(
+    lowering: Lowering, parts: Operand, bias: Operand | None, out: Operand, epilogue: Epilogue, splits: int,
+    sizes: tuple[Size, Size, Size], batch: tuple, vector: bool,
+) -> None:  # fmt: skip
+    """The second dispatch of a product whose K was split: `sizes` are m, n and the stride of the result's rows."""
+    (m, n, ldo), (batches, inner, step, outer_step) = sizes, batch
+    macros: dict[str, Any] = {
+        "VEC4_A": int(gcd4(n)), "VEC4_OUT": int(vector), "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None),
+        **epilogue.macros,
+    }  # fmt: skip
+    buffers = [(parts, "r")]
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers.append((bias, "r"))
     params = [
-        m, n, k, lda, ldb, ldo, step[0], step[1], step[2], inner, outer_step[0], outer_step[1], outer_step[2],
-        a.offset, b.offset, out.offset, bias.offset if bias is not None else 0,
+        m, n, splits, ldo, step[2], inner, outer_step[2], 0, out.offset, bias.offset if bias is not None else 0,
     ]  # fmt: skip
     lowering.dispatch(
-        choice.template, buffers, macros=macros, params=params, grid=choice.grid(m, n, batches),
-        subgroup_size=choice.subgroup, flops=2 * m * n * k * batches,
+        "matmul_reduce.comp", [*buffers, (out, "w"), *epilogue.buffers], macros=macros, params=params,
+        specialize=fixed(lowering, len(params)), grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches),
     )  # fmt: skip
