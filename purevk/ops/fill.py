@@ -103,7 +103,8 @@ def _triangle(upper: bool) -> None:
 
     def shape(row: int, col: int, offset: int = 0, dtype: DType | None = None, layout: Any = None, device: Any = None,
               pin_memory: Any = None) -> TensorType:  # fmt: skip
-        return TensorType(dtype or DType.int64, (2, count(row, col, offset)))
+        known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
+        return TensorType(known or DType.int64, (2, count(row, col, offset)))
 
     def expand(builder: Any, node: Node, rows: int, columns: int, offset: int, *_: Any) -> Value:
         # The places of a triangle, in their order among all: a sort of all places by whether they are in it.

@@ -22,6 +22,8 @@ def _refuse(node: Node, traits: Any) -> str | None:
 # -- products ----------------------------------------------------------------------------------------------------------
 def _scaled_sum(builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
+    if not dtype.is_float:
+        beta, alpha = int(beta), int(alpha)
     if alpha != 1:
         product = builder.emit("aten.mul.Tensor", product, alpha)
     if beta != 0:

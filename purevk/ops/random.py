@@ -93,8 +93,10 @@ def _integers(builder: Any, node: Node, low: int, high: int) -> Value:
     return values if made is type.dtype else builder.emit("aten._to_copy.default", values, type.dtype)
 
 
-def _integers_shape(size: Sequence[Size], dtype: DType | None) -> TensorType:
-    return TensorType(dtype or DType.int64, tuple(size))
+def _integers_shape(size: Sequence[Size], dtype: DType | int | None) -> TensorType:
+    """The schema's default dtype is a number."""
+    known = dtype if isinstance(dtype, DType) else None
+    return TensorType(known or DType.int64, tuple(size))
 
 
 _row("aten.randint.default",
@@ -142,3 +144,5 @@ def _dropout(builder: Any, node: Node, x: Value, p: float, train: Any) -> tuple[
 
 
 _row("aten.native_dropout.default", lambda x, p, train=None: (x, x.with_dtype(DType.bool)), _dropout)
+_row("aten.dropout.default", lambda x, p=0.5, train=False: x,
+     lambda builder, node, x, p, train: _dropout(builder, node, x, p, bool(train))[0])  # fmt: skip
