@@ -80,7 +80,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         *(_stride(out, d) for d in range(3)), *mask_params, q.offset, k.offset, v.offset, out.offset, mask_offset,
     ]  # fmt: skip
     flops = 2 * batches * heads * queries * k.dims[2] * (width + v.dims[3])
-    choose(lowering.traits, batches, heads, queries, k.dims[2], width).emit(
+    choose(lowering.traits, batches, heads, queries, k.dims[2], max(width, v.dims[3])).emit(
         lowering, buffers, macros, params, out, (batches, heads, queries, keys, v.dims[3]), flops
     )
 

@@ -10,6 +10,7 @@ from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.ops.gpu_tiles import UNKNOWN_CORES
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.ops.matmul_choice import fixed
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Tiled:
         batches, heads, queries, _, _ = sizes
         lowering.dispatch(
             "attention_tiled.comp", buffers, macros={**macros, "QUERIES": self.queries, "KEYS": self.keys}, params=params,
-            grid=(_dims.ceil_div(queries, self.queries), heads, batches), flops=flops,
+            specialize=fixed(lowering, len(params)), grid=(_dims.ceil_div(queries, self.queries), heads, batches),
+            flops=flops,
         )  # fmt: skip
 
 
@@ -64,8 +66,8 @@ class Decode:
         macros = {**macros, "LOCAL": self.local}
         if self.splits == 1:
             lowering.dispatch(
-                "attention_decode.comp", buffers, macros=macros, params=[*params, 1, keys], grid=(queries, heads, batches),
-                flops=flops,
+                "attention_decode.comp", buffers, macros=macros, params=[*params, 1, keys],
+                specialize=fixed(lowering, len(params) + 1), grid=(queries, heads, batches), flops=flops,
             )  # fmt: skip
             return
         shares = lowering.temporary(TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4)))
@@ -74,12 +76,12 @@ class Decode:
         lowering.dispatch(
             "attention_decode.comp", [*buffers[:-1], (shares, "w")], macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
-            grid=(queries * self.splits, heads, batches), flops=flops,
+            specialize=fixed(lowering, len(params) + 2), grid=(queries * self.splits, heads, batches), flops=flops,
         )  # fmt: skip
         lowering.dispatch(
             "attention_join.comp", [(shares, "r"), (out, "w")], macros={"T_OUT": out.dtype.glsl},
             params=[queries, width, self.splits, *params[14:17], 0, out.offset],
-            grid=(_dims.ceil_div(queries * width, 256), heads, batches),
+            specialize=fixed(lowering, 8), grid=(_dims.ceil_div(queries * width, 256), heads, batches),
         )  # fmt: skip
 
 
