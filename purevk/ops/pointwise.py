@@ -12,10 +12,10 @@ import re
 from typing import Any, Callable, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Node, TensorType, Value
+from purevk.ir import Dim, TensorType, Value
 from purevk.ops.expression import Expression, ExpressionBuilder, convert, literal
 from purevk.ops.promotion import float_type, result_type
-from purevk.ops.registry import Operator, Pointwise, ShapeError, register
+from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
 
 NAME = "purevk.pointwise"
@@ -211,7 +211,7 @@ unary("aten.isinf.default", _only_float("pv_isinf(x)", "false"), out=DType.bool)
 unary("aten.logical_not.default", "(x == ACC(0))", out=DType.bool)
 unary("aten.bitwise_not.default", lambda dtype, **_: "(1 - x)" if dtype is DType.bool else "(~x)")
 unary("aten.alias.default", "x", "aten.alias_copy.default", "aten.clone.default", "aten.detach.default", "aten.lift_fresh_copy.default",
-      "aten.contiguous.default", "aten.dropout.default", "dim_order_ops._clone_dim_order.default", params={"memory_format": None, "dim_order": None})  # fmt: skip
+      "aten.contiguous.default", "dim_order_ops._clone_dim_order.default", params={"memory_format": None, "dim_order": None})  # fmt: skip
 
 
 def _copy_shape(x: TensorType, dtype: DType | None = None, layout: Any = None, device: Any = None,

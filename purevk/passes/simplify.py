@@ -36,7 +36,7 @@ def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
     if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
         return None
     source, result = node.args[0], node.result
-    if node.op == "aten.alias.default":
+    if node.op == "aten.alias.default" or node.op == "aten.dropout.default" and not node.args[2]:
         return source
     if node.op == "aten._to_copy.default":
         if source.type.dtype is result.type.dtype:

@@ -10,7 +10,8 @@ import torch
 
 import purevk.ops  # noqa: F401
 from purevk.ops import registry
-from tests.ops.harness import Case, aten, check, tensor
+from tests.ops.harness import Case, aten, check, program_of, tensor
+from tests.ops.samples import calls
 
 pytestmark = pytest.mark.device
 
@@ -56,7 +57,7 @@ def works(fn, *args, **kwargs):
 EXTRA = {  # arguments after the tensor
     "gelu": [{}, {"approximate": "tanh"}], "softplus": [(), (2.0, 3.0), (0.5,)],
     "elu": [(), (0.7,), (1.6732632423543772, 1.0507009873554805), (1.0, 2.0, 0.5)], "hardtanh": [(), (-0.25, 2.0), (0, 6)],
-    "hardshrink": [(), (1.0,)], "leaky_relu": [(), (0.2,), (-0.5,)], "dropout": [(0.5, False)], "to": [(torch.float16,)],
+    "hardshrink": [(), (1.0,)], "leaky_relu": [(), (0.2,), (-0.5,)], "to": [(torch.float16,)],
     "lift_fresh_copy": [()], "threshold": [(0.5, 2), (-1, -3)], "nan_to_num": [(), (1.0, 2.0, -3.0)], "logit": [(), (0.1,)],
     "special_logit": [(0.1,)], "celu": [(), (0.5,)], "softshrink": [(), (1.5,)],
 }  # fmt: skip
@@ -89,7 +90,14 @@ def test_unary(row):
 
 
 NUMBERS = (2, -3, 0.5, True)
-BINARY = rows(registry.Pointwise, "x", "y")
+
+
+def takes_two(row):
+    return all(sum(not a.has_default_value() for a in overload._schema.arguments) <= 2 or "alpha" in str(overload._schema) or "rounding_mode" in str(overload._schema)
+               for overload in overloads(row))  # fmt: skip
+
+
+BINARY = [row for row in rows(registry.Pointwise, "x", "y") if takes_two(row)]
 
 
 @pytest.mark.parametrize("row", BINARY, ids=lambda row: row.name)
@@ -153,6 +161,16 @@ def operands(kinds, a, b, same, name):
     elif same:
         for number in NUMBERS:
             yield number, right(3, 7)
+
+
+def test_dropout_is_nothing_but_in_training():
+    check([Case(aten.dropout.default, (tensor(3, 5, dtype=dtype), 0.5, False)) for dtype in FLOATS])
+    with program_of(lambda x: torch.ops.aten.dropout(x, 0.25, True), (tensor(100, 50).abs() + 1,)) as program:
+        x = tensor(100, 50).abs() + 1
+        ratio = program.forward(x) / x
+    kept = ratio != 0
+    torch.testing.assert_close(ratio[kept], torch.full_like(ratio[kept], 1 / 0.75))
+    assert 0.70 < kept.float().mean() < 0.80
 
 
 def test_specials_of_division():
@@ -254,6 +272,7 @@ def test_where_and_masked_fill(dtype):
 
 
 def test_every_pointwise_row_is_looked_at():
-    """A new row is in one of the tests above, or this fails."""
+    """A new row is in one of the tests above or called by torch's samples (test_torch_samples.py), or this fails."""
     known = {row.name for row in (*UNARY, *BINARY)} | OTHERS
-    assert {row.name for row in registry.rows() if isinstance(row.form, registry.Pointwise)} <= known
+    left = {row.name for row in registry.rows() if isinstance(row.form, registry.Pointwise) and row.name.startswith("aten.")} - known
+    assert all(calls().get(name) for name in left), left
