@@ -140,12 +140,14 @@ class Importer:
             FileFormatError: the recorded sizes are not those that the operator gives.
         """
         row = registry.find(op)
+        if row is not None:
+            full = self._complete(row, args, recorded)
+            types = self._infer(row, full, recorded, source)
+            if types is None:
+                row, dynamic = None, [True] * len(recorded)
         if row is None:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
             types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
-        else:
-            full = self._complete(row, args, recorded)
-            types = self._infer(row, full, recorded, source)
         results = tuple(Value(self._names.fresh(op.split(".")[1]), type) for type in types)
         self.nodes.append(Node(row.name if row else op, full, results, source, op))
         if row is None:
@@ -182,9 +184,17 @@ class Importer:
             raise FileFormatError(f"{row.name} lacks arguments {missing}", where=self.where)
         return tuple(bound[name] for name in row.parameters)
 
-    def _infer(self, row: registry.Operator, full: tuple[Arg, ...], recorded: Sequence[TensorType], source: str) -> list[TensorType]:
+    def _infer(self, row: registry.Operator, full: tuple[Arg, ...], recorded: Sequence[TensorType], source: str) -> list[TensorType] | None:
+        """The results' types; None if a call alone knows them, and the file gives bounds."""
         try:
             inferred = row.infer(full)
+        except registry.UnknownSizes as error:
+            if recorded:
+                return None
+            raise FileFormatError(
+                f"{row.name} gives a tensor of unknown sizes", where=f"{self.where}, {source}", why=str(error),
+                next="export the model with bounds for its results",
+            ) from error  # fmt: skip
         except registry.ShapeError as error:
             raise FileFormatError(
                 f"{row.name} cannot take its arguments", where=f"{self.where}, {source}", why=str(error),

@@ -8,7 +8,8 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.map_kernel import MapSpec, emit_map
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
 from purevk.ops.rows import collapse
 from purevk.ops.shapes import broadcast, wrap
 
@@ -32,8 +33,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         [_index_stride(index, d) for d in index_dims] for index in indices
     ]  # fmt: skip
     loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
-    if len(loop) > 4:
-        raise ShapeError(f"{node.op} needs {len(loop)} loops")
+    if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
+        _gather_anywhere(lowering, x, indices, out, index_dims, x_dims, steps)
+        return
     loop, mine, theirs = list(reversed(loop)) or [1], list(reversed(mine)) or [0], [list(reversed(t)) or [0] for t in theirs]
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
@@ -59,6 +61,23 @@ def _lower(lowering: Lowering, node: Node) -> None:
         params=params, constants={100: local}, specialize=range(31, 64), grid=lowering.linear_grid(work, local),
         nbytes=2 * count * x.dtype.itemsize + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
     )  # fmt: skip
+
+
+def _gather_anywhere(
+    lowering: Lowering, x: Operand, indices: Sequence[Operand], out: Operand, index_dims: tuple, x_dims: tuple, steps: tuple
+) -> None:
+    """Any number of dims and of indices."""
+    at = {d: f"i{place}" for place, d in enumerate(x_dims) if d is not None}
+    for k, (index, dim) in enumerate(zip(indices, steps)):
+        rank = len(index.dims)
+        here = [
+            next((f"i{place}" for place, d in enumerate(index_dims) if d == rank - m), "0") if index.dims[m] != 1 else "0"
+            for m in range(rank)
+        ]
+        at[dim] = f"pv_index(INDEX{k}({', '.join(here) or '0'}), x_size_{dim})"
+    names = tuple(f"INDEX{k}" for k in range(len(indices)))
+    body = f"r = X({', '.join(at[d] for d in range(len(x.dims))) or '0'});"
+    emit_map(lowering, MapSpec(body, ("X", *names)), [x, *indices], [], [out])
 
 
 def _ceil4(count: Size) -> Size:
@@ -150,6 +169,10 @@ def _gather_aten_shape(x: TensorType, dim: int, index: TensorType, sparse_grad: 
 
 def _expand_gather(builder: Any, node: Node) -> Value:
     x, dim, index = node.args[:3]
+    if not x.type.rank or not index.type.rank:
+        flat = [builder.emit("aten.view.default", value, (value.type.numel,)) for value in (x, index)]
+        made = builder.emit("aten.index_select.default", flat[0], 0, flat[1])
+        return builder.emit("aten.view.default", made, index.type.dims)
     rank = x.type.rank
     at = wrap(dim, rank)
     index_dims = tuple(range(rank, 0, -1))
@@ -157,13 +180,7 @@ def _expand_gather(builder: Any, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
 
 
-def _refuse_gather(node: Node, traits: Any) -> str | None:
-    if node.args[0].type.rank == 0:
-        return "no kernel for 0-d tensors"
-    return _refuse_index(node, traits)
-
-
-register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_gather)))
+register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_index)))
 
 
 def _index_places(x: TensorType, indices: Sequence[Any]) -> tuple[list[int], tuple, tuple, tuple, tuple]:
@@ -188,18 +205,13 @@ def _index_shape(x: TensorType, indices: Sequence[Any]) -> TensorType:
     if len(indices) > x.rank:
         raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
     if any(index is not None and index.dtype in (DType.bool, DType.uint8) for index in indices):
-        raise ShapeError("the sizes of a boolean index are known only at a call")
+        raise UnknownSizes("the sizes of a boolean index are known only at a call")
     return x.with_dims(_index_places(x, indices)[1])
 
 
 def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
-    indices = [index for index in node.args[1] if index is not None]
-    if not 1 <= len(indices) <= 4:
-        return f"no kernel for {len(indices)} index tensors"
-    if len({index.type.dtype for index in indices}) > 1 and any(i.type.dtype not in (DType.int32, DType.int64) for i in indices):
-        return "no kernel for these index types"
-    if node.result.type.rank > 4:
-        return f"no kernel for a result of rank {node.result.type.rank}"
+    if all(index is None for index in node.args[1]):
+        return "no index"
     return _refuse_index(node, traits)
 
 

@@ -11,7 +11,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.map_kernel import mapped
 from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.rearrange import row
-from purevk.ops.registry import Kernel, Operator, ShapeError, View, find, register
+from purevk.ops.registry import Kernel, Operator, ShapeError, UnknownSizes, View, find, register
 from purevk.ops.scatter import NAME as SCATTER
 from purevk.ops.shapes import broadcast, wrap
 
@@ -180,13 +180,13 @@ row("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
 
 def _one_hot(builder: Any, node: Node, x: Value, num_classes: int) -> Value:
     place = builder.emit("aten.unsqueeze.default", x, -1)
-    numbers = builder.emit("purevk.iota", num_classes, DType.int64)
-    return builder.emit("aten._to_copy.default", builder.emit("aten.eq.Tensor", place, numbers), DType.int64)
+    numbers = builder.emit("purevk.iota", num_classes, DType.int32)
+    return builder.emit("aten._to_copy.default", builder.emit("aten.eq.Tensor", place, numbers), node.result.type.dtype)
 
 
 def _one_hot_shape(x: TensorType, num_classes: int = -1) -> TensorType:
     if isinstance(num_classes, int) and num_classes < 0:
-        raise ShapeError("the number of classes is known only at a call")
+        raise UnknownSizes("the number of classes is known only at a call")
     return TensorType(DType.int64, (*x.dims, num_classes))
 
 

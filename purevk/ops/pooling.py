@@ -31,7 +31,7 @@ def _pool_shape(
     count_include_pad: bool = True, divisor: int = 0, indices: bool = False,
 ) -> Any:  # fmt: skip
     result = x.with_dims((*x.dims[:2], *sizes))
-    return (result, result.with_dtype(DType.int64)) if indices else result
+    return (result, result.with_dtype(DType.int32)) if indices else result
 
 
 def _pool_lower(lowering: Lowering, node: Node) -> None:
@@ -58,7 +58,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     offset = 0
     if indices:
         second = lowering.operand(node.results[1])
-        macros.update({"T_INDEX": "int64_t", "HAS_INT64": 1})
+        macros["T_INDEX"] = "int"
         buffers.append((second, "w"))
         offset = second.offset
     count = out.type.numel

@@ -19,8 +19,18 @@ def number(value: Any, dtype: DType) -> str:
 
 
 def row(name: str, shape: Callable[..., Any], expand: Callable[..., Any], *names: str, supports: Any = None) -> None:
-    """Registers an operator that other operators express; `expand` gets the builder, the node, and the arguments."""
-    register(Operator(name, shape, Rewrite(lambda builder, node: expand(builder, node, *node.args), supports), names=names))
+    """Registers an operator that other operators express; `expand` gets the builder, the node, and the arguments. Its results
+    are converted to the node's dtypes, which a file may have chosen (int32 for int64)."""
+
+    def typed(builder: Any, node: Node) -> Any:
+        made = expand(builder, node, *node.args)
+        values = made if isinstance(made, (tuple, list)) else (made,)
+        return tuple(
+            value if value.type.dtype is result.type.dtype else builder.emit("aten._to_copy.default", value, result.type.dtype)
+            for value, result in zip(values, node.results)
+        )
+
+    register(Operator(name, shape, Rewrite(typed, supports), names=names))
 
 
 def is_empty(type: TensorType) -> bool:

@@ -58,11 +58,11 @@ NAME = "purevk.reduce"
 
 
 def _reduce_shape(
-    x: TensorType, kind: str | Reduction, dims: tuple[int, ...], keepdim: bool, dtype: DType, with_index: bool = False
+    x: TensorType, kind: str | Reduction, dims: tuple[int, ...], keepdim: bool, dtype: DType, index: DType | None = None
 ) -> Any:
-    """`kind`: a name of `_KINDS`, or how to reduce. `with_index`: the index of the best element is a second result."""
+    """`kind`: a name of `_KINDS`, or how to reduce. `index`: the index of the best element is a second result, of this dtype."""
     result = TensorType(dtype, reduced(x.dims, dims, keepdim))
-    return (result, result.with_dtype(DType.int64)) if with_index else result
+    return (result, result.with_dtype(index)) if index else result
 
 
 def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
 
 
 def _reduce_lower(lowering: Lowering, node: Node) -> None:
-    x_value, kind, dims, _, _, with_index = node.args
+    x_value, kind, dims, _, _, index = node.args
     how = kind if isinstance(kind, Reduction) else _KINDS[kind]
     x, out = lowering.operand(x_value), lowering.operand(node.results[0])
     if any(isinstance(size, int) and size == 0 for size in out.dims):
@@ -109,8 +109,10 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     if how.variance:
         macros["VARIANCE"] = 1
     if how.best:
-        macros.update({"ARG": 2 if with_index else 1, "ARG_BETTER(a, b)": how.best, "T_INDEX": "int64_t", "HAS_INT64": "1"})
-        buffers += [(lowering.operand(node.results[1]), "w")] if with_index else []
+        macros.update({"ARG": 2 if index else 1, "ARG_BETTER(a, b)": how.best, "T_INDEX": (index or out.dtype).glsl})
+        buffers += [(lowering.operand(node.results[1]), "w")] if index else []
+        if index is DType.int64:
+            macros["HAS_INT64"] = "1"
     outer, outer_steps = list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0]
     inner, inner_steps = inner or [1], inner_steps or [1]
     if len(inner) == 1:
@@ -141,7 +143,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, outputs, inner[0], inner[1], inner_steps[0], inner_steps[1], *pad(outer_steps, 4),
-        *pad(outer, 3), *([buffers[2][0].offset] if with_index else []),
+        *pad(outer, 3), *([buffers[2][0].offset] if index else []),
     ]  # fmt: skip
     lowering.dispatch(
         "reduce.comp", buffers, macros=macros, params=params, constants={100: local}, grid=grid,

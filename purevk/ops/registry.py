@@ -140,6 +140,10 @@ class ShapeError(ValueError):
     """Arguments that an operator's shape function refuses."""
 
 
+class UnknownSizes(ShapeError):
+    """The result's sizes follow from the values of the arguments: the operator runs on the CPU."""
+
+
 _rows: dict[str, Operator] = {}
 _canonical: dict[str, str] = {}
 

@@ -40,13 +40,14 @@ _KINDS = {
 }
 
 
-def _shape(x: TensorType, kind: str, dim: int, dtype: DType) -> Any:
+def _shape(x: TensorType, kind: str, dim: int, dtype: DType, index: DType | None = None) -> Any:
+    """`index`: the dtype of the second result, the places of the extremes."""
     made = x.with_dtype(dtype)
-    return (made, made.with_dtype(DType.int64)) if _KINDS[kind].beats else made
+    return (made, made.with_dtype(index)) if index else made
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, kind, dim, _ = node.args
+    x_value, kind, dim, _, _ = node.args
     x, outs = lowering.operand(x_value), [lowering.operand(value) for value in node.results]
     if is_empty(x.type):
         return
@@ -85,8 +86,8 @@ def emit_scan(
     macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": how.start, "COMBINE(a, b)": how.combine, "LOCAL": local}
     buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
     if how.beats:
-        macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": "int64_t", "HAS_INT64": "1"})
-    if acc == "int64_t":
+        macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
+    if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     parts = _dims.ceil_div(length, PART) if cut else 1
     if cut:
@@ -137,13 +138,13 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-def _scan(builder: Any, x: Value, kind: str, dim: int, dtype: DType) -> Any:
+def _scan(builder: Any, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None) -> Any:
     if not x.type.rank:
-        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype)
+        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, index)
         made = made if isinstance(made, tuple) else (made,)
         flat = tuple(builder.emit("aten.view.default", each, ()) for each in made)
         return flat if len(flat) > 1 else flat[0]
-    return builder.emit(NAME, x, kind, dim, dtype)
+    return builder.emit(NAME, x, kind, dim, dtype, index)
 
 
 def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> TensorType:
@@ -179,4 +180,4 @@ def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
 row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp, supports=_refuse)
 for _name in ("max", "min"):
     row(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)),
-        lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype), supports=_refuse)  # fmt: skip
+        lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype), supports=_refuse)  # fmt: skip

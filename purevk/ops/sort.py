@@ -26,13 +26,13 @@ SHORT = 128  # up to this length every element counts those before it
 BLOCK = 1024
 
 
-def _shape(x: TensorType, dim: int, descending: bool, count: Size) -> tuple[TensorType, TensorType]:
+def _shape(x: TensorType, dim: int, descending: bool, count: Size, index: DType = DType.int64) -> tuple[TensorType, TensorType]:
     sizes = tuple(count if d == dim else size for d, size in enumerate(x.dims))
-    return x.with_dims(sizes), TensorType(DType.int64, sizes)
+    return x.with_dims(sizes), TensorType(index, sizes)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, dim, descending, count = node.args
+    x_value, dim, descending, count, _ = node.args
     x = lowering.operand(x_value)
     values, places = (lowering.operand(value) for value in node.results)
     if is_empty(values.type):
@@ -189,7 +189,8 @@ def sort(builder: Any, x: Value, dim: int, descending: bool, count: Size | None 
         made = sort(builder, builder.emit("aten.view.default", x, (1,)), 0, descending)
         return tuple(builder.emit("aten.view.default", value, ()) for value in made)
     at = wrap(dim, x.type.rank)
-    return builder.emit(NAME, x, at, bool(descending), x.type.dims[at] if count is None else count)
+    index = DType.int64 if "int64" in builder.traits.features else DType.int32
+    return builder.emit(NAME, x, at, bool(descending), x.type.dims[at] if count is None else count, index)
 
 
 def _sort_shape(x: TensorType, dim: int = -1, descending: bool = False) -> tuple[TensorType, TensorType]:
@@ -228,7 +229,7 @@ def _pick(builder: Any, sorted: tuple[Value, Value], dim: int, place: str, keepd
     there = coordinates(rank, **{f"d{dim}": "at"})
     body = f"int n = sorted_size_{dim}, at = 0; {place} r = SORTED({there}); r1 = PLACES({there});"
     inputs = {"SORTED": values, "PLACES": indices}
-    types = TensorType(values.type.dtype, sizes), TensorType(DType.int64, sizes)
+    types = TensorType(values.type.dtype, sizes), TensorType(indices.type.dtype, sizes)
     made = mapped(builder, body, inputs, *types, numbers=numbers)
     if keepdim:
         return made

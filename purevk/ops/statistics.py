@@ -14,12 +14,12 @@ from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import reduced, wrap_all
 
 
-def reduce(builder: Any, x: Value, kind: str | Reduction, dims: Sequence[int], keepdim: bool, dtype: DType, with_index: bool = False) -> Any:
+def reduce(builder: Any, x: Value, kind: str | Reduction, dims: Sequence[int], keepdim: bool, dtype: DType, index: DType | None = None) -> Any:
     """Emits `purevk.reduce`; a 0-d tensor is taken as one of one element."""
     if not x.type.rank:
-        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, (0,), False, dtype, with_index)
-        return tuple(builder.emit("aten.view.default", each, ()) for each in made) if with_index else builder.emit("aten.view.default", made, ())
-    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, with_index)
+        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, (0,), False, dtype, index)
+        return tuple(builder.emit("aten.view.default", each, ()) for each in made) if index else builder.emit("aten.view.default", made, ())
+    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, index)
 
 
 # -- places of extremes ------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def _refuse_empty(x: TensorType, dims: Sequence[int]) -> None:
 def _arg(name: str) -> None:
     def expand(builder: Any, node: Node, x: Value, dim: int | None, keepdim: bool) -> Value:
         dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
-        return reduce(builder, x, name, dims, keepdim, DType.int64)
+        return reduce(builder, x, name, dims, keepdim, node.result.type.dtype)
 
     row(f"aten.{name}.default", _arg_shape, expand)
 
@@ -53,7 +53,7 @@ def _extreme_shape(x: TensorType, dim: int, keepdim: bool = False) -> tuple[Tens
 
 def _extreme(name: str, kind: str) -> None:
     def expand(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> Any:
-        return reduce(builder, x, kind, wrap_all(dim, x.type.rank), keepdim, x.type.dtype, True)
+        return reduce(builder, x, kind, wrap_all(dim, x.type.rank), keepdim, x.type.dtype, node.results[1].type.dtype)
 
     row(f"aten.{name}.dim", _extreme_shape, expand)
 
@@ -184,7 +184,7 @@ row("aten.logsumexp.default",
 
 def _count(builder: Any, node: Node, x: Value, dim: Any = None) -> Value:
     found = builder.emit("aten.ne.Tensor", x, 0)
-    return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, DType.int64)
+    return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
 
 
 row("aten.count_nonzero.dim_IntList", lambda x, dim: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)), _count)

@@ -84,6 +84,7 @@ def _number(dtype: DType) -> str:
 
 
 def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
+    """The maxima, and if asked for their places, as int32."""
     type, acc = window.type(x.type), acc_of(x.type.dtype)
     place = flat = "0"
     for d in window.dims:
@@ -94,7 +95,7 @@ def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
         f"{window.bounds()} r = {_EXTREMES[acc][0]};{first} {window.loops()} {{ {acc} v = {window.read(x.type.rank)};"
         f" if (v > r{nan}) {{ r = v;{keep} }} }}"
     )
-    types = (type, type.with_dtype(DType.int64)) if with_index else (type,)
+    types = (type, type.with_dtype(DType.int32)) if with_index else (type,)
     return mapped(builder, body, {"X": x}, *types, numbers=window.numbers, order=0)
 
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
+from purevk.dtypes import DType
+from purevk.frontends.importer import Importer
+from purevk.ir import TensorType
+from purevk.program import Program
+from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -149,3 +153,33 @@ def test_kernels_of_scatter():
     """What the choice between one invocation a row and one an entry rests on."""
     with program_of(lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), places(64, below=64))) as program:
         assert dispatches(program).count("map.comp") == 1
+
+
+def test_reading_with_many_indices():
+    x = tensor(3, 4, 5, 2, 3, 2)
+    a, b = torch.tensor([2, 0, -1]), torch.tensor([1, -2, 3])
+    indices = [
+        [a, None, b], [None, a, None, None, a], [a, b, b, torch.tensor([0, 1, 1]), a, torch.tensor(1)], [a[:, None], b],
+        [None, None, None, None, a], [a, None, None, torch.tensor([[1], [0]])],
+    ]  # fmt: skip
+    cases = [Case(aten.index.Tensor, (x.transpose(0, 4) if n % 2 else x, chosen)) for n, chosen in enumerate(indices)]
+    cases += [Case(torch.gather, (tensor(2, 3, 2, 3, 2, 2, 2, 3), 4, places(2, 3, 2, 3, 3, 2, 2, 3, below=2)))]
+    cases += [Case(torch.gather, (torch.tensor(2.0), 0, torch.tensor([0, 0]))), Case(torch.gather, (tensor(3), 0, torch.tensor(2)))]
+    check(cases)
+
+
+def test_reading_with_a_mask_is_left_to_the_cpu():
+    """How many elements a mask picks is known only at a call; the file has a bound."""
+
+    def source(sizes):
+        importer = Importer("forward", "test", sizes)
+        x = importer.input(DType.float32, (5, 7), False)
+        (mask,) = importer.emit("aten.gt.Tensor", (x, 0.0), [TensorType(DType.bool, (5, 7))], [False], "mask")
+        (picked,) = importer.emit("aten.index.Tensor", (x, (mask,)), [TensorType(DType.float32, (35,))], [True], "index")
+        (twice,) = importer.emit("aten.mul.Tensor", (picked, 2.0), [picked.type], [True], "twice")
+        return importer.finish([twice])
+
+    with Program("test", {"forward": source}, context()) as program:
+        for seed in range(3):
+            x = tensor(5, 7, seed=seed)
+            torch.testing.assert_close(program.forward(x), x[x > 0] * 2)
