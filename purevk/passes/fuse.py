@@ -10,7 +10,7 @@ from purevk.ir import Dim, Graph, Node, Value, values_in
 from purevk.ops import registry
 from purevk.ops.expression import Expression, ExpressionBuilder, literal
 from purevk.ops.pointwise import NAME, expression_of
-from purevk.passes.rewrite import Rewriter, each_node
+from purevk.passes.rewrite import Rewriter, changing, each_node
 from purevk.passes.simplify import static_value
 
 MAX_BUFFERS = 8  # of one fused kernel: within the limit of any device
@@ -74,7 +74,7 @@ def fuse_pointwise(graph: Graph) -> Graph:
     nodes = list(graph.nodes)
     users = _user_counts(graph)
     producer = {value: node for node in nodes for value in node.results}
-    written = _written_states(graph)
+    written = changing(graph.nodes)
     for position in range(len(nodes)):
         node = nodes[position]
         if node.op != NAME:
@@ -117,16 +117,6 @@ def _user_counts(graph: Graph) -> dict[Value, int]:
     return counts
 
 
-def _written_states(graph: Graph) -> set[Value]:
-    written: set[Value] = set()
-    for node in graph.nodes:
-        row = registry.find(node.op)
-        for at in row.mutates if row else ():
-            if isinstance(node.args[at], Value):
-                written.add(node.args[at])
-    return written
-
-
 def _join(node: Node, value: Value, maker: Node) -> Node | None:
     """`node` with the program of the node that makes one of its inputs put in, or None if it would grow too large."""
     outer, outer_inputs, outer_scalars, sizes = node.args
@@ -150,7 +140,7 @@ def _join(node: Node, value: Value, maker: Node) -> Node | None:
 def fuse_epilogues(graph: Graph) -> Graph:
     """Puts a pointwise program into the kernel that makes one of its inputs, if it alone reads this."""
     users = _user_counts(graph)
-    written = _written_states(graph)
+    written = changing(graph.nodes)
     producer = {value: node for node in graph.nodes for value in node.results}
     position = {node: at for at, node in enumerate(graph.nodes)}
     gone: set[Node] = set()

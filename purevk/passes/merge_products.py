@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from purevk.ir import Graph, Node, Value
 from purevk.ops.matmul import NAME
-from purevk.passes.rewrite import Rewriter
+from purevk.passes.rewrite import Rewriter, changing
 
 
 def merge_products(graph: Graph) -> Graph:
@@ -14,9 +14,10 @@ def merge_products(graph: Graph) -> Graph:
     to fill the device, instead of several that wait for one another.
     """
     constant = _constant_values(graph)
+    moving = changing(graph.nodes)
     groups: dict[tuple, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == NAME and node.args[3] is None and _fits(node, constant):
+        if node.op == NAME and node.args[3] is None and node.args[0] not in moving and _fits(node, constant):
             a, b, bias = node.args[:3]
             key = (a, b.type.dims[0], b.type.dtype, None if bias is None else bias.type.dtype)
             groups.setdefault(key, []).append(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Sequence
 
 from purevk.ir import Arg, Constant, Graph, Node, TensorType, Value, map_values
+from purevk.ops import registry
 from purevk.ops.builder import Builder, NameSource
 from purevk.ops.lowering import DeviceTraits
 
@@ -110,3 +111,21 @@ def uses(nodes: Sequence[Node], outputs: Iterable[Arg]) -> dict[Value, int]:
     for value in values_in(outputs):
         counts[value] = counts.get(value, 0) + 1
     return counts
+
+
+def changing(nodes: Iterable[Node]) -> set[Value]:
+    """Values whose elements change during a call: states that a node writes, and views of them, which follow the state."""
+    nodes = tuple(nodes)
+    found = {
+        node.args[at] for node in nodes for at in _mutates(node) if isinstance(node.args[at], Value)
+    }  # fmt: skip
+    for node in nodes:
+        row = registry.find(node.op)
+        if row is not None and isinstance(row.form, registry.View) and node.args[0] in found:
+            found.update(node.results)
+    return found
+
+
+def _mutates(node: Node) -> tuple[int, ...]:
+    row = registry.find(node.op)
+    return row.mutates if row is not None else ()

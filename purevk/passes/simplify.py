@@ -9,8 +9,9 @@ from purevk.dtypes import DType
 from purevk.ir import Constant, Dim, Graph, Node, Value
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, each_node
+from purevk.passes.rewrite import Rewriter, changing, each_node
 
+_COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
 _BY_SIZE = {"aten.view.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints"}
 _INDEXED = {  # operators that take any integer type as an index: (position of the index)
     "aten.embedding.default": 1,
@@ -21,15 +22,43 @@ _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "i
 def drop_no_ops(graph: Graph) -> Graph:
     """Copies that change nothing, views of views, casts there and back."""
     made: dict[Value, Node] = {}
+    kept = _copies_of_what_changes(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
-        result = _simplify(rewriter, node, made)
+        result = None if kept.intersection(node.results) else _simplify(rewriter, node, made)
         for each in rewriter.nodes[-2:] if result is not None else (node,):
             for value in each.results:
-                made[value] = each
+                if value not in kept:
+                    made[value] = each
         return result
 
     return each_node(graph, visit)
+
+
+def _copies_of_what_changes(graph: Graph) -> set[Value]:
+    """Results of copies (also of those that convert) of a state that is written while the copy is still read."""
+    moving = changing(graph.nodes)
+    if not moving:
+        return set()
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    writes = [at for node, at in position.items() if _mutated(node)]
+    users, outputs = graph.users(), graph.output_values()
+
+    def last_read(value: Value) -> int:
+        """The place of the last node that reads a value or what copies and views make of it."""
+        if value in outputs:
+            return len(graph.nodes)
+        last = -1
+        for node in users.get(value, []):
+            row = registry.find(node.op)
+            follows = node.op in _COPIES or row is not None and isinstance(row.form, registry.View)
+            last = max(last, position[node], *(last_read(made) for made in node.results if follows))
+        return last
+
+    return {
+        node.result for node, at in position.items()
+        if node.op in _COPIES and node.args[0] in moving and any(at < write <= last_read(node.result) for write in writes)
+    }  # fmt: skip
 
 
 def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
@@ -122,13 +151,11 @@ def _key(arg: Any) -> Any:
 def merge_equal(graph: Graph) -> Graph:
     """Nodes with the same operator and arguments are computed once."""
     seen: dict[Any, tuple[Value, ...]] = {}
-    written = {value for node in graph.nodes for value in _mutated(node)}
+    moving = changing(graph.nodes)
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
         row = registry.find(node.op)
-        if row is not None and isinstance(row.form, registry.View) and any(value in written for value in node.inputs):
-            written.update(node.results)  # a view of what changes changes too
-        if row is None or row.mutates or row.random or any(value in written for value in node.inputs) or not node.results:
+        if row is None or row.mutates or row.random or any(value in moving for value in node.inputs) or not node.results:
             return None
         key = (node.op, _key(node.args), tuple(value.type.dtype for value in node.results))
         if key in seen:
