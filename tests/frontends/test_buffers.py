@@ -1,0 +1,67 @@
+"""Modules that read and write their buffers in one call, against the modules themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import purevk  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.export]
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(3))
+        self.register_buffer("b", torch.ones(3))
+
+
+class Both(Two):
+    def forward(self, x):
+        old = self.a.clone()
+        self.b.copy_(self.a)
+        self.a.copy_(x)
+        return old, self.a.view(3, 1) + 0, self.a + self.b, self.b.clone()
+
+
+class Swap(Two):
+    def forward(self, x):
+        old = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(old + x)
+        return self.a * 1, self.b + 0
+
+
+class PlainSwap(Two):
+    def forward(self, x):
+        old = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(old)
+        self.a.add_(x)
+        return self.a - self.b
+
+
+class Part(Two):
+    def forward(self, x):
+        old = self.a[1:].clone()
+        self.b[:2].copy_(old)
+        self.a.copy_(x)
+        return old, self.b.clone()
+
+
+class Window(Two):
+    def forward(self, x):
+        self.a.copy_(torch.cat([self.a[1:], x[:1]]))
+        return self.a.sum(), (self.a * self.b).clone()
+
+
+@pytest.mark.parametrize("kind", [Both, Swap, PlainSwap, Part, Window])
+def test_buffers(kind):
+    module = kind()
+    with purevk.compile(kind(), (torch.ones(3),)) as program:
+        for call in range(4):
+            x = torch.arange(3.0) + call
+            have, want = program.forward(x), module(x)
+            torch.testing.assert_close(have, want)
