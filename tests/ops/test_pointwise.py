@@ -163,6 +163,30 @@ def operands(kinds, a, b, same, name):
             yield number, right(3, 7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_other_floats(dtype):
+    """Double precision keeps its digits where it runs on the device; bfloat16 is rounded once, from float32. Functions that
+    GLSL lacks for doubles run on the CPU."""
+    cases = []
+    tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1.6e-2, "atol": 1e-2}
+    for row in (*UNARY, *BINARY):
+        for overload in overloads(row):
+            name = overload.overloadpacket.__name__
+            low, high = DOMAIN.get(name, (-4, 4))
+            tensors = [tensor(3, 7, dtype=dtype, low=low, high=high, seed=n) for n in (1, 2)][: 2 if row in BINARY else 1]
+            if name in ("nextafter",) or works(overload, *tensors) is None:
+                continue
+            if dtype is torch.bfloat16 and name in ("tan", "floor_divide", "fmod", "remainder", "pow", "nextafter", "digamma"):
+                continue  # a rounding of the argument moves the result by more than its own
+            cases.append(Case(overload, tuple(tensors), host=True, **tolerance))
+    x = tensor(3, 7, dtype=dtype)
+    cases += [Case(aten._to_copy.default, (x,), {"dtype": target}, host=True) for target in (torch.float32, torch.float16, torch.int64, torch.bool, torch.int8)]
+    cases += [Case(aten._to_copy.default, (tensor(3, 7, dtype=source),), {"dtype": dtype}, host=True) for source in (torch.float32, torch.float16, torch.int64, torch.bool)]
+    cases += [Case(lambda x: (x * 2 + 1).float().sum(), (x,), host=True, rtol=1e-2, atol=1e-2 if dtype is torch.bfloat16 else 1e-4), Case(lambda x: torch.where(x > 0, x, x * 2).t(), (x,), host=True, **tolerance)]
+    check(cases)
+
+
 def test_dropout_is_nothing_but_in_training():
     check([Case(aten.dropout.default, (tensor(3, 5, dtype=dtype), 0.5, False)) for dtype in FLOATS])
     with program_of(lambda x: torch.ops.aten.dropout(x, 0.25, True), (tensor(100, 50).abs() + 1,)) as program:
