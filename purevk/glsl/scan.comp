@@ -16,6 +16,8 @@
 //   ITEMS       elements that an invocation takes at a time, if a workgroup has a row
 //   LOCAL       a power of 2, the invocations of a workgroup
 // Grid: rows.glslh, with rows = rows * parts.
+#undef VEC4
+#define VEC4 0
 #include "rows.glslh"
 #include "math.glslh"
 

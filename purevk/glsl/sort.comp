@@ -16,6 +16,8 @@
 //   INDEXED 1    x has indices beside it; 0: an element's index is its place
 //   MERGE 1      blocks are bitonic: only the last log2(BLOCK) steps are made, in place of x
 // Grid: blocks of all rows, flat; specialization constant 100: invocations of a workgroup.
+#undef VEC4
+#define VEC4 0
 #include "rows.glslh"
 #include "math.glslh"
 #include "order.glslh"

@@ -219,9 +219,11 @@ class _Writer:
 
     def _written(self, number: int, dtype: DType, value: str) -> str:
         if dtype is DType.bool:
-            return f"uint8_t(({value}) != 0 ? 1 : 0)"
+            return f"uint8_t(pv_opaque(({value}) != 0 ? 1 : 0))"
         if dtype is DType.bfloat16:
-            return f"uint16_t(pv_bfloat16_bits({value}))"
+            return f"uint16_t(pv_opaque(pv_bfloat16_bits({value})))"
+        if dtype.itemsize < 4:
+            value = f"pv_opaque({value})"
         return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
 
     def _coordinates(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Node, Size, TensorType, Value
+from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.ops.expression import Expression
 from purevk.ops.lowering import Lowering, Operand
@@ -237,6 +237,8 @@ class _Writer:
 
     def _store(self, number: int, names: list[str]) -> str:
         dtype = self.operands[number].dtype
+        if not self.first_output and dtype.itemsize < 4:
+            names = [f"pv_opaque({name})" for name in names]
         if self.vector:
             values = ", ".join(f"uint8_t({name})" if dtype is DType.bool else name for name in names)
             return f"b{number}[x{number} >> 2] = {_VECTOR[dtype]}({values});"
