@@ -3,9 +3,14 @@
 // softmax(scale * q k^T + mask) v in one pass with a running maximum, in float, by tiles in shared memory: for GPUs.
 //
 // Bindings, parameters and macros: attention_io.glslh. More macros:
-//   QUERIES  queries a workgroup (32), a multiple of 8   KEYS  keys a step (32), a multiple of 16
-// Local size 128: 8 groups of 16 invocations, each group with QUERIES / 8 queries.
-// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (max(HEAD_DIM, VALUE_DIM) + 4) + QUERIES * (KEYS + 4)).
+//   QUERIES  queries a workgroup (32)   KEYS  keys a step (32)
+//   LANES    invocations that share a query (16), a power of two; KEYS is a multiple of 4 and of LANES
+//   GROUPS   groups of so many (8); QUERIES is a multiple. Each group has QUERIES / GROUPS queries.
+//   SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by shuffles (0). The subgroup size
+//            is then a multiple of LANES, and the local size one of the subgroup size.
+// Local size LANES * GROUPS.
+// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4) + KEYS * (VALUE_DIM + 4)
+//   + QUERIES * (KEYS + 4)).
 // Grid: (ceil(S / QUERIES), Hq, B)
 #include "common.glslh"
 #ifndef QUERIES
@@ -14,25 +19,52 @@
 #ifndef KEYS
 #define KEYS 32
 #endif
+#ifndef LANES
+#define LANES 16
+#endif
+#ifndef GROUPS
+#define GROUPS 8
+#endif
+#ifndef SHUFFLE
+#define SHUFFLE 0
+#endif
 
 #include "attention_io.glslh"
 layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
-layout(local_size_x = 128, local_size_y = 1, local_size_z = 1) in;
+#define LOCAL (LANES * GROUPS)
+layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
+// Lines of an odd number of vec4, so that neighbours lie in different banks.
 #define QUERY_LINE (D4 + 1)
-#if VALUE_DIM > HEAD_DIM
-#define KEY_LINE (DV4 + 1)
+#define KEY_LINE (D4 | 1)
+#define VALUE_LINE (DV4 | 1)
+#define KEYS4 (KEYS / 4)
+#define SCORE_LINE (KEYS4 + 1)
+#define MY_QUERIES (QUERIES / GROUPS)
+#define MY_KEYS (KEYS / LANES)
+// Where a row of values is narrower than the lanes, these share the keys.
+#if DV4 < LANES && LANES % DV4 == 0 && SHUFFLE
+#define COLUMNS DV4
 #else
-#define KEY_LINE (D4 + 1)
+#define COLUMNS LANES
 #endif
-#define SCORE_LINE (KEYS + 4)
-#define MY_QUERIES (QUERIES / 8)
-#define MY_KEYS (KEYS / 16)
-#define MY_VALUES ((DV4 + 15) / 16)
+#define SHARES (LANES / COLUMNS)
+#define MY_VALUES ((DV4 + COLUMNS - 1) / COLUMNS)
 
 shared vec4 tile_q[QUERIES * QUERY_LINE];
-shared vec4 tile_kv[KEYS * KEY_LINE];
-shared float tile_s[QUERIES * SCORE_LINE];
+shared vec4 tile_k[KEYS * KEY_LINE];
+shared vec4 tile_v[KEYS * VALUE_LINE];
+shared vec4 tile_s[QUERIES * SCORE_LINE];
+
+// Waits for the lanes of one group to have written their scores.
+void group_barrier() {
+#if SHUFFLE
+    subgroupMemoryBarrierShared();
+    subgroupBarrier();
+#else
+    barrier();
+#endif
+}
 
 void main() {
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
@@ -41,10 +73,11 @@ void main() {
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
-    int id = int(gl_LocalInvocationIndex), tx = id % 16, ty = id / 16;
-    int row0 = int(gl_WorkGroupID.x) * QUERIES, mine = ty * MY_QUERIES;
+    int id = int(gl_LocalInvocationIndex), lane = id % LANES;
+    int row0 = int(gl_WorkGroupID.x) * QUERIES, mine = id / LANES * MY_QUERIES;
+    int column = lane % COLUMNS, share = lane / COLUMNS;
 
-    for (int i = id; i < QUERIES * D4; i += 128) {
+    for (int i = id; i < QUERIES * D4; i += LOCAL) {
         int r = i / D4, d = i - r * D4;
         tile_q[r * QUERY_LINE + d] = READ4_Q(base_q + min(row0 + r, S - 1) * q_row + 4 * d);
     }
@@ -61,9 +94,13 @@ void main() {
 #endif
     for (int t0 = 0; t0 < keys; t0 += KEYS) {
         barrier();
-        for (int i = id; i < KEYS * D4; i += 128) {
-            int t = i / D4, d = i - t * D4;
-            tile_kv[t * KEY_LINE + d] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * d);
+        UNROLL for (int i = 0; i < KEYS * D4; i += LOCAL) {
+            int at = i + id, t = at / D4, d = at - t * D4;
+            if (at < KEYS * D4) tile_k[t * KEY_LINE + d] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * d);
+        }
+        UNROLL for (int i = 0; i < KEYS * DV4; i += LOCAL) {
+            int at = i + id, t = at / DV4, d = at - t * DV4;
+            if (at < KEYS * DV4) tile_v[t * VALUE_LINE + d] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * d);
         }
         barrier();
         float score[MY_QUERIES][MY_KEYS];
@@ -72,56 +109,79 @@ void main() {
         }
         for (int d = 0; d < D4; d++) {
             vec4 key[MY_KEYS];
-            UNROLL for (int c = 0; c < MY_KEYS; c++) key[c] = tile_kv[(tx + c * 16) * KEY_LINE + d];
+            UNROLL for (int c = 0; c < MY_KEYS; c++) key[c] = tile_k[(lane + c * LANES) * KEY_LINE + d];
             UNROLL for (int r = 0; r < MY_QUERIES; r++) {
                 vec4 query = tile_q[(mine + r) * QUERY_LINE + d];
                 UNROLL for (int c = 0; c < MY_KEYS; c++) score[r][c] += dot(query, key[c]);
             }
         }
+        float top[MY_QUERIES];
         UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            top[r] = highest[r];
             UNROLL for (int c = 0; c < MY_KEYS; c++) {
-                int t = tx + c * 16;
+                int t = lane + c * LANES;
                 score[r][c] = masked_score(score[r][c], base_mask, row0 + mine + r, t0 + t);
-                tile_s[(mine + r) * SCORE_LINE + t] = score[r][c];
+#if SHUFFLE
+                top[r] = max(top[r], score[r][c]);
+#else
+                tile_s[(mine + r) * SCORE_LINE + (t >> 2)][t & 3] = score[r][c];
+#endif
             }
         }
-        barrier();
-        // The scores are there and the keys are done with: values take their place.
-        for (int i = id; i < KEYS * DV4; i += 128) {
-            int t = i / DV4, d = i - t * DV4;
-            tile_kv[t * KEY_LINE + d] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * d);
+#if SHUFFLE
+        UNROLL for (int step = LANES / 2; step > 0; step /= 2) {
+            UNROLL for (int r = 0; r < MY_QUERIES; r++) top[r] = max(top[r], subgroupShuffleXor(top[r], uint(step)));
         }
+#else
+        barrier();
         UNROLL for (int r = 0; r < MY_QUERIES; r++) {
-            float top = highest[r];
-            for (int t = 0; t < KEYS; t++) top = max(top, tile_s[(mine + r) * SCORE_LINE + t]);
-            float shrink = weight(highest[r], top);
-            highest[r] = top;
+            vec4 best = vec4(top[r]);
+            for (int t = 0; t < KEYS4; t++) best = max(best, tile_s[(mine + r) * SCORE_LINE + t]);
+            top[r] = max(max(best.x, best.y), max(best.z, best.w));
+        }
+        barrier();
+#endif
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            float shrink = weight(highest[r], top[r]);
+            highest[r] = top[r];
             total[r] *= shrink;
             UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] *= shrink;
-        }
-        barrier();
-        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
             UNROLL for (int c = 0; c < MY_KEYS; c++) {
-                tile_s[(mine + r) * SCORE_LINE + tx + c * 16] = weight(score[r][c], highest[r]);
+                int t = lane + c * LANES;
+                tile_s[(mine + r) * SCORE_LINE + (t >> 2)][t & 3] = weight(score[r][c], top[r]);
             }
         }
-        barrier();
-        for (int t = 0; t < KEYS; t++) {
-            vec4 value[MY_VALUES];
-            UNROLL for (int d = 0; d < MY_VALUES; d++) value[d] = tile_kv[t * KEY_LINE + min(tx + d * 16, DV4 - 1)];
+        group_barrier();
+        for (int t = share; t < KEYS4; t += SHARES) {
+            vec4 p[MY_QUERIES];
             UNROLL for (int r = 0; r < MY_QUERIES; r++) {
-                float p = tile_s[(mine + r) * SCORE_LINE + t];
-                total[r] += p;
-                UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] += p * value[d];
+                p[r] = tile_s[(mine + r) * SCORE_LINE + t];
+                total[r] += p[r].x + p[r].y + p[r].z + p[r].w;
+            }
+            UNROLL for (int c = 0; c < 4; c++) {
+                UNROLL for (int d = 0; d < MY_VALUES; d++) {
+                    vec4 value = tile_v[(4 * t + c) * VALUE_LINE + min(column + d * COLUMNS, DV4 - 1)];
+                    UNROLL for (int r = 0; r < MY_QUERIES; r++) acc[r][d] += p[r][c] * value;
+                }
             }
         }
     }
+#if SHARES > 1
+    UNROLL for (int step = LANES / 2; step >= COLUMNS; step /= 2) {
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            total[r] += subgroupShuffleXor(total[r], uint(step));
+            UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] += subgroupShuffleXor(acc[r][d], uint(step));
+        }
+    }
+#endif
     UNROLL for (int r = 0; r < MY_QUERIES; r++) {
         int row = row0 + mine + r;
         float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
         UNROLL for (int d = 0; d < MY_VALUES; d++) {
-            int c = tx + d * 16;
-            if (row < S && c < DV4) buf_out[(base_o + row * o_row) / 4 + c] = VEC4_OF(T_OUT)(acc[r][d] * over);
+            int c = column + d * COLUMNS;
+            if (share == 0 && row < S && c < DV4) {
+                buf_out[(base_o + row * o_row) / 4 + c] = VEC4_OF(T_OUT)(acc[r][d] * over);
+            }
         }
     }
 }

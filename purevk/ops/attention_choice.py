@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
-from purevk.ops.gpu_tiles import UNKNOWN_CORES
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
-from purevk.ops.matmul_choice import fixed
+
+
+LANES = 16  # invocations that share a query in `attention_tiled.comp`
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,29 @@ class Simple:
 
 @dataclass(frozen=True)
 class Tiled:
-    """`attention_tiled.comp`: tiles of queries and keys in shared memory."""
+    """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of `LANES` invocations. With
+    `subgroup`, the size of subgroups, lanes exchange maxima by shuffles."""
 
     queries: int = 32
     keys: int = 32
+    groups: int = 8
+    subgroup: int | None = None
 
     def emit(
         self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
     ) -> None:
         batches, heads, queries, _, _ = sizes
         lowering.dispatch(
-            "attention_tiled.comp", buffers, macros={**macros, "QUERIES": self.queries, "KEYS": self.keys}, params=params,
-            specialize=fixed(lowering, len(params)), grid=(_dims.ceil_div(queries, self.queries), heads, batches),
-            flops=flops,
+            "attention_tiled.comp", buffers, macros={**macros, **self.macros()}, params=params,
+            specialize=lowering.fixed(len(params)), grid=(_dims.ceil_div(queries, self.queries), heads, batches),
+            subgroup_size=self.subgroup, flops=flops,
         )  # fmt: skip
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "QUERIES": self.queries, "KEYS": self.keys, "LANES": LANES, "GROUPS": self.groups,
+            "SHUFFLE": int(self.subgroup is not None),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Decode:
         if self.splits == 1:
             lowering.dispatch(
                 "attention_decode.comp", buffers, macros=macros, params=[*params, 1, keys],
-                specialize=fixed(lowering, len(params) + 1), grid=(queries, heads, batches), flops=flops,
+                specialize=lowering.fixed(len(params) + 1), grid=(queries, heads, batches), flops=flops,
             )  # fmt: skip
             return
         shares = lowering.temporary(TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4)))
@@ -76,12 +86,12 @@ class Decode:
         lowering.dispatch(
             "attention_decode.comp", [*buffers[:-1], (shares, "w")], macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
-            specialize=fixed(lowering, len(params) + 2), grid=(queries * self.splits, heads, batches), flops=flops,
+            specialize=lowering.fixed(len(params) + 2), grid=(queries * self.splits, heads, batches), flops=flops,
         )  # fmt: skip
         lowering.dispatch(
             "attention_join.comp", [(shares, "r"), (out, "w")], macros={"T_OUT": out.dtype.glsl},
             params=[queries, width, self.splits, *params[14:17], 0, out.offset],
-            specialize=fixed(lowering, 8), grid=(_dims.ceil_div(queries * width, 256), heads, batches),
+            specialize=lowering.fixed(8), grid=(_dims.ceil_div(queries * width, 256), heads, batches),
         )  # fmt: skip
 
 
@@ -98,7 +108,7 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
     if traits.is_cpu:
         return Decode(1, 64) if few else Simple(1)
-    cores = traits.cores or UNKNOWN_CORES
+    cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
         # Measured on an H200: parts of 256 keys or more, for as long as a processor has less than four workgroups.
@@ -106,15 +116,19 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
         splits = min(max(4 * cores // max(groups, 1), 1), max(_dims.upper(keys) // 256, 1), 32)
         local = min(256, traits.max_invocations)
         return Decode(splits, 1 << (local.bit_length() - 1))
-    if traits.max_invocations >= 128:
-        # More queries read keys fewer times, fewer make more workgroups.
-        for rows in (32, 16, 8):
-            steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
-            if steps and (rows == 8 or -(-_dims.upper(queries) // rows) * groups >= 0.6 * cores):
-                return Tiled(rows, steps[0] if rows < 32 else min(steps[0], 32))
+    # More queries read keys fewer times, fewer make more workgroups.
+    for rows in (32, 16, 8):
+        steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
+        if steps and (rows == 8 or -(-_dims.upper(queries) // rows) * groups >= 0.6 * cores):
+            step = steps[0] if rows < 32 else min(steps[0], 32)
+            tile = Tiled(rows, step, rows // 4 if rows < 32 else 8)
+            shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % LANES == 0
+            if shuffles and tile.groups * LANES % traits.subgroup_size == 0:
+                tile = replace(tile, subgroup=traits.subgroup_size)
+            return tile
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:
-    """Shared memory of `attention_tiled.comp`."""
-    return 4 * (queries * (width + 4) + keys * (width + 4) + queries * (keys + 4))
+    """Shared memory of `attention_tiled.comp`, at most."""
+    return 4 * (queries * (width + 4) + 2 * keys * (width + 4) + queries * (keys + 4))

@@ -11,7 +11,7 @@ from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
-from purevk.ops.matmul_choice import add_parts, bind, emit, first_extra, fixed, parts_of, split_size
+from purevk.ops.matmul_choice import add_parts, bind, emit, first_extra, parts_of, split_size
 from purevk.ops.matmul_choice import choose as choose_matmul
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
@@ -184,7 +184,7 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         params = [batches, height, width, channels, out_height, out_width, pixel, out_channels, out_channels, *window, *offsets]
         lowering.dispatch(
             "conv2d_dw.comp", buffers, macros={**macros, **choice.macros()}, params=params,
-            specialize=fixed(lowering, len(params), range(9, 17)),
+            specialize=lowering.fixed(len(params), range(9, 17)),
             grid=choice.grid(batches, channels, out_height, out_width), flops=flops,
         )  # fmt: skip
         return
@@ -195,7 +195,7 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     ]  # fmt: skip
     lowering.dispatch(
         template, buffers, macros={**macros, **choice.macros()}, params=params,
-        specialize=fixed(lowering, len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))),
+        specialize=lowering.fixed(len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))),
         grid=choice.grid(rows, group_out, groups), subgroup_size=choice.subgroup, flops=flops,
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ def _in_parts(
     params += [x.offset, weight.offset, 0, 0, choice.splits, split_size(depth, choice)]
     lowering.dispatch(
         "conv2d_tiled.comp", buffers, macros={**macros, "SPLIT_K": 1, **choice.macros()}, params=params,
-        specialize=fixed(lowering, len(params)), grid=choice.grid(rows, columns, 1), subgroup_size=choice.subgroup,
+        specialize=lowering.fixed(len(params)), grid=choice.grid(rows, columns, 1), subgroup_size=choice.subgroup,
         flops=2 * rows * columns * kh * kw * channels,
     )  # fmt: skip
     alone = (1, 1, [0, 0, 0], [0, 0, 0])

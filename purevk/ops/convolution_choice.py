@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
-from purevk.ops.gpu_tiles import UNKNOWN_CORES, Problem, choose_gpu
+from purevk.ops.gpu_tiles import Problem, choose_gpu
 from purevk.ops.lowering import DeviceTraits
 from purevk.ops.matmul_choice import Choice, choose_registers
 from purevk.ops.matmul_choice import choose as choose_matmul
@@ -66,7 +66,7 @@ def choose_depthwise(
     if traits.is_cpu:
         return Depthwise(4, dilation == 1)
     # Measured on an H200: more neighbours an invocation for as long as there are two subgroups a scheduler.
-    wanted = 128 * (traits.cores or UNKNOWN_CORES)
+    wanted = 128 * traits.processors
     work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(lines)
     pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
     return Depthwise(pixels, dilation == 1)

@@ -58,7 +58,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
             **({"HAS_INT64": "1"} if DType.int64 in (x.dtype, indices[0].dtype) else {}),
             **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
         },
-        params=params, constants={100: local}, specialize=range(31, 64), grid=lowering.linear_grid(work, local),
+        params=params, constants={100: local}, specialize=lowering.fixed(64, range(31, 64)),
+        grid=lowering.linear_grid(work, local),
         nbytes=2 * count * x.dtype.itemsize + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ HALF = 2  # bytes
 SPLIT_START, SPLIT_ELEMENT = 3.0, 2e-6  # of the dispatch that adds the parts up
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 THREADS_A_CORE = 2048
-UNKNOWN_CORES = 16
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def _ceil(a: int, b: int) -> int:
 
 def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple[int, float]:
     """Times that the device is filled, and workgroups a core in all."""
-    cores = traits.cores or UNKNOWN_CORES
+    cores = traits.processors
     resident = max(1, min(THREADS_A_CORE // threads, 4 * traits.max_shared_memory // max(shared, 1)))
     return _ceil(groups, cores * resident), max(1.0, groups / cores)
 
@@ -265,7 +264,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
 def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
     """The same tile with K split among workgroups, where there are too few tiles to fill the device."""
     groups = _ceil(problem.m, tile.tile_m) * _ceil(problem.n, tile.tile_n) * problem.batches
-    cores = traits.cores or UNKNOWN_CORES
+    cores = traits.processors
     if groups > 2 * cores or problem.m * problem.n * problem.batches > MAX_SPLIT_OUTPUT or (
         problem.window and problem.batches > 1
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
@@ -104,12 +104,6 @@ def first_extra(choice: Choice, bias: Operand | None) -> int:
     return (2 if choice.splits > 1 else 3) + (bias is not None)
 
 
-def fixed(lowering: Lowering, count: int, others: Iterable[int] = ()) -> Iterable[int]:
-    """Numbers of the parameters that become constants of the pipeline: all on a GPU, whose compilers are fast and make
-    good use of them; on a software device `others`."""
-    return others if lowering.traits.is_cpu else range(count)
-
-
 def emit(
     choice: Choice, lowering: Lowering, *, a: Operand, b: Operand, bias: Operand | None, out: Operand, epilogue: Epilogue,
     sizes: tuple, strides: tuple, batch: tuple, transposed: bool, vectors: tuple,
@@ -133,7 +127,7 @@ def emit(
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
         params += [a.offset, b.offset, 0, 0, choice.splits, split_size(k, choice)]
         lowering.dispatch(
-            choice.template, buffers, macros=macros, params=params, specialize=fixed(lowering, len(params)),
+            choice.template, buffers, macros=macros, params=params, specialize=lowering.fixed(len(params)),
             grid=choice.grid(m, n, batches), subgroup_size=choice.subgroup, flops=flops,
         )  # fmt: skip
         add_parts(lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batch, vectors[2])
@@ -143,7 +137,7 @@ def emit(
     buffers += epilogue.buffers
     params += [a.offset, b.offset, out.offset, bias.offset if bias is not None else 0]
     lowering.dispatch(
-        choice.template, buffers, macros=macros, params=params, specialize=fixed(lowering, len(params)),
+        choice.template, buffers, macros=macros, params=params, specialize=lowering.fixed(len(params)),
         grid=choice.grid(m, n, batches), subgroup_size=choice.subgroup, flops=flops,
     )  # fmt: skip
 
@@ -177,5 +171,5 @@ def add_parts(
     ]  # fmt: skip
     lowering.dispatch(
         "matmul_reduce.comp", [*buffers, (out, "w"), *epilogue.buffers], macros=macros, params=params,
-        specialize=fixed(lowering, len(params)), grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches),
+        specialize=lowering.fixed(len(params)), grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches),
     )  # fmt: skip

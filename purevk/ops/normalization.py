@@ -57,7 +57,8 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
             "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "RMS": int(rms), "VEC4": int(vector),
             "TEXEL_W": int(bool(forms) and all(forms)), **texel, **work.macros, **made.macros,
         },
-        params=params, constants={100: work.local}, grid=work.grid(rows), flops=8 * x.type.numel,
+        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(rows),
+        flops=8 * x.type.numel,
     )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         *(x.strides[d] for d in order), *(out.strides[d] for d in order), divisor, offset,
     ]  # fmt: skip
     lowering.dispatch(
-        "pool.comp", buffers, macros=macros, params=params, specialize=range(8, 16), constants={100: local},
+        "pool.comp", buffers, macros=macros, params=params, specialize=lowering.fixed(len(params), range(8, 16)),
+        constants={100: local},
         grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
         flops=count * kernel[0] * kernel[1],
     )  # fmt: skip

@@ -146,8 +146,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         *pad(outer, 3), *([buffers[2][0].offset] if index else []),
     ]  # fmt: skip
     lowering.dispatch(
-        "reduce.comp", buffers, macros=macros, params=params, constants={100: local}, grid=grid,
-        flops=x.type.numel,
+        "reduce.comp", buffers, macros=macros, params=params, constants={100: local},
+        specialize=lowering.fixed(len(params)), grid=grid, flops=x.type.numel,
     )  # fmt: skip
 
 

@@ -45,7 +45,9 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
             return RowWork(_cached(macros, each, cache, 4), local, local // lanes)
         return RowWork({"ROW_PER_INVOCATION": 1, "LOCAL": 64}, 64, 64)
     if shuffles and count <= 8 * lanes:
-        local = 4 * lanes
+        # One row a workgroup while there are processors for it.
+        each = _dims.upper(rows) // traits.processors
+        local = lanes * (4 if each >= 4 else 2 if each >= 2 else 1)
         return RowWork(_cached({"ROW_PER_SUBGROUP": 1, "LOCAL": local}, -(-count // lanes), cache), local, local // lanes)
     local = min(256, traits.max_invocations)
     macros = {"SUBGROUP": int(shuffles), "LOCAL": local}

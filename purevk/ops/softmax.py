@@ -55,7 +55,8 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
             "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros, **texel,
         },
-        params=params, constants={100: work.local}, grid=work.grid(rows), flops=5 * x.type.numel,
+        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(rows),
+        flops=5 * x.type.numel,
     )  # fmt: skip
 
 

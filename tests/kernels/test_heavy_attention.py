@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim
 SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
-KINDS = ["subgroup", "tiled", "decode", "split"]
+KINDS = ["subgroup", "tiled", "shuffled", "decode", "split"]
 VARIANTS = {
     "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
     "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
@@ -47,7 +47,7 @@ def test_attention(size, kind, variant):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_smaller_tiles_and_wide_heads(kind):
-    check((1, 1, 1, 5, 70, 128), kind, more={"QUERIES": 8, "KEYS": 16} if kind == "tiled" else {})
+    check((1, 1, 1, 5, 70, 128), kind, more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {})
 
 
 @pytest.mark.parametrize("queries", [2, 3])
@@ -99,7 +99,11 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
         lanes = (group if group > 1 else 8) * macros.get("RQ", 1) * macros.get("WY", 1)
         kernel = Heavy("attention.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, lanes), q_heads, batch)
-    elif kind == "tiled":
+    elif kind in ("tiled", "shuffled"):
+        if kind == "shuffled":
+            if subgroup_size() % 8:
+                pytest.skip("subgroups are not whole groups of lanes")
+            macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
         kernel = Heavy("attention_tiled.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     else:
