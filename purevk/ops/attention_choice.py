@@ -121,7 +121,7 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
         steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
         if steps and (rows == 8 or -(-_dims.upper(queries) // rows) * groups >= 0.6 * cores):
             step = steps[0] if rows < 32 else min(steps[0], 32)
-            tile = Tiled(rows, step, rows // 4 if rows < 32 else 8)
+            tile = Tiled(rows, step)
             shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % LANES == 0
             if shuffles and tile.groups * LANES % traits.subgroup_size == 0:
                 tile = replace(tile, subgroup=traits.subgroup_size)
