@@ -29,7 +29,7 @@
 //          those. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
 //          vec4): llvmpipe leaves them after that many.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
-//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
 //          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides, offset of x and part
 //          length are multiples of 4.
 //   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim 0 has stride 1.
@@ -173,7 +173,11 @@ State join(State a, State b) {
     return a;
 }
 
-State take(State s, ACC v, int r) { return join(s, State(LOAD(v), r)); }
+// Elements come in the order of their indices.
+State take(State s, ACC v, int r) {
+    ACC e = LOAD(v);
+    return s.i < 0 || ARG_BETTER(e, s.v) || (is_nan(e) && !is_nan(s.v)) ? State(e, r) : s;
+}
 #if SUBGROUP || ROW_PER_SUBGROUP
 State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), subgroupShuffleXor(s.i, d)); }
 #endif
@@ -333,7 +337,8 @@ void main() {
 #else
     int length = n;
 #endif
-    for (int i = ROW_FIRST * each; i < outputs; i += ROW_STEP * each) {
+    for (int first = ROW_FIRST * each; ROW_MORE(first, outputs); first += ROW_STEP * each) {
+        int i = min(first, outputs - each);
         o = i;
 #if SPLIT
 #if COLUMN
@@ -360,7 +365,7 @@ void main() {
         mean = sum / ACC(n);
 #endif
         State s = join_all(scan(base, from, to));
-        if (LANE == 0) store(s, i, n);
+        if (LANE == 0 && first < outputs) store(s, i, n);
 #endif
     }
 }

@@ -13,6 +13,7 @@
 //   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b replaces a
 //   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part goes to totals[row, part]
 //   ROW_PER_INVOCATION 1  an invocation walks along its row, alone
+//   WIDTH       rows that a workgroup has at a time: rows.glslh. Needs TOTALS 0
 //   ITEMS       elements that an invocation takes at a time, if a workgroup has a row
 //   LOCAL       a power of 2, the invocations of a workgroup
 // Grid: rows.glslh, with rows = rows * parts.
@@ -126,17 +127,17 @@ shared State shared_state[LOCAL];
 
 // The join of the states of all invocations before this one; `all` becomes that of all.
 State before(State mine, out State all) {
-    int lane = int(gl_LocalInvocationIndex), count = int(gl_WorkGroupSize.x);
-    shared_state[lane] = mine;
+    int at = int(gl_LocalInvocationIndex), lane = LANE;
+    shared_state[at] = mine;
     barrier();
-    for (int step = 1; step < count; step *= 2) {
-        State other = lane >= step ? shared_state[lane - step] : initial();
+    for (int step = 1; step < LANES; step *= 2) {
+        State other = lane >= step ? shared_state[at - step * WIDTH] : initial();
         barrier();
-        if (lane >= step) shared_state[lane] = join(other, shared_state[lane]);
+        if (lane >= step) shared_state[at] = join(other, shared_state[at]);
         barrier();
     }
-    all = shared_state[count - 1];
-    State made = lane > 0 ? shared_state[lane - 1] : initial();
+    all = shared_state[(LANES - 1) * WIDTH + SIDE];
+    State made = lane > 0 ? shared_state[at - WIDTH] : initial();
     barrier();
     return made;
 }
@@ -148,7 +149,9 @@ void main() {
 #else
     int all_rows = rows;
 #endif
-    for (int i = ROW_FIRST; i < all_rows; i += ROW_STEP) {
+    for (int first_row = ROW_FIRST; ROW_MORE(first_row, all_rows); first_row += ROW_STEP) {
+        int i = min(first_row, all_rows - 1);
+        bool live = first_row < all_rows;
 #if TOTALS
         int row = i / parts, from = (i - row * parts) * part, to = min(row_length, from + part);
 #else
@@ -166,8 +169,8 @@ void main() {
             put(carry, out_base + j * out_step);
         }
 #else
-        for (int start = from; start < to; start += ITEMS * WORKGROUP_SIZE) {
-            int mine = start + int(gl_LocalInvocationIndex) * ITEMS;
+        for (int start = from; start < to; start += ITEMS * LANES) {
+            int mine = start + LANE * ITEMS;
             State s[ITEMS];
             UNROLL for (int k = 0; k < ITEMS; k++) {
                 State e = initial();
@@ -178,7 +181,7 @@ void main() {
             State all;
             State left = join(carry, before(s[ITEMS - 1], all));
             UNROLL for (int k = 0; k < ITEMS; k++)
-                if (mine + k < to) put(join(left, s[k]), out_base + (mine + k) * out_step);
+                if (live && mine + k < to) put(join(left, s[k]), out_base + (mine + k) * out_step);
             carry = join(carry, all);
         }
 #endif

@@ -165,8 +165,11 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
         for value in (x, y)
     )
     rank = type.rank
+    # Neighbouring invocations read neighbouring elements of y.
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
     lead = [f"i{d}" for d in range(rank - 2)]
-    a, b = (", ".join([*lead, f"i{d}", "k"]) for d in (rank - 2, rank - 1))
+    a, b = ", ".join([*lead, f"i{rank - 2}", "k"]), ", ".join([*lead, "k", f"i{rank - 1}"])
     body = _distance(float(p), f"A({a})", f"B({b})")
     return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
 

@@ -20,7 +20,7 @@ NAME = "purevk.map"
 LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
 _VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
-    DType.int16: "i16vec4",
+    DType.int16: "i16vec4", DType.bool: "u8vec4",
 }  # fmt: skip
 
 
@@ -44,8 +44,8 @@ class MapSpec:
         macros: further macros.
         stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a, b, v)`, `R1_PUT`, ...
         pushed: numbers that are parameters of the dispatch even where they are known, so that one pipeline serves many.
-        atomic: the outputs (float32, int32 or int64) are written by `R_ADD(a, b, v)` and (int32) `R_MAX(a, b, v)` alone, by
-            which several invocations may come to one element.
+        atomic: several invocations may come to one element of the outputs, which are written by these alone: `R_ADD(a, b, v)`
+            (float32, int32, int64), `R_MAX(a, b, v)` (int32, from 0 on), `R_JOIN(a, b, v)` (float32, int32): COMBINE(old, v).
         flops: operations per place, for profiles.
     """
 
@@ -103,6 +103,8 @@ class _Writer:
             walked.sort(key=lambda d: -_dims.hint(outputs[0].strides[d]))
         self.walked = walked
         self.vector = self._lane() if by_output and walked else None
+        # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are stored as one vector.
+        self.four = self.vector is None and by_output and bool(walked) and spec.stores and self._stores_four()
         self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
         for name, operand in zip(self.names, self.operands):
             low = name.lower()
@@ -123,11 +125,23 @@ class _Writer:
             if d is None:
                 continue
             step, rest = operand.strides[d], [stride for k, stride in enumerate(operand.strides) if k != d]
-            fits = operand.dtype in _VECTOR and isinstance(step, int) and step == 1
+            fits = operand.dtype in _VECTOR and operand.dtype is not DType.bool and isinstance(step, int) and step == 1
             numbers = (operand.dims[d], operand.offset, *rest)
             if not fits or any(_dims.gcd_of(number) % 4 for number in numbers):
                 return None
         return dims
+
+    def _stores_four(self) -> bool:
+        if " for (" in f" {self.spec.body}" or self.spec.template != "map.comp":
+            return False
+        inner = self.walked[-1]
+        for operand in self.outputs:
+            step, rest = operand.strides[inner], [stride for d, stride in enumerate(operand.strides) if d != inner]
+            if operand.dtype not in _VECTOR or not (isinstance(step, int) and step == 1):
+                return False
+            if any(_dims.gcd_of(number) % 4 for number in (operand.dims[inner], operand.offset, *rest)):
+                return False
+        return True
 
     def emit(self, label: str) -> None:
         lowering, spec = self.lowering, self.spec
@@ -135,7 +149,7 @@ class _Writer:
         macros.update(spec.macros)
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
-        macros["BODY"] = spec.body
+        macros["BODY"] = self._body()
         macros["T_R"] = self._type(len(self.inputs))
         declared, push, constants = [], [], {}
         text = " ".join((*macros.values(), spec.body))
@@ -153,7 +167,7 @@ class _Writer:
         if any(operand.dtype is DType.int64 for operand in self.operands):
             macros["HAS_INT64"] = "1"
         count = _dims.product(self.sizes)
-        work = _dims.ceil_div(count, 4) if self.vector else count
+        work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
         constants[LOCAL_ID] = local
         buffers = []
@@ -171,7 +185,8 @@ class _Writer:
 
     def _declare(self, number: int, text: str) -> str:
         dtype = self.operands[number].dtype
-        element = _VECTOR[dtype] if self._as_vector(number) else dtype.glsl
+        whole = self._as_vector(number) or self.four and number >= len(self.inputs)
+        element = _VECTOR[dtype] if whole else dtype.glsl
         if self.spec.atomic and number >= len(self.inputs):
             return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ uint b{number}[]; }};"
         name = self.names[number]
@@ -226,21 +241,44 @@ class _Writer:
             value = f"pv_opaque({value})"
         return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
 
+    def _element(self, dtype: DType, value: str) -> str:
+        if dtype is DType.bool:
+            value = f"({value} != 0 ? 1 : 0)"
+        return f"pv_opaque({value})" if dtype.itemsize < 4 else value
+
     def _coordinates(self) -> str:
         out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
-        out.append(f"int rest = int(id){' * 4' if self.vector else ''};")
+        out.append(f"int rest = int(id){' * 4' if self.vector or self.four else ''};")
         for n, d in enumerate(reversed(self.walked)):
             if n + 1 < len(self.walked):
                 out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
             else:
                 out.append(f"int i{d} = rest;")
-        if self.spec.stores:
-            first = len(self.inputs)
-            out += [f"{self._type(first + n)} r{n or ''};" for n in range(len(self.outputs))]
+        if self.four:
+            out += [f"int first = i{self.walked[-1]};", *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs)))]
+        elif self.spec.stores:
+            out += self._results()
         return " ".join(out)
+
+    def _results(self) -> list[str]:
+        return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]
+
+    def _body(self) -> str:
+        if not self.four:
+            return self.spec.body
+        kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
+        each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
+        return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
 
     def _store(self) -> str:
         out = []
+        if self.four:
+            for n, operand in enumerate(self.outputs):
+                given = {f"c{d}": f"i{d}" for d in range(len(operand.dims))}
+                place = re.sub(r"\bc\d+\b", lambda match: given[match[0]], self._place(f"R{n or ''}", operand))
+                values = ", ".join(self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4))
+                out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {_VECTOR[operand.dtype]}({values});")
+            return " ".join(out)
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
         return " ".join(out)
@@ -248,11 +286,16 @@ class _Writer:
 
 def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str) -> dict[str, str]:
     """The macros that add to an element of a buffer of 32-bit words, or raise it to a number."""
-    if dtype is DType.float32:
-        add = (
-            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was = atomicCompSwap({buffer}[at], old,"
-            f" floatBitsToUint(uintBitsToFloat(old) + (v))); if (was == old) break; old = was; }} }}"
+    number, bits = ("uintBitsToFloat", "floatBitsToUint") if dtype.is_float else ("int", "uint")
+
+    def exchange(made: str) -> str:
+        return (
+            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was = atomicCompSwap({buffer}[at], old, {bits}({made}));"
+            " if (was == old) break; old = was; } }"
         )
+
+    if dtype is DType.float32:
+        add = exchange("uintBitsToFloat(old) + (v)")
     elif dtype is DType.int64:
         # The words one after the other: what the lower one carries is added to the upper one.
         add = (
@@ -263,6 +306,7 @@ def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str) -> di
         add = f"atomicAdd({buffer}[{place}], uint(v))"
     return {
         f"{name}_ADD({given}, v)": add,
+        f"{name}_JOIN({given}, v)": exchange(f"COMBINE({number}(old), (v))"),
         # The words of a winner begin at 0, and grow.
         f"{name}_MAX({given}, v)": f"atomicMax({buffer}[{place}], uint(v))",
     }

@@ -1,9 +1,9 @@
 """Random numbers: Philox 4x32-10, counted by element, call and operator.
 
-The bits of element n at the k-th call (from 0 on) of random operator number m of a program are
-`philox(counter=(n, k, m, 0), key=(seed, 0))`, with the seed that the knob PUREVK_SEED gives. A float32 in [0, 1) is the upper 24
-bits of the first word; a normally distributed number is made of the first two by Box and Muller's method; an integer in
-[low, high) is low + the upper half of the product of the first word and high - low.
+The bits of element n at the k-th call (from 0 on) of random operator number m of a program are word n % 4 of
+`philox(counter=(n // 4, k, m, 0), key=(seed, 0))`, with the seed that the knob PUREVK_SEED gives. A float32 in [0, 1) is the upper
+24 bits; an integer in [low, high) is low + the upper half of the product of the bits and high - low. Normally distributed
+numbers are made in pairs by Box and Muller's method, of words 0 and 1, and 2 and 3.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.lowering import Lowering
-from purevk.ops.map_kernel import MapSpec, acc_of, emit_map
+from purevk.ops.map_kernel import MapSpec, emit_map
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.sort import sort
 
 NAME = "purevk.random"
-_TEXT = {
-    "uniform": "pv_uniform(bits.x)", "normal": "pv_normal(bits.x, bits.y)",
-    "integers": "low + {acc}(pv_high(bits.x, uint(span)))", "bits": "int(bits.x)",
-}  # fmt: skip
-
-
 def _shape(calls: TensorType, kind: str, number: int, seed: int, sizes: tuple, dtype: DType, low: Any, span: Any) -> TensorType:
     return TensorType(dtype, tuple(sizes))
 
@@ -35,13 +29,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
     place = "0"
     for d in range(len(out.dims)):
         place = f"({place} * size_{d} + i{d})"
+    more = ", low, span" if kind == "integers" else ""
     body = (
-        f"uvec4 bits = pv_philox(uvec4(uint({place}), uint(CALLS(0)), uint(number), 0u), uvec2({seed & 0xFFFFFFFF}u, 0u));"
-        f" r = {_TEXT[kind].format(acc=acc_of(out.dtype))};"
+        f"int place = {place}; uvec4 bits = pv_philox(uvec4(uint(place >> 2), uint(CALLS(0)), uint(number), 0u),"
+        f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, place & 3{more}, r);"
     )
     # Numbers, not text: one kernel serves all random operators of a kind.
     names = ("number", "low", "span") if kind == "integers" else ("number",)
-    spec = MapSpec(body, ("CALLS",), names, pushed=names)
+    lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
+    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes)
     numbers = [number, low, span] if kind == "integers" else [number]
     emit_map(lowering, spec, [calls], numbers, [out])
     emit_map(lowering, MapSpec("R_PUT(0, R(0) + 1);", (), stores=False), [], [], [calls], (1,))

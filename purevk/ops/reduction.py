@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
@@ -125,9 +125,14 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     long = lowering.traits.max_iterations if lowering.traits.is_cpu else max(4096, _dims.upper(outputs))
     if _dims.upper(inner[0] * inner[1]) > long:
         column = False
+    team = 0 if lowering.traits.is_cpu or not (column and fast_outer) else _team(lowering, outputs, inner[0] * inner[1])
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
-    if column:
+    if team:
+        vector = False
+        macros.update({"WIDTH": TEAM_WIDTH, "LOCAL": team})
+        local, grid = team, lowering.linear_grid(outputs, TEAM_WIDTH)
+    elif column:
         vector = reads_vectors and fast_outer and not how.variance and gcd4(outer[0], inner_steps[1], out.offset, *rest)
         local = 64
         per = _dims.ceil_div(outputs, 4) if vector else outputs
@@ -149,6 +154,17 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         "reduce.comp", buffers, macros=macros, params=params, constants={100: local},
         specialize=lowering.fixed(len(params)), grid=grid, flops=x.type.numel,
     )  # fmt: skip
+
+
+TEAM_WIDTH = 32  # neighbouring columns that a workgroup takes
+
+
+def _team(lowering: Lowering, columns: Size, length: Size) -> int:
+    """Invocations of a workgroup, where columns are too few to keep a device busy with one invocation each; 0 elsewhere."""
+    lanes, most = 32, lowering.traits.max_invocations // TEAM_WIDTH
+    while lanes > most or lanes > 2 and (lanes * 8 > _dims.upper(length) or lanes * _dims.upper(columns) > 2**19):
+        lanes //= 2
+    return lanes * TEAM_WIDTH if lanes * 4 <= _dims.upper(length) and _dims.upper(columns) < 2**17 else 0
 
 
 def _computing(kind: str, source: DType, target: DType) -> str:

@@ -80,9 +80,11 @@ def emit_scan(
     if traits.is_cpu:
         alone = long <= traits.max_iterations and many >= 8
     else:
-        alone = long <= 64 or many >= 8192 and long <= 4096
+        alone = long <= 64 or many >= 2**16 and long <= 4096
     cut = not alone and not how.beats and long >= 4 * PART and many < 64
     local = 64 if traits.is_cpu else min(256, traits.max_invocations)
+    # Columns beside one another are walked together.
+    columns = not (alone or cut or traits.is_cpu) and bool(mine) and not _is_one(step) and _is_one(mine[0])
     macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": how.start, "COMBINE(a, b)": how.combine, "LOCAL": local}
     buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
     if how.beats:
@@ -96,6 +98,8 @@ def emit_scan(
         macros["TOTALS"] = 1
     if alone:
         macros["ROW_PER_INVOCATION"] = 1
+    if columns:
+        macros.update({"WIDTH": 32, "ITEMS": 16})
     pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, rows, length, step, out_step, *pad(mine, 4, 0), *pad(theirs, 4, 0), *pad(sizes, 3, 1), PART, parts,
@@ -104,10 +108,14 @@ def emit_scan(
     groups = rows * parts
     lowering.dispatch(
         "scan.comp", buffers, macros=macros, params=params, constants={100: local},
-        grid=lowering.linear_grid(groups, local if alone else 1), flops=rows * length,
+        grid=lowering.linear_grid(groups, local if alone else 32 if columns else 1), flops=rows * length,
     )  # fmt: skip
     if cut:
         _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 _ACC_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64}

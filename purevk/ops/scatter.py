@@ -2,8 +2,8 @@
 
 A row is what the indices do not choose between. One invocation takes the entries of its row in their order, so that the
 result is the same at every call, and of several entries for one element the last holds, as on torch's CPU. Where there are
-many entries for few rows, every entry is an invocation of its own: sums are then made with atomic operations, and for
-writes a first pass finds the last entry of each element.
+many entries for few rows, every entry is an invocation of its own: sums and the like are then made with atomic operations, and
+for writes a first pass finds the last entry of each element.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ NAME = "purevk.scatter"
 _COMBINE = {
     "set": "b", "add": "a + b", "prod": "a * b", "amax": "pv_max(a, b)", "amin": "pv_min(a, b)", "mean": "a + b",
 }  # fmt: skip
-_PARALLEL = (DType.float32, DType.int32, DType.int64)
+
+
+def _parallel(dtype: DType) -> tuple[str, ...]:
+    """What can be done to elements of a dtype by several invocations at once."""
+    if dtype in (DType.float32, DType.int32):
+        return ("set", "add", "prod", "amax", "amin")
+    return ("set", "add") if dtype is DType.int64 else ("set",)
 
 
 def _shape(
@@ -115,7 +121,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     kernel = _Emitter(lowering, out, places, inputs, entry)
     if mode == "mean":
         kernel.mean(include_self)
-    elif include_self and _many_for_few(lowering, places) and (mode == "add" and out.dtype in _PARALLEL or mode == "set"):
+    elif include_self and _many_for_few(lowering, places) and mode in _parallel(out.dtype):
         kernel.at_once(mode)
     else:
         if not include_self:
@@ -149,11 +155,12 @@ class _Emitter:
         self.numbers.update({f"x_size_{d}": out.dims[d] for d in places.chosen})
 
     def _emit(self, body: str, outputs: Sequence[Operand], over: Sequence[Size], more: dict[str, Size], atomic: bool = False,
-              inputs: dict[str, Operand] | None = None) -> None:  # fmt: skip
+              inputs: dict[str, Operand] | None = None, combine: str = "") -> None:  # fmt: skip
         named = {**self.numbers, **more}
         used = {**self.inputs, **(inputs or {})}
         used = {name: operand for name, operand in used.items() if f"{name}(" in body}
-        spec = MapSpec(body, tuple(used), tuple(named), stores=False, atomic=atomic, flops=1)
+        macros = (("COMBINE(a, b)", combine),) if combine else ()
+        spec = MapSpec(body, tuple(used), tuple(named), macros=macros, stores=False, atomic=atomic)
         emit_map(self.lowering, spec, list(used.values()), list(named.values()), outputs, over)
 
     def each(self, made: str, mode: str) -> None:
@@ -175,8 +182,9 @@ class _Emitter:
         places = self.places
         decode = places.decode(f"i{len(places.rows)}")
         over = (*places.rows, places.count)
-        if mode == "add":
-            self._emit(f"{decode} R_ADD({self.target}, {self.entry});", [self.out], over, {}, atomic=True)
+        if mode != "set":
+            join = "R_ADD" if mode == "add" else "R_JOIN"
+            self._emit(f"{decode} {join}({self.target}, {self.entry});", [self.out], over, {}, atomic=True, combine=_COMBINE[mode])
             return
         winner = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
         nothing = MapSpec("r = 0;", ())

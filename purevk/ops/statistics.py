@@ -77,9 +77,9 @@ row("aten.aminmax.default", _aminmax_shape, _aminmax)
 
 # -- variance ----------------------------------------------------------------------------------------------------------
 def _variance(correction: Any, root: bool) -> Reduction:
-    correction = 1 if correction is None else correction
-    text = f"a / max(float(n) - ({float(correction)!r}), 0.0)"
-    return Reduction(finish=f"sqrt({text})" if root else f"({text})", variance=True)
+    less = float(1 if correction is None else correction)
+    text = f"(float(n) > {less!r} ? a / (float(n) - {less!r}) : a > 0.0 ? PV_INF : PV_NAN)"
+    return Reduction(finish=f"sqrt({text})" if root else text, variance=True)
 
 
 def _spread(builder: Any, x: Value, dims: Sequence[int], correction: Any, keepdim: bool, root: bool, dtype: DType) -> Value:

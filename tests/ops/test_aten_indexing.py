@@ -95,6 +95,9 @@ def test_many_entries_for_few_rows():
         last[row, column] = value
     cases += [Case(aten.index_put.default, (x, [rows, columns], values), expected=last)]
     cases += [Case(aten.scatter_reduce.two, (tensor(3), 0, places(70001, below=3), tensor(70001), "amax"))]
+    for how, dtype in [("amin", torch.float32), ("amax", torch.int32), ("prod", torch.int32)]:
+        source = tensor(5000, dtype=dtype)
+        cases.append(Case(aten.scatter_reduce.two, (tensor(5, dtype=dtype), 0, places(5000, below=5), source, how)))
     check(cases)
 
 

@@ -30,19 +30,21 @@ def test_known_answers_of_the_reference():
     assert philox([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-def test_numbers_follow_from_element_call_operator_and_seed(monkeypatch):
+@pytest.mark.parametrize("shape", [(3, 5), (3, 8)], ids=str)
+def test_numbers_follow_from_element_call_operator_and_seed(monkeypatch, shape):
     monkeypatch.setenv("PUREVK_SEED", "1234567")
 
     def run(x):
         return torch.rand_like(x), torch.rand_like(x)
 
-    with program_of(run, (tensor(3, 5),)) as program:
+    x = tensor(*shape)
+    with program_of(run, (x,)) as program:
         for call in range(3):
-            for operator, made in enumerate(program.forward(tensor(3, 5))):
-                wanted = [(philox([n, call, operator, 0], [1234567, 0])[0] >> 8) * 2.0**-24 for n in range(15)]
+            for operator, made in enumerate(program.forward(x)):
+                wanted = [(philox([n // 4, call, operator, 0], [1234567, 0])[n % 4] >> 8) * 2.0**-24 for n in range(x.numel())]
                 assert made.flatten().tolist() == wanted
         program.reset_state()
-        assert program.forward(tensor(3, 5))[0][0, 0].item() == (philox([0, 0, 0, 0], [1234567, 0])[0] >> 8) * 2.0**-24
+        assert program.forward(x)[0][0, 0].item() == (philox([0, 0, 0, 0], [1234567, 0])[0] >> 8) * 2.0**-24
 
 
 def test_distributions():
