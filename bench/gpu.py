@@ -358,7 +358,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import torch
 
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        if torch.cuda.is_available():
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     except ImportError:
         parser.error("torch is not installed; it builds the models and answers what they should give")
     found, rows = machine(), []

@@ -37,6 +37,14 @@ def describe_inputs(graph: Graph) -> str:
     return ", ".join(_describe(value) for value in graph.inputs)
 
 
+def describe_given(graph: Graph, arrays: Sequence[Any]) -> str:
+    """The inputs of a call as text: "float32[1,3,224,224], int64[1,7]"."""
+    return ", ".join(
+        f"{value.type.dtype.name}[{','.join(map(str, array.shape))}]" if isinstance(value, Value) else _describe(value)
+        for value, array in zip(graph.inputs, arrays)
+    )
+
+
 def _describe(value: Any) -> str:
     if isinstance(value, Value):
         sizes = [str(s) if isinstance(s, int) else f"{s}<={_dims.upper(s)}" for s in value.type.dims]

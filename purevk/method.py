@@ -11,7 +11,7 @@ import numpy as np
 
 from purevk.errors import FileFormatError, GraphError, InputError
 from purevk.graph.executable import Executable, make_plan
-from purevk.inputs import describe_inputs, read_inputs
+from purevk.inputs import describe_given, describe_inputs, read_inputs
 from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.passes.pipeline import optimize
@@ -144,14 +144,16 @@ class Method:
         first = self.specializations[0]
         sizes = [tuple(array.shape) if isinstance(array, np.ndarray) else None for array in arrays]
         if first.above_bounds(first.environment(arrays)):
-            grown = self._grow(first, sizes)
+            grown = self._grow(first, sizes, arrays)
             env = {} if grown is None else grown.environment(arrays)
             if grown is not None and grown.serves(env):
                 return grown, env
-        made = self._checked(sizes, sizes)
+        made = self._checked(sizes, arrays)
         return made, made.environment(arrays)
 
-    def _grow(self, first: Specialization, sizes: list[tuple[int, ...] | None]) -> Specialization | None:
+    def _grow(
+        self, first: Specialization, sizes: list[tuple[int, ...] | None], arrays: Sequence[Any]
+    ) -> Specialization | None:
         """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next power of two; None where
         the method does not take bounds of its own."""
         wanted: list[tuple[int | Bound, ...] | None] = []
@@ -167,7 +169,7 @@ class Method:
         where = f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})"
         if self.program.bounds == "strict":
             raise InputError(
-                f"inputs of sizes {[list(size) for size in sizes if size is not None]} are above the exported bounds", where=where,
+                f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}", where=where,
                 next="load the program with bounds=\"grow\", or export it with larger bounds",
             )  # fmt: skip
         _log.warning("%s: inputs above the exported bounds; lowering again for larger ones", where)
@@ -176,13 +178,13 @@ class Method:
         except (FileFormatError, GraphError):
             return None
 
-    def _checked(self, wanted: Sizes, sizes: Sequence[tuple[int, ...] | None]) -> Specialization:
+    def _checked(self, wanted: Sizes, arrays: Sequence[Any]) -> Specialization:
         try:
             return self._prepare(wanted)
         except (FileFormatError, GraphError) as error:
             # The file was sound within its bounds: it is these sizes that do not go together.
             raise InputError(
-                f"the method does not take inputs of these sizes: {[list(size) for size in sizes if size is not None]}",
+                f"the method does not take inputs of these sizes: {describe_given(self.graph, arrays)}",
                 where=f"{self.program.name}, method {self.name}({describe_inputs(self.graph)})",
                 why=f"{error.what}: {error.why}", next="pass sizes that belong together and lie within the exported bounds",
             ) from error  # fmt: skip
