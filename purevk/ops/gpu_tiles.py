@@ -2,11 +2,13 @@
 
 The model counts what an invocation does in a step along K, and how many steps follow one another on a processor:
 
-    start + steps * (rounds * latency + load * work) + what ends it
+    start + code + steps * (rounds * latency + load * work) + what ends it
 
-`rounds` are the times that a processor is filled with workgroups, `load` the workgroups a processor gets in all. Its
-constants are microseconds measured on an NVIDIA H200 over products and convolutions of 1 to 12544 rows; only their ratios
-matter, and they are alike enough on other GPUs: latency against throughput, and how much there is of each.
+`rounds` are the times that a processor is filled with workgroups, `load` the workgroups a processor gets in all. `code` is
+the time to fetch the unrolled loop: between two runs of a kernel others have filled the instruction cache. The constants
+are microseconds measured on an NVIDIA H200 over products and convolutions of 1 to 12544 rows, alone and among the other
+layers of models; only their ratios matter, and they are alike enough on other GPUs: latency against throughput, and how
+much there is of each.
 """
 
 from __future__ import annotations
@@ -118,10 +120,10 @@ class Tiled(GpuChoice):
         steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
         rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
         loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (1 if problem.vectors[1] else 4)
-        fma = self.tile_k / self.slices * self.thread_m * self.thread_n
-        work = 2.5e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads
-        latency = 0.33 if problem.window else 0.29
-        return 4.4 + steps * (latency * rounds + load * work) + 7e-4 * (self.slices - 1) * load
+        fma = self.tile_k // self.slices * self.thread_m * self.thread_n
+        work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads
+        latency = 0.26 + (0.03 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0)
+        return 3.6 + 0.003 * fma + steps * (latency * rounds + load * work) + 0.02 * (self.slices - 1) * load
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,10 @@ class Units(GpuChoice):
         loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (1 if problem.vectors[1] else 4)
         products = self.tile_m * self.tile_n * self.tile_k / 4096
         work = 2.3e-4 * loads * self.tile_k / 4 + 2.8e-4 * products
-        latency = 0.5 if problem.window else 0.13
+        latency = 0.13 + (0.08 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0)
         fragments = self.sub_m * self.sub_n / 256
-        return 3.64 + steps * (latency * rounds + load * work) + 0.27 * fragments * (1 + load * self.threads / 512)
+        code = 0.05 * fragments * self.tile_k / self.slices / 16
+        return 3.5 + code + steps * (latency * rounds + load * work) + 0.2 * fragments * (1 + load * self.threads / 512)
 
 
 @dataclass(frozen=True)
@@ -217,18 +220,17 @@ class Vector(GpuChoice):
         steps = _ceil(problem.k, 4 * self.slices)
         rounds, load = _load(traits, groups, self.threads, 16 * self.chunk * self.threads)
         loads = (4 if problem.vectors[1] else 16) + self.rows * (1 if problem.vectors[0] else 4)
-        read, fma = (3.1e-5, 8.9e-6) if problem.half else (5.5e-5, 5.5e-6)
-        work = self.threads * (read * loads + fma * 16 * self.rows)
-        start = 3.9 if problem.half else 3.6
-        return start + steps * (0.21 * rounds + load * work) + 3.3e-4 * self.rows * self.threads * load
+        work = self.threads * (5.5e-5 * loads + 5e-6 * 16 * self.rows)
+        code = 0.002 * (8 * loads + 16 * self.rows)
+        return 3.4 + code + steps * (0.22 * rounds + load * work) + 2.8e-4 * self.rows * self.threads * load
 
 
 _TILES = (
     (16, 32, 64, 4, 4, 4), (32, 32, 32, 4, 4, 1), (32, 32, 64, 4, 4, 2), (32, 32, 64, 4, 4, 4), (64, 32, 32, 4, 4, 1),
-    (64, 32, 64, 4, 4, 2), (64, 64, 16, 4, 4, 1), (64, 64, 16, 8, 8, 1), (64, 64, 32, 8, 4, 2), (64, 64, 32, 4, 8, 1),
+    (64, 32, 64, 4, 4, 2), (64, 64, 16, 4, 4, 1), (64, 64, 16, 8, 8, 1), (64, 64, 32, 4, 8, 1),
 )  # fmt: skip
-# Longer steps along K: better for products, whose addresses are simple.
-_LONG_TILES = ((16, 16, 128, 4, 4, 8), (32, 32, 128, 4, 4, 4), (128, 64, 16, 8, 8, 1))
+# Longer code: for products, whose addresses are simple.
+_LONG_TILES = ((16, 16, 128, 4, 4, 8), (32, 32, 128, 4, 4, 4), (64, 64, 32, 8, 4, 2), (128, 64, 16, 8, 8, 1))
 _UNITS = (
     (32, 32, 32, 16, 16, 1), (32, 32, 64, 16, 16, 1), (32, 32, 128, 16, 16, 2), (32, 32, 128, 16, 16, 4),
     (16, 32, 128, 16, 16, 4), (16, 16, 256, 16, 16, 8), (64, 64, 64, 16, 32, 1), (64, 64, 64, 32, 32, 1),
