@@ -83,10 +83,35 @@ def emit_embedding(
     builder: Any, weight: Value, scales: Value, zeros: Value | None, indices: Value, bits: int, high_first: bool, dtype: DType
 ) -> Value:
     """Rows of a table as `dtype`; scales and zeros are [V] or [V, groups]."""
-    rows = weight.type.dims[0]
+    rows, pitch = weight.type.dims
     scales = by_rows(builder, scales, rows)
     zeros = None if zeros is None else by_rows(builder, zeros, rows)
-    return builder.emit(NAME, weight, scales, zeros, indices, bits, high_first, dtype)
+    most = rows if not weight.type.is_static else max(builder.traits.max_storage_range // pitch // 64 * 64, 64)
+    if rows <= most:
+        return builder.emit(NAME, weight, scales, zeros, indices, bits, high_first, dtype)
+    # A table that one binding cannot span: each part gives its own rows, and a comparison picks them.
+    made, column = None, builder.emit("aten.unsqueeze.default", indices, -1)
+    for start in range(0, rows, most):
+        end = min(start + most, rows)
+        parts = [None if v is None else builder.emit("aten.slice.Tensor", v, 0, start, end, 1) for v in (weight, scales, zeros)]
+        own = builder.emit("aten.sub.Tensor", indices, start, 1)
+        found = builder.emit(NAME, *parts, own, bits, high_first, dtype)
+        after = made and builder.emit("aten.ge.Tensor", column, start)
+        made = found if made is None else builder.emit("aten.where.self", after, found, made)
+    return made
+
+
+def _table_shape(weight: TensorType, scales: TensorType, indices: TensorType, dtype: DType = REAL) -> TensorType:
+    return TensorType(dtype, (*indices.dims, weight.dims[1]))
+
+
+def _expand_table(builder: Any, node: Node) -> Value:
+    weight, scales, indices, dtype = node.args
+    return emit_embedding(builder, weight, scales, None, indices, 8, False, dtype)
+
+
+# Rows of an int8 table with scales [V] or [V, groups].
+register(Operator("purevk.quantized_table", _table_shape, Rewrite(_expand_table, supports)))
 
 
 # -- et_vk -------------------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ def _shape(
     x_zero: Any = 0, bias: TensorType | None = None, bits: int = 8, high_first: bool = False, group: int = 0,
     dtype: DType = REAL, out: tuple[float, int, int] | None = None, epilogue: Any = None, extras: tuple = (),
 ) -> TensorType:  # fmt: skip
-    """x [M, K] float, or int8 with `sums` [N, G]; weight [N, bytes]; scales [N, G]; `out`: scale, zero point and least code
-    of an int8 result."""
+    """x [M, K] float, or int8 with `sums`; weight [N, bytes]; scales and sums [N, groups]; `out`: scale, zero point and
+    least code of an int8 result."""
     if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
         raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
     if isinstance(x.dims[1], int) and x.dims[1] * bits > weight.dims[1] * 8:
@@ -182,12 +182,30 @@ def emit_product(
     if isinstance(x_scale, Value):
         x_scale = _row_parameter(builder, x_scale, rows, REAL, REAL)
         x_zero = _row_parameter(builder, x_zero, rows, DType.int32, DType.int8)
-    if weight in builder.graph.constants and weight.type.dims[1] % 16:
+    n, pitch = weight.type.dims
+    if weight in builder.graph.constants and pitch % 16 and weight.type.nbytes <= builder.traits.max_storage_range:
         weight = builder.emit("purevk.align_rows", weight, 16)
-    product = builder.emit(
-        NAME, flat, weight, scales, sums, x_scale, x_zero, bias, bits, high_first, group, dtype, out, None, ()
-    )
-    return builder.emit("aten.view.default", product, (*x.type.dims[:-1], weight.type.dims[0]))
+    # A weight that one binding cannot span goes by parts.
+    most = n if not weight.type.is_static else max(builder.traits.max_storage_range // pitch // 64 * 64, 64)
+    parts = []
+    for start in range(0, n, most):
+        end = start + most
+        part = builder.emit(
+            NAME, flat, _part(builder, weight, start, end, False), _part(builder, scales, start, end),
+            _part(builder, sums, start, end), x_scale, x_zero, _part(builder, bias, start, end), bits, high_first, group,
+            dtype, out, None, (),
+        )  # fmt: skip
+        parts.append(part)
+    product = parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), 1)
+    return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+
+
+def _part(builder: Any, value: Value | None, start: int, end: int, copy: bool = True) -> Value | None:
+    """Some rows of a tensor, copied (once, if they are constant) or where they are; None if there is no tensor."""
+    if value is None or start == 0 and end >= value.type.dims[0]:
+        return value
+    part = builder.emit("aten.slice.Tensor", value, 0, start, min(end, value.type.dims[0]), 1)
+    return builder.emit("purevk.copy", part) if copy else part
 
 
 def _row_parameter(builder: Any, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
@@ -201,6 +219,22 @@ def _result(x: TensorType, weights: TensorType) -> TensorType:
     if x.rank < 1 or weights.rank != 2:
         raise ShapeError(f"cannot apply a linear layer with weight {weights} to {x}")
     return x.with_dims((*x.dims[:-1], weights.dims[0]))
+
+
+def _linear_shape(
+    x: TensorType, weight: TensorType, scales: TensorType, group: int, bias: TensorType | None = None
+) -> TensorType:
+    return _result(x, weight)
+
+
+def _expand_linear(builder: Any, node: Node) -> Value:
+    x, weight, scales, group, bias = node.args
+    scales = by_rows(builder, scales, weight.type.dims[0])
+    return emit_product(builder, x, weight, scales, group=group, bias=bias, dtype=node.result.type.dtype)
+
+
+# A linear layer with an int8 weight, scales [N] or [N, groups], and numbers for activations.
+register(Operator("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, _supports)))
 
 
 # -- float activations -------------------------------------------------------------------------------------------------

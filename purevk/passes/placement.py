@@ -21,7 +21,12 @@ _NEEDS = {
 
 
 # Operators that take a large weight in parts.
-_SPLIT = {"aten.linear.default", "aten.embedding.default"}
+_SPLIT = {
+    "aten.linear.default", "aten.embedding.default", "aten._weight_int8pack_mm.default", "et_vk.linear_qcs4w.default",
+    "et_vk.linear_q4gsw.default", "et_vk.linear_dq8ca_q4gsw.default", "et_vk.linear_q8ta_q8csw.default",
+    "et_vk.q8ta_linear.default", "et_vk.embedding_q4gsw.default", "quantized_decomposed.embedding_byte.default",
+    "quantized_decomposed.embedding_4bit.default", "quantized_decomposed.embedding_2bit.default",
+}  # fmt: skip
 
 
 # Pointwise operators that need no function which GLSL has for float alone.

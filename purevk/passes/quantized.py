@@ -8,8 +8,6 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.ops.quantize import Blocks
-from purevk.ops.quantized_embedding import emit_embedding
-from purevk.ops.quantized_linear import by_rows, emit_product
 from purevk.ops.registry import ShapeError
 from purevk.passes.rewrite import Rewriter, each_node
 
@@ -44,16 +42,12 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             weight = _weight(rewriter, graph, made, node.args[0])
             if weight is None:
                 return None
-            dtype = node.result.type.dtype
-            return emit_embedding(rewriter, weight.codes, weight.scales, None, node.args[1], 8, False, dtype)
+            return rewriter.emit("purevk.quantized_table", weight.codes, weight.scales, node.args[1], node.result.type.dtype)
         else:
             return None
         if weight is None or x.type.dtype not in (DType.float32, DType.float16):
             return None
-        scales = by_rows(rewriter, weight.scales, weight.codes.type.dims[0])
-        return emit_product(
-            rewriter, x, weight.codes, scales, group=weight.group, bias=bias, dtype=node.result.type.dtype
-        )
+        return rewriter.emit("purevk.quantized_linear", x, weight.codes, weight.scales, weight.group, bias)
 
     return each_node(graph, visit)
 

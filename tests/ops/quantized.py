@@ -34,10 +34,13 @@ def pad_last(values: torch.Tensor, multiple: int) -> torch.Tensor:
 @contextlib.contextmanager
 def kernels_of(device: str) -> Iterator[None]:
     """Kernels are chosen as for another device while this is entered: "cpu" is the software device as it is, "gpu" has its
-    features but is a GPU with few cores, "plain" is a GPU without subgroup arithmetic and integer dot products."""
+    features but is a GPU with few cores, "plain" is a GPU without subgroup arithmetic and integer dot products, "small" is the
+    software device with bindings of 2048 bytes."""
     shared = context()
     traits = shared.traits
-    if device != "cpu":
+    if device == "small":
+        shared.traits = replace(traits, max_storage_range=2048)
+    elif device != "cpu":
         lacking = {"subgroup_arithmetic", "integer_dot_product"} if device == "plain" else set()
         shared.traits = replace(traits, is_cpu=False, cores=1, features=traits.features - lacking)
     try:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
-from tests.ops.quantized import pack_high_first, pack_low_first, run  # noqa: E402
+from tests.ops.quantized import kernels_of, pack_high_first, pack_low_first, run  # noqa: E402
 
 
 def pack_2bit(codes: torch.Tensor) -> torch.Tensor:
@@ -80,3 +80,11 @@ def test_executorchs_own_functions():
         assert torch.equal(packed.view(torch.uint8), PACK[bits](codes).view(torch.uint8))
         made = getattr(space, NAMES[bits])(packed, scales, None, -top, top - 1, indices)
         torch.testing.assert_close(made, rows_of(codes, scales, None, indices), rtol=0, atol=0)
+
+
+def test_table_larger_than_a_binding():
+    codes, scales = table(300, 32, 4), tensor(300, 1, seed=1)
+    indices = torch.tensor([0, 63, 64, 127, 128, 299], dtype=torch.int32)
+    with kernels_of("small"):
+        have = run("et_vk.embedding_q4gsw.default", (pack_low_first(codes), scales, 32, indices, True), constants=(0, 1))
+    torch.testing.assert_close(have, rows_of(codes, scales, None, indices), rtol=0, atol=0)

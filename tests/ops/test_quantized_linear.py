@@ -203,3 +203,13 @@ def test_rows_that_vary(device):
             codes = torch.clamp(torch.round(x * (1 / scale)[..., None]) + zero[..., None], -128, 127)
             numbers = (codes - zero[..., None]).double() * scale[..., None].double()
             close(program.forward(x), numbers @ grouped(w, s, 32).T)
+
+
+def test_weight_larger_than_a_binding():
+    """200 rows of 32 bytes in parts of 64."""
+    x, w, s, bias = tensor(1, 64), weight_codes(200, 64, 4), tensor(200, 2, low=0.01, high=0.2), tensor(200)
+    with kernels_of("small"):
+        args = (x, pack_low_first(w), s.T.contiguous(), 32, bias)
+        have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2, 4))
+    assert templates.count("qmatvec.comp") == 4, templates
+    close(have, x.double() @ grouped(w, s, 32).T + bias.double())

@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 import torch
+import torch.ao.quantization.fx._decomposed  # noqa: F401, registers quantized_decomposed
 
 from purevk.ir import Graph, Value
 
