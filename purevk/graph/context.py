@@ -8,6 +8,7 @@ import weakref
 
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
+from purevk.errors import ShaderCompilerError
 from purevk.graph.kernels import KernelStore
 from purevk.memory_planner import ALIGNMENT
 from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits

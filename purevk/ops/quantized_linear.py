@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Layout, Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import bits_of, gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
