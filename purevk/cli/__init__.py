@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -10,16 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from purevk import __version__
-from purevk.cli import bench, doctor, info, inspect, ops, run, warmup
 from purevk.cli.command import Command
 from purevk.cli.output import Output, error_data, show_error
 from purevk.errors import InputError, PurevkError
 
-COMMANDS: tuple[Command, ...] = tuple(module.COMMAND for module in (info, inspect, run, bench, ops, warmup, doctor))
+NAMES = ("info", "inspect", "run", "bench", "ops", "warmup", "doctor")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def load_commands(names: Sequence[str] = NAMES) -> tuple[Command, ...]:
+    """Subcommands by name. Only their modules are imported, so that `doctor` works where the others cannot."""
+    return tuple(importlib.import_module(f"purevk.cli.{name}").COMMAND for name in names)
+
+
+def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
+    """The parser of the command line, with the subcommands of these names."""
     parser = argparse.ArgumentParser(
         prog="purevk",
         description="Runs PyTorch models on any Vulkan device.",
@@ -27,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"purevk {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    for command in load_commands(names):
         sub = subparsers.add_parser(
             command.name,
             help=command.help,
@@ -52,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 an error of purevk or something required is missing, 2 a wrong command line.
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        args = make_parser().parse_args(arguments)
+        args = make_parser([word for word in words if word in NAMES][:1] or NAMES).parse_args(arguments)
+    except PurevkError as error:  # a package that a subcommand needs is missing
+        show_error(error)
+        return 1
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         return stop.code if isinstance(stop.code, int) else 2
     command: Command = args.chosen

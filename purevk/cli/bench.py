@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk import knobs
+from purevk.cli import bench_ops
 from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.limits import device_limits
@@ -21,7 +22,7 @@ from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, error_data
 from purevk.cli.profile import least_seconds, table, time_dispatches
 from purevk.cli.stopwatch import Stopwatch
-from purevk.errors import DeviceError, PurevkError
+from purevk.errors import DeviceError, InputError, PurevkError
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -32,7 +33,23 @@ _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
+    add_model(parser, optional=True)
+    group = parser.add_argument_group("operators instead of a model")
+    group.add_argument(
+        "--ops",
+        nargs="?",
+        const="*",
+        metavar="PATTERN",
+        help="time operators alone, at a small and a large size: all, or those whose name or family fits, such as"
+        " 'softmax' or 'quantized'",
+    )
+    group.add_argument(
+        "--mib",
+        type=float,
+        action="append",
+        metavar="N",
+        help="size of the operators' tensors; may be repeated (default: 1/16 and 64, on a CPU 1/16 and 16)",
+    )
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
     group.add_argument(
@@ -57,6 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
+    if (args.ops is None) == (args.model is None):
+        raise InputError("bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`")
+    if args.ops is not None:
+        return bench_ops.collect(args)
     import purevk
 
     began = time.perf_counter()
@@ -189,6 +210,9 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 # -- for people -------------------------------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
+    if "rows" in data:
+        bench_ops.show(data, out)
+        return
     out.pairs(
         [
             ("device", device_line(data["device"])),
@@ -287,5 +311,5 @@ COMMAND = Command(
     description="Loads the model in new processes with an empty and with a filled cache, then times calls one by one"
     " in this one.",
     epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
-    "  purevk bench encoder.pte --size s0=17 --profile --by dispatch",
+    "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
 )

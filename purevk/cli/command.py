@@ -43,9 +43,9 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
         group.add_argument("--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU")
 
 
-def add_model(parser: argparse.ArgumentParser, method: bool = True) -> None:
+def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
     """Adds the file, its data files and the method."""
-    parser.add_argument("model", metavar="MODEL.pte", help="the program")
+    parser.add_argument("model", metavar="MODEL.pte", nargs="?" if optional else None, help="the program")
     add_data(parser)
     if method:
         parser.add_argument("--method", metavar="NAME", help='method (default: "forward", or the only one)')

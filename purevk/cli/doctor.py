@@ -74,9 +74,9 @@ def _packages() -> list[Check]:
 
 def _vulkan(args: argparse.Namespace) -> list[Check]:
     """Loader, drivers, a device, and whether it works; each needs the one before."""
-    from purevk.api import vk
-
     try:
+        from purevk.api import vk
+
         vk.library()
     except PurevkError as error:
         advice = mend.install("loader") or mend.driver(mend.graphics_vendors())
@@ -187,7 +187,7 @@ def _works(physical: Any) -> Check:
 
 def _compiler() -> Check:
     from purevk import shaderc
-    from purevk.graph.context import default_cache
+    from purevk.cache import default_cache
 
     try:
         found = shaderc.load()
@@ -207,7 +207,7 @@ def _compiler() -> Check:
 
 
 def _cache() -> Check:
-    from purevk.graph.context import default_cache
+    from purevk.cache import default_cache
 
     folder = default_cache().folder
     if folder is None:

@@ -136,3 +136,10 @@ def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "runs on the processor" in mend.driver([])[0]
     monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/proc/driver/nvidia/version")
     assert "NVIDIA_DRIVER_CAPABILITIES" in mend.driver(["nvidia"])[0]
+
+
+def test_it_works_without_the_vulkan_package() -> None:
+    """What looks for missing packages needs none of them."""
+    code = "import sys; sys.modules['vulkan'] = None; from purevk.cli import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "pip install vulkan" in done.stdout and not done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from purevk.cli import COMMANDS, make_parser
+from purevk.cli import NAMES, load_commands, make_parser
 from purevk.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,7 +43,7 @@ def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
     assert "usage: purevk" in ran.err and not ran.out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *[[command.name, "--help"] for command in COMMANDS]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *[[command.name, "--help"] for command in load_commands()]])
 def test_help(cli, arguments: list[str]) -> None:
     ran = cli(*arguments)
     assert ran.code == 0 and ran.out and not ran.err
@@ -95,7 +95,7 @@ def test_tables_fit_the_terminal(cli, data: Path, monkeypatch, width: int, argum
 
 def test_every_command_has_json_and_traceback() -> None:
     (subparsers,) = [action for action in make_parser()._actions if action.dest == "command"]
-    assert list(subparsers.choices) == [command.name for command in COMMANDS]
+    assert list(subparsers.choices) == list(NAMES)
     for parser in subparsers.choices.values():
         assert {"--json", "--traceback"} <= set(parser._option_string_actions)
 

@@ -1,0 +1,186 @@
+"""`purevk bench --ops`: the time of each operator alone, against what the device's memory and arithmetic allow."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from purevk import progress
+from purevk.cli.limits import DeviceLimits, device_limits
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.operator_cases import Case, Tensor, operator_cases
+from purevk.cli.output import Output, count, duration
+from purevk.cli.profile import time_dispatches
+from purevk.dtypes import DType
+from purevk.errors import InputError, PurevkError
+from purevk.frontends.importer import Importer
+from purevk.ir import Graph, TensorType, Value, values_in
+from purevk.program import Program
+
+if TYPE_CHECKING:
+    from purevk.graph.context import Context
+
+_MIB = 1 << 20
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    """Times the operators whose names fit `args.ops`.
+
+    Returns:
+        "device", "limits", and "rows": for each operator and size "family", "operator", "form", "mib", "seconds",
+        "dispatches", "bytes" (of arguments and results, each once), "flops", "bytes_per_second", "flops_per_second",
+        "limit_share", "bound"; or "error" where it could not be timed.
+    """
+    with open_context(args) as context:
+        limits = device_limits(context, args.remeasure)
+        sizes = args.mib or ([1 / 16, 16.0] if context.device.kind == "cpu" else [1 / 16, 64.0])
+        rows = []
+        for mib in sizes:
+            chosen = [case for case in operator_cases(int(mib * _MIB)) if _fits(case, args.ops)]
+            if not chosen:
+                raise InputError(f"no operator fits {args.ops!r}", next="`purevk ops` lists the operators")
+            rows += [{"mib": mib, **_time(context, limits, case)} for case in _reported(chosen, mib)]
+        return {
+            "device": device_data(context.device),
+            "limits": {"bytes_per_second": limits.bytes_per_second, "flops_per_second": limits.flops_per_second},
+            "rows": rows,
+        }
+
+
+def _fits(case: Case, pattern: str) -> bool:
+    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    return fnmatch.fnmatchcase(case.op, wanted) or fnmatch.fnmatchcase(case.family, wanted)
+
+
+def _reported(cases: Sequence[Case], mib: float) -> Iterable[Case]:
+    bar = progress.default()
+    with progress.closing(bar):
+        for number, case in enumerate(cases):
+            if bar is not None:
+                bar(f"timing operators of {_size(mib)}", number, len(cases))
+            yield case
+
+
+def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
+    row: dict[str, Any] = {"family": case.family, "operator": case.op, "form": case.form}
+    try:
+        graph, nbytes = build(case)
+        inputs = [_random(tensor) for tensor in _tensors(case) if not tensor.constant]
+        with Program(case.op, {"forward": lambda sizes: graph}, context) as program:
+            timings = time_dispatches(program.method("forward").executable, inputs)
+    except PurevkError as error:
+        return {**row, "error": f"{error.what}: {error.why}" if error.why else error.what}
+    seconds, flops = sum(timing.seconds for timing in timings), sum(timing.flops for timing in timings)
+    memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
+    return {
+        **row,
+        "dispatches": len(timings),
+        "seconds": seconds,
+        "bytes": nbytes,
+        "flops": flops,
+        "bytes_per_second": nbytes / seconds if seconds else None,
+        "flops_per_second": flops / seconds if seconds and flops else None,
+        "limit_share": max(memory, arithmetic) / seconds if seconds else None,
+        "bound": "memory" if memory >= arithmetic else "arithmetic",
+    }
+
+
+# -- the graph of one operator -----------------------------------------------------------------------------------------
+def _tensors(case: Case) -> list[Tensor]:
+    """The tensors among the arguments, each once: equal ones in different places are one input."""
+    found: dict[int, Tensor] = {}
+
+    def visit(arg: Any) -> None:
+        if isinstance(arg, Tensor):
+            found.setdefault(id(arg), arg)
+        elif isinstance(arg, tuple):
+            for item in arg:
+                visit(item)
+
+    visit(case.args)
+    return list(found.values())
+
+
+def build(case: Case) -> tuple[Graph, int]:
+    """A graph of the one operator, and the bytes that it has to move: its arguments and results, each once."""
+    importer = Importer(case.op, case.op)
+    values: dict[int, Value] = {}
+    for tensor in _tensors(case):
+        if tensor.constant:
+            data = memoryview(_random(tensor).reshape(-1).view(np.uint8))
+            values[id(tensor)] = importer.constant(data, TensorType(tensor.dtype, tensor.dims))
+        else:
+            values[id(tensor)] = importer.input(tensor.dtype, tensor.dims, False)
+
+    def filled(arg: Any) -> Any:
+        if isinstance(arg, tuple):
+            return tuple(filled(item) for item in arg)
+        return values[id(arg)] if isinstance(arg, Tensor) else arg
+
+    results = importer.emit(case.op, filled(case.args), [], [], case.op)
+    written = sum(math.prod(value.type.dims) * value.type.dtype.itemsize for value in results)
+    read = sum(min(tensor.nbytes, written) if tensor.sparse else tensor.nbytes for tensor in _tensors(case))
+    return importer.finish(list(values_in(results))), read + written
+
+
+def _random(tensor: Tensor) -> np.ndarray:
+    random = np.random.default_rng(len(tensor.dims))
+    if tensor.dtype.is_float:
+        # A short period: making gigabytes of random numbers would take longer than all the kernels.
+        some = random.random(min(math.prod(tensor.dims), 1 << 16), np.float32).astype(tensor.dtype.numpy)
+        return np.resize(some, tensor.dims)
+    if tensor.dtype is DType.bool:
+        return random.integers(0, 2, tensor.dims, np.uint8).astype(bool)
+    return random.integers(0, tensor.high, tensor.dims, tensor.dtype.numpy)
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs([("device", device_line(data["device"]))], indent=0)
+    sizes = list(dict.fromkeys(row["mib"] for row in data["rows"]))
+    for family in dict.fromkeys(row["family"] for row in data["rows"]):
+        by_case: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
+        for row in data["rows"]:
+            if row["family"] == family:
+                name = row["operator"].removeprefix("aten.")
+                by_case.setdefault((name, row["form"]), {})[row["mib"]] = row
+        columns = [("time", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
+        names: list[Any] = [("operator", "c"), ""]
+        for mib in sizes:
+            names += [(f"{_size(mib)}: time", "r"), *columns[1:]]
+        out.table(
+            names,
+            [[*case, *[cell for mib in sizes for cell in _cells(found.get(mib))]] for case, found in by_case.items()],
+            title=family,
+        )
+    failed = [row for row in data["rows"] if "error" in row]
+    for row in failed:
+        out.line(f"{row['operator']} of {_size(row['mib'])}: {row['error']}", "yellow")
+    limits = data["limits"]
+    out.line(
+        f"{count(len(data['rows']), 'measurement')}. Limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f}"
+        f" GB/s, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units). of limit: the least time that"
+        " they allow for arguments and results, each moved once, over the time taken (above 100%: from caches, or by matrix"
+        " units); m: held by memory, a: by arithmetic",
+        "dim",
+    )
+
+
+def _size(mib: float) -> str:
+    return f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"
+
+
+def _cells(row: dict[str, Any] | None) -> list[str | None]:
+    if row is None or "error" in row:
+        return [None, None, None, None]
+    rates = [
+        None if rate is None else f"{rate / 1e9:.{1 if rate < 1e11 else 0}f}"
+        for rate in (row["bytes_per_second"], row["flops_per_second"])
+    ]
+    share = None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    return [duration(row["seconds"]), *rates, share]

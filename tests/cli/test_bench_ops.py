@@ -1,0 +1,52 @@
+"""`purevk bench --ops`: every case is an operator that runs, and the arithmetic of its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from purevk.cli.bench_ops import build
+from purevk.cli.limits import DeviceLimits
+from purevk.cli.operator_cases import Case, Tensor, f32, operator_cases
+from purevk.dtypes import DType
+from purevk.ops import registry
+
+
+def test_every_case_has_a_kernel() -> None:
+    cases = list(operator_cases(1 << 14))
+    assert all(registry.find(case.op) is not None for case in cases)
+    pointwise = {row.name for row in registry.rows() if isinstance(row.form, registry.Pointwise)}
+    assert pointwise <= {case.op for case in cases}
+    assert len({(case.op, case.form) for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize("mib", [1 / 16, 64])
+def test_main_tensors_have_the_size(mib: float) -> None:
+    nbytes = int(mib * (1 << 20))
+    for case in operator_cases(nbytes):
+        if case.family in ("pointwise", "reductions", "scans and sorting"):
+            assert max(arg.nbytes for arg in case.args if isinstance(arg, Tensor)) in (nbytes, nbytes // 2), case
+
+
+def test_bytes_count_once() -> None:
+    x = f32(8, 16)
+    assert build(Case("", "aten.add.Tensor", (x, x)))[1] == 2 * 512
+    assert build(Case("", "aten.add.Tensor", (x, f32(8, 16))))[1] == 3 * 512
+    table, rows = f32(1000, 16, sparse=True), Tensor((3,), DType.int64, 1000)
+    assert build(Case("", "aten.embedding.default", (table, rows)))[1] == 3 * 8 + 2 * 3 * 64
+
+
+def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = DeviceLimits(bytes_per_second=1e10, flops_per_second=1e10)
+    monkeypatch.setattr("purevk.cli.bench_ops.device_limits", lambda context, again: known)
+    rows = cli("bench", "--ops", "aten.mm.*", "--mib", "0.015625", "--json").json["rows"]
+    assert [row["form"] for row in rows] == ["", "half"]
+    n = 64
+    assert rows[0]["bytes"] == 3 * 4 * n * n and rows[0]["flops"] == 2 * n**3 and rows[0]["bound"] == "arithmetic"
+    assert rows[0]["limit_share"] == pytest.approx(2 * n**3 / 1e10 / rows[0]["seconds"])
+    shown = cli("bench", "--ops", "mm.default", "--mib", "0.015625").out
+    assert "products" in shown and "16 KiB: time" in shown
+
+
+def test_a_model_or_operators(cli) -> None:
+    assert "takes a model or --ops" in cli("bench").err
+    assert "no operator fits" in cli("bench", "--ops", "nothing_of_the_kind").err
