@@ -32,6 +32,9 @@ class DType(enum.Enum):
     float32 = _Row("float32", 4, np.float32, "float", "float", 6, 5)
     float64 = _Row("float64", 8, np.float64, "double", "double", 7, 6)
     bfloat16 = _Row("bfloat16", 2, None, "uint16_t", "float", 15, None)
+    # On the CPU only.
+    complex64 = _Row("complex64", 8, np.complex64, "", "", 9, None)
+    complex128 = _Row("complex128", 16, np.complex128, "", "", 10, None)
 
     @property
     def itemsize(self) -> int:
@@ -56,6 +59,10 @@ class DType(enum.Enum):
     @property
     def is_float(self) -> "bool_":
         return self in (DType.float16, DType.float32, DType.float64, DType.bfloat16)
+
+    @property
+    def is_complex(self) -> "bool_":
+        return self in (DType.complex64, DType.complex128)
 
     @property
     def is_int(self) -> "bool_":

@@ -174,7 +174,7 @@ def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     """The elements of a torch tensor as a contiguous array, converted to `dtype` if given (bfloat16 as uint16)."""
     import torch
 
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if dtype is not None and tensor.dtype is not dtype.to_torch():
         tensor = tensor.to(dtype.to_torch())
     tensor = tensor.contiguous()

@@ -1,9 +1,21 @@
 """Runs PyTorch's own operator samples (`torch.testing`'s op_db) through purevk and counts what agrees with eager torch.
 
-    python scripts/opinfo.py [--ops REGEX] [--dtypes float32,int64] [--limit N] [--json FILE] [--verbose]
+    python scripts/opinfo.py --update [--ops REGEX] [--dtypes float32,int64] [--limit N] [--again]
 
-Every sample is exported with torch.export and takes the way of a model. A sample counts as *passed* if its results agree
-and no node ran on the CPU, as *fallback* if they agree and some did, as *failed* otherwise.
+Every sample is exported with torch.export and takes the way of a model, some samples in one program to save time; where such
+a program cannot be made, its halves are, down to single samples. A sample counts as
+
+* *passed* if its results agree and no node of it ran on the CPU,
+* *fallback* if they agree and some did,
+* *failed* if they differ, or purevk refuses the program,
+* *skipped* if there is nothing to compare; the reason is kept.
+
+Results agree by the tolerances of `torch.testing.assert_close`, or by those that the operator's OpInfo states for tests
+of its own. Eager torch rounds too: to agree with its float64 result is as good, and so is to be no further from that than twice
+what eager torch is.
+
+`--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes a part of docs/ops.md; operators
+that are there are not run again, unless `--again` says so or a larger limit is given.
 """
 
 from __future__ import annotations
@@ -15,125 +27,357 @@ import sys
 import time
 import traceback
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-import purevk  # noqa: E402
+from purevk import api  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
-from purevk.graph.context import default_context  # noqa: E402
+from purevk.frontends.exported import decompose, read_exported  # noqa: E402
+from purevk.graph.context import Context  # noqa: E402
+from purevk.ir import Graph, Value  # noqa: E402
+from purevk.program import Program  # noqa: E402
 
-warnings.filterwarnings("ignore")
+DATA = ROOT / "docs" / "data" / "opinfo.json"
+OUTCOMES = ("passed", "fallback", "failed", "skipped")
+BUNDLE = 24  # samples in one program
+ELEMENTS = 1 << 20  # of all inputs of one program
+# Operators without a result to compare.
+WITHOUT = {
+    "random": r"^(rand|randn|randint|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|log_normal)\b|^(rand\w*|randn?_like|randint_like)$"
+    r"|dropout|\.rrelu$|fractional_max_pool|pca_lowrank|svd_lowrank",
+    "uninitialized": r"(^|_)empty(_|$)|^resize",
+    "no ATen operator": r"jiterator",
+}  # fmt: skip
 
-# Operators whose results are random, or that are no functions of tensors.
-_SKIP = re.compile(
-    r"rand|dropout|bernoulli|multinomial|normal$|normal\.|empty|new_|uniform|exponential|geometric|cauchy|log_normal"
-    r"|jiterator|_foreach|_fw|_native|sparse|to_sparse|fft\.|complex|polar|view_as_|resolve_|linalg\.(?!norm|vector_norm|matrix_norm)"
-    r"|special\.|stft|istft|item|equal$|tolist|is_|nonzero|unique|masked_select|argwhere|stress|chalf|cdouble|cfloat|double"
-)
 
+@dataclass
+class Sample:
+    """One call of an operator: its tensors, and what eager torch makes of them."""
 
-class _Call(torch.nn.Module):
-    """One application of an operator to the tensors among its arguments."""
+    number: int
+    spec: Any
+    leaves: list[Any]
+    op: Any
+    wanted: list[torch.Tensor] = field(default_factory=list)
 
-    def __init__(self, op, spec, leaves):
-        super().__init__()
-        self.op, self.spec, self.leaves = op, spec, leaves
-        self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    @property
+    def places(self) -> list[int]:
+        return [n for n, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
 
-    def forward(self, *tensors):
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.leaves[n] for n in self.places]
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors):
             leaves[place] = tensor
         args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
-        made = self.op(*args, **kwargs)
-        return [leaf for leaf in _pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in _pytree.tree_leaves(self.op(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
-
-def run_sample(context, op, sample) -> tuple[str, str]:
-    """"passed", "fallback", "failed" or "skipped", and why."""
-    args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
-    leaves, spec = _pytree.tree_flatten((args, kwargs))
-    call = _Call(op, spec, leaves)
-    tensors = [leaves[n].detach().clone() for n in call.places]
-    if kwargs.get("dropout_p"):
-        return "skipped", "random"
-    if not tensors or any(t.is_complex() or t.is_sparse for t in tensors):
-        return "skipped", "no dense real tensor"
-    try:
+    def eager(self, wide: bool = False) -> list[torch.Tensor]:
+        """What torch makes of copies of the tensors; `wide`: computed in float64."""
+        fresh = [t.double() if wide and t.is_floating_point() else t.clone() for t in self.tensors]
         with torch.no_grad():
-            wanted = call(*[t.clone() for t in tensors])
-        exported = torch.export.export(call, tuple(tensors), strict=False)
-    except Exception as error:
-        return "skipped", f"export: {str(error).splitlines()[0][:120] if str(error) else type(error).__name__}"
-    try:
-        with purevk.compile(exported, context=context) as program:
-            cpu = [s.nodes[0].args[0] for s in program.method("forward").executable.plan.steps if not s.on_device]
-            made = program.forward(*tensors)
-    except PurevkError as error:
-        return "failed", f"{type(error).__name__}: {error.what} {error.why}"[:300]
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return "failed", f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"[:300]
-    made = made if isinstance(made, tuple) else (made,)
-    for number, (a, b) in enumerate(zip(made, wanted)):
+            return [t.clone() for t in self(fresh)]
+
+
+class Bundle(torch.nn.Module):
+    """Samples as one module, of all their tensors."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        waiting = list(tensors)
+        made: list[torch.Tensor] = []
+        for sample in self.samples:
+            count = len(sample.places)
+            made += sample([t for t in waiting[:count]])
+            del waiting[:count]
+        return made
+
+
+@dataclass
+class Counts:
+    """The outcomes of an operator's samples of one dtype."""
+
+    outcomes: Counter = field(default_factory=Counter)
+    reasons: Counter = field(default_factory=Counter)  # (outcome, reason) -> samples
+
+    def add(self, outcome: str, why: str = "", count: int = 1) -> None:
+        self.outcomes[outcome] += count
+        if why:
+            self.reasons[outcome, why] += count
+
+    def to_json(self, limit: int) -> dict[str, Any]:
+        return {
+            "counts": [self.outcomes[name] for name in OUTCOMES],
+            **({"limit": limit} if limit else {}),
+            **({"why": [[*key, n] for key, n in self.reasons.most_common(6)]} if self.reasons else {}),
+        }
+
+
+class Runner:
+    """Runs samples on a device, which is opened anew now and then: a device keeps its kernels."""
+
+    def __init__(self) -> None:
+        self.context: Context | None = None
+        self.programs = 0
+
+    def run(self, samples: list[Sample], counts: Counts, tolerance: tuple[float, float] | None) -> None:
+        """Counts the outcomes of samples, in one program if it can be made."""
+        bundle = Bundle(samples)
+        tensors = tuple(t.clone() for sample in samples for t in sample.tensors)
         try:
-            torch.testing.assert_close(a, b, rtol=2e-5 if b.dtype is torch.float32 else None,
-                                       atol=2e-5 if b.dtype is torch.float32 else None, equal_nan=True)  # fmt: skip
-        except AssertionError as error:
-            return "failed", f"result {number}: " + " ".join(str(error).split())[:200]
-    return ("fallback", ", ".join(sorted(set(cpu)))) if cpu else ("passed", "")
+            with torch.no_grad():
+                exported = torch.export.export(bundle, tensors, strict=False)
+        except Exception as error:  # whatever torch refuses to export
+            self._smaller(samples, counts, tolerance, "skipped", f"torch.export: {_short(error)}")
+            return
+        try:
+            exported = decompose(exported)
+        except Exception as error:
+            self._smaller(samples, counts, tolerance, "skipped", f"torch.export, decompositions: {_short(error)}")
+            return
+        try:
+            graph = read_exported(exported)
+            with Program("opinfo", {"forward": lambda sizes: read_exported(exported, sizes) if sizes else graph}, self._context()) as program:
+                hosts = {
+                    step.nodes[0].source: f"{step.nodes[0].args[0]}: {step.nodes[0].args[1]}"
+                    for step in program.method("forward").executable.plan.steps if not step.on_device
+                }  # fmt: skip
+                made = program.forward(*tensors)
+        except PurevkError as error:
+            self._smaller(samples, counts, tolerance, "failed", f"{type(error).__name__}: {error.what}" + (f" ({error.why})" if error.why else ""))
+            return
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._smaller(samples, counts, tolerance, "failed", f"{_short(error)} ({Path(where.filename).name}:{where.lineno})")
+            return
+        made = list(made) if isinstance(made, tuple) else [made]
+        sources = _sources(graph)
+        at = 0
+        for sample in samples:
+            many = len(sample.wanted)
+            wrong = compare(sample, made[at : at + many], tolerance)
+            where = {source for output in graph.outputs[at : at + many] if isinstance(output, Value) for source in sources[output]}
+            cpu = sorted({hosts[source] for source in where if source in hosts})
+            at += many
+            if wrong:
+                counts.add("failed", wrong)
+            else:
+                counts.add("fallback" if cpu else "passed", ", ".join(cpu))
+
+    def _smaller(self, samples: list[Sample], counts: Counts, tolerance: Any, outcome: str, why: str) -> None:
+        if len(samples) == 1:
+            counts.add(outcome, why[:160])
+            return
+        half = len(samples) // 2
+        self.run(samples[:half], counts, tolerance)
+        self.run(samples[half:], counts, tolerance)
+
+    def _context(self) -> Context:
+        self.programs += 1
+        if self.context is None or self.programs % 200 == 0:
+            self.close()
+            self.context = Context(api.open_device())
+        return self.context
+
+    def close(self) -> None:
+        if self.context is not None:
+            self.context.close()
+            self.context = None
+
+
+def _sources(graph: Graph) -> dict[Value, frozenset[str]]:
+    """For each value, the places in the program that it depends on."""
+    found: dict[Value, frozenset[str]] = {}
+    for value in (*graph.inputs, *graph.constants, *graph.states):
+        found[value] = frozenset()
+    for node in graph.nodes:
+        made = frozenset({node.source}).union(*(found[value] for value in node.inputs))
+        for value in node.results:
+            found[value] = made
+    return found
+
+
+def compare(sample: Sample, made: list[Any], tolerance: tuple[float, float] | None) -> str:
+    """What differs from eager torch; empty if nothing does."""
+    for number, (have, want) in enumerate(zip(made, sample.wanted)):
+        if not isinstance(have, torch.Tensor):
+            have = torch.as_tensor(have)
+        if _differs(have, want, tolerance):
+            exact = _exact(sample, number, want)
+            if exact is None:
+                return _differs(have, want, tolerance)
+            if _differs(have, exact.to(want.dtype), tolerance) and not _as_near(have, want, exact):
+                return _differs(have, want, tolerance)
+    return ""
+
+
+def _exact(sample: Sample, number: int, want: torch.Tensor) -> torch.Tensor | None:
+    """The result computed in float64, if the operator can be."""
+    if not want.is_floating_point() or want.dtype is torch.float64:
+        return None
+    try:
+        exact = sample.eager(wide=True)[number]
+    except Exception:  # not every operator takes float64
+        return None
+    return exact if exact.shape == want.shape and exact.is_floating_point() else None
+
+
+def _as_near(have: torch.Tensor, want: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether the largest error is at most twice that of eager torch, and infinities and NaNs are in the same places."""
+    if have.dtype is not want.dtype or have.shape != want.shape:
+        return False
+    fine = exact.to(want.dtype).isfinite() & want.isfinite()
+    if not torch.equal(have[~fine].nan_to_num(), want[~fine].nan_to_num()) or not torch.equal(have.isnan(), want.isnan()):
+        return False
+    errors = [(each.double() - exact)[fine].abs().max() if fine.any() else torch.zeros(()) for each in (have, want)]
+    return bool(errors[0] <= 2 * errors[1])
+
+
+def _differs(have: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float] | None) -> str:
+    if have.dtype is not want.dtype or have.shape != want.shape:
+        return f"gives {str(have.dtype)[6:]}{list(have.shape)}, not {str(want.dtype)[6:]}{list(want.shape)}"
+    rtol, atol = tolerance if tolerance and want.is_floating_point() else (None, None)
+    try:
+        torch.testing.assert_close(have, want, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        text = " ".join(str(error).split())
+        found = re.search(r"[Gg]reatest relative difference: (\S+)|Relative difference: (\S+)|Absolute difference: (\S+)", text)
+        number = next((each for each in found.groups() if each), "") if found else ""
+        try:
+            size = float(number.rstrip(",()"))
+        except ValueError:
+            return "differs"
+        return "differs by a rounding" if size < 1e-3 else "differs"
+    return ""
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:120]}" if text else type(error).__name__
+
+
+def tolerance_of(info: Any, dtype: torch.dtype) -> tuple[float, float] | None:
+    """The loosest (rtol, atol) that an OpInfo states for its tests of a dtype, on whatever device, if any."""
+    found = []
+    for each in info.decorators:
+        for decorator in getattr(each, "decorators", [each]):
+            if type(decorator).__name__ == "toleranceOverride" and dtype in decorator.d:
+                found.append((decorator.d[dtype].rtol, decorator.d[dtype].atol))
+    if not found:
+        return None
+    usual = torch.testing._comparison._DTYPE_PRECISIONS.get(dtype, (0.0, 0.0))
+    return max(usual[0], *(each[0] for each in found)), max(usual[1], *(each[1] for each in found))
+
+
+def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> list[Sample]:
+    """The samples that can be compared; the others are counted as skipped."""
+    torch.manual_seed(0)
+    try:
+        found = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    except Exception as error:  # samples of a few operators need what a machine may lack
+        counts.add("skipped", f"samples: {_short(error)}")
+        return []
+    if limit and len(found) > limit:  # from all over the list
+        found = [found[n * len(found) // limit] for n in range(limit)]
+    kept = []
+    for number, sample in enumerate(found):
+        leaves, spec = _pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
+        why = next((why for why, names in WITHOUT.items() if re.search(names, info.name)), "")
+        if sample.kwargs.get("dropout_p") or sample.kwargs.get("dropout"):
+            why = "random"
+        if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
+            why = "sparse tensors"
+        if why:
+            counts.add("skipped", why)
+            continue
+        leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        made = Sample(number, spec, leaves, info.op)
+        try:
+            made.wanted = made.eager()
+        except Exception as error:
+            counts.add("skipped", f"eager torch: {_short(error)}")
+            continue
+        if not made.wanted:
+            counts.add("skipped", "no tensor is made")
+        elif any(t.layout is not torch.strided for t in made.wanted):
+            counts.add("skipped", "sparse tensors")
+        else:
+            kept.append(made)
+    return kept
+
+
+def bundles(samples: list[Sample]) -> list[list[Sample]]:
+    """Samples that share a program."""
+    found: list[list[Sample]] = []
+    room = 0
+    for sample in samples:
+        size = sum(t.numel() for t in sample.tensors)
+        if not found or len(found[-1]) == BUNDLE or size > room:
+            found.append([])
+            room = ELEMENTS
+        found[-1].append(sample)
+        room -= size
+    return found
 
 
 def main() -> None:
     from torch.testing._internal.common_methods_invocations import op_db
 
+    warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="")
+    parser.add_argument("--ops", default="", help="a regular expression; operators are named name or name.variant")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--limit", type=int, default=0, help="samples of each operator and dtype (0: all)")
-    parser.add_argument("--shard", default="0/1")
-    parser.add_argument("--json", default="")
-    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--again", action="store_true", help="run also what the file has")
+    parser.add_argument("--update", action="store_true", help=f"keep the counts in {DATA.relative_to(ROOT)}")
+    parser.add_argument("--json", default="", help="keep the counts in this file instead")
     options = parser.parse_args()
-    context = default_context()
-    counts: dict[str, Counter] = defaultdict(Counter)
-    reasons: dict[str, Counter] = defaultdict(Counter)
-    shard, shards = map(int, options.shard.split("/"))
-    chosen = [op for op in op_db if re.search(options.ops, op.name) and not _SKIP.search(op.name)]
-    for op in chosen[shard::shards]:
-        start = time.perf_counter()
-        for name in options.dtypes.split(","):
-            dtype = getattr(torch, name)
-            if dtype not in op.dtypes:
+    path = Path(options.json) if options.json else DATA if options.update else None
+    table = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
+    whole: Counter = Counter()
+    runner = Runner()
+    for name in options.dtypes.split(","):
+        dtype = getattr(torch, name)
+        for info in op_db:
+            title = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
+            if dtype not in info.dtypes or not re.search(options.ops, title):
                 continue
-            torch.manual_seed(0)
-            try:
-                samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
-            except Exception as error:
-                counts[op.name]["skipped"] += 1
-                reasons[op.name][f"samples: {error}"[:100]] += 1
+            known = table.get(title, {}).get(name)
+            if known and not options.again and (not known.get("limit") or 0 < options.limit <= known["limit"]):
                 continue
-            for sample in samples[: options.limit or None]:
-                outcome, why = run_sample(context, op.op, sample)
-                counts[op.name][outcome] += 1
-                if outcome != "passed":
-                    reasons[op.name][f"{outcome}: {why}"] += 1
-        total = counts[op.name]
-        print(f"{op.name:45} {dict(total)} {time.perf_counter() - start:.1f} s", flush=True)
-        if options.verbose:
-            for why, number in reasons[op.name].most_common(4):
-                print(f"      {number} x {why}", flush=True)
-        if options.json:
-            Path(options.json).write_text(
-                json.dumps({n: {**counts[n], "why": reasons[n].most_common(3)} for n in counts}, indent=1)
-            )
-    whole = sum(counts.values(), Counter())
+            start = time.perf_counter()
+            counts = Counts()
+            for bundle in bundles(samples_of(info, dtype, options.limit, counts)):
+                runner.run(bundle, counts, tolerance_of(info, dtype))
+            whole += counts.outcomes
+            print(f"{title:45} {name} {dict(counts.outcomes)} {time.perf_counter() - start:.1f} s", flush=True)
+            for (outcome, why), number in counts.reasons.most_common(6):
+                print(f"      {number} x {outcome}: {why}", flush=True)
+            table.setdefault(title, {})[name] = counts.to_json(options.limit if sum(counts.outcomes.values()) >= options.limit else 0)
+            if path is not None:
+                write(table, path)
+    runner.close()
     print("all:", dict(whole))
+
+
+def write(table: dict[str, Any], path: Path) -> None:
+    """The counts, a line an operator."""
+    lines = [f"{json.dumps(name)}: {json.dumps(table[name], separators=(',', ':'))}" for name in sorted(table)]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

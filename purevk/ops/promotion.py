@@ -14,8 +14,8 @@ _SIGNED_ABOVE_UINT8 = {DType.int8: DType.int16}
 
 
 def category(dtype: DType) -> int:
-    """0 for bool, 1 for integers, 2 for floating point."""
-    return 2 if dtype.is_float else 1 if dtype.is_int else 0
+    """0 for bool, 1 for integers, 2 for floating point, 3 for complex numbers."""
+    return 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_int else 0
 
 
 def promote_types(left: DType, right: DType) -> DType:
@@ -23,6 +23,8 @@ def promote_types(left: DType, right: DType) -> DType:
     if left is right:
         return left
     low, high = sorted((left, right), key=category)
+    if high.is_complex:
+        return DType.complex128 if DType.complex128 in (low, high) or low is DType.float64 else DType.complex64
     if category(low) < category(high):
         return high
     if category(high) == 2:
@@ -50,6 +52,8 @@ def result_type(operands: Iterable[Any]) -> DType:
             level, dtype = 2, DType.int64
         elif isinstance(operand, float):
             level, dtype = 2, DType.float32
+        elif isinstance(operand, complex):
+            level, dtype = 2, DType.complex64
         else:
             continue
         present = levels[level]
@@ -57,6 +61,9 @@ def result_type(operands: Iterable[Any]) -> DType:
     result: DType | None = None
     for dtype in levels:
         if dtype is not None and (result is None or category(dtype) > category(result)):
+            if dtype.is_complex and result is not None and result.is_float:
+                # A complex number takes the precision of the real tensor that it meets.
+                dtype = DType.complex128 if result is DType.float64 else DType.complex64
             result = dtype
     if result is None:
         raise ShapeError("no operand has a dtype")
@@ -65,4 +72,4 @@ def result_type(operands: Iterable[Any]) -> DType:
 
 def float_type(dtype: DType) -> DType:
     """The dtype in which torch computes a function of real numbers on `dtype`."""
-    return dtype if dtype.is_float else DType.float32
+    return dtype if dtype.is_float or dtype.is_complex else DType.float32

@@ -47,6 +47,8 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
     if row is None or row.form is None:
         return "no kernel"
     for value in (*node.inputs, *node.results):
+        if value.type.dtype.is_complex:
+            return "no kernel takes complex numbers"
         missing = [name for name in _NEEDS.get(value.type.dtype, ()) if name not in traits.features]
         if missing:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"

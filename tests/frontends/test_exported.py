@@ -110,6 +110,23 @@ def test_what_has_no_kernel_runs_on_the_cpu() -> None:
         _agrees(program, Inverse(), x)
 
 
+def test_complex_numbers_run_on_the_cpu() -> None:
+    class Spectrum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("window", torch.hann_window(32))
+            self.register_buffer("turns", torch.polar(torch.ones(17, 1), torch.arange(17.0)[:, None]))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            spectrum = torch.stft(x, 32, 8, window=self.window, return_complex=True) * self.turns
+            return (spectrum.abs() + 1).log().mean(-1), spectrum.conj()
+
+    module, x = Spectrum(), torch.randn(2, 200)
+    with purevk.compile(module, (x,)) as program:
+        assert program.report()["cpu_nodes"] >= 3 and program.report()["segments"] >= 2
+        _agrees(program, module, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
