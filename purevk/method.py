@@ -80,7 +80,7 @@ class Method:
     """One method of a program. Call it with tensors."""
 
     def __init__(self, program: "Program", name: str, source: GraphSource) -> None:
-        self.program, self.name, self._source = program, name, source
+        self.program, self.name, self.source = program, name, source
         self.specializations: list[Specialization] = []
         self._lock = threading.RLock()
         self.graph: Graph = self._prepare(None).graph
@@ -90,7 +90,7 @@ class Method:
         program = self.program
         with GuardLog() as log:
             start = time.perf_counter()
-            imported = program.share_leaves(self.name, self._source(sizes))
+            imported = program.share_leaves(self.name, self.source(sizes))
             program.add_seconds("import", start)
             start = time.perf_counter()
             graph = optimize(imported, program.context.traits)

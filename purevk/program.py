@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
 from purevk import progress as progress_bars
-from purevk import pte
 from purevk.errors import InputError, PurevkError
 from purevk.graph.context import Context, default_context
 from purevk.graph.memory import DeviceStore
@@ -85,6 +83,21 @@ class Program:
             for value, first in method.graph.states.items():
                 items[value] = None if first is None else first.data[: value.type.nbytes]
         self.states.upload(list(items.items()))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs before any pass, so that it
+        runs on any device, and its tensors. States are written with their first content.
+
+        Raises:
+            UnsupportedProgramError: it holds something that the format has no form for.
+            OSError: the file cannot be written.
+        """
+        from purevk import __version__
+        from purevk.frontends.saved import write_program
+
+        self.check_open()
+        sources = {name: method.source for name, method in self.methods.items()}
+        write_program(path, self.name, sources, f"purevk {__version__}")
 
     # -- reports ------------------------------------------------------------------------------------------------------
     @property
@@ -182,8 +195,9 @@ def load(
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "grow",
+    check: bool = True,
 ) -> Program:
-    """Loads a .pte file and makes it ready to run.
+    """Loads a .pte file, or a .pvk file that `Program.save` wrote, and makes it ready to run.
 
     Args:
         file: path, or the file's bytes.
@@ -192,24 +206,24 @@ def load(
         progress: called with (phase, done, total) during long work; None: a progress bar on a terminal.
         bounds: what happens to inputs above the exported bounds: "grow" lowers the method again for larger ones (and says so
             in the log), "strict" raises InputError.
+        check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
 
     Raises:
-        FileFormatError: it is no .pte file, or damaged.
+        FileFormatError: it is no .pte or .pvk file, or damaged.
         UnsupportedProgramError: it holds a delegate of another backend, or control flow.
         DeviceError: there is no Vulkan device.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
     """
-    from purevk.frontends.pte import read_method
+    from purevk.frontends.files import open_file
 
-    program = pte.read_program(file, data_files)
+    opened = open_file(file, data_files, check)
     try:
         sources = {
-            name: (lambda sizes, name=name: read_method(program, name, sizes)) for name in program.methods
+            name: (lambda sizes, name=name: opened.graph(name, sizes)) for name in opened.methods
         }
-        label = Path(program.name).name if not isinstance(file, bytes) else "<bytes>"
         shown = progress_bars.default() if progress is None else progress
         with progress_bars.closing(shown):
-            return Program(label, sources, context or default_context(), shown, program.close, bounds)
+            return Program(opened.label, sources, context or default_context(), shown, opened.close, bounds)
     except BaseException:
-        program.close()
+        opened.close()
         raise

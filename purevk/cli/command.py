@@ -45,7 +45,8 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
 
 def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
     """Adds the file, its data files and the method."""
-    parser.add_argument("model", metavar="MODEL.pte", nargs="?" if optional else None, help="the program")
+    nargs = "?" if optional else None
+    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="the program: a .pte or .pvk file")
     add_data(parser)
     if method:
         parser.add_argument("--method", metavar="NAME", help='method (default: "forward", or the only one)')

@@ -13,13 +13,14 @@ from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
 from purevk.errors import InputError, PurevkError
+from purevk.frontends.files import ModelFile, open_file
 from purevk.pte import program as P
 
 _MANY = 6  # delegates, above which they are not listed one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.pte", help="the program")
+    parser.add_argument("model", metavar="MODEL", help="the program: a .pte or .pvk file")
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
     parser.add_argument("--graph", action="store_true", help="print the optimized graph, a node a line")
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    with pte.read_program(args.model, args.data) as program:
+    with open_file(args.model, args.data) as program:
         names = program.methods
         if args.method is not None and args.method not in names:
             raise InputError(
@@ -38,7 +39,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             )
         with Target(args) as target:
             methods = [
-                _method(program, program.method(name), target, args) for name in names if args.method in (None, name)
+                _method(program, name, target, args) for name in names if args.method in (None, name)
             ]
             return {
                 "file": _file(program),
@@ -49,11 +50,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             }
 
 
-def _file(program: pte.Program) -> dict[str, Any]:
-    return {
-        "path": program.name,
+def _file(opened: ModelFile) -> dict[str, Any]:
+    program = opened.content
+    data = {
+        "path": opened.name,
+        "kind": opened.kind,
         "bytes": program.source.size,
-        "methods": list(program.methods),
+        "methods": list(opened.methods),
+    }
+    if opened.kind == "pvk":
+        return data | {"producer": program.producer, "tensor_bytes": program.tensor_bytes, "named_data": None, "data_files": []}
+    return data | {
         "named_data": {
             "keys": len(program.named),
             "bytes": sum(program.segments[index].size for index in set(program.named.values())),
@@ -65,13 +72,13 @@ def _file(program: pte.Program) -> dict[str, Any]:
     }
 
 
-def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+def _in_pte(program: pte.Program, plan: P.ExecutionPlan) -> dict[str, Any]:
+    """What a .pte file holds of a method."""
     calls = [call for chain in plan.chains for call in chain.instructions]
     delegates = [_delegate(program, each) for each in plan.delegates]
     called = Counter(call.delegate_index for call in calls if isinstance(call, P.DelegateCall))
     kernels = Counter(str(plan.operators[call.op_index]) for call in calls if isinstance(call, P.KernelCall))
-    data: dict[str, Any] = {
-        "name": plan.name,
+    return {
         "file_nodes": {
             "delegate_calls": called.total(),
             "kernel_calls": kernels.total(),
@@ -79,10 +86,15 @@ def _method(program: pte.Program, plan: P.ExecutionPlan, target: Target, args: a
             "kernels": dict(sorted(kernels.items())),
         },
         "delegates": delegates,
-        "error": None,
     }
+
+
+def _method(opened: ModelFile, name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": name, "file_nodes": None, "delegates": [], "error": None}
+    if opened.kind == "pte":
+        data |= _in_pte(opened.content, opened.content.method(name))
     try:
-        made = lowered.lower(program, plan.name, target.traits)
+        made = lowered.lower(opened, name, target.traits)
     except PurevkError as error:
         return {**data, "error": error_data(error)}
     run = made.plan
@@ -134,7 +146,9 @@ def show(data: dict[str, Any], out: Output) -> None:
         [
             ("size", size(file["bytes"])),
             ("methods", ", ".join(file["methods"])),
-            ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named["keys"] else None),
+            ("written by", file.get("producer")),
+            ("tensors", size(file["tensor_bytes"]) if "tensor_bytes" in file else None),
+            ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named and named["keys"] else None),
             *[
                 ("data file", f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}")
                 for each in file["data_files"]
@@ -209,8 +223,10 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         out.raw(method["graph"].rstrip())
 
 
-def _in_file(method: dict[str, Any]) -> str:
+def _in_file(method: dict[str, Any]) -> str | None:
     nodes = method["file_nodes"]
+    if nodes is None:
+        return None
     return (
         f"{count(nodes['nodes'], 'node')}: {count(nodes['delegate_calls'], 'delegate call')},"
         f" {count(nodes['kernel_calls'], 'kernel call')} between them"
@@ -277,7 +293,7 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
 
 COMMAND = Command(
     "inspect",
-    "shows what is in a .pte file and where each node runs",
+    "shows what is in a file and where each node runs",
     add_arguments,
     collect,
     show,

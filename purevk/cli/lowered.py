@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from purevk import pte
+from purevk.frontends.files import ModelFile
 from purevk.graph.executable import Plan, make_plan
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
@@ -27,16 +27,14 @@ class Lowered:
     guards: tuple[Guard, ...]
 
 
-def lower(program: pte.Program, method: str, traits: DeviceTraits) -> Lowered:
-    """Lowers a method of a parsed file. Needs no device.
+def lower(program: ModelFile, method: str, traits: DeviceTraits) -> Lowered:
+    """Lowers a method of an open file. Needs no device.
 
     Raises:
         UnsupportedProgramError, FileFormatError: as `purevk.load` does.
     """
-    from purevk.frontends.pte import read_method
-
     with GuardLog() as log:
-        imported = read_method(program, method)
+        imported = program.graph(method)
         graph = optimize(imported, traits)
         plan = make_plan(graph, traits)
     return Lowered(imported, graph, plan, tuple(log.guards))

@@ -7,11 +7,11 @@ import fnmatch
 from collections import Counter
 from typing import Any
 
-from purevk import pte
 from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data
 from purevk.errors import PurevkError
+from purevk.frontends.files import ModelFile, open_file
 from purevk.ops import registry
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pattern", nargs="?", metavar="PATTERN", help="only operators whose name fits, such as '*norm*'"
     )
     parser.add_argument(
-        "--check", metavar="MODEL.pte", help="say for each operator of a model where it would run, and why"
+        "--check", metavar="MODEL", help="say for each operator of a model where it would run, and why"
     )
     add_data(parser)
     add_device(parser, no_device=True)
@@ -53,7 +53,7 @@ def _fits(row: dict[str, Any], pattern: str | None) -> bool:
 
 def _check(args: argparse.Namespace) -> dict[str, Any]:
     methods: list[dict[str, Any]] = []
-    with pte.read_program(args.check, args.data) as program, Target(args) as target:
+    with open_file(args.check, args.data, check=False) as program, Target(args) as target:
         for name in program.methods:
             try:
                 methods.append(
@@ -73,12 +73,11 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _where(program: pte.Program, method: str, traits: Any) -> list[dict[str, Any]]:
+def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]:
     """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how many nodes."""
-    from purevk.frontends.pte import read_method
     from purevk.passes.pipeline import passes
 
-    graph = read_method(program, method)
+    graph = program.graph(method)
     for each in passes(traits):
         graph = each(graph)
         if each.__name__ == "place_on_host":

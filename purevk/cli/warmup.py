@@ -7,18 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from purevk import knobs, pte
+from purevk import knobs
 from purevk import progress as progress_bars
 from purevk.cli import lowered
 from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
 from purevk.errors import InputError
+from purevk.frontends.files import open_file
 from purevk.graph.context import Context, default_cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="MODEL.pte", nargs="*", help="programs whose kernels to make ready")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="programs whose kernels to make ready")
     add_data(parser)
     parser.add_argument("--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file")
     parser.add_argument(
@@ -68,7 +69,7 @@ def _warm(path: str, data_files: list[str], context: Context, bar: Any) -> tuple
     compiled, pipelines = report.compiled, report.pipelines
     start = time.perf_counter()
     keys: dict[Any, None] = {}
-    with pte.read_program(path, data_files) as program:
+    with open_file(path, data_files, check=False) as program:
         plans = [lowered.lower(program, name, context.traits).plan for name in program.methods]
         specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
         context.kernels.prepare(specs, bar)

@@ -148,7 +148,7 @@ class Importer:
         if row is None:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
             types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
-        results = tuple(Value(self._names.fresh(op.split(".")[1]), type) for type in types)
+        results = tuple(Value(self.fresh_name(op), type) for type in types)
         self.nodes.append(Node(row.name if row else op, full, results, source, op))
         if row is None:
             for value in results:
@@ -157,6 +157,10 @@ class Importer:
                         for symbol in _dims.symbols(size):
                             self.symbols[symbol] = SymbolSource(value, dim)
         return results
+
+    def fresh_name(self, op: str) -> str:
+        """A name for a result of an operator."""
+        return self._names.fresh(op.split(".")[1])
 
     def cast(self, value: Value, dtype: DType, source: str) -> Value:
         """The value in another dtype."""

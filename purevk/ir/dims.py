@@ -374,6 +374,57 @@ def _decide(left: Size, op: str, right: Size) -> bool:
     return answer
 
 
+def ask(guard: Guard) -> bool:
+    """Makes a guard's comparison again, so that it is noted, and says whether the answer is still the same."""
+    return _decide(guard.left, guard.op, guard.right) == guard.answer
+
+
+def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
+    """`size` with symbols replaced by sizes; those that `mapping` lacks stay."""
+    total: Size = 0
+    for atoms, factor in _terms(size):
+        part: Size = factor
+        for atom in atoms:
+            if isinstance(atom, Symbol):
+                part = part * mapping.get(atom, Dim.of(atom))
+            else:
+                part = part * _applied(atom.kind, substitute(atom.left, mapping), substitute(atom.right, mapping))
+        total = total + part
+    return total
+
+
+def _applied(kind: str, left: Size, right: Size) -> Size:
+    return {"//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum}[kind](left, right)
+
+
+def to_data(size: Size) -> int | list:
+    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of a
+    symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
+    if not isinstance(size, Dim):
+        return int(size)
+    return [
+        [factor, [atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)] for atom in atoms]]
+        for atoms, factor in size._terms
+    ]  # fmt: skip
+
+
+def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
+    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other data."""
+    if isinstance(data, int):
+        return data
+    total: Size = 0
+    for factor, atoms in data:
+        part: Size = factor
+        for atom in atoms:
+            if isinstance(atom, str):
+                part = part * Dim.of(symbols[atom])
+            else:
+                kind, left, right = atom
+                part = part * _applied(kind, from_data(left, symbols), from_data(right, symbols))
+        total = total + part
+    return total
+
+
 def is_static(size: Size) -> bool:
     return not isinstance(size, Dim)
 

@@ -1,0 +1,131 @@
+"""A graph of a front end once more, for other sizes of its inputs: what is a front end's work when there is no file of it."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.errors import FileFormatError
+from purevk.frontends.importer import Importer
+from purevk.ir import (
+    Bound, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value, map_values,
+)  # fmt: skip
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+
+
+def respecialize(
+    graph: Graph, sizes: Sequence[tuple[int | Bound, ...] | None] | None, where: str, kept: Sequence[Guard] = ()
+) -> Graph:
+    """Runs the operators' shape functions again.
+
+    Args:
+        graph: as a front end made it.
+        sizes: of the inputs, by position: integers, or other bounds of those that stay dynamic; None: the graph's own.
+        where: the program, for messages.
+        kept: what the front end decided; it must hold for the new sizes too.
+
+    Raises:
+        FileFormatError: a guard of `kept` does not hold, or an operator does not take the sizes.
+    """
+    return _Respecializer(graph, sizes, where).run(kept)
+
+
+class _Respecializer:
+    def __init__(self, graph: Graph, sizes: Any, where: str) -> None:
+        self.graph, self.sizes = graph, sizes
+        self.importer = Importer(graph.name, where, sizes)
+        self.values: dict[Value, Value] = {}
+        self.symbols: dict[Symbol, Size] = {}
+        self.placed: dict[Value, list[tuple[Symbol, SymbolSource]]] = {}  # symbols by the value that they are read from
+        for symbol, source in graph.symbols.items():
+            if source.value is None:
+                self.importer.symbols[symbol] = source
+            else:
+                self.placed.setdefault(source.value, []).append((symbol, source))
+
+    def run(self, kept: Sequence[Guard]) -> Graph:
+        for position, value in enumerate(self.graph.inputs):
+            self.importer.inputs.append(self._input(position, value) if isinstance(value, Value) else value)
+        for value, constant in self.graph.constants.items():
+            self._define(value, self.importer.constant(constant.data, value.type))
+        for value, first in self.graph.states.items():
+            self._define(value, self.importer.state(None if first is None else first.data, value.type))
+        for guard in kept:
+            self._keep(guard)
+        for node in self.graph.nodes:
+            self._node(node)
+        return self.importer.finish([self._arg(output) for output in self.graph.outputs])
+
+    # -- leaves -------------------------------------------------------------------------------------------------------
+    def _input(self, position: int, value: Value) -> Value:
+        given = None if self.sizes is None else self.sizes[position]
+        own = {source.dim: symbol for symbol, source in self.placed.get(value, []) if source.dim is not None}
+        sizes: list[Size] = []
+        moved: dict[int, Symbol] = {}
+        for dim, size in enumerate(value.type.dims):
+            wanted = None if given is None else given[dim]
+            symbol = own.get(dim)
+            if symbol is not None:
+                # A size that the graph takes for that of another dim has a symbol here which its type does not name.
+                named = symbol in _dims.symbols(size)
+                if isinstance(wanted, int):
+                    self.symbols[symbol] = wanted
+                else:
+                    upper = symbol.upper if wanted is None else max(symbol.upper, wanted.upper)
+                    moved[dim] = Symbol(symbol.name, upper, symbol.lower, symbol.is_size)
+                    self.symbols[symbol] = Dim.of(moved[dim])
+                    if not named:
+                        wanted = None
+            sizes.append(wanted if isinstance(wanted, int) else _dims.substitute(size, self.symbols))
+        made = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
+        for dim, symbol in moved.items():
+            self.importer.symbols[symbol] = SymbolSource(made, dim)
+        self.values[value] = made
+        self._elements(value, made)
+        return made
+
+    def _define(self, value: Value, made: Value) -> None:
+        self.values[value] = made
+        self._elements(value, made)
+
+    def _elements(self, value: Value, made: Value) -> None:
+        for symbol, source in self.placed.get(value, []):
+            if source.dim is None:
+                self.importer.symbols[symbol] = SymbolSource(made, None, source.element)
+
+    def _keep(self, guard: Guard) -> None:
+        now = Guard(
+            _dims.substitute(guard.left, self.symbols), guard.op, _dims.substitute(guard.right, self.symbols), guard.answer
+        )
+        if not _dims.ask(now):
+            raise FileFormatError(
+                "the graph does not hold for these sizes", where=f"{self.importer.where}, method {self.graph.name}",
+                why=f"it was made for {guard}", next="make the program again from the module or file that it came from",
+            )  # fmt: skip
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, Dim):
+            return _dims.substitute(arg, self.symbols)
+        if isinstance(arg, tuple):
+            return tuple(self._arg(item) for item in arg)
+        return map_values(arg, self.values.__getitem__)
+
+    def _node(self, node: Node) -> None:
+        args = tuple(self._arg(arg) for arg in node.args)
+        types = [self._type(value.type) for value in node.results]
+        row = registry.find(node.op)
+        if row is not None and row.form is not None and all(value not in self.placed for value in node.results):
+            recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
+            made = self.importer.emit(node.alias or node.op, args, recorded, [True] * len(recorded), node.source)
+        else:
+            made = tuple(Value(self.importer.fresh_name(node.op), type) for type in types)
+            self.importer.nodes.append(Node(node.op, args, made, node.source, node.alias))
+        for value, new in zip(node.results, made):
+            self._define(value, new)
+            for symbol, source in self.placed.get(value, []):
+                if source.dim is not None:
+                    self.importer.symbols[symbol] = SymbolSource(new, source.dim)
+
+    def _type(self, type: TensorType) -> TensorType:
+        return type.with_dims([_dims.substitute(size, self.symbols) for size in type.dims])

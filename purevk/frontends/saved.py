@@ -1,0 +1,242 @@
+"""Files that `Program.save` writes (.pvk): the graphs of a program before any pass, and its tensors. `docs/formats.md` has the
+layout. Neither writing nor reading imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from purevk.errors import FileFormatError, GraphError
+from purevk.frontends.respecialize import respecialize
+from purevk.ir import Graph, Guard, GuardLog
+from purevk.ir import dims as _dims
+from purevk.ir.serial import GraphReader, GraphWriter
+from purevk.ir.verify import verify
+from purevk.pte.source import FileLike, Source
+
+MAGIC = b"PUREVK\r\n"  # a transfer as text changes it
+VERSION = 1
+ALIGNMENT = 64  # bytes, of tensors within the file
+_HEADER = struct.Struct("<8sIIQQQI")  # magic, version, 0, bytes of the file, place and bytes of the JSON, its checksum
+_CHECK = struct.Struct("<I")  # checksum of the header
+_ZLIB_STEP = 1 << 26
+
+
+def is_saved(file: FileLike) -> bool:
+    """Whether a file (path or bytes) begins as a saved program does."""
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        return bytes(memoryview(file).cast("B")[: len(MAGIC)]) == MAGIC
+    with open(file, "rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+def write_program(
+    path: str | os.PathLike[str], name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
+) -> None:
+    """Writes a program, through a file beside it that then takes its name.
+
+    Args:
+        path: where to; what is there is replaced.
+        name: of the program, for messages. producer: who writes it.
+        methods: called with None, they give the methods' graphs.
+
+    Raises:
+        UnsupportedProgramError: a node has an argument that cannot be written.
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as stream:
+            _Writer(stream).write(name, methods, producer)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class _Writer:
+    """Tensors first, as they come; then the JSON that names them; the header last."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.tensors: list[list[int]] = []
+        self._known: dict[tuple[int, int], int] = {}
+        self._held: list[memoryview] = []  # addresses are unique among what lives
+
+    def write(self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str) -> None:
+        self.stream.write(bytes(ALIGNMENT))
+        graphs = {}
+        for method, source in methods.items():
+            with GuardLog() as log:
+                graph = source(None)
+            with GuardLog() as again:
+                respecialize(graph, None, name)
+            kept = [guard for guard in log.guards if guard not in again.guards]
+            graphs[method] = GraphWriter(self._tensor).method(graph, list(log.guards), kept)
+        content = {"producer": producer, "name": name, "tensors": self.tensors, "methods": graphs}
+        text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        start = self._align()
+        self.stream.write(text)
+        head = _HEADER.pack(MAGIC, VERSION, 0, start + len(text), start, len(text), zlib.crc32(text))
+        self.stream.seek(0)
+        self.stream.write(head + _CHECK.pack(zlib.crc32(head)))
+
+    def _align(self) -> int:
+        here = self.stream.tell()
+        self.stream.write(bytes(-here % ALIGNMENT))
+        return here + -here % ALIGNMENT
+
+    def _tensor(self, data: memoryview) -> int:
+        key = (_address(data), len(data))
+        if key not in self._known or not len(data):
+            self._known[key] = len(self.tensors)
+            self._held.append(data)
+            self.tensors.append([self._align(), len(data), checksum(data)])
+            self.stream.write(data)
+        return self._known[key]
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
+
+
+def checksum(data: memoryview) -> int:
+    """The CRC-32 of bytes, in steps that let other threads run."""
+    value = 0
+    for start in range(0, len(data), _ZLIB_STEP):
+        value = zlib.crc32(data[start : start + _ZLIB_STEP], value)
+    return value
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+class SavedProgram:
+    """A saved program. Its tensors are slices of the mapped file; use it as a context manager, or call `close()`.
+
+    Attributes:
+        name, producer: of the program, and what wrote it.
+        source: the file.
+        methods: their names.
+    """
+
+    def __init__(self, source: Source, content: Mapping[str, Any]) -> None:
+        self.source = source
+        self.name, self.producer = str(content["name"]), str(content["producer"])
+        self._tensors = [(int(start), int(size), int(check)) for start, size, check in content["tensors"]]
+        for start, size, _ in self._tensors:
+            source.slice(start, size, "a tensor")
+        self._methods: dict[str, tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]] = {}
+        for name, data in content["methods"].items():
+            self._methods[name] = GraphReader(self._tensor).method(data)
+            verify(self._methods[name][0], "reading it")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(self._methods)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(size for _, size, _ in self._tensors)
+
+    def _tensor(self, number: int) -> memoryview:
+        if number < 0:
+            raise IndexError(number)
+        start, size, _ = self._tensors[number]
+        return self.source.view[start : start + size]
+
+    def check(self) -> None:
+        """Compares every tensor with its checksum, which reads the whole file; raises `FileFormatError`."""
+        for number, (start, _, wanted) in enumerate(self._tensors):
+            found = checksum(self._tensor(number))
+            if found != wanted:
+                raise _damaged(self.source, f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written")
+
+    def graph(self, method: str, sizes: Sequence[Any] | None = None) -> Graph:
+        """The graph of a method, for its own bounds or for the sizes of a call (see `respecialize`).
+
+        Raises:
+            FileFormatError: the graph does not hold for these sizes.
+        """
+        graph, guards, kept = self._methods[method]
+        if sizes is None:
+            for guard in guards:
+                _dims.ask(guard)
+            return graph
+        return respecialize(graph, sizes, self.name, kept)
+
+    def close(self) -> None:
+        """Lets go of the file, once nobody uses its tensors."""
+        self._methods.clear()
+        self.source.close()
+
+    def __enter__(self) -> "SavedProgram":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def read_program(file: FileLike, check: bool = True) -> SavedProgram:
+    """Reads a saved program.
+
+    Args:
+        file: path (mapped, not copied) or bytes.
+        check: compare the tensors with their checksums too; that of the graphs is always compared.
+
+    Raises:
+        FileFormatError: it is no saved program, damaged, cut short, or of another version.
+        OSError: the path cannot be opened.
+    """
+    source = Source(file, ".pvk")
+    try:
+        program = _read(source)
+        if check:
+            program.check()
+        return program
+    except BaseException:
+        source.close()
+        raise
+
+
+def _read(source: Source) -> SavedProgram:
+    size = _HEADER.size + _CHECK.size
+    head = bytes(source.view[:size])
+    if head[: len(MAGIC)] != MAGIC:
+        raise FileFormatError(
+            "this is no saved program", where=source.name, why=f"it begins with {head[:8]!r}; {MAGIC!r} is accepted",
+            next="write it with Program.save",
+        )  # fmt: skip
+    if len(head) < size:
+        raise _damaged(source, f"{source.size} bytes; the header alone has {size}")
+    _, version, _, total, start, length, check = _HEADER.unpack_from(head)
+    if version != VERSION:
+        raise FileFormatError(
+            f"the file has version {version} of the format", where=source.name, why=f"version {VERSION} is accepted",
+            next="save it again with this version of purevk, or load it with the one that wrote it",
+        )  # fmt: skip
+    if zlib.crc32(head[: _HEADER.size]) != _CHECK.unpack_from(head, _HEADER.size)[0]:
+        raise _damaged(source, "the header does not have its checksum")
+    if total != source.size:
+        raise _damaged(source, f"{source.size} bytes are there, {total} were written")
+    text = source.slice(start, length, "the description of the program")
+    if zlib.crc32(text) != check:
+        raise _damaged(source, "the description of the program does not have its checksum")
+    try:
+        return SavedProgram(source, json.loads(bytes(text)))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, GraphError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise _damaged(source, f"the description cannot be read: {error!r}") from error
+
+
+def _damaged(source: Source, why: str) -> FileFormatError:
+    return FileFormatError(
+        "the saved program is damaged", where=source.name, why=why, next="copy it again, or save the program again"
+    )

@@ -1,0 +1,178 @@
+"""Graphs as plain data (what JSON can hold) and back. The bytes of constants stay outside: the data names them by number.
+
+`docs/formats.md` describes the data. Arguments of nodes are written by kind (`_KINDS`): a new kind of argument is one
+more row there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import UnsupportedProgramError
+from purevk.ir import dims as _dims
+from purevk.ir.dims import Dim, Guard, Symbol
+from purevk.ir.graph import Constant, Graph, Node, SymbolSource, Value
+from purevk.ir.types import TensorType
+
+_SYMBOL = [each.name for each in fields(Symbol)]
+_NODE = [each.name for each in fields(Node)]
+_SOURCE = [each.name for each in fields(SymbolSource)]
+
+
+class GraphWriter:
+    """Writes graphs as plain data.
+
+    Args:
+        tensor: called with the bytes of each constant; gives the number by which the data names them.
+    """
+
+    def __init__(self, tensor: Callable[[memoryview], int]) -> None:
+        self._tensor = tensor
+        self._values: dict[Value, int] = {}
+        self._symbols: dict[str, Symbol] = {}
+        self._where = ""
+
+    def method(self, graph: Graph, guards: Sequence[Guard], kept: Sequence[Guard]) -> dict[str, Any]:
+        """A method's graph.
+
+        Args:
+            graph: as the front end made it.
+            guards: all that must hold of the sizes of a call. kept: those of them that the front end decided itself, which
+                no shape function decides again.
+
+        Raises:
+            UnsupportedProgramError: an argument of a node is of a kind that cannot be written.
+        """
+        self._values, self._symbols = {}, {}
+        self._where = f"method {graph.name}"
+        body = self._graph(graph)
+        return {
+            "symbols": [[getattr(symbol, name) for name in _SYMBOL] for symbol in self._symbols.values()],
+            "values": [[value.name, *self._type(value.type)] for value in self._values],
+            "graph": body,
+            "guards": [self._guard(guard) for guard in guards],
+            "kept_guards": [self._guard(guard) for guard in kept],
+        }
+
+    def _graph(self, graph: Graph) -> dict[str, Any]:
+        for symbol in graph.symbols:
+            if self._symbols.setdefault(symbol.name, symbol) != symbol:
+                raise UnsupportedProgramError(f"two sizes are named {symbol.name}", where=self._where)
+        return {
+            "name": graph.name,
+            "inputs": [self._arg(value) for value in graph.inputs],
+            "constants": [[self._number(value), self._bytes(constant)] for value, constant in graph.constants.items()],
+            "states": [[self._number(value), self._bytes(first)] for value, first in graph.states.items()],
+            "nodes": [[self._arg(getattr(node, name)) for name in _NODE] for node in graph.nodes],
+            "outputs": [self._arg(output) for output in graph.outputs],
+            "sources": [
+                [symbol.name, *(self._arg(getattr(source, name)) for name in _SOURCE)]
+                for symbol, source in graph.symbols.items()
+            ],
+        }
+
+    def _number(self, value: Value) -> int:
+        return self._values.setdefault(value, len(self._values))
+
+    def _bytes(self, constant: Constant | None) -> int | None:
+        return None if constant is None else self._tensor(constant.data)
+
+    def _type(self, type: TensorType) -> list[Any]:
+        return [type.dtype.name, [_dims.to_data(size) for size in type.dims]]
+
+    def _guard(self, guard: Guard) -> list[Any]:
+        return [_dims.to_data(guard.left), guard.op, _dims.to_data(guard.right), guard.answer]
+
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, np.generic):
+            arg = arg.item()
+        if arg is None or isinstance(arg, (bool, int, str)) or isinstance(arg, float) and math.isfinite(arg):
+            return arg
+        if isinstance(arg, tuple):
+            return [self._arg(item) for item in arg]
+        for tag, (kind, write, _) in _KINDS.items():
+            if isinstance(arg, kind):
+                return {tag: write(self, arg)}
+        raise UnsupportedProgramError(
+            f"an argument of type {type(arg).__name__} cannot be saved", where=self._where,
+            why=f"tensors, sizes, numbers, texts, None, lists and {', '.join(_KINDS)} can",
+            next="load the program from the file or module that it was made from",
+        )  # fmt: skip
+
+
+class GraphReader:
+    """Reads what `GraphWriter` wrote.
+
+    Args:
+        tensor: gives the bytes for a number.
+
+    Data that is not what a writer made raises KeyError, IndexError, ValueError or TypeError.
+    """
+
+    def __init__(self, tensor: Callable[[int], memoryview]) -> None:
+        self._tensor = tensor
+        self._values: list[Value] = []
+        self._symbols: dict[str, Symbol] = {}
+
+    def method(self, data: Mapping[str, Any]) -> tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]:
+        """The graph, its guards, and those of them that the front end decided."""
+        self._symbols = {each[0]: Symbol(**dict(zip(_SYMBOL, each))) for each in data["symbols"]}
+        self._values = [Value(name, TensorType(DType[dtype], self._sizes(dims))) for name, dtype, dims in data["values"]]
+        graph = self._graph(data["graph"])
+        return graph, tuple(map(self._guard, data["guards"])), tuple(map(self._guard, data["kept_guards"]))
+
+    def _graph(self, data: Mapping[str, Any]) -> Graph:
+        return Graph(
+            name=data["name"],
+            inputs=tuple(map(self._arg, data["inputs"])),
+            constants={self._values[number]: self._constant(number, at) for number, at in data["constants"]},
+            states={
+                self._values[number]: None if at is None else self._constant(number, at) for number, at in data["states"]
+            },
+            nodes=tuple(Node(**dict(zip(_NODE, map(self._arg, node)))) for node in data["nodes"]),
+            outputs=tuple(map(self._arg, data["outputs"])),
+            symbols={
+                self._symbols[name]: SymbolSource(**dict(zip(_SOURCE, map(self._arg, source))))
+                for name, *source in data["sources"]
+            },
+        )
+
+    def _constant(self, number: int, at: int) -> Constant:
+        data = self._tensor(at)
+        needed = self._values[number].type.nbytes
+        if len(data) < needed:
+            raise ValueError(f"{self._values[number]!r} needs {needed} bytes, {len(data)} are there")
+        return Constant(data)
+
+    def _sizes(self, data: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_dims.from_data(size, self._symbols) for size in data)
+
+    def _guard(self, data: Sequence[Any]) -> Guard:
+        left, op, right, answer = data
+        if op not in ("==", "!=", "<", "<=", ">", ">="):
+            raise ValueError(f"{op!r} is no comparison")
+        return Guard(_dims.from_data(left, self._symbols), op, _dims.from_data(right, self._symbols), bool(answer))
+
+    def _arg(self, data: Any) -> Any:
+        if isinstance(data, list):
+            return tuple(map(self._arg, data))
+        if isinstance(data, dict):
+            ((tag, content),) = data.items()
+            return _KINDS[tag][2](self, content)
+        return data
+
+
+# Kinds of arguments that JSON has no form for: type, what is written, how it is read.
+_KINDS: dict[str, tuple[type, Callable[[GraphWriter, Any], Any], Callable[[GraphReader, Any], Any]]] = {
+    "value": (Value, GraphWriter._number, lambda reader, data: reader._values[data]),
+    "size": (Dim, lambda writer, arg: _dims.to_data(arg), lambda reader, data: _dims.from_data(data, reader._symbols)),
+    "dtype": (DType, lambda writer, arg: arg.name, lambda reader, data: DType[data]),
+    "float": (float, lambda writer, arg: repr(arg), lambda reader, data: float(data)),
+    "complex": (complex, lambda writer, arg: [arg.real, arg.imag], lambda reader, data: complex(*data)),
+    "graph": (Graph, GraphWriter._graph, GraphReader._graph),
+}
