@@ -118,3 +118,17 @@ def test_inputs_are_those_of_the_file(cli, data: Path, name: str) -> None:
         wanted = [(DType.from_pte(plan.values[i].scalar_type).name, list(plan.values[i].sizes)) for i in plan.inputs]
     (method,) = cli("inspect", data / f"{name}.pte", "--no-device", "--json").json["methods"]
     assert [(each["dtype"], each["dims"]) for each in method["inputs"]][: len(wanted)] == wanted
+
+
+def test_a_saved_program(cli, data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "saved.pvk"
+    with purevk.load(data / "topk.pte") as program:
+        program.save(path)
+    found = cli("inspect", path, "--no-device", "--json").json
+    wanted = cli("inspect", data / "topk.pte", "--no-device", "--json").json
+    assert found["file"]["kind"] == "pvk" and found["file"]["bytes"] == path.stat().st_size
+    for key in ("inputs", "outputs", "dispatches", "segments", "memory", "kernels"):
+        assert found["methods"][0][key] == wanted["methods"][0][key], key
+    assert "written by" in cli("inspect", path, "--no-device").out
+    assert cli("ops", "--check", path, "--no-device", "--json").json["ok"]
+    assert cli("run", path).code == 0
