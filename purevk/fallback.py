@@ -1,51 +1,28 @@
-"""Operators on the CPU: any ATen operator through `torch.ops`, its arguments rebuilt from its schema, or a function that the
-user registered. torch is imported only when a node needs it."""
+"""Operators on the CPU: any operator of `torch.ops`, its arguments rebuilt from its schema, or a function that the user
+registered (`purevk.ops.register_executor`). torch is imported only when a node needs it."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
-from purevk.ir import TensorType, Value, map_values
+from purevk.ir import TensorType, Value
+from purevk.ops.executors import Executor, find_executor
 
-_executors: dict[str, Callable[..., Any]] = {}
+Arrays = Mapping[Value, np.ndarray]
 
-
-def register_executor(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a CPU function for an operator: `@register_executor("my_lib.gate.default")`.
-
-    The function gets the operator's arguments in the order of its schema, tensors as numpy arrays, and returns an array or a
-    tuple of arrays.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        _executors[name] = function
-        return function
-
-    return decorate
-
-
-def registered_executors() -> tuple[str, ...]:
-    """Names of the operators with a registered CPU function."""
-    return tuple(sorted(_executors))
-
-
-def can_run(name: str) -> bool:
-    """Whether the operator has a CPU function or torch knows it. Imports torch if need be."""
-    if name in _executors:
-        return True
-    try:
-        _operator(name, "")
-    except FallbackError:
-        return False
-    return True
+# Arguments that operators of ATen write although their schemas do not say so.
+_WRITTEN = {
+    name: ("running_mean", "running_var")
+    for name in ("native_batch_norm", "batch_norm", "instance_norm", "_batch_norm_impl_index")
+}
 
 
 def run(
-    name: str, args: Sequence[Any], arrays: Mapping[Value, np.ndarray], results: Sequence[TensorType], source: str
+    name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str
 ) -> list[np.ndarray]:
     """Runs one node on the CPU.
 
@@ -53,33 +30,126 @@ def run(
         name: operator, "namespace.op.overload".
         args: its arguments in the schema's order; `Value`s stand for tensors.
         arrays: the tensors.
-        results: types that the graph expects; results are converted to their dtypes.
+        results: types that the graph expects; results are converted to their dtypes. Numbers are 0-d tensors. An operator
+            that writes into arguments gives its own results first, then what it left in those arguments.
         source: where the node comes from, for messages.
 
     Raises:
-        FallbackError: torch is missing, does not know the operator, or refuses the arguments.
+        FallbackError: torch is missing, does not know the operator, or refuses the arguments; or the results are not those
+            that the graph expects.
     """
-    if name in _executors:
-        made = _executors[name](*[map_values(arg, arrays.__getitem__) for arg in args])
-        made = made if isinstance(made, (tuple, list)) else (made,)
-        return [np.asarray(array, dtype=type.dtype.numpy, order="C") for array, type in zip(made, results)]
-    operator = _operator(name, source)
-    positional, keywords = _arguments(operator, args, arrays)
-    import torch
+    executor = find_executor(name)
+    made = _execute(executor, args, arrays, source) if executor else _call(name, args, arrays, results, source)
+    if len(made) < len(results):
+        raise FallbackError(f"{name} gave {len(made)} results", where=source, why=f"{len(results)} are expected")
+    found = [_to_array(each, type.dtype) for each, type in zip(made, results)]
+    for number, (array, type) in enumerate(zip(found, results)):
+        fits = array.ndim == type.rank and all(
+            not isinstance(size, int) or size == given for size, given in zip(type.dims, array.shape)
+        )
+        if not fits:
+            raise FallbackError(
+                f"result {number} of {name} has sizes {list(array.shape)}", where=source, why=f"{type} is expected",
+                next="make the operator's CPU function and its shape function (or fake kernel) agree",
+            )  # fmt: skip
+    return found
+
+
+# -- registered functions ---------------------------------------------------------------------------------------------
+def _execute(executor: Executor, args: Sequence[Any], arrays: Arrays, source: str) -> list[Any]:
+    def given(arg: Any) -> Any:
+        if isinstance(arg, Value):
+            return to_torch(arrays[arg], arg.type.dtype) if executor.tensors == "torch" else arrays[arg]
+        if isinstance(arg, tuple):
+            return [given(item) for item in arg]
+        if isinstance(arg, DType):
+            return arg.to_torch() if executor.tensors == "torch" else arg.numpy
+        return arg
 
     try:
-        with torch.no_grad():
-            made = operator(*positional, **keywords)
+        return list(_flat(executor.function(*[given(arg) for arg in args])))
     except Exception as error:
-        raise FallbackError(
-            f"{name} failed on the CPU", where=source, why=str(error).splitlines()[0] if str(error) else repr(error),
-            next="check the sizes and dtypes of the inputs",
-        ) from error  # fmt: skip
-    tensors = list(made) if isinstance(made, (tuple, list)) else [made]
-    return [to_numpy(_as_tensor(tensor), type.dtype) for tensor, type in zip(tensors, results)]
+        raise _failed(executor.name, source, error, "the function is that of register_executor") from error
 
 
-def _operator(name: str, source: str) -> Any:
+def _failed(name: str, source: str, error: Exception, next: str) -> FallbackError:
+    why = str(error).splitlines()[0] if str(error) else repr(error)
+    return FallbackError(f"{name} failed on the CPU", where=source, why=why, next=next)
+
+
+def _flat(made: Any) -> Iterator[Any]:
+    """The results, those in lists and tuples too; those that torch leaves out (None) have no place."""
+    if isinstance(made, (tuple, list)):
+        for each in made:
+            yield from _flat(each)
+    elif made is not None:
+        yield made
+
+
+def _to_array(made: Any, dtype: DType) -> np.ndarray:
+    if hasattr(made, "detach"):
+        return to_numpy(made, dtype)
+    return np.asarray(made, dtype=dtype.numpy, order="C")
+
+
+# -- operators of torch -----------------------------------------------------------------------------------------------
+def _call(name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str) -> list[Any]:
+    operator, names = _operator(name, len(args), source)
+    schema = operator._schema.arguments
+    given = dict(zip(names, args))
+    values = {
+        each.name: _convert(given[each.name], str(each.real_type), arrays) for each in schema if each.name in given
+    }
+    written = [each.name for each in schema if each.is_write and not each.is_out]
+    import torch
+
+    with torch.no_grad():
+        try:
+            made = _apply(operator, values, written, results)
+        except Exception as error:
+            wider = _widened(values) if operator.namespace in ("aten", "prims") else values
+            if all(wider[each] is values[each] for each in values):
+                raise _failed(name, source, error, "check the sizes and dtypes of the inputs") from error
+            # torch does not mix dtypes, and has no half precision or 32-bit indices everywhere.
+            try:
+                made = _apply(operator, wider, written, results)
+            except Exception:
+                raise _failed(name, source, error, "check the sizes and dtypes of the inputs") from error
+    return made
+
+
+def _apply(operator: Any, values: Mapping[str, Any], written: Sequence[str], results: Sequence[TensorType]) -> list[Any]:
+    import torch
+
+    spared = (*written, *_WRITTEN.get(operator._opname, ()))
+    values = {name: _copied(value) if name in spared else value for name, value in values.items()}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    fresh = iter([torch.empty(0, dtype=type.dtype.to_torch()) for type in results])
+    for each in operator._schema.arguments:
+        if each.is_out:
+            is_list = str(each.real_type).startswith("List")
+            keywords[each.name] = list(fresh) if is_list else next(fresh)
+        elif each.name not in values:
+            continue
+        elif not each.kwarg_only and len(positional) == operator._schema.arguments.index(each):
+            positional.append(values[each.name])
+        elif values[each.name] is not None or not each.has_default_value():
+            keywords[each.name] = values[each.name]
+    made = list(_flat(operator(*positional, **keywords)))
+    if len(made) < len(results):
+        made += _flat([values[name] for name in written])
+    return made
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]:
+    """torch's operator that gives new tensors, and which of its arguments the first `count` that a node has are."""
     try:
         import torch
     except ImportError as error:
@@ -91,73 +161,107 @@ def _operator(name: str, source: str) -> Any:
     parts = name.split(".")
     try:
         packet = getattr(getattr(torch.ops, parts[0]), parts[1])
-        return _functional(packet, getattr(packet, parts[2] if len(parts) > 2 else "default"))
+        operator = getattr(packet, parts[2] if len(parts) > 2 else "default")
     except (AttributeError, RuntimeError) as error:
         raise FallbackError(
             f"{name} has no kernel here and torch does not know it", where=source,
             next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
         ) from error  # fmt: skip
+    names = _inputs(operator)
+    if _is_out(operator):
+        return _functional(packet, operator), names[:count]
+    if len(names) > count:
+        # A file calls an out-variant, which may lack arguments in the middle: dtypes and so on are its results'.
+        for each in (getattr(packet, overload) for overload in packet.overloads()):
+            if _is_out(each) and len(_inputs(each)) == count and set(_inputs(each)) < set(names):
+                return operator, _inputs(each)
+    return operator, names[:count]
+
+
+def _is_out(operator: Any) -> bool:
+    return any(argument.is_out for argument in operator._schema.arguments)
+
+
+def _inputs(operator: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in operator._schema.arguments if not argument.is_out)
 
 
 def _functional(packet: Any, operator: Any) -> Any:
-    """The overload that returns new tensors, for one that writes into arguments: the one with the same other arguments."""
-
-    def inputs(each: Any) -> list[tuple[str, str]]:
-        return [(arg.name, str(arg.type)) for arg in each._schema.arguments if not arg.is_out]
-
-    if not any(arg.is_out for arg in operator._schema.arguments):
-        return operator
-    wanted = inputs(operator)
-    for name in packet.overloads():
-        each = getattr(packet, name)
-        if not any(arg.is_out for arg in each._schema.arguments) and inputs(each)[: len(wanted)] == wanted:
+    """The overload that returns new tensors, for one that writes into arguments: that with the same other arguments. The
+    operator itself if there is none."""
+    kinds = {argument.name: str(argument.real_type) for argument in operator._schema.arguments if not argument.is_out}
+    for each in (getattr(packet, overload) for overload in packet.overloads()):
+        known = {argument.name: str(argument.real_type) for argument in each._schema.arguments}
+        if not _is_out(each) and all(known.get(name) == kind for name, kind in kinds.items()):
             return each
     return operator
 
 
-def _arguments(operator: Any, args: Sequence[Any], arrays: Mapping[Value, np.ndarray]) -> tuple[list[Any], dict[str, Any]]:
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    for argument, arg in zip(operator._schema.arguments, args):
-        value = _convert(arg, arrays, str(argument.type))
-        if argument.kwarg_only:
-            if value is not None or not argument.has_default_value():
-                keywords[argument.name] = value
-        else:
-            positional.append(value)
-    return positional, keywords
-
-
-def _convert(arg: Any, arrays: Mapping[Value, np.ndarray], kind: str) -> Any:
+def _convert(arg: Any, kind: str, arrays: Arrays) -> Any:
+    """An argument as the schema's type wants it."""
+    optional = kind.startswith("Optional[")
+    if optional:
+        kind = kind[len("Optional[") : -1]
+    if kind in ("Device", "Layout", "MemoryFormat", "Generator"):
+        # Of no meaning here: tensors are dense ones of the CPU, and files have no generators.
+        return None if optional else _own(kind)
+    if isinstance(arg, tuple):
+        each = kind[len("List[") : -1] if kind.startswith("List[") else kind
+        return [_convert(item, each, arrays) for item in arg]
     if isinstance(arg, Value):
         tensor = to_torch(arrays[arg], arg.type.dtype)
-        # A schema that wants a number may have been given a 0-d tensor.
-        return tensor if "Tensor" in kind else tensor.item()
-    if isinstance(arg, tuple):
-        return [_convert(item, arrays, kind) for item in arg]
+        if "Tensor" in kind or kind in ("t", "Any"):
+            return tensor
+        # A schema that wants numbers may have been given tensors.
+        return tensor.tolist() if kind.startswith("List[") else _number(tensor.item(), kind)
     if isinstance(arg, DType):
         return arg.to_torch()
-    if isinstance(arg, int) and not isinstance(arg, bool):
-        if "ScalarType" in kind or kind in ("Optional[dtype]", "dtype"):
-            dtype = DType.from_pte(arg)
-            return None if dtype is None else dtype.to_torch()
-        if "bool" in kind.lower():
-            return bool(arg)
-    if arg is not None and kind in ("Optional[Device]", "Device", "Optional[Layout]", "Layout"):
-        return None
-    if isinstance(arg, (int, float)) and kind == "Tensor":
-        import torch
-
-        return torch.tensor(arg)
+    if isinstance(arg, (bool, int, float)):
+        return _number(arg, kind)
     return arg
 
 
-def _as_tensor(value: Any) -> Any:
+def _own(kind: str) -> Any:
     import torch
 
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    if kind == "Generator":
+        return torch.Generator()
+    return {"Device": torch.device("cpu"), "Layout": torch.strided, "MemoryFormat": torch.contiguous_format}[kind]
 
 
+def _number(number: Any, kind: str) -> Any:
+    if kind == "Tensor":
+        import torch
+
+        # Numbers do not widen the tensors that they meet, and lose no digits before.
+        return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
+    if kind == "ScalarType":
+        dtype = DType.from_pte(int(number))
+        return int(number) if dtype is None else dtype.to_torch()
+    convert = {"bool": bool, "float": float, "int": int}.get(kind)
+    return number if convert is None else convert(number)
+
+
+def _widened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with tensors of one floating-point dtype, float32 at least, and of no integers below 64 bits. Those
+    that are so already stay the same objects."""
+    import torch
+
+    tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]
+    double = any(tensor.dtype is torch.float64 for tensor in tensors)
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list):
+            items = [wide(item) for item in value]
+            return value if all(new is old for new, old in zip(items, value)) else items
+        if not isinstance(value, torch.Tensor) or value.dtype is torch.bool or value.is_complex():
+            return value
+        return value.to((torch.float64 if double else torch.float32) if value.is_floating_point() else torch.int64)
+
+    return {name: wide(value) for name, value in values.items()}
+
+
+# -- tensors and arrays -----------------------------------------------------------------------------------------------
 def to_torch(array: np.ndarray, dtype: DType) -> Any:
     """A torch tensor over an array's memory (a copy if the array is read-only)."""
     import torch

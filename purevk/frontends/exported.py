@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.importer import Importer
+from purevk.frontends.importer import NUMBERS, Importer
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 
 _PYTHON = {
-    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul, operator.neg: operator.neg,
-    operator.floordiv: operator.floordiv, operator.mod: operator.mod, operator.eq: operator.eq, operator.ne: operator.ne,
-    operator.lt: operator.lt, operator.le: operator.le, operator.gt: operator.gt, operator.ge: operator.ge,
-    operator.truediv: operator.truediv, operator.pow: operator.pow,
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "neg", operator.floordiv: "//",
+    operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
 }  # fmt: skip
 
 
@@ -235,7 +234,7 @@ class _Reader:
             self.env[node] = self.env[node.args[0]][node.args[1]]
             return
         if target in _PYTHON:
-            self.env[node] = _PYTHON[target](*(self._arg(arg) for arg in node.args))
+            self.env[node] = self.importer.arithmetic(_PYTHON[target], [self._arg(arg) for arg in node.args], node.name)
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
@@ -252,6 +251,9 @@ class _Reader:
                 made = self._operator(node, node.args[1], node.args[2:], examples[0] if len(examples) == 1 else examples)
                 self.env[node] = (None, *(made if isinstance(made, tuple) else (made,)))
                 return
+            if name in ("auto_functionalized", "auto_functionalized_v2"):
+                self.env[node] = self._functionalized(node, node.args[0], dict(node.kwargs))
+                return
             raise UnsupportedProgramError(
                 f"{name} cannot be run", where=f"{self.importer.where}, {node.name}",
                 why="it is no operator of torch.ops (control flow has no kernel yet)",
@@ -265,26 +267,81 @@ class _Reader:
             tensor = args[0]
             return tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
-            found = self.importer.element(args[0], 0)
-            expression = getattr(getattr(examples, "node", None), "expr", None)
-            if expression is not None and expression.is_Symbol:
-                self.symbols[str(expression)] = found
+            found = self.importer.item(args[0], node.name)
+            self._learn(examples, found)
             return found
         if name.startswith(("aten._assert", "aten.sym_constrain")):
             return None
-        many = isinstance(examples, (list, tuple))
-        types, dynamic = [], []
-        for example in examples if many else ([] if examples is None else [examples]):
+        return self._emit(node, name, args, examples)
+
+    def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any) -> Any:
+        """A node whose results are like the examples: tensors, numbers, None, and lists of these."""
+        types: list[TensorType] = []
+        dynamic: list[bool] = []
+        for example in _leaves(examples):
+            kind = _number_kind(example)
+            sizes = () if kind else example.shape
+            types.append(
+                NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), tuple(self._bound(size) for size in sizes))
+            )
+            dynamic.append(any(not isinstance(size, int) for size in sizes))
+        results = iter(self.importer.emit(name, args, types, dynamic, f"{node.name}"))
+
+        def shaped(example: Any) -> Any:
+            if isinstance(example, (list, tuple)):
+                return tuple(shaped(each) for each in example)
             if example is None:
-                continue
-            types.append(TensorType(self._dtype(example.dtype), tuple(self._bound(size) for size in example.shape)))
-            dynamic.append(any(not isinstance(size, int) for size in example.shape))
-        results = self.importer.emit(name, args, types, dynamic, f"{node.name}")
-        if many:
-            # Results that torch leaves out (None) have no value here either.
-            values = iter(results)
-            return tuple(None if example is None else next(values) for example in examples)
-        return results[0] if results else None
+                return None
+            value = next(results)
+            kind = _number_kind(example)
+            if kind is int:
+                found = self.importer.element(value, 0)
+                self._learn(example, found)
+                return found
+            if kind is not None:
+                self.importer.numbers.add(value)
+            return value
+
+        return shaped(examples)
+
+    def _learn(self, example: Any, found: Any) -> None:
+        """Notes what torch's symbol for a number that a node gives is here."""
+        expression = getattr(getattr(example, "node", None), "expr", None)
+        if expression is not None and expression.is_Symbol and not isinstance(found, Value):
+            self.symbols[str(expression)] = found
+
+    def _functionalized(self, node: Any, target: Any, named: dict[str, Any]) -> tuple[Any, ...]:
+        """An operator that writes into arguments, on copies of them: its own results, then the copies as it left them."""
+        bases = named.pop("_all_bases", None)
+        written = [argument.name for argument in target._schema.arguments if argument.is_write]
+        if bases is None:
+            order = [name for name in written if named.get(name) is not None]
+        else:
+            place = {name: named.pop(f"_{name}_base_index", None) for name in written}
+            order = [name for name in written if place[name] is not None]
+            if sorted(place[name] for name in order) != list(range(len(bases))):
+                self._refuse_views(node, target)
+            named.update({name: bases[place[name]] for name in order})
+            order.sort(key=place.__getitem__)
+        if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
+            isinstance(named[name], (list, tuple)) for name in order
+        ):
+            self._refuse_views(node, target)
+        examples = node.meta["val"]
+        own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
+        # The operator leaves its arguments in the order of its schema.
+        rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
+        made = self._emit(
+            node, _name(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank))
+        )
+        left = dict(zip(rank, made[len(own) :]))
+        return (*made[: len(own)], *(left[at] for at in range(len(order))))
+
+    def _refuse_views(self, node: Any, target: Any) -> None:
+        raise UnsupportedProgramError(
+            f"{_name(target)} cannot be run", where=f"{self.importer.where}, {node.name}",
+            why="it writes into views or lists of tensors", next="give it whole tensors, or return new ones",
+        )  # fmt: skip
 
     def _bound(self, size: Any) -> int:
         if isinstance(size, int):
@@ -322,6 +379,25 @@ class _Reader:
                 )  # fmt: skip
         graph = self.importer.finish(outputs)
         return graph
+
+
+def _leaves(examples: Any) -> Iterator[Any]:
+    """The results that are there, in order, also those in lists."""
+    if isinstance(examples, (list, tuple)):
+        for example in examples:
+            yield from _leaves(example)
+    elif examples is not None:
+        yield examples
+
+
+def _number_kind(example: Any) -> type | None:
+    """bool, int or float for a number, also one that a call alone knows; None for a tensor."""
+    import torch
+
+    for kind, symbolic in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
+        if isinstance(example, (kind, symbolic)):
+            return kind
+    return None
 
 
 def _name(target: Any) -> str:

@@ -16,8 +16,20 @@ _INTEGER: dict[str, Callable[..., Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "neg": operator.neg, "same": lambda value: value, "max": _dims.maximum, "min": _dims.minimum,
-    "/": operator.truediv,
+    "/": operator.truediv, "**": operator.pow,
 }  # fmt: skip
+
+
+_ELEMENTWISE = {
+    "+": "aten.add.Tensor", "-": "aten.sub.Tensor", "*": "aten.mul.Tensor", "/": "aten.div.Tensor",
+    "==": "aten.eq.Tensor", "!=": "aten.ne.Tensor", "<": "aten.lt.Tensor", "<=": "aten.le.Tensor", ">": "aten.gt.Tensor",
+    ">=": "aten.ge.Tensor", "//": "aten.floor_divide.default", "%": "aten.remainder.Tensor", "neg": "aten.neg.default",
+    "max": "aten.maximum.default", "min": "aten.minimum.default", "**": "aten.pow.Tensor_Tensor",
+}  # fmt: skip
+# Parameters for which a row takes a tensor of one element as well as a number.
+_NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s"}
+# How numbers that operators give stand in the graph: as tensors of one element.
+NUMBERS = {bool: TensorType(DType.bool, ()), int: TensorType(DType.int64, ()), float: TensorType(DType.float64, ())}
 
 
 def integer(op: str, *args: Any) -> Any:
@@ -42,6 +54,7 @@ class Importer:
         self.constants: dict[Value, Constant] = {}
         self.states: dict[Value, Constant | None] = {}
         self.symbols: dict[Symbol, SymbolSource] = {}
+        self.numbers: set[Value] = set()  # tensors that stand for numbers which only a call knows
         self._names = NameSource()
         self._by_bound: dict[int, Dim] = {}
         self._shared: dict[tuple[int, int, str, tuple], Value] = {}
@@ -119,6 +132,23 @@ class Importer:
             self._elements[tensor, index] = Dim.of(symbol)
         return self._elements[tensor, index]
 
+    def item(self, tensor: Value, source: str) -> Value | Dim | int:
+        """The number in a tensor of one element: an integer known at a call, or the tensor itself, without dims."""
+        if not tensor.type.dtype.is_float:
+            return self.element(tensor, 0)
+        if tensor.type.rank:
+            tensor = self.emit("aten.view.default", (tensor, ()), [], [], source)[0]
+        self.numbers.add(tensor)
+        return tensor
+
+    def arithmetic(self, op: str, args: Sequence[Any], source: str) -> Any:
+        """One step of arithmetic on numbers: sizes, or numbers that operators gave as tensors of one element."""
+        if op == "same" or not any(isinstance(arg, Value) for arg in args):
+            return integer(op, *args)
+        result = self.emit(_ELEMENTWISE[op], tuple(args), [], [], source)[0]
+        self.numbers.add(result)
+        return result
+
     # -- nodes --------------------------------------------------------------------------------------------------------
     def emit(
         self,
@@ -149,7 +179,12 @@ class Importer:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
             types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
-        self.nodes.append(Node(row.name if row else op, full, results, source, op))
+        node = Node(row.name if row else op, full, results, source, op)
+        if row is not None and any(
+            arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in zip(row.parameters, full) if isinstance(arg, Value)
+        ):
+            node = Node("purevk.host", (row.name, "an argument is a number that an operator gives", full), results, source)
+        self.nodes.append(node)
         if row is None:
             for value in results:
                 for dim, size in enumerate(value.type.dims):

@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends.importer import Importer, integer
+from purevk.frontends.importer import NUMBERS, Importer
 from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, is_out_variant, plan_name
 from purevk.frontends.vulkan import VulkanDelegate
 from purevk.ir import Dim, Graph, TensorType, Value
@@ -126,7 +126,7 @@ class _Plan:
             self._prim(name, args, source)
             return
         if name in ("_local_scalar_dense", "item"):
-            self.env[args[-1]] = self.importer.element(self._arg(args[0]), 0)
+            self.env[args[-1]] = self.importer.item(self._arg(args[0]), source)
             return
         full = plan_name(operator.name, operator.overload)
         outputs = self._outputs(operator, args)
@@ -135,8 +135,8 @@ class _Plan:
         if known is not None:
             inputs = dict(zip(known, inputs))
         tensors = [self.plan.values[number] for number in outputs]
-        recorded = [TensorType(self._dtype(tensor), tensor.sizes) for tensor in tensors]
-        dynamic = [tensor.dynamism is not P.ShapeDynamism.STATIC for tensor in tensors]
+        recorded = [self._recorded(tensor) for tensor in tensors]
+        dynamic = [isinstance(tensor, P.Tensor) and tensor.dynamism is not P.ShapeDynamism.STATIC for tensor in tensors]
         if name == "copy_" or (name == "copy" and isinstance(self._existing(outputs[0]), Value)):
             self._store(outputs[0], inputs, source)
             return
@@ -145,8 +145,21 @@ class _Plan:
             present = self._existing(number)
             if isinstance(present, Value) and present in self.importer.states:
                 self.importer.emit("purevk.store", (present, value), [], [], source)
+            elif isinstance(self.plan.values[number], V.Int):
+                self.env[number] = self.importer.element(value, 0)
             else:
+                if not isinstance(self.plan.values[number], P.Tensor):
+                    self.importer.numbers.add(value)
                 self.env[number] = value
+
+    def _recorded(self, value: Any) -> TensorType:
+        """The type of a result; numbers are tensors without dims."""
+        if isinstance(value, P.Tensor):
+            return TensorType(self._dtype(value), value.sizes)
+        kind = {V.Int: int, V.Bool: bool, V.Double: float}.get(type(value))
+        if kind is None:
+            raise FileFormatError(f"a value of kind {type(value).__name__} stands where a result is written", where=self.where)
+        return NUMBERS[kind]
 
     def _existing(self, number: int) -> Any:
         value = self.plan.values[number]
@@ -191,7 +204,7 @@ class _Plan:
                 "aten.view.default", [self._arg(args[0]), self._arg(args[1])], [], [], source
             )[0]
         elif name in INTEGER_OPERATORS:
-            self.env[args[-1]] = integer(INTEGER_OPERATORS[name], *(self._arg(number) for number in args[:-1]))
+            self.env[args[-1]] = self.importer.arithmetic(INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]], source)
         else:
             self._refuse(f"executorch_prim::{name}", f"at {source}")
 

@@ -14,7 +14,10 @@ from purevk.ops.registry import Operator, Rewrite, register
 
 
 def constant(builder: Any, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
-    """A tensor with the same number everywhere."""
+    """A tensor with the same number everywhere; the number may be a tensor of one element."""
+    if isinstance(number, Value):
+        flat = builder.emit("aten.view.default", builder.emit("aten._to_copy.default", number, dtype), ())
+        return builder.emit("aten.expand.default", flat, tuple(sizes))
     if isinstance(number, Dim):
         expression = Expression((), (DType.int32,), (), (0,))
         made = builder.emit(POINTWISE, expression, (), (number,), tuple(sizes))

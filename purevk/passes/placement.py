@@ -43,6 +43,8 @@ _DOUBLE = {
 
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
+    if node.op == HOST:
+        return node.args[1]
     row = registry.find(node.op)
     if row is None or row.form is None:
         return "no kernel"
@@ -70,7 +72,7 @@ def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         reason = reasons[node]
-        if reason is not None:
+        if reason is not None and node.op != HOST:
             node = Node(HOST, (_name_for_cpu(node), reason, node.args), node.results, node.source)
         rewriter.keep(node)
     return rewriter.finish()

@@ -25,7 +25,7 @@ ROOMS = {
     "cache_entry": {"shader_source", "shaderc"},
     "ops": {"ir"},
     "passes": {"ops", "ir"},
-    "fallback": {"ir"},
+    "fallback": {"ops", "ir"},
     "frontends": {"pte", "ops", "ir"},
     "graph": {"passes", "ops", "ir", "memory_planner", "shader_source", "shaderc", "cache", "cache_entry", "api", "fallback"},
     "errors": set(),
