@@ -281,9 +281,8 @@ class _Reader:
         for example in _leaves(examples):
             kind = _number_kind(example)
             sizes = () if kind else example.shape
-            types.append(
-                NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), tuple(self._bound(size) for size in sizes))
-            )
+            bounds = tuple(self._bound(size) for size in sizes)
+            types.append(NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), bounds))
             dynamic.append(any(not isinstance(size, int) for size in sizes))
         results = iter(self.importer.emit(name, args, types, dynamic, f"{node.name}"))
 

@@ -180,9 +180,8 @@ class Importer:
             types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
         node = Node(row.name if row else op, full, results, source, op)
-        if row is not None and any(
-            arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in zip(row.parameters, full) if isinstance(arg, Value)
-        ):
+        named = zip(row.parameters, full) if row else ()
+        if any(isinstance(arg, Value) and arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in named):
             node = Node("purevk.host", (row.name, "an argument is a number that an operator gives", full), results, source)
         self.nodes.append(node)
         if row is None:
