@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from purevk.errors import PurevkError
 
 if TYPE_CHECKING:
+    from purevk import ops
     from purevk.compiling import compile
     from purevk.method import Method
     from purevk.program import Program, load
 
 __version__ = "0.1.0"
 
-__all__ = ["Method", "Program", "PurevkError", "compile", "load"]
+__all__ = ["Method", "Program", "PurevkError", "compile", "load", "ops"]
 
-_HOMES = {"Method": "method", "Program": "program", "load": "program", "compile": "compiling"}
+_HOMES = {"Method": "method", "Program": "program", "load": "program", "compile": "compiling", "ops": "ops"}
 
 
 def __getattr__(name: str) -> Any:
@@ -25,7 +26,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module(f"purevk.{_HOMES[name]}"), name)
+        home = importlib.import_module(f"purevk.{_HOMES[name]}")
+        return home if name == "ops" else getattr(home, name)
     raise AttributeError(f"module 'purevk' has no attribute {name!r}")
 
 

@@ -56,6 +56,20 @@ def find_include(include: Include) -> IncludeFunction:
 
 
 @lru_cache(maxsize=64)
+def find_include_beside(folder: Path | None) -> IncludeFunction:
+    """Finds purevk's own files, and then those of another folder, for templates that do not come with purevk."""
+    own = find_include(None)
+    if folder is None:
+        return own
+    other = find_include(folder)
+
+    def find(name: str) -> tuple[str, str]:
+        return (own if (GLSL_FOLDER / name).is_file() else other)(name)
+
+    return find
+
+
+@lru_cache(maxsize=64)
 def _folder_include(folder: str) -> IncludeFunction:
     root = Path(folder)
 

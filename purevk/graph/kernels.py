@@ -14,7 +14,8 @@ from purevk.cache import Cache
 from purevk.cache_entry import CacheKey
 from purevk.errors import ShaderCompilerError
 from purevk.ops.lowering import DeviceTraits, KernelSpec
-from purevk.shader_source import CompileJob
+from purevk.ops.templates import find_template
+from purevk.shader_source import CompileJob, find_include_beside
 
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 
@@ -63,6 +64,12 @@ class KernelStore:
 
     def job(self, spec: KernelSpec) -> CompileJob:
         """What the compiler is asked for a spec."""
+        own = find_template(spec.template)
+        if own is not None:
+            return CompileJob(
+                own.text, name=spec.template, macros=dict(spec.macros), include=find_include_beside(own.folder),
+                target_env=self.target_env,
+            )  # fmt: skip
         source = self._sources.get(spec.template)
         if source is None:
             source = self._sources[spec.template] = (GLSL_FOLDER / spec.template).read_text(encoding="utf-8")

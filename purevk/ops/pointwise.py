@@ -30,7 +30,26 @@ def _row(
     out: DType | str | None,
     names: Sequence[str],
 ) -> None:
-    """`out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of this name."""
+    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(each, keyword) for each in tensors]
+    parameters += [inspect.Parameter(each, keyword, default=default) for each, default in params.items()]
+    register(operator_row(name, glsl, parameters, compute, out, names))
+
+
+def operator_row(
+    name: str,
+    glsl: str | Callable[..., str],
+    parameters: Sequence[inspect.Parameter],
+    compute: str | DType,
+    out: DType | str | None,
+    names: Sequence[str],
+) -> Operator:
+    """The row of a pointwise operator. Of its parameters `x`, `y` and `z` are tensors (or numbers).
+
+    `out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of this name.
+    """
+    tensors = [each.name for each in parameters if each.name in "xyz"]
+    params = [each.name for each in parameters if each.name not in "xyz"]
 
     def shape(**arguments: Any) -> TensorType:
         operands = [arguments[name] for name in tensors]
@@ -41,15 +60,11 @@ def _row(
             return TensorType(arguments["dtype"], sizes)
         return TensorType(_computing(compute, [*operands, *_numbers(arguments, params)], operands, arguments), sizes)
 
-    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    shape.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(each, keyword) for each in tensors]
-        + [inspect.Parameter(each, keyword, default=default) for each, default in params.items()]
-    )
-    register(Operator(name, shape, Pointwise(glsl, compute), names=tuple(names)))
+    shape.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
+    return Operator(name, shape, Pointwise(glsl, compute), names=tuple(names))
 
 
-def _numbers(arguments: dict[str, Any], params: dict[str, Any]) -> list[Any]:
+def _numbers(arguments: dict[str, Any], params: Sequence[str]) -> list[Any]:
     """Parameters that take part in type promotion: the tensors and numbers of clamp, say, but no rounding mode."""
     return [arguments[name] for name in params if isinstance(arguments[name], TensorType)]
 
