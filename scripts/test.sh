@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [--fast] [--validation] [arguments of pytest]
 #
-# --fast leaves out what is slow: exports of large models, and long sweeps. --validation runs under the Khronos validation
+# --fast leaves out what is slow, such as exports of large models, and all but the first case of each operator's and kernel's test. --validation runs under the Khronos validation
 # layer, synchronization validation included; each message fails a test. TEST_JOBS is the number of processes (default: one a
 # core, 8 at most).
 set -euo pipefail
@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 options=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --fast) options+=(-m 'not slow') ;;
+    --fast) options+=(-m 'not slow and not sweep') ;;
     --validation) export PUREVK_VALIDATION=1 ;;
     *) break ;;
     esac

@@ -198,6 +198,7 @@ def test_prefill_then_decode(variant: str) -> None:
 
 
 # -- the CPU ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "operator"), [("fallback_cumsum", None), ("fallback_inverse", "aten.linalg_inv_ex.default")])
 def test_what_has_no_kernel_runs_on_the_cpu_and_inspect_says_why(
     name: str, operator: str | None, capsys: pytest.CaptureFixture[str]
