@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from purevk.compiling import compile
     from purevk.method import Method
     from purevk.program import Program, load
+    from purevk.runtime import Runtime
 
 __version__ = "0.1.0"
 
-__all__ = ["Method", "Program", "PurevkError", "compile", "load", "ops"]
+__all__ = ["Method", "Program", "PurevkError", "Runtime", "compile", "load", "ops"]
 
-_HOMES = {"Method": "method", "Program": "program", "load": "program", "compile": "compiling", "ops": "ops"}
+_HOMES = {
+    "Method": "method", "Program": "program", "Runtime": "runtime", "compile": "compiling", "load": "program", "ops": "ops",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
