@@ -71,6 +71,12 @@ VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the IR after every pass
 DUMP = Knob("PUREVK_DUMP", str, "", "Folder into which graphs (after each pass), GLSL and SPIR-V are written.")
 PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
 TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError.")
+POLL = Knob(
+    "PUREVK_POLL",
+    float,
+    0.002,
+    "Seconds that a call polls a GPU before it sleeps until the end, which costs tens of microseconds; 0 sleeps at once.",
+)
 SEED = Knob("PUREVK_SEED", int, 0, "Seed of random operators (rand, randn, dropout, ...), read when a program is loaded.")
 RECORDINGS = Knob("PUREVK_RECORDINGS", int, 16, "Recorded command buffers kept per segment, one per input signature.")
 VK_DRIVER_FILES = Knob("VK_DRIVER_FILES", str, "", "Read by the Vulkan loader: the only driver manifests to use.")

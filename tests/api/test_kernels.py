@@ -318,3 +318,16 @@ def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.Mon
     assert not submission.done()
     submission.wait(60)
     assert submission.done()
+
+
+@pytest.mark.parametrize("poll", [0.0, 1e-4, 1000.0])
+def test_polling_before_sleeping(
+    device: api.Device, spin_spirv: bytes, monkeypatch: pytest.MonkeyPatch, poll: float
+) -> None:
+    """Work of 20 ms is finished after the wait, whether the poll ends before it or not."""
+    spinner = Spinner(device, spin_spirv)
+    commands = spinner.record(int(0.02 / spinner.seconds(1)) + 1)
+    monkeypatch.setattr(device.queue.state, "poll", poll)
+    submission = device.queue.submit(commands)
+    submission.wait()
+    assert submission.done() and not device.queue.state.pending
