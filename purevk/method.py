@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from purevk.errors import FileFormatError, GraphError, InputError
+from purevk.errors import FileFormatError, GraphError, InputError, UnsupportedProgramError
 from purevk.graph.executable import Executable, make_plan
+from purevk.graph.learning import Replan
 from purevk.inputs import describe_given, describe_inputs, read_inputs
 from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
 
 if TYPE_CHECKING:
@@ -24,15 +26,30 @@ if TYPE_CHECKING:
 Sizes = Sequence["tuple[int | Bound, ...] | None"]
 GraphSource = Callable[["Sizes | None"], Graph]
 MAX_SPECIALIZATIONS = 8
+MAX_REPLANS = 16
 _log = logging.getLogger("purevk")
 
 
 class Specialization:
-    """A method lowered under guards: it serves calls whose sizes keep them and the symbols' bounds."""
+    """A method lowered under guards: it serves calls whose sizes keep them and the symbols' bounds.
 
-    def __init__(self, graph: Graph, guards: Sequence[Guard], executable: Executable) -> None:
+    Attributes:
+        sizes, expected: what it was lowered for; see `Method`.
+        preferred: the one for the same sizes that served the last call which this one turned out not to serve.
+        used: when it served a call, as a count of calls.
+    """
+
+    def __init__(
+        self, graph: Graph, guards: Sequence[Guard], executable: Executable, sizes: Sizes | None = None,
+        expected: Mapping[str, Expected] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.guards, self.executable = graph, tuple(guards), executable
+        self.sizes, self.expected = sizes, dict(expected or {})
+        self.preferred: Specialization | None = None
+        self.used = 0
+        self._outer = [guard for guard in self.guards if all(s.is_size and not s.learned for s in guard.symbols)]
         self._known: dict[tuple[int, ...], bool] = {}
+        executable.watch(self.guards)
 
     def environment(self, arrays: Sequence[Any]) -> dict[Symbol, int]:
         """The values of the symbols that the inputs of a call bring."""
@@ -68,12 +85,17 @@ class Specialization:
         found = self._known.get(key)
         if found is None:
             found = all(symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size)
-            found = found and all(
-                guard.holds(env) for guard in self.guards
-                if (_dims.symbols(guard.left) | _dims.symbols(guard.right)) <= set(env)
-            )  # fmt: skip
+            found = found and all(guard.holds(env) for guard in self._outer)
             self._known[key] = found
         return found
+
+    def admits(self, env: Mapping[Symbol, int], learned: Mapping[str, int]) -> bool:
+        """Whether sizes that came about during a call, by the names of their symbols, keep the bounds and the guards too."""
+        inner = {symbol: learned[symbol.name] for symbol in self.graph.symbols if symbol.name in learned}
+        whole = {**env, **inner}
+        return all(symbol.lower <= value <= symbol.upper for symbol, value in inner.items()) and all(
+            guard.holds(whole) for guard in self.guards if guard.symbols <= set(whole)
+        )  # fmt: skip
 
 
 class Method:
@@ -82,16 +104,19 @@ class Method:
     def __init__(self, program: "Program", name: str, source: GraphSource) -> None:
         self.program, self.name, self.source = program, name, source
         self.specializations: list[Specialization] = []
+        self._calls = 0
         self._lock = threading.RLock()
         self.graph: Graph = self._prepare(None).graph
 
     # -- lowering -----------------------------------------------------------------------------------------------------
-    def _prepare(self, sizes: Sizes | None) -> Specialization:
+    def _prepare(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None = None) -> Specialization:
         program = self.program
-        with GuardLog() as log:
+        with GuardLog() as log, expecting(expected or {}):
             start = time.perf_counter()
             imported = program.share_leaves(self.name, self.source(sizes))
             program.add_seconds("import", start)
+            if program.bounds == "strict":
+                self._refuse_guesses(imported)
             start = time.perf_counter()
             graph = optimize(imported, program.context.traits)
             program.add_seconds("passes", start)
@@ -101,11 +126,25 @@ class Method:
         executable = Executable(program.context, plan, program.weights, program.states, program.progress)
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
-        made = Specialization(graph, list(log.guards), executable)
+        made = Specialization(graph, list(log.guards), executable, sizes, expected)
+        made.used = self._calls
         self.specializations.append(made)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
-            self.specializations.pop(1).executable.close()
+            # The first one serves the exported bounds; of the others the one goes that was not used for the longest time.
+            oldest = min(self.specializations[1:-1], key=lambda each: each.used)
+            self.specializations.remove(oldest)
+            oldest.executable.close()
         return made
+
+    def _refuse_guesses(self, graph: Graph) -> None:
+        for symbol in graph.symbols:
+            if symbol.open:
+                source = graph.symbols[symbol].value
+                raise UnsupportedProgramError(
+                    f"size {symbol} has no upper bound", where=f"{self.program.name}, method {self.name}, {source!r}",
+                    why='bounds="strict" plans memory once, and the size comes from the elements of a tensor',
+                    next="write torch._check(n <= N) after n = ....item() in the model, or load it with bounds=\"grow\"",
+                )  # fmt: skip
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def __call__(self, *inputs: Any) -> Any:
@@ -127,12 +166,46 @@ class Method:
             self.program.check_open()
             given = read_inputs(self, inputs)
             chosen, env = self._choose(given.arrays)
-            values = {
-                value: array for value, array in zip(chosen.graph.inputs, given.arrays) if isinstance(value, Value)
-            }  # fmt: skip
-            outputs = chosen.executable.run(values, env)
+            chosen, outputs = self._run(chosen, env, given.arrays)
         results = tuple(given.convert(output, chosen.graph.outputs[n]) for n, output in enumerate(outputs))
         return results[0] if len(results) == 1 else results
+
+    def _run(self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]) -> tuple[Specialization, list[Any]]:
+        """Runs a call, again with another plan where sizes that come about during it ask for one; returns what served it."""
+        first = chosen
+        for _ in range(MAX_REPLANS):
+            values = {value: array for value, array in zip(chosen.graph.inputs, arrays) if isinstance(value, Value)}
+            try:
+                outputs = chosen.executable.run(values, env)
+            except Replan as found:
+                chosen = self._replanned(chosen, found, arrays)
+                env = chosen.environment(arrays)
+                continue
+            self._calls += 1
+            chosen.used = self._calls
+            if chosen is not first:
+                first.preferred = chosen
+            return chosen, outputs
+        raise InputError(
+            f"the sizes that this call brought about asked for {MAX_REPLANS} plans one after the other",
+            where=f"{self.program.name}, method {self.name}", next="bound them with torch._check in the model",
+        )  # fmt: skip
+
+    def _replanned(self, chosen: Specialization, found: Replan, arrays: Sequence[Any]) -> Specialization:
+        """What serves a call of whose sizes some became known only during it."""
+        learned = {symbol.name: value for symbol, value in found.values.items()}
+        for each in self.specializations:
+            if each is not chosen and each.sizes == chosen.sizes and each.takes(arrays):
+                env = each.environment(arrays)
+                if each.serves(env) and each.admits(env, learned):
+                    return each
+        expected = dict(chosen.expected)
+        for symbol, value in found.values.items():
+            upper = symbol.upper if value <= symbol.upper else _next_power(value)
+            expected[symbol.name] = Expected(upper, upper if found.outgrown else value, symbol.open)
+        if found.outgrown:
+            _log.warning("%s, method %s: %s is above what was planned for; lowering again", self.program.name, self.name, found)
+        return self._prepare(chosen.sizes, expected)
 
     def _choose(self, arrays: Sequence[Any]) -> tuple[Specialization, dict[Symbol, int]]:
         """What serves the inputs, with the values of its symbols; lowered now if nothing does."""
@@ -140,7 +213,7 @@ class Method:
             if each.takes(arrays):
                 env = each.environment(arrays)
                 if each.serves(env):
-                    return each, env
+                    return self._preferred(each, env, arrays)
         first = self.specializations[0]
         sizes = [tuple(array.shape) if isinstance(array, np.ndarray) else None for array in arrays]
         if first.above_bounds(first.environment(arrays)):
@@ -150,6 +223,15 @@ class Method:
                 return grown, env
         made = self._checked(sizes, arrays)
         return made, made.environment(arrays)
+
+    def _preferred(self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]) -> tuple[Specialization, dict[Symbol, int]]:
+        """What served the last call of such sizes in place of `chosen`, if anything did."""
+        other = chosen.preferred
+        if other is not None and other in self.specializations:
+            theirs = other.environment(arrays)
+            if other.serves(theirs):
+                return other, theirs
+        return chosen, env
 
     def _grow(
         self, first: Specialization, sizes: list[tuple[int, ...] | None], arrays: Sequence[Any]

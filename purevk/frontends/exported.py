@@ -9,7 +9,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.importer import NUMBERS, Importer
+from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -19,6 +19,7 @@ _PYTHON = {
     operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
 }  # fmt: skip
+_RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def decompose(program: Any) -> Any:
@@ -44,7 +45,7 @@ def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None =
     Raises:
         UnsupportedProgramError: control flow, or an input that is no tensor and no number.
     """
-    return _Reader(program, sizes, name).run()
+    return settled(lambda: _Reader(program, sizes, name).run())
 
 
 class _Reader:
@@ -118,16 +119,11 @@ class _Reader:
         return value
 
     def _symbol(self, expression: Any, wider: int | None) -> Symbol:
-        bounds = self.program.range_constraints.get(expression)
-        lower = int(bounds.lower) if bounds is not None else 0
-        try:
-            upper = int(bounds.upper)
-        except (TypeError, ValueError, OverflowError, AttributeError):
-            upper = _dims.UNBOUNDED
-        if upper >= 2**31 - 1:
+        lower, upper = self._range(expression)
+        if upper is None:
             # No bound was given: plan for the example's size, rounded up; a larger call is lowered again.
             upper = max(64, 1 << (self._hint(expression) - 1).bit_length())
-        symbol = Symbol(str(expression), max(upper, wider or 0), lower)
+        symbol = Symbol(str(expression), max(upper, wider or 0), lower or 0)
         self.symbols[str(expression)] = Dim.of(symbol)
         return symbol
 
@@ -234,7 +230,11 @@ class _Reader:
             self.env[node] = self.env[node.args[0]][node.args[1]]
             return
         if target in _PYTHON:
-            self.env[node] = self.importer.arithmetic(_PYTHON[target], [self._arg(arg) for arg in node.args], node.name)
+            args = [self._arg(arg) for arg in node.args]
+            if _PYTHON[target] in _RELATIONS and any(isinstance(arg, Dim) for arg in args) and self._is_asserted(node):
+                self.env[node] = (args[0], _PYTHON[target], args[1])
+                return
+            self.env[node] = self.importer.arithmetic(_PYTHON[target], args, node.name)
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
@@ -267,9 +267,14 @@ class _Reader:
             tensor = args[0]
             return tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
-            found = self.importer.item(args[0], node.name)
+            expression = getattr(getattr(examples, "node", None), "expr", None)
+            bounds = self._range(expression) if expression is not None and expression.is_Symbol else (None, None)
+            found = self.importer.item(args[0], node.name, *bounds)
             self._learn(examples, found)
             return found
+        if name == "aten._assert_scalar.default" and isinstance(args[0], tuple):
+            self.importer.check(*args[0], str(args[1]))
+            return None
         if name.startswith(("aten._assert", "aten.sym_constrain")):
             return None
         return self._emit(node, name, args, examples)
@@ -277,14 +282,11 @@ class _Reader:
     def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any) -> Any:
         """A node whose results are like the examples: tensors, numbers, None, and lists of these."""
         types: list[TensorType] = []
-        dynamic: list[bool] = []
         for example in _leaves(examples):
             kind = _number_kind(example)
-            sizes = () if kind else example.shape
-            bounds = tuple(self._bound(size) for size in sizes)
-            types.append(NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), bounds))
-            dynamic.append(any(not isinstance(size, int) for size in sizes))
-        results = iter(self.importer.emit(name, args, types, dynamic, f"{node.name}"))
+            recorded = () if kind else tuple(self._recorded(size) for size in example.shape)
+            types.append(NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), recorded))
+        results = iter(self.importer.emit(name, args, types, [False] * len(types), f"{node.name}", exact=True))
 
         def shaped(example: Any) -> Any:
             if isinstance(example, (list, tuple)):
@@ -299,6 +301,10 @@ class _Reader:
                 return found
             if kind is not None:
                 self.importer.numbers.add(value)
+                return value
+            for size, made in zip(example.shape, value.type.dims):
+                if not isinstance(size, int) and size.node.expr.is_Symbol:
+                    self.symbols.setdefault(str(size.node.expr), made)
             return value
 
         return shaped(examples)
@@ -342,13 +348,30 @@ class _Reader:
             why="it writes into views or lists of tensors", next="give it whole tensors, or return new ones",
         )  # fmt: skip
 
-    def _bound(self, size: Any) -> int:
+    def _recorded(self, size: Any) -> Any:
+        """A size that the program states; a `Bound` where it comes about during the call."""
         if isinstance(size, int):
             return size
         try:
-            return _dims.upper(self._size(size.node.expr))
+            return self._size(size.node.expr)
         except UnsupportedProgramError:
-            return 1 << 16
+            return Bound(self._range(size.node.expr)[1])
+
+    def _range(self, expression: Any) -> tuple[int | None, int | None]:
+        """What `torch._check` says of a symbol, or follows from how it was made."""
+        bounds = self.program.range_constraints.get(expression)
+        found: list[int | None] = []
+        for name in ("lower", "upper"):
+            try:
+                number = int(getattr(bounds, name))
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                number = None
+            found.append(None if number is None or abs(number) >= _dims.UNBOUNDED else number)
+        return found[0], found[1]
+
+    def _is_asserted(self, node: Any) -> bool:
+        """Whether a condition is only checked."""
+        return all(getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users)
 
     def _schema_args(self, target: Any, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Arg, ...]:
         full = []

@@ -7,11 +7,13 @@ from typing import Any, Callable, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError
-from purevk.ir import Arg, Bound, Constant, Dim, Graph, Node, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Constant, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ir.expected import Expected, expected, expecting
 from purevk.ops import registry
 from purevk.ops.builder import NameSource
 
+_GUESS = 64  # what a size without any bound is planned for at first
 _INTEGER: dict[str, Callable[..., Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -37,6 +39,25 @@ def integer(op: str, *args: Any) -> Any:
     return _INTEGER[op](*args)
 
 
+class Unsettled(Exception):
+    """Sizes of these symbols were found to have other bounds than the graph was made for."""
+
+    def __init__(self, bounds: Mapping[str, Expected]) -> None:
+        super().__init__(", ".join(bounds))
+        self.bounds = dict(bounds)
+
+
+def settled(read: Callable[[], Graph]) -> Graph:
+    """Reads a graph, and again while it is found that sizes which come about during a call have other bounds than assumed."""
+    known: dict[str, Expected] = {}
+    while True:
+        try:
+            with expecting(known):
+                return read()
+        except Unsettled as found:
+            known.update(found.bounds)
+
+
 class Importer:
     """The graph in the making.
 
@@ -59,6 +80,11 @@ class Importer:
         self._by_bound: dict[int, Dim] = {}
         self._shared: dict[tuple[int, int, str, tuple], Value] = {}
         self._elements: dict[tuple[Value, int], Dim] = {}
+        self._bounds: dict[Symbol, int] = {}  # bounds that the file states of symbols that no input has as a size
+        self._checks: dict[Guard, str] = {}
+        self._fresh: set[Symbol] = set()
+        self._derived: set[Symbol] = set()  # sizes whose bounds follow from those of the inputs
+        self.names_of_sizes: list[str] = []  # of the sizes that the next node brings about, where they have names already
 
     # -- leaves -------------------------------------------------------------------------------------------------------
     def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool) -> Value:
@@ -122,20 +148,30 @@ class Importer:
         self.states[value] = None if data is None else Constant(data[: type.nbytes])
         return value
 
-    def element(self, tensor: Value, index: int) -> Dim | int:
-        """The integer in a tensor, known at a call."""
+    def element(self, tensor: Value, index: int, lower: int | None = None, upper: int | None = None) -> Dim | int:
+        """The integer in a tensor, known at a call; `lower` and `upper`: its bounds, where the file has some."""
         if tensor in self.constants:
             return int(self.constants[tensor].array(tensor.type).reshape(-1)[index])
         if (tensor, index) not in self._elements:
-            symbol = Symbol(f"i{len(self.symbols)}", is_size=False)
-            self.symbols[symbol] = SymbolSource(tensor, None, index)
+            name, inner = f"i{len(self.symbols)}", tensor not in self.inputs
+            known = expected(name) or Expected(_dims.UNBOUNDED, _dims.UNBOUNDED)
+            symbol = Symbol(
+                name, known.upper if upper is None else min(upper, known.upper), 0 if lower is None else lower, is_size=False,
+                learned=inner, open=known.open and upper is None,
+            )  # fmt: skip
+            source = tensor
+            if inner and self.states:
+                # What a state holds now, whatever is written to it later on.
+                source = self.emit("aten.clone.default", (tensor, None), [tensor.type], [False], f"element of {tensor!r}")[0]
+            self.symbols[symbol] = SymbolSource(source, None, index)
             self._elements[tensor, index] = Dim.of(symbol)
         return self._elements[tensor, index]
 
-    def item(self, tensor: Value, source: str) -> Value | Dim | int:
-        """The number in a tensor of one element: an integer known at a call, or the tensor itself, without dims."""
+    def item(self, tensor: Value, source: str, lower: int | None = None, upper: int | None = None) -> Value | Dim | int:
+        """The number in a tensor of one element: an integer known at a call (`lower`, `upper`: see `element`), or the tensor
+        itself, without dims."""
         if not tensor.type.dtype.is_float:
-            return self.element(tensor, 0)
+            return self.element(tensor, 0, lower, upper)
         if tensor.type.rank:
             tensor = self.emit("aten.view.default", (tensor, ()), [], [], source)[0]
         self.numbers.add(tensor)
@@ -149,6 +185,27 @@ class Importer:
         self.numbers.add(result)
         return result
 
+    def check(self, left: Size, op: str, right: Size, message: str) -> None:
+        """Has a relation of sizes that come about during a call checked at every call; bounds of single symbols that follow
+        are used in planning memory."""
+        if op in (">=", ">"):
+            left, op, right = right, {">=": "<=", ">": "<"}[op], left
+        guard = Guard(left, op, right, True)
+        if not any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
+            return
+        if isinstance(right, int) and op == "<=" and _dims.symbols(left) <= self._derived:
+            if self.sizes is not None or _dims.upper(left) <= right:
+                return  # torch has derived it from the bounds that the inputs had
+        self._checks[guard] = message
+        if op in ("<=", "<") and isinstance(left, Dim):
+            self.limit(left, _dims.upper(right) - (op == "<"))
+
+    def limit(self, size: Size, bound: int) -> None:
+        """Takes notice that a size is at most `bound`."""
+        found = _bound_of_symbol(size, bound)
+        if found is not None and (found[0].learned or not found[0].is_size):
+            self._bounds[found[0]] = min(found[1], self._bounds.get(found[0], found[1]))
+
     # -- nodes --------------------------------------------------------------------------------------------------------
     def emit(
         self,
@@ -157,6 +214,7 @@ class Importer:
         recorded: Sequence[TensorType],
         dynamic: Sequence[bool],
         source: str,
+        exact: bool = False,
     ) -> tuple[Value, ...]:
         """Appends a node and returns its results.
 
@@ -165,6 +223,7 @@ class Importer:
             recorded: types that the file gives the results; their dtypes hold, their sizes are checked.
             dynamic: for each result, whether the recorded sizes are mere bounds.
             source: where in the file it stands.
+            exact: the recorded sizes are what they are at every call; a `Bound` is one that comes about during it.
 
         Raises:
             FileFormatError: the recorded sizes are not those that the operator gives.
@@ -172,24 +231,28 @@ class Importer:
         row = registry.find(op)
         if row is not None:
             full = self._complete(row, args, recorded)
-            types = self._infer(row, full, recorded, source)
-            if types is None:
-                row, dynamic = None, [True] * len(recorded)
-        if row is None:
+            try:
+                types = self._infer(row, full, recorded, source)
+                if self.sizes is None and not exact:
+                    self._limit(types, recorded, dynamic)
+            except registry.UnknownSizes as error:
+                types = self._counted(row, error, recorded, dynamic, exact, source)
+                if error.types is None:
+                    row = None
+        else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
-            types = [self._unknown(type, moves) for type, moves in zip(recorded, dynamic)]
+            types = [self._unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
         node = Node(row.name if row else op, full, results, source, op)
         named = zip(row.parameters, full) if row else ()
         if any(isinstance(arg, Value) and arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in named):
             node = Node("purevk.host", (row.name, "an argument is a number that an operator gives", full), results, source)
         self.nodes.append(node)
-        if row is None:
-            for value in results:
-                for dim, size in enumerate(value.type.dims):
-                    if isinstance(size, Dim):
-                        for symbol in _dims.symbols(size):
-                            self.symbols[symbol] = SymbolSource(value, dim)
+        for value in results:
+            for dim, size in enumerate(value.type.dims):
+                for symbol in _dims.symbols(size) & self._fresh:
+                    self.symbols[symbol] = SymbolSource(value, dim)
+                    self._fresh.discard(symbol)
         return results
 
     def fresh_name(self, op: str) -> str:
@@ -222,17 +285,11 @@ class Importer:
             raise FileFormatError(f"{row.name} lacks arguments {missing}", where=self.where)
         return tuple(bound[name] for name in row.parameters)
 
-    def _infer(self, row: registry.Operator, full: tuple[Arg, ...], recorded: Sequence[TensorType], source: str) -> list[TensorType] | None:
-        """The results' types; None if a call alone knows them, and the file gives bounds."""
+    def _infer(self, row: registry.Operator, full: tuple[Arg, ...], recorded: Sequence[TensorType], source: str) -> list[TensorType]:
         try:
             inferred = row.infer(full)
-        except registry.UnknownSizes as error:
-            if recorded:
-                return None
-            raise FileFormatError(
-                f"{row.name} gives a tensor of unknown sizes", where=f"{self.where}, {source}", why=str(error),
-                next="export the model with bounds for its results",
-            ) from error  # fmt: skip
+        except registry.UnknownSizes:
+            raise
         except registry.ShapeError as error:
             raise FileFormatError(
                 f"{row.name} cannot take its arguments", where=f"{self.where}, {source}", why=str(error),
@@ -253,25 +310,117 @@ class Importer:
             types.append(type)
         return types
 
-    def _unknown(self, type: TensorType, moves: bool) -> TensorType:
+    def _limit(self, types: Sequence[TensorType], recorded: Sequence[TensorType], dynamic: Sequence[bool]) -> None:
+        """The bounds that a file states of results are also those of the numbers that their sizes were made of."""
+        for type, stated, moves in zip(types, recorded, dynamic):
+            for size, bound in zip(type.dims, stated.dims):
+                if moves and isinstance(size, Dim) and isinstance(bound, int) and _dims.upper(size) > bound:
+                    self.limit(size, bound)
+
+    def _counted(
+        self, row: registry.Operator, error: registry.UnknownSizes, recorded: Sequence[TensorType], dynamic: Sequence[bool],
+        exact: bool, source: str,
+    ) -> list[TensorType]:  # fmt: skip
+        """The results' types where sizes follow from values: a symbol for each of these sizes."""
+        if error.types is None:
+            if recorded:
+                return [self._unknown(type, True, exact) for type in recorded]
+            raise FileFormatError(
+                f"{row.name} gives a tensor of unknown sizes", where=f"{self.where}, {source}", why=str(error),
+                next="export the model with bounds for its results",
+            ) from error  # fmt: skip
+        known: dict[int, Any] = {}
+        types = []
+        for number, type in enumerate(error.types):
+            stated = recorded[number] if number < len(recorded) else None
+            sizes: list[Any] = []
+            for dim, size in enumerate(type.dims):
+                if isinstance(size, registry.Counted):
+                    if size.key not in known:
+                        bound = None if stated is None or self.sizes is not None and not exact else stated.dims[dim]
+                        known[size.key] = self._count(size, bound, exact)
+                    size = known[size.key]
+                sizes.append(size)
+            types.append(TensorType(type.dtype if stated is None else stated.dtype, tuple(sizes)))
+        return types
+
+    def _count(self, size: registry.Counted, stated: Any, exact: bool) -> Any:
+        """A size that follows from values; `stated`: what the file says of it."""
+        if exact and isinstance(stated, (int, Dim)):
+            return stated
+        upper = None if size.upper is None else _dims.upper(size.upper)
+        if stated is not None and (upper is None or self.sizes is None):
+            bound = stated.upper if isinstance(stated, Bound) else stated
+            upper = bound if upper is None else upper if bound is None else min(bound, upper)
+        if upper == 0:
+            return 0
+        symbol = self._fresh_symbol(upper, size.guess)
+        if size.upper is not None:
+            self._derived.add(symbol)
+        return Dim.of(symbol)
+
+    def _unknown(self, type: TensorType, moves: bool, exact: bool) -> TensorType:
         """The type of a result without a shape function: each size above 1 is a symbol of its own if it may change."""
-        if not moves and self.sizes is None:
+        if not exact and not moves and self.sizes is None:
             return type
         sizes: list[Any] = []
-        for bound in type.dims:
-            sizes.append(bound if bound <= 1 else Dim.of(self._fresh_symbol(bound)))
+        for size in type.dims:
+            if isinstance(size, Bound):
+                size = Dim.of(self._fresh_symbol(size.upper, 64))
+            elif not exact and isinstance(size, int) and size > 1:
+                size = Dim.of(self._fresh_symbol(size, size))
+            sizes.append(size)
         return type.with_dims(sizes)
 
-    def _fresh_symbol(self, bound: int) -> Symbol:
-        symbol = Symbol(f"u{len(self.symbols)}", bound)
+    def _fresh_symbol(self, upper: int | None, guess: int) -> Symbol:
+        """A size that the node to come brings about, with its bound, if there is one."""
+        name = self.names_of_sizes.pop(0) if self.names_of_sizes else f"u{len(self.symbols)}"
+        known = expected(name)
+        if upper is None:
+            known = known or Expected(guess, guess, open=True)
+        symbol = Symbol(name, upper if known is None else known.upper, learned=True, open=known is not None and known.open)
         self.symbols[symbol] = SymbolSource(None)
+        self._fresh.add(symbol)
         return symbol
 
     def finish(self, outputs: Sequence[Arg]) -> Graph:
-        """The graph, with the outputs of the method."""
-        return Graph(
-            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, self.symbols
-        )
+        """The graph, with the outputs of the method.
+
+        Raises:
+            Unsettled: a size that comes about during a call has another bound than was assumed.
+        """
+        graph = Graph(
+            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, self.symbols,
+            tuple(self._checks.items()),
+        )  # fmt: skip
+        used: set[Symbol] = set()
+        for node in self.nodes:
+            for value in node.results:
+                for size in value.type.dims:
+                    used |= _dims.symbols(size)
+        found: dict[str, Expected] = {}
+        for symbol in used:
+            if symbol.is_size and not symbol.learned:
+                continue
+            bound = self._bounds.get(symbol, _dims.UNBOUNDED)
+            if bound < symbol.upper and (symbol.open or symbol.upper == _dims.UNBOUNDED or not expected(symbol.name)):
+                found[symbol.name] = Expected(max(bound, 0), max(bound, 0))
+            elif symbol.upper == _dims.UNBOUNDED:
+                found[symbol.name] = Expected(_GUESS, _GUESS, open=True)
+        if found:
+            raise Unsettled(found)
+        return graph
+
+
+def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:
+    """The one symbol of `size`, and what it may be at most if `size <= limit`; None where `size` is no `a * symbol + b`."""
+    found = _dims.symbols(size)
+    if len(found) != 1:
+        return None
+    (symbol,) = found
+    terms = dict(size.terms) if isinstance(size, Dim) else {}
+    base, factor = terms.pop((), 0), terms.pop((symbol,), 0)
+    return None if terms or factor <= 0 else (symbol, (limit - base) // factor)
 
 
 def _address(data: memoryview) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends.importer import NUMBERS, Importer
+from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, is_out_variant, plan_name
 from purevk.frontends.vulkan import VulkanDelegate
 from purevk.ir import Dim, Graph, TensorType, Value
@@ -26,7 +26,7 @@ def read_method(program: P.Program, method: str = "forward", sizes: Sequence[tup
         UnsupportedProgramError: a delegate of another backend, or control flow.
         FileFormatError: the file contradicts itself.
     """
-    return _Plan(program, program.method(method), sizes).run()
+    return settled(lambda: _Plan(program, program.method(method), sizes).run())
 
 
 class _Plan:

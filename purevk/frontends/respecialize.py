@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Sequence
 
 from purevk.errors import FileFormatError
-from purevk.frontends.importer import Importer
+from purevk.frontends.importer import Importer, settled
 from purevk.ir import (
     Bound, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value, map_values,
 )  # fmt: skip
 from purevk.ir import dims as _dims
+from purevk.ir.expected import expected
 from purevk.ops import registry
 
 
@@ -27,7 +29,7 @@ def respecialize(
     Raises:
         FileFormatError: a guard of `kept` does not hold, or an operator does not take the sizes.
     """
-    return _Respecializer(graph, sizes, where).run(kept)
+    return settled(lambda: _Respecializer(graph, sizes, where).run(kept))
 
 
 class _Respecializer:
@@ -54,6 +56,8 @@ class _Respecializer:
             self._keep(guard)
         for node in self.graph.nodes:
             self._node(node)
+        for guard, message in self.graph.checks:
+            self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
         return self.importer.finish([self._arg(output) for output in self.graph.outputs])
 
     # -- leaves -------------------------------------------------------------------------------------------------------
@@ -91,7 +95,10 @@ class _Respecializer:
     def _elements(self, value: Value, made: Value) -> None:
         for symbol, source in self.placed.get(value, []):
             if source.dim is None:
-                self.importer.symbols[symbol] = SymbolSource(made, None, source.element)
+                known = expected(symbol.name)
+                new = symbol if known is None else replace(symbol, upper=known.upper, open=known.open)
+                self.symbols[symbol] = Dim.of(new)
+                self.importer.symbols[new] = SymbolSource(made, None, source.element)
 
     def _keep(self, guard: Guard) -> None:
         now = Guard(
@@ -113,19 +120,41 @@ class _Respecializer:
 
     def _node(self, node: Node) -> None:
         args = tuple(self._arg(arg) for arg in node.args)
-        types = [self._type(value.type) for value in node.results]
         row = registry.find(node.op)
-        if row is not None and row.form is not None and all(value not in self.placed for value in node.results):
+        counted = [
+            {source.dim: symbol for symbol, source in self.placed.get(value, []) if source.dim is not None} for value in node.results
+        ]
+        if any(counted):
+            made = self._counted(node, args, counted, row)
+        elif row is not None and row.form is not None:
+            types = [self._type(value.type) for value in node.results]
             recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
             made = self.importer.emit(node.alias or node.op, args, recorded, [True] * len(recorded), node.source)
         else:
-            made = tuple(Value(self.importer.fresh_name(node.op), type) for type in types)
+            made = tuple(Value(self.importer.fresh_name(node.op), self._type(value.type)) for value in node.results)
             self.importer.nodes.append(Node(node.op, args, made, node.source, node.alias))
         for value, new in zip(node.results, made):
             self._define(value, new)
-            for symbol, source in self.placed.get(value, []):
-                if source.dim is not None:
-                    self.importer.symbols[symbol] = SymbolSource(new, source.dim)
+
+    def _counted(self, node: Node, args: tuple, counted: Sequence[dict[int, Symbol]], row: Any) -> tuple[Value, ...]:
+        """A node that brings sizes about: their bounds follow from those of its inputs, or are what they were."""
+        own = {symbol for places in counted for symbol in places.values()}
+        recorded = []
+        for value in node.results:
+            sizes: list[Any] = []
+            for size in value.type.dims:
+                mine = _dims.symbols(size) & own
+                upper = None if self.sizes is not None and row is not None else _dims.upper(size)
+                open = any(symbol.open for symbol in mine)
+                sizes.append(Bound(None if open else upper) if mine else self._arg(size))
+            recorded.append(value.type.with_dims(sizes))
+        self.importer.names_of_sizes = [symbol.name for places in counted for _, symbol in sorted(places.items())]
+        made = self.importer.emit(node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True)
+        self.importer.names_of_sizes = []
+        for places, new in zip(counted, made):
+            for dim, symbol in places.items():
+                self.symbols[symbol] = new.type.dims[dim]
+        return made
 
     def _type(self, type: TensorType) -> TensorType:
         return type.with_dims([_dims.substitute(size, self.symbols) for size in type.dims])

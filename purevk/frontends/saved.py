@@ -16,6 +16,7 @@ from purevk.errors import FileFormatError, GraphError
 from purevk.frontends.respecialize import respecialize
 from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir import dims as _dims
+from purevk.ir.expected import expected
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
@@ -165,7 +166,7 @@ class SavedProgram:
             FileFormatError: the graph does not hold for these sizes.
         """
         graph, guards, kept = self._methods[method]
-        if sizes is None:
+        if sizes is None and not any(expected(symbol.name) for symbol in graph.symbols):
             for guard in guards:
                 _dims.ask(guard)
             return graph

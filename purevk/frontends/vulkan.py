@@ -94,7 +94,7 @@ class VulkanDelegate:
                 arg = self.importer.cast(arg, value.dtype, f"{self.label} input")
             self.env[number] = arg
         elif isinstance(arg, Value):
-            self.env[number] = self.importer.element(arg, 0)
+            self.env[number] = self.importer.item(arg, self.label)
         else:
             self.env[number] = arg
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
 from purevk import fallback
-from purevk.errors import FallbackError, InputError
+from purevk.errors import FallbackError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
+from purevk.graph.learning import Learning, Replan
 from purevk.graph.memory import DeviceStore
-from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
+from purevk.ir import Dim, Graph, Guard, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.lowering import Dispatch, Lowering, Requirement
 from purevk.passes.constant import split_constant
-from purevk.passes.layout import Placed, place_values
+from purevk.passes.layout import HOST, Placed, place_values
 from purevk.passes.placement import Segment, segments
 
 Progress = Callable[[str, int, int], None]
@@ -68,29 +69,35 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     once = Lowering(context_traits, placed.storages, placed.layouts)
     for node in split.once:
         _lower(once, node)
-    steps = segments(split.graph, storage_of)
     main = Lowering(context_traits, placed.storages, placed.layouts)
-    ranges, nodes_of = [], []
+    made: dict[Node, list[Dispatch]] = {}
+    for node in split.graph.nodes:
+        if node.op != HOST:
+            first = len(main.dispatches)
+            _lower(main, node)
+            made[node] = main.dispatches[first:]
+    steps = segments(split.graph, storage_of, _needs(split.graph, made))
+    ranges, nodes_of, dispatches = [], [], []
     for step in steps:
-        first = len(main.dispatches)
+        first = len(dispatches)
         if step.on_device:
             for node in step.nodes:
-                _lower(main, node)
-                nodes_of += [node] * (len(main.dispatches) - len(nodes_of))
-        ranges.append((first, len(main.dispatches)))
+                dispatches += made[node]
+                nodes_of += [node] * len(made[node])
+        ranges.append((first, len(dispatches)))
     sizes: dict[Value, int] = {}
-    for dispatch in (*once.dispatches, *main.dispatches):
+    for dispatch in (*once.dispatches, *dispatches):
         for binding in dispatch.bindings:
             sizes[binding.storage] = max(-(-binding.storage.type.nbytes // 4) * 4, 4)  # kernels may read whole words
     windows = {**once.windows, **main.windows}
     whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
     for storage, _, _ in windows.values():
         sizes[storage] = storage.type.nbytes
-    used = {whole(b.storage) for d in main.dispatches for b in d.bindings}
+    used = {whole(b.storage) for d in dispatches for b in d.bindings}
     used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
     plan = Plan(
         graph=graph, placed=Placed(split.graph, placed.storages, placed.layouts), steps=steps,
-        dispatches=tuple(main.dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
+        dispatches=tuple(dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
         once=tuple(once.dispatches), once_kept=kept, sizes=sizes,
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
@@ -98,6 +105,28 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     )  # fmt: skip
     _find_transfers(plan, set(kept))
     return plan
+
+
+def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[Symbol]]:
+    """The symbols that come about during a call and whose values a node's dispatches, or its CPU function, cannot do without."""
+    learned = graph.learned
+    if not learned:
+        return {}
+    found = {}
+    for node in graph.nodes:
+        sizes: list[Any] = [size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)]
+        if node.op == HOST:
+            sizes = [*_sizes_in(node.args), *(size for value in node.inputs for size in value.type.dims)]
+        needed = set().union(*map(_dims.symbols, sizes)) & set(learned) if sizes else set()
+        if needed:
+            found[node] = needed
+    return found
+
+
+def _sizes_in(arg: Any) -> list[Dim]:
+    if isinstance(arg, tuple):
+        return [size for item in arg for size in _sizes_in(item)]
+    return [arg] if isinstance(arg, Dim) else []
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -193,10 +222,11 @@ class Executable:
             (symbol, source) for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
         ]  # fmt: skip
-        self._inner_symbols = [
-            (symbol, source) for symbol, source in graph.symbols.items()
-            if source.value is not None and source.value not in graph.inputs
-        ]  # fmt: skip
+        self._learning = Learning(plan)
+
+    def watch(self, guards: Iterable[Guard]) -> None:
+        """Has guards checked whose symbols come about during a call; `run` raises `Replan` where one breaks."""
+        self._learning.watch(guards)
 
     def _fill(self, progress: Progress | None) -> None:
         graph, plan = self.plan.graph, self.plan
@@ -241,11 +271,22 @@ class Executable:
 
         Returns:
             The outputs in order: arrays, integers or None.
+
+        Raises:
+            Replan: the call needs another plan. States are as they were before it.
         """
+        saved = [(value, memoryview(self.states.read(value, max(value.type.nbytes, 4)))) for value in self._learning.unsafe]
+        try:
+            return self._run(inputs, env)
+        except Replan:
+            self.states.upload(saved)
+            raise
+
+    def _run(self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int]) -> list[Any]:
         plan, compute = self.plan, self.graph
         graph = plan.placed.graph
-        self._check(env)
         host: dict[Value, np.ndarray] = dict(inputs)
+        self._learn(-1, host, env)
         for number, step in enumerate(plan.steps):
             if step.on_device:
                 for value in plan.uploads[number]:
@@ -258,16 +299,8 @@ class Executable:
                     host.pop(storage, None)
             else:
                 self._run_host(step.nodes[0], host, env)
-            self._learn_symbols(step, host, env)
+            self._learn(number, host, env)
         return [self._output(output, host, env) for output in graph.outputs]
-
-    def _check(self, env: Mapping[Symbol, int]) -> None:
-        for rule in self.plan.requirements:
-            left, right = _dims.evaluate(rule.left, env), _dims.evaluate(rule.right, env)
-            if not left <= right:
-                raise InputError(
-                    rule.message, where=self.plan.graph.name, why=rule.why.format(left=left, right=right), next=rule.next
-                )  # fmt: skip
 
     def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
         """A value's elements on the host: as they came, or read from the device."""
@@ -282,7 +315,9 @@ class Executable:
             sizes = tuple(_dims.evaluate(size, env) for size in value.type.dims)
             count = int(np.prod(sizes, dtype=np.int64))
             nbytes = count * value.type.dtype.itemsize
-            if storage in host and storage is not value:
+            if not count:
+                array = np.empty(sizes, value.type.dtype.numpy)
+            elif storage in host and storage is not value:
                 array = host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
             elif storage in self.weights.places or storage in self.states.places:
                 store = self.weights if storage in self.weights.places else self.states
@@ -306,21 +341,15 @@ class Executable:
         for value, array in zip(node.results, made):
             host[value] = array
 
-    def _learn_symbols(self, step: Segment, host: dict[Value, np.ndarray], env: dict[Symbol, int]) -> None:
-        if not self._inner_symbols:
+    def _learn(self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]) -> None:
+        """Takes over the sizes that step `number` brought about (-1: what is known before the first one), and checks them."""
+        stage = self._learning.stages.get(number)
+        if stage is None:
             return
-        made = {value for node in step.nodes for value in node.results}
-        for symbol, source in self._inner_symbols:
-            if source.value in made and symbol not in env:
-                array = self._host_array(source.value, host, env)
-                found = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
-                if symbol.is_size and found > symbol.upper:
-                    raise InputError(
-                        f"a size that this call brought about is {found}", where=f"{source.value!r} of {self.plan.graph.name}",
-                        why=f"memory was planned for {symbol.upper} at most",
-                        next="export the model with larger bounds",
-                    )  # fmt: skip
-                env[symbol] = found
+        for symbol, source in stage.symbols:
+            array = self._host_array(source.value, host, env)
+            env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+        self._learning.check(stage, env, self.plan.graph)
 
     def _output(self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> Any:
         if isinstance(output, Value):

@@ -16,6 +16,8 @@ import operator
 from dataclasses import dataclass
 from typing import Callable, Iterable, Mapping, Union
 
+from purevk.ir.expected import expected
+
 UNBOUNDED = 2**31 - 1
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -25,19 +27,27 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A size of an input that stays dynamic, with another upper bound than the file's."""
+    """A size that stays dynamic, with an upper bound of its own (None: there is none)."""
 
-    upper: int
+    upper: int | None
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A name for an integer that a call brings, within [lower, upper]. `is_size` is False for values such as a position."""
+    """A name for an integer that a call brings, within [lower, upper].
+
+    Attributes:
+        is_size: False for values such as a position.
+        learned: its value comes about during the call: how many elements of a mask are true, say.
+        open: `upper` is a guess that a call may exceed; the method is then lowered again for more.
+    """
 
     name: str
     upper: int = UNBOUNDED
     lower: int = 0
     is_size: bool = True
+    learned: bool = False
+    open: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -68,6 +78,11 @@ class Guard:
     op: str
     right: "Size"
     answer: bool
+
+    @property
+    def symbols(self) -> set[Symbol]:
+        """The symbols that the answer depends on."""
+        return symbols(self.left) | symbols(self.right)
 
     def holds(self, env: Mapping[Symbol, int]) -> bool:
         return _COMPARE[self.op](evaluate(self.left, env), evaluate(self.right, env)) == self.answer
@@ -183,6 +198,11 @@ class Dim:
     __int__ = __index__
 
     # -- reading ------------------------------------------------------------------------------------------------------
+    @property
+    def terms(self) -> tuple[tuple[tuple[_Atom, ...], int], ...]:
+        """The sum's products: (atoms, factor). An atom is a `Symbol`, or has a `kind` (see `apply`), `left` and `right`."""
+        return self._terms
+
     def __repr__(self) -> str:
         parts = []
         for atoms, factor in self._terms:
@@ -264,10 +284,13 @@ def _mod(left: Size, right: Size) -> Size:
     return left - quotient * right
 
 
-def _range_of_atom(atom: _Atom) -> tuple[int, int]:
+Ranges = Mapping[Symbol, "tuple[int, int]"]
+
+
+def _range_of_atom(atom: _Atom, known: Ranges) -> tuple[int, int]:
     if isinstance(atom, Symbol):
-        return atom.lower, atom.upper
-    (a, b), (c, d) = range_of(atom.left), range_of(atom.right)
+        return known.get(atom) or (atom.lower, atom.upper)
+    (a, b), (c, d) = _range_within(atom.left, known), _range_within(atom.right, known)
     if atom.kind == "min":
         return min(a, c), min(b, d)
     if atom.kind == "max":
@@ -285,16 +308,25 @@ def range_of(size: Size) -> tuple[int, int]:
     if not isinstance(size, Dim):
         return size, size
     if size._range is None:
-        low = high = 0
-        for atoms, factor in size._terms:
-            a, b = factor, factor
-            for atom in atoms:
-                c, d = _range_of_atom(atom)
-                corners = (a * c, a * d, b * c, b * d)
-                a, b = min(corners), max(corners)
-            low, high = low + a, high + b
-        size._range = (low, high)
+        size._range = _range_within(size, {})
     return size._range
+
+
+def _range_within(size: Size, known: Ranges) -> tuple[int, int]:
+    """The range of `size`, some symbols having other bounds than their own."""
+    if not isinstance(size, Dim):
+        return size, size
+    if not known and size._range is not None:
+        return size._range
+    low = high = 0
+    for atoms, factor in size._terms:
+        a, b = factor, factor
+        for atom in atoms:
+            c, d = _range_of_atom(atom, known)
+            corners = (a * c, a * d, b * c, b * d)
+            a, b = min(corners), max(corners)
+        low, high = low + a, high + b
+    return low, high
 
 
 def upper(size: Size) -> int:
@@ -318,7 +350,8 @@ def specialize(size: Size) -> int:
 
 class _Hints(dict):
     def __missing__(self, symbol: Symbol) -> int:
-        return symbol.upper
+        known = expected(symbol.name)
+        return symbol.upper if known is None else known.hint
 
 
 def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
@@ -365,7 +398,7 @@ def _decide(left: Size, op: str, right: Size) -> bool:
             return at_low
     elif low == high:
         return at_low
-    elif low > 0 or high < 0:
+    elif low > 0 or high < 0 or _differs_unless_special(difference):
         return op == "!="
     answer = _COMPARE[op](hint(difference), 0)
     log = _log.get()
@@ -388,41 +421,24 @@ def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
             if isinstance(atom, Symbol):
                 part = part * mapping.get(atom, Dim.of(atom))
             else:
-                part = part * _applied(atom.kind, substitute(atom.left, mapping), substitute(atom.right, mapping))
+                part = part * apply(atom.kind, substitute(atom.left, mapping), substitute(atom.right, mapping))
         total = total + part
     return total
 
 
-def _applied(kind: str, left: Size, right: Size) -> Size:
+def apply(kind: str, left: Size, right: Size) -> Size:
+    """`//`, `%`, `min` or `max` of two sizes."""
     return {"//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum}[kind](left, right)
 
 
-def to_data(size: Size) -> int | list:
-    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of a
-    symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
-    if not isinstance(size, Dim):
-        return int(size)
-    return [
-        [factor, [atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)] for atom in atoms]]
-        for atoms, factor in size._terms
-    ]  # fmt: skip
-
-
-def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
-    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other data."""
-    if isinstance(data, int):
-        return data
-    total: Size = 0
-    for factor, atoms in data:
-        part: Size = factor
-        for atom in atoms:
-            if isinstance(atom, str):
-                part = part * Dim.of(symbols[atom])
-            else:
-                kind, left, right = atom
-                part = part * _applied(kind, from_data(left, symbols), from_data(right, symbols))
-        total = total + part
-    return total
+def _differs_unless_special(difference: Dim) -> bool:
+    """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such sizes are treated as any other,
+    which gives the same results (torch.export traces its programs under the same rule)."""
+    found = [symbol for symbol in symbols(difference) if symbol.learned or not symbol.is_size]
+    if not found:
+        return False
+    low, high = _range_within(difference, {symbol: (2, max(symbol.upper, 2)) for symbol in found})
+    return low > 0 or high < 0
 
 
 def is_static(size: Size) -> bool:

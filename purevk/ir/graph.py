@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Union
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.ir.dims import Dim, Symbol
+from purevk.ir.dims import Dim, Guard, Symbol
 from purevk.ir.types import TensorType
 
 
@@ -113,6 +113,7 @@ class Graph:
         constants: values whose bytes are known.
         states: values that live on the device between calls, with their initial bytes (None: zeros).
         symbols: where each symbol's value comes from.
+        checks: what the sizes that come about during a call have to keep, each with the message if they do not.
     """
 
     name: str
@@ -122,6 +123,15 @@ class Graph:
     constants: Mapping[Value, Constant] = field(default_factory=dict)
     states: Mapping[Value, Constant | None] = field(default_factory=dict)
     symbols: Mapping[Symbol, SymbolSource] = field(default_factory=dict)
+    checks: tuple[tuple[Guard, str], ...] = ()
+
+    @property
+    def learned(self) -> dict[Symbol, SymbolSource]:
+        """The symbols whose values come about during a call."""
+        return {
+            symbol: source for symbol, source in self.symbols.items()
+            if source.value is not None and source.value not in self.inputs
+        }  # fmt: skip
 
     def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> "Graph":
         return replace(self, nodes=tuple(nodes), **changes)

@@ -15,13 +15,41 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import dims as _dims
-from purevk.ir.dims import Dim, Guard, Symbol
+from purevk.ir.dims import Dim, Guard, Size, Symbol
 from purevk.ir.graph import Constant, Graph, Node, SymbolSource, Value
 from purevk.ir.types import TensorType
 
 _SYMBOL = [each.name for each in fields(Symbol)]
 _NODE = [each.name for each in fields(Node)]
 _SOURCE = [each.name for each in fields(SymbolSource)]
+
+
+def to_data(size: Size) -> int | list:
+    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of a
+    symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
+    if not isinstance(size, Dim):
+        return int(size)
+    return [
+        [factor, [atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)] for atom in atoms]]
+        for atoms, factor in size.terms
+    ]  # fmt: skip
+
+
+def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
+    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other data."""
+    if isinstance(data, int):
+        return data
+    total: Size = 0
+    for factor, atoms in data:
+        part: Size = factor
+        for atom in atoms:
+            if isinstance(atom, str):
+                part = part * Dim.of(symbols[atom])
+            else:
+                kind, left, right = atom
+                part = part * _dims.apply(kind, from_data(left, symbols), from_data(right, symbols))
+        total = total + part
+    return total
 
 
 class GraphWriter:
@@ -74,6 +102,7 @@ class GraphWriter:
                 [symbol.name, *(self._arg(getattr(source, name)) for name in _SOURCE)]
                 for symbol, source in graph.symbols.items()
             ],
+            "checks": [[self._guard(guard), message] for guard, message in graph.checks],
         }
 
     def _number(self, value: Value) -> int:
@@ -83,10 +112,10 @@ class GraphWriter:
         return None if constant is None else self._tensor(constant.data)
 
     def _type(self, type: TensorType) -> list[Any]:
-        return [type.dtype.name, [_dims.to_data(size) for size in type.dims]]
+        return [type.dtype.name, [to_data(size) for size in type.dims]]
 
     def _guard(self, guard: Guard) -> list[Any]:
-        return [_dims.to_data(guard.left), guard.op, _dims.to_data(guard.right), guard.answer]
+        return [to_data(guard.left), guard.op, to_data(guard.right), guard.answer]
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, np.generic):
@@ -140,6 +169,7 @@ class GraphReader:
                 self._symbols[name]: SymbolSource(**dict(zip(_SOURCE, map(self._arg, source))))
                 for name, *source in data["sources"]
             },
+            checks=tuple((self._guard(guard), str(message)) for guard, message in data.get("checks", ())),
         )
 
     def _constant(self, number: int, at: int) -> Constant:
@@ -150,13 +180,13 @@ class GraphReader:
         return Constant(data)
 
     def _sizes(self, data: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(_dims.from_data(size, self._symbols) for size in data)
+        return tuple(from_data(size, self._symbols) for size in data)
 
     def _guard(self, data: Sequence[Any]) -> Guard:
         left, op, right, answer = data
         if op not in ("==", "!=", "<", "<=", ">", ">="):
             raise ValueError(f"{op!r} is no comparison")
-        return Guard(_dims.from_data(left, self._symbols), op, _dims.from_data(right, self._symbols), bool(answer))
+        return Guard(from_data(left, self._symbols), op, from_data(right, self._symbols), bool(answer))
 
     def _arg(self, data: Any) -> Any:
         if isinstance(data, list):
@@ -170,7 +200,7 @@ class GraphReader:
 # Kinds of arguments that JSON has no form for: type, what is written, how it is read.
 _KINDS: dict[str, tuple[type, Callable[[GraphWriter, Any], Any], Callable[[GraphReader, Any], Any]]] = {
     "value": (Value, GraphWriter._number, lambda reader, data: reader._values[data]),
-    "size": (Dim, lambda writer, arg: _dims.to_data(arg), lambda reader, data: _dims.from_data(data, reader._symbols)),
+    "size": (Dim, lambda writer, arg: to_data(arg), lambda reader, data: from_data(data, reader._symbols)),
     "dtype": (DType, lambda writer, arg: arg.name, lambda reader, data: DType[data]),
     "float": (float, lambda writer, arg: repr(arg), lambda reader, data: float(data)),
     "complex": (complex, lambda writer, arg: [arg.real, arg.imag], lambda reader, data: complex(*data)),

@@ -184,6 +184,14 @@ def _expand_gather(builder: Any, node: Node) -> Value:
 register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_index)))
 
 
+MASKS = (DType.bool, DType.uint8)
+
+
+def is_mask(index: Any) -> bool:
+    """Whether an index chooses by truth rather than by number."""
+    return isinstance(index, Value) and index.type.dtype in MASKS
+
+
 def _index_places(x: TensorType, indices: Sequence[Any]) -> tuple[list[int], tuple, tuple, tuple, tuple]:
     """Dims that are indexed; sizes of the result; for each of its dims the dim of x and of the index tensors."""
     given = [d for d, index in enumerate(indices) if index is not None]
@@ -205,19 +213,30 @@ def _index_places(x: TensorType, indices: Sequence[Any]) -> tuple[list[int], tup
 def _index_shape(x: TensorType, indices: Sequence[Any]) -> TensorType:
     if len(indices) > x.rank:
         raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
-    if any(index is not None and index.dtype in (DType.bool, DType.uint8) for index in indices):
-        raise UnknownSizes("the sizes of a boolean index are known only at a call")
+    if any(index is not None and index.dtype in MASKS for index in indices):
+        from purevk.ops.counted import masked_types
+
+        raise UnknownSizes("the sizes of a boolean index are known only at a call", masked_types(x, indices))
     return x.with_dims(_index_places(x, indices)[1])
 
 
 def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
     if all(index is None for index in node.args[1]):
         return "no index"
+    masks = [index for index in node.args[1] if is_mask(index)]
+    if masks and len([index for index in node.args[1] if index is not None]) > 1:
+        return "no kernel for a boolean index among others"
+    if masks:
+        return None
     return _refuse_index(node, traits)
 
 
 def _expand_index(builder: Any, node: Node) -> Value:
     x, indices = node.args
+    if any(is_mask(index) for index in indices):
+        from purevk.ops.counted import index_by_mask
+
+        return index_by_mask(builder, node, x, indices)
     given, sizes, x_dims, index_dims, _ = _index_places(x.type, indices)
     chosen = [indices[d] for d in given]
     if len({index.type.dtype for index in chosen}) > 1:

@@ -11,7 +11,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.map_kernel import mapped
 from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.rearrange import row
-from purevk.ops.registry import Kernel, Operator, ShapeError, UnknownSizes, View, find, register
+from purevk.ops.registry import Counted, Kernel, Operator, ShapeError, UnknownSizes, View, find, register
 from purevk.ops.scatter import NAME as SCATTER
 from purevk.ops.shapes import broadcast, wrap
 
@@ -186,11 +186,17 @@ def _one_hot(builder: Any, node: Node, x: Value, num_classes: int) -> Value:
 
 def _one_hot_shape(x: TensorType, num_classes: int = -1) -> TensorType:
     if isinstance(num_classes, int) and num_classes < 0:
-        raise UnknownSizes("the number of classes is known only at a call")
+        sizes = TensorType(DType.int64, (*x.dims, Counted(None)))
+        raise UnknownSizes("the number of classes is known only at a call", (sizes,))
     return TensorType(DType.int64, (*x.dims, num_classes))
 
 
-row("aten.one_hot.default", _one_hot_shape, _one_hot)
+def _refuse_one_hot(node: Node, traits: Any) -> str | None:
+    counted = isinstance(node.args[1], int) and node.args[1] < 0
+    return "no kernel that finds the number of classes" if counted else None
+
+
+row("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
 
 
 # -- writing a part ----------------------------------------------------------------------------------------------------

@@ -365,6 +365,28 @@ def mapped(
     return builder.emit(NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results))
 
 
+def _lower_over(lowering: Lowering, node: Node) -> None:
+    spec, inputs, numbers, _, over = node.args
+    emit_map(
+        lowering, spec, [lowering.operand(value) for value in inputs], numbers,
+        [lowering.operand(value) for value in node.results], over,
+    )  # fmt: skip
+
+
+OVER = "purevk.map_over"
+register(Operator(OVER, lambda spec, inputs, numbers, types, over: tuple(types), Kernel(_lower_over)))
+
+
+def mapped_over(
+    builder: Any, body: str, inputs: Mapping[str, Value], over: Sequence[Size], *results: TensorType,
+    numbers: Mapping[str, Size] | None = None,
+) -> Any:  # fmt: skip
+    """Emits `purevk.map_over`: statements that run for every place of a space of sizes `over` and write by `R_PUT` where they
+    like; what they do not write is undefined. Returns the result, or a tuple where several types are given."""
+    spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False)
+    return builder.emit(OVER, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results), tuple(over))
+
+
 def coordinates(rank: int, **changed: str) -> str:
     """The text "i0, i1, ..." of a place, with other text for some dims: `coordinates(3, d1="0")`. "0" for rank 0."""
     return ", ".join(changed.get(f"d{d}", f"i{d}") for d in range(rank)) or "0"

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterable, Union
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Node, TensorType, map_values
+from purevk.ir import Node, Size, TensorType, map_values
 
 Types = Union[TensorType, tuple[TensorType, ...], None]
 
@@ -140,8 +140,32 @@ class ShapeError(ValueError):
     """Arguments that an operator's shape function refuses."""
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A size that follows from the values of the arguments.
+
+    Attributes:
+        upper: what it never exceeds; None: nothing is known of it.
+        key: sizes of one node with the same key are one size.
+        guess: where there is no bound, what to plan for at first.
+    """
+
+    upper: Size | None
+    key: int = 0
+    guess: int = 64
+
+
 class UnknownSizes(ShapeError):
-    """The result's sizes follow from the values of the arguments: the operator runs on the CPU."""
+    """The result's sizes follow from the values of the arguments.
+
+    Args:
+        text: why.
+        types: the results' types, with `Counted` among their dims; None: only who recorded the node knows more.
+    """
+
+    def __init__(self, text: str, types: tuple[TensorType, ...] | None = None) -> None:
+        super().__init__(text)
+        self.types = types
 
 
 _rows: dict[str, Operator] = {}

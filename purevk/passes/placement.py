@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterable, Mapping
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node, Value
+from purevk.ir import Graph, Node, Symbol, Value
 from purevk.ops import registry
 from purevk.ops.lowering import DeviceTraits
 from purevk.passes.layout import HOST
@@ -109,27 +110,41 @@ class Segment:
     nodes: tuple[Node, ...]
 
 
-def segments(graph: Graph, storage_of: Any = lambda value: value) -> tuple[Segment, ...]:
+def segments(
+    graph: Graph, storage_of: Any = lambda value: value, needs: Mapping[Node, Iterable[Symbol]] | None = None
+) -> tuple[Segment, ...]:
     """Nodes in as few segments as their dependencies allow: everything that the device can do, then what the CPU can,
-    and so on. Nodes that write in place keep their order against those that touch the same bytes."""
-    waits, followers = _dependencies(graph, storage_of)
+    and so on. Nodes that write in place keep their order against those that touch the same bytes. A node comes in a later
+    segment than what makes the values of the symbols that it needs."""
+    producers = graph.producers()
+    counts = {symbol: producers.get(source.value) for symbol, source in graph.learned.items()}
+    after = {
+        node: {counts[symbol] for symbol in symbols if counts.get(symbol) is not None}
+        for node, symbols in (needs or {}).items()
+    }  # fmt: skip
+    waits, followers = _dependencies(graph, storage_of, after)
     pending = {node: len(before) for node, before in waits.items()}
     done: list[Segment] = []
     order = {node: at for at, node in enumerate(graph.nodes)}
     ready = [node for node in graph.nodes if not pending[node]]
     while ready:
         batch: list[Node] = []
-        queue = [node for node in ready if node.op != HOST]
+        queue = [(order[node], node) for node in ready if node.op != HOST]
         rest = [node for node in ready if node.op == HOST]
         if queue:
+            heapq.heapify(queue)
+            within: set[Node] = set()
             while queue:
-                queue.sort(key=order.__getitem__, reverse=True)
-                node = queue.pop()
+                node = heapq.heappop(queue)[1]
                 batch.append(node)
+                within.add(node)
                 for follower in followers[node]:
                     pending[follower] -= 1
                     if not pending[follower]:
-                        (rest if follower.op == HOST else queue).append(follower)
+                        if follower.op == HOST or not within.isdisjoint(after.get(follower, ())):
+                            rest.append(follower)
+                        else:
+                            heapq.heappush(queue, (order[follower], follower))
             done.append(Segment(True, tuple(batch)))
             ready = rest
         else:
@@ -155,9 +170,11 @@ def segments(graph: Graph, storage_of: Any = lambda value: value) -> tuple[Segme
     return tuple(done)
 
 
-def _dependencies(graph: Graph, storage_of: Any) -> tuple[dict[Node, set[Node]], dict[Node, list[Node]]]:
+def _dependencies(
+    graph: Graph, storage_of: Any, after: Mapping[Node, set[Node]]
+) -> tuple[dict[Node, set[Node]], dict[Node, list[Node]]]:
     producers = graph.producers()
-    waits: dict[Node, set[Node]] = {node: set() for node in graph.nodes}
+    waits: dict[Node, set[Node]] = {node: set(after.get(node, ())) for node in graph.nodes}
     states = set(graph.states)
     writer: dict[Value, Node] = {}
     readers: dict[Value, list[Node]] = {}

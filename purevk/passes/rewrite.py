@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Sequence
 
-from purevk.ir import Arg, Constant, Graph, Node, TensorType, Value, map_values
+from purevk.ir import Arg, Constant, Graph, Node, Size, Symbol, SymbolSource, TensorType, Value, map_values
+from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.builder import Builder, NameSource
 from purevk.ops.lowering import DeviceTraits
@@ -23,12 +24,20 @@ class Rewriter(Builder):
         self.replaced: dict[Value, Arg] = {}
         self.random_operators = 0
         self._states: dict[Value, Constant | None] = {}
+        self._sources: dict[Symbol, SymbolSource] = {}
 
     def state(self, type: TensorType, first: Constant | None = None) -> Value:
         """A new value that lives on the device between calls, with its first bytes (None: zeros)."""
         value = Value(self.names.fresh("state"), type)
         self._states[value] = first
         return value
+
+    def learn(self, size: Size, count: Value) -> None:
+        """A size that was to be read off a result is the number in a tensor of one element."""
+        for symbol in _dims.symbols(size):
+            source = self.graph.symbols[symbol]
+            if symbol.learned and source.dim is not None and symbol not in self._sources:
+                self._sources[symbol] = SymbolSource(count, None, 0)
 
     def resolve(self, arg: Arg) -> Arg:
         """An argument with replaced values put in."""
@@ -62,7 +71,14 @@ class Rewriter(Builder):
         outputs = tuple(self.resolve(output) for output in self.graph.outputs)
         if self._states:
             changes.setdefault("states", {**self.graph.states, **self._states})
+        if self._sources or self.graph.learned:
+            symbols = {**self.graph.symbols, **self._sources}
+            changes.setdefault("symbols", {symbol: self._source(source) for symbol, source in symbols.items()})
         return self.graph.with_nodes(self.nodes, outputs=outputs, **changes)
+
+    def _source(self, source: SymbolSource) -> SymbolSource:
+        value = None if source.value is None else self.resolve(source.value)
+        return source if value is source.value else SymbolSource(value, source.dim, source.element)
 
 
 def each_node(graph: Graph, function: Callable[[Rewriter, Node], Any]) -> Graph:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Constant, Dim, Graph, Node, Value
+from purevk.ir import Constant, Dim, Graph, Node, Symbol, Value
+from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node
@@ -43,6 +44,7 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
     position = {node: at for at, node in enumerate(graph.nodes)}
     writes = [at for node, at in position.items() if _mutated(node)]
     users, outputs = graph.users(), graph.output_values()
+    outputs |= {source.value for source in graph.symbols.values() if source.value is not None}
 
     def last_read(value: Value) -> int:
         """The place of the last node that reads a value or what copies and views make of it."""
@@ -152,10 +154,13 @@ def merge_equal(graph: Graph) -> Graph:
     """Nodes with the same operator and arguments are computed once."""
     seen: dict[Any, tuple[Value, ...]] = {}
     moving = changing(graph.nodes)
+    measured = {source.value for source in graph.learned.values() if source.dim is not None}
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
         row = registry.find(node.op)
         if row is None or row.mutates or row.random or any(value in moving for value in node.inputs) or not node.results:
+            return None
+        if measured and any(value in measured for value in node.results):
             return None
         key = (node.op, _key(node.args), tuple(value.type.dtype for value in node.results))
         if key in seen:
@@ -172,19 +177,39 @@ def _mutated(node: Node) -> list[Value]:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Nodes whose results nobody reads, and that write nothing."""
+    """Nodes whose results nobody reads, and that write nothing; symbols that come about during a call and that nobody needs."""
     needed = set(graph.output_values())
-    needed |= {source.value for source in graph.symbols.values() if source.value is not None}
+    learned = graph.learned
+    seen: set[Symbol] = set()
+
+    def mention(*args: Any) -> None:
+        for symbol in _symbols(args) - seen if learned else ():
+            seen.add(symbol)
+            if symbol in learned:
+                needed.add(learned[symbol].value)
+
+    mention(*graph.outputs, *(value.type.dims for value in needed))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if any(value in needed for value in node.results) or _mutated(node) or not node.results:
             kept.append(node)
             needed.update(node.inputs)
+            mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
     nodes = tuple(reversed(kept))
     read = {value for node in nodes for value in node.inputs} | graph.output_values()
+    read |= {source.value for symbol, source in learned.items() if symbol in seen}
+    gone = set(learned) - seen
     return graph.with_nodes(
-        nodes, constants={value: data for value, data in graph.constants.items() if value in read}
+        nodes, constants={value: data for value, data in graph.constants.items() if value in read},
+        symbols={symbol: source for symbol, source in graph.symbols.items() if symbol not in gone},
+        checks=tuple(check for check in graph.checks if not check[0].symbols & gone),
     )  # fmt: skip
+
+
+def _symbols(arg: Any) -> set[Symbol]:
+    if isinstance(arg, Dim):
+        return _dims.symbols(arg)
+    return set().union(*map(_symbols, arg)) if isinstance(arg, tuple) else set()
 
 
 def drop_empty(graph: Graph) -> Graph:

@@ -76,6 +76,16 @@ class Branch(nn.Module):
         return torch.cond(flag, lambda x: x + 1.0, lambda x: x * 3.0, [x])
 
 
+class Counted(nn.Module):
+    """Sizes that come about during a call: a mask, nonzero, and a number read off a tensor."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        count = x[0, 0].abs().int().item()
+        torch._check(count >= 0)
+        torch._check(count <= x.shape[0])
+        return x[x[:, 0] > 0.5] * 2, (x > 0).nonzero()[:, 1] + 1, x[:count] + 1
+
+
 class Gather(nn.Module):
     """Lists of optional tensors and of ints, several dtypes and a channels-last input."""
 
@@ -150,6 +160,11 @@ def branch() -> Any:
 def gather() -> Any:
     x = torch.randn(1, 5, 3, 2).to(memory_format=torch.channels_last)
     return to_edge(export(Gather(), (x, torch.tensor([4, 0, 2])), strict=True)).to_executorch()
+
+
+@_program
+def counted() -> Any:
+    return _vulkan(Counted(), (torch.randn(5, 4),))
 
 
 @_program

@@ -1,0 +1,111 @@
+"""Sizes that come about during a call: when they become known, and what they have to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Iterable, Mapping
+
+from purevk.errors import InputError
+from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+from purevk.ops.lowering import Requirement
+from purevk.passes.layout import HOST
+
+if TYPE_CHECKING:
+    from purevk.graph.executable import Plan
+
+
+class Replan(Exception):
+    """A size that came about during a call is not what the plan was made for.
+
+    Args:
+        values: what the symbols are that came about so far.
+        outgrown: whether one is above its bound.
+    """
+
+    def __init__(self, values: dict[Symbol, int], outgrown: bool) -> None:
+        super().__init__(", ".join(f"{symbol} = {value}" for symbol, value in values.items()))
+        self.values, self.outgrown = values, outgrown
+
+
+@dataclass
+class Stage:
+    """What becomes known after a step, and what can be checked then."""
+
+    symbols: list[tuple[Symbol, SymbolSource]] = field(default_factory=list)
+    bounded: list[Symbol] = field(default_factory=list)
+    rules: list[Requirement] = field(default_factory=list)
+    checks: list[tuple[Guard, str]] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+
+
+class Learning:
+    """When the symbols of a plan become known, and the rules that they have to keep.
+
+    Attributes:
+        stages: by the number of the step after which it is, -1 before the first.
+        unsafe: states that may have been written when it turns out that a call needs another plan.
+    """
+
+    def __init__(self, plan: "Plan") -> None:
+        self.plan = plan
+        self.stages: dict[int, Stage] = {}
+        self.unsafe: tuple[Value, ...] = ()
+        graph = plan.placed.graph
+        made_by = {value: number for number, step in enumerate(plan.steps) for node in step.nodes for value in node.results}
+        self._known: dict[Symbol, int] = {}
+        for symbol, source in graph.symbols.items():
+            inner = source.value is not None and source.value not in graph.inputs
+            self._known[symbol] = made_by.get(source.value, -1) if inner else -1
+            stage = self._stage({symbol})
+            if inner:
+                stage.symbols.append((symbol, source))
+            if symbol.upper < _dims.UNBOUNDED and (inner or not symbol.is_size):
+                stage.bounded.append(symbol)
+        for rule in plan.requirements:
+            self._stage(_dims.symbols(rule.left) | _dims.symbols(rule.right)).rules.append(rule)
+        for check in graph.checks:
+            self._stage(check[0].symbols).checks.append(check)
+        self.watch(())
+
+    def _stage(self, symbols: set[Symbol]) -> Stage:
+        return self.stages.setdefault(max((self._known[symbol] for symbol in symbols), default=-1), Stage())
+
+    def watch(self, guards: Iterable[Guard]) -> None:
+        for guard in guards:
+            if any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
+                self._stage(guard.symbols).guards.append(guard)
+        last = max((n for n, stage in self.stages.items() if stage.guards or any(s.open for s in stage.bounded)), default=-1)
+        storages = self.plan.placed.storages
+        self.unsafe = tuple(dict.fromkeys(
+            storages.get(node.args[at], node.args[at]) for step in self.plan.steps[: last + 1] for node in step.nodes
+            for at in registry.row_of(node).mutates if node.op != HOST
+        ))  # fmt: skip
+        self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
+
+    def check(self, stage: Stage, env: Mapping[Symbol, int], graph: Graph) -> None:
+        """Raises `InputError` or `Replan` for the first rule that does not hold."""
+        for symbol in stage.bounded:
+            if symbol.open and env[symbol] > symbol.upper:
+                raise Replan(self._learned(env), True)
+        for guard, message in stage.checks:
+            if not guard.holds(env):
+                raise InputError(message, where=graph.name, why=f"{guard.left} is {_dims.evaluate(guard.left, env)} in this call")
+        for symbol in stage.bounded:
+            if not symbol.lower <= env[symbol] <= symbol.upper:
+                raise InputError(
+                    f"a size that this call brought about is {env[symbol]}", where=f"{symbol} of {graph.name}",
+                    why=f"memory was planned for {symbol.lower} to {symbol.upper}", next="export the model with larger bounds",
+                )  # fmt: skip
+        for rule in stage.rules:
+            left, right = _dims.evaluate(rule.left, env), _dims.evaluate(rule.right, env)
+            if not left <= right:
+                raise InputError(
+                    rule.message, where=graph.name, why=rule.why.format(left=left, right=right), next=rule.next
+                )  # fmt: skip
+        if not all(guard.holds(env) for guard in stage.guards):
+            raise Replan(self._learned(env), False)
+
+    def _learned(self, env: Mapping[Symbol, int]) -> dict[Symbol, int]:
+        return {symbol: value for symbol, value in env.items() if symbol.learned or not symbol.is_size}
