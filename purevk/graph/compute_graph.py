@@ -21,6 +21,8 @@ from purevk.ir import dims as _dims
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
 from purevk.ops.lowering import MAX_PUSH, Dispatch
 
+_COPIED = 64 << 10  # bytes of a result from which on it is copied into the host's memory rather than written there
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -148,9 +150,12 @@ class ComputeGraph:
         for cut in self.cuts:
             for value in cut.downloads:
                 downloads.setdefault(value, cut.last)
+        # Kernels write small results into the host's memory themselves. Across a bus, scattered writes are a hundred times
+        # slower than one copy, which large results are worth.
         direct = [
             value for value in downloads
-            if value not in self._places and (self.device.is_unified or value not in read)
+            if value not in self._places
+            and (self.device.is_unified or value not in read and self._sizes[value] < _COPIED)
         ]  # fmt: skip
         places = self._together(direct, api.MemoryKind.READBACK, "outputs")
         copied = [value for value in downloads if value not in places and not self._is_mapped(value)]
