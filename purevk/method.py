@@ -254,7 +254,8 @@ class Method:
                 f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}", where=where,
                 next="load the program with bounds=\"grow\", or export it with larger bounds",
             )  # fmt: skip
-        _log.warning("%s: inputs above the exported bounds; lowering again for larger ones", where)
+        level = logging.WARNING if self.program.bounds == "grow" else logging.DEBUG
+        _log.log(level, "%s: inputs above the exported bounds; lowering again for larger ones", where)
         try:
             return self._prepare(wanted)
         except (FileFormatError, GraphError):

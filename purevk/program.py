@@ -25,7 +25,7 @@ class Program:
     Attributes:
         methods: by name.
         context: the device that it runs on.
-        bounds: "grow" or "strict", see `load`.
+        bounds: "grow" or "strict", see `load`; "open": as "grow", for bounds that nobody gave.
         weights, states: what is on the device between calls.
         seconds: what loading took, by phase.
     """
@@ -35,8 +35,8 @@ class Program:
         progress: Callable[[str, int, int], None] | None = None, closing: Callable[[], None] | None = None,
         bounds: str = "grow",
     ) -> None:  # fmt: skip
-        if bounds not in ("grow", "strict"):
-            raise InputError(f"bounds={bounds!r}", where=name, why='"grow" or "strict" is accepted')
+        if bounds not in ("grow", "strict", "open"):
+            raise InputError(f"bounds={bounds!r}", where=name, why='"grow", "strict" or "open" is accepted')
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
         self.weights = DeviceStore(context.device, "weights")
@@ -44,20 +44,26 @@ class Program:
         self.seconds: dict[str, float] = {}
         self._leaves: dict[Any, Value] = {}
         self._closed = False
-        before = vars(context.kernels.report).copy()
+        self._kernels: dict[str, Any] = {}
         self.methods: dict[str, Method] = {}
         context.programs.add(self)
         try:
-            for method, source in sources.items():
-                self.methods[method] = Method(self, method, source)
-            start = time.perf_counter()
-            context.kernels.save()
-            self.add_seconds("save", start)
+            self.add_methods(sources)
         except BaseException:
             self.close()
             raise
-        after = vars(context.kernels.report)
-        self._kernels = {key: after[key] - before[key] for key in after if key != "templates"}
+
+    def add_methods(self, sources: Mapping[str, GraphSource]) -> None:
+        """Lowers further methods. They share weights with those that there are, where the bytes are the same memory."""
+        before = vars(self.context.kernels.report).copy()
+        for method, source in sources.items():
+            self.methods[method] = Method(self, method, source)
+        start = time.perf_counter()
+        self.context.kernels.save()
+        self.add_seconds("save", start)
+        for key, count in vars(self.context.kernels.report).items():
+            if key != "templates":
+                self._kernels[key] = self._kernels.get(key, 0) + count - before[key]
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def forward(self, *inputs: Any) -> Any:
@@ -127,7 +133,7 @@ class Program:
         steps = [step for method in self.methods.values() for step in method.executable.plan.steps]
         return {
             "device": self.device.name,
-            "kernels": {key: self._kernels[key] for key in ("pipelines", "compiled", "cached")},
+            "kernels": {key: self._kernels.get(key, 0) for key in ("pipelines", "compiled", "cached")},
             "seconds": dict(self.seconds),
             "dispatches": sum(len(method.executable.plan.dispatches) for method in self.methods.values()),
             "segments": sum(step.on_device for step in steps),

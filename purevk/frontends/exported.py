@@ -22,8 +22,8 @@ _PYTHON = {
 _RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
-def decompose(program: Any) -> Any:
-    """The program with every operator decomposed that has no row here and that torch can write out in others."""
+def decompositions() -> Any:
+    """The decompositions of torch for operators that have no row here."""
     import torch
 
     table = torch.export.default_decompositions()
@@ -32,7 +32,12 @@ def decompose(program: Any) -> Any:
             row = registry.find(_name(target))
             if row is not None and row.form is not None:
                 del table[target]
-    return program.run_decompositions(table)
+    return table
+
+
+def decompose(program: Any) -> Any:
+    """The program with every operator decomposed that has no row here and that torch can write out in others."""
+    return program.run_decompositions(decompositions())
 
 
 def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:

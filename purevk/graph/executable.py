@@ -243,8 +243,15 @@ class Executable:
 
     def _run_once(self) -> None:
         """Computes what depends on constants alone and keeps it among the weights."""
-        plan = self.plan
-        if not plan.once or all(value in self.weights.places for value in plan.once_kept):
+        plan, contents = self.plan, self.weights.contents
+        if not plan.once:
+            return
+        after = contents.after(plan.once, plan.graph.constants, plan.windows, plan.sizes)
+        for value in plan.once_kept:
+            same = contents.made.get(after[value])
+            if same in self.weights.places:
+                self.weights.places.setdefault(value, self.weights.places[same])
+        if all(value in self.weights.places for value in plan.once_kept):
             return
         self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
         raw = DeviceStore(self.context.device, "constants")
@@ -258,6 +265,7 @@ class Executable:
                 graph.submit(0, {}).wait()
             finally:
                 graph.close()
+            contents.made.update((after[value], value) for value in plan.once_kept)
         finally:
             raw.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Callable, Iterable
 
 from purevk import api
+from purevk.graph.shared import Contents
 from purevk.ir import Constant, Value
 from purevk.memory_planner import ALIGNMENT
 
@@ -31,6 +32,7 @@ class DeviceStore:
     def __init__(self, device: api.Device, label: str) -> None:
         self.device, self.label = device, label
         self.places: dict[object, Place] = {}
+        self.contents = Contents()
         self._buffers: list[api.Buffer] = []
 
     @property

@@ -104,7 +104,7 @@ def make_epilogue(
 
 def _scalar(dtype: DType, number: int, at: str) -> str:
     if dtype is DType.bool:
-        return f"(extra{number}[{at}] != uint8_t(0))"
+        return f"(int(extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
     return f"{dtype.acc}(extra{number}[{at}])"
 
 

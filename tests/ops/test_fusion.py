@@ -120,3 +120,13 @@ def test_states_between_nodes():
         return a, b, c, (c * a).sum(-1), c.t() @ b
 
     check(Case(fn, (x, w), atol=1e-4, rtol=1e-4))
+
+
+@pytest.mark.parametrize("columns", [5, 8])
+def test_masks_after_a_product(columns):
+    """Booleans that an epilogue reads, by elements and by vectors."""
+    a, b, mask = tensor(9, 8), tensor(8, columns), torch.arange(9 * columns).reshape(9, columns) % 3 == 0
+    run = lambda a, b, mask: torch.where(mask, a @ b, -1.0)  # noqa: E731
+    check(Case(run, (a, b, mask)))
+    with program_of(run, (a, b, mask)) as program:
+        assert len(dispatches(program)) == 1

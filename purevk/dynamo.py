@@ -1,0 +1,214 @@
+"""The backend "purevk" of `torch.compile`: graphs that dynamo traces run on a Vulkan device.
+
+    compiled = torch.compile(module, backend="purevk")
+    with torch.no_grad():
+        y = compiled(x)
+
+Importing this registers the backend; where purevk is installed, torch finds it without. Only inference is compiled: what has
+to be differentiated runs in eager torch, and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+import warnings
+import weakref
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from purevk.errors import UnsupportedProgramError
+from purevk.fallback import to_torch
+from purevk.frontends.aot import AotGraph
+from purevk.frontends.exported import decompositions
+from purevk.graph.context import Context, default_context
+from purevk.program import Program
+
+NAME = "purevk"
+_log = logging.getLogger("purevk")
+_lock = threading.RLock()
+_numbers = itertools.count()
+
+
+def make_backend(context: Context | None = None) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A backend for `torch.compile(model, backend=...)` on a device.
+
+    Args:
+        context: the device; None: the best one, or that of PUREVK_DEVICE.
+    """
+
+    def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
+            _warn_about_training()
+            return module.forward
+        compile = functools.partial(_compile, context=context)
+        aot = aot_autograd(fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions())
+        return aot(module, example_inputs)
+
+    return backend
+
+
+purevk_backend = make_backend()
+
+
+def _differentiable(tensors: Sequence[Any]) -> bool:
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
+
+
+@functools.cache
+def _warn_about_training() -> None:
+    warnings.warn(
+        "torch.compile(backend='purevk') compiles inference only: this graph has tensors that require gradients and runs in"
+        " eager torch; call the model under torch.no_grad()",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table = dict(decompositions().items())
+    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)  # a kernel has all of it
+    return table
+
+
+def _compile(
+    module: torch.fx.GraphModule, example_inputs: Sequence[Any], context: Context | None
+) -> Callable[[list[Any]], list[Any]]:
+    """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are there."""
+    for example in example_inputs:
+        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
+            raise UnsupportedProgramError(
+                f"a tensor is on the device {example.device}", where="torch.compile", why="tensors of the CPU are accepted",
+                next="move the model and its inputs to the CPU; purevk copies them to the Vulkan device",
+            )  # fmt: skip
+    traced = TracingContext.try_get()
+    meta = None if traced is None else traced.fw_metadata
+    fixed = set() if meta is None else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
+    compiled = _CompiledGraph(module, fixed, context)
+
+    def run(args: list[Any]) -> list[Any]:
+        return compiled(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+# -- graphs of one model ----------------------------------------------------------------------------------------------
+class _Shared:
+    """A program to which the graphs of a model are added, so that they share its parameters on the device."""
+
+    def __init__(self, context: Context) -> None:
+        self.program = Program("torch.compile", {}, context, bounds="open")
+        self.tensors: dict[tuple, tuple[torch.Tensor, int]] = {}  # contiguous ones, and the versions that they are of
+
+    def take(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The tensors as they go to the device; a copy of one is made once."""
+        taken = {}
+        for at, tensor in tensors.items():
+            key = _key(tensor)
+            if key not in self.tensors:
+                self.tensors[key] = (tensor.detach().contiguous(), tensor._version)
+            taken[at] = self.tensors[key][0]
+        return taken
+
+    def fits(self, tensors: Mapping[int, torch.Tensor]) -> bool:
+        """Whether it has some of the tensors, and none of them as it was before a change."""
+        held = [(self.tensors.get(_key(tensor)), tensor) for tensor in tensors.values()]
+        return any(known for known, _ in held) and all(known is None or known[1] == each._version for known, each in held)
+
+
+_shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
+
+
+def _key(tensor: torch.Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _share(context: Context, tensors: Mapping[int, torch.Tensor]) -> _Shared:
+    for each in _shared:
+        if each.program.context is context and each.fits(tensors):
+            return each
+    made = _Shared(context)
+    _shared.add(made)
+    return made
+
+
+class _CompiledGraph:
+    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the graph is lowered again; one
+    that changes again is an input from then on.
+
+    Args:
+        fixed: positions of the arguments that are parameters or buffers, and that the graph itself does not write.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None) -> None:
+        self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
+        self.fixed = {at for at in self.aot.tensors if at in fixed}
+        self._given_context = context
+        self._changed: set[int] = set()
+        self._stamps: list[tuple[int, int, int]] = []
+        self._order: list[int] = []
+        self._method: Any = None
+        self._held: Any = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        with _lock:
+            if self._method is None or self._held.program.context.closed or self._stale(args):
+                self._lower(args)
+            if self.aot.make_room(args):
+                _log.debug("%s: whole numbers above those that memory was planned for", self.aot.name)
+            method, inputs = self._method, [args[at] for at in self._order]
+        args.clear()
+        made = method(*inputs)
+        made = made if isinstance(made, tuple) else (made,)
+        outputs = list(made[: len(self.aot.strided)])
+        for number, value in enumerate(outputs):
+            if isinstance(value, np.ndarray):  # where no input is a tensor
+                outputs[number] = to_torch(value, method.graph.outputs[number].type.dtype)
+        _lay_out(outputs, self.aot, iter(made[len(outputs) :]))
+        return outputs
+
+    def _stale(self, args: Sequence[Any]) -> bool:
+        changed = {at for at, place, version in self._stamps if args[at].data_ptr() != place or args[at]._version != version}
+        self.fixed -= changed & self._changed
+        self._changed |= changed
+        return bool(changed)
+
+    def _lower(self, args: Sequence[Any]) -> None:
+        self.fixed = {at for at in self.fixed if not args[at].is_inference()}  # those do not say that they change
+        tensors = {at: args[at] for at in sorted(self.fixed)}
+        held = _share(self._given_context or default_context(), tensors)
+        constants = held.take(tensors)
+        aot = self.aot
+        held.program.add_methods({aot.name: lambda sizes: aot.read(constants, sizes)})
+        self._held, self._method = held, held.program.method(aot.name)
+        self._order = aot.arguments(constants)
+        self._stamps = [(at, tensor.data_ptr(), tensor._version) for at, tensor in tensors.items()]
+
+
+def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
+    """Gives results the strides and the memory in common that they were traced with: what follows the graph makes views of
+    them, and of arguments, from these. `numbers` are those that the method gives after its results."""
+    layouts: dict[int, tuple[list[int], int]] = {}
+    spans: dict[int, int] = {}
+    for at, (value, rank, memory) in enumerate(zip(outputs, aot.strided, aot.memories)):
+        if rank is not None:
+            strides, offset = list(itertools.islice(numbers, rank)), next(numbers)
+            reach = sum((size - 1) * stride for size, stride in zip(value.shape, strides)) + 1 if value.numel() else 0
+            layouts[at] = strides, offset
+            spans[memory] = max(spans.get(memory, 0), (offset + reach) * value.element_size())
+    memories = {memory: torch.empty(span, dtype=torch.uint8) for memory, span in spans.items()}
+    for at, (strides, offset) in layouts.items():
+        value, memory = outputs[at], memories[aot.memories[at]]
+        whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(value.dtype)
+        outputs[at] = whole.as_strided(value.shape, strides, offset).copy_(value)
+
+
+if NAME not in torch._dynamo.list_backends(exclude_tags=()):
+    torch._dynamo.register_backend(purevk_backend, name=NAME)
