@@ -1,4 +1,5 @@
-"""The inputs of a call: numpy arrays or torch tensors, checked against the method."""
+"""The inputs of a call, checked against the method: numpy arrays, torch tensors, and whatever else gives its memory away
+through `__dlpack__`, `__array_interface__`, `__array__` or the buffer protocol. Nothing is copied here that need not be."""
 
 from __future__ import annotations
 
@@ -15,13 +16,18 @@ from purevk.ir import dims as _dims
 if TYPE_CHECKING:
     from purevk.method import Method
 
+# DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed memory of CUDA.
+_HOST_MEMORY = (1, 3, 11, 13)
+
 
 @dataclass(frozen=True)
 class Given:
-    """Inputs as arrays, and the kind of result that the caller expects."""
+    """Inputs as arrays (bfloat16 as uint16), and the kind of result that the caller expects: torch tensors, and for arrays of
+    bfloat16 the dtype that an input brought (numpy has none of its own)."""
 
     arrays: list[Any]
     torch: bool
+    bfloat16: np.dtype | None = None
 
     def convert(self, output: Any, value: Any) -> Any:
         """An output as the caller expects it."""
@@ -29,7 +35,14 @@ class Given:
             from purevk.fallback import to_torch
 
             return to_torch(output, value.type.dtype)
+        if self.bfloat16 is not None and isinstance(output, np.ndarray) and value.type.dtype is DType.bfloat16:
+            return output.view(self.bfloat16)
         return output
+
+    def owned(self) -> "Given":
+        """The same with arrays that nobody else writes."""
+        arrays = [array.copy() if isinstance(array, np.ndarray) else array for array in self.arrays]
+        return Given(arrays, self.torch, self.bfloat16)
 
 
 def describe_inputs(graph: Graph) -> str:
@@ -53,20 +66,20 @@ def _describe(value: Any) -> str:
 
 
 def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
-    """Checks the inputs of a call and turns them into contiguous arrays.
+    """Checks the inputs of a call and gives them as arrays, over the same memory where the host can read it.
 
     Raises:
         InputError: their number, or the rank, dtype or size of one, does not fit the method.
     """
     expected = method.graph.inputs
-    where = f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+    where = _where(method)
     if len(inputs) != len(expected):
         raise InputError(
             f"{len(inputs)} inputs were given, {len(expected)} are expected", where=where,
             next="pass one tensor for each input, in order",
         )  # fmt: skip
     arrays: list[Any] = []
-    any_torch = False
+    any_torch, bfloat16 = False, None
     for position, (given, value) in enumerate(zip(inputs, expected)):
         if value is None:
             arrays.append(None)
@@ -74,16 +87,62 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
         if isinstance(value, Dim):
             arrays.append(_integer(given, position, where))
             continue
-        array, dtype, is_torch = _array(given, position, where)
-        any_torch |= is_torch
+        if _is_torch(given):
+            any_torch = True
+            array, dtype = _of_torch(given), DType.from_torch(given.dtype)
+        else:
+            array = _as_array(given, value.type.dtype, position, where)
+            dtype = DType.from_numpy(array.dtype) if array.dtype.isbuiltin == 1 else None
+            if array.dtype.name == "bfloat16":
+                bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
+            elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
+                dtype = DType.bfloat16  # the bits, as results give them
         _check(array, dtype, value, position, where)
         arrays.append(array)
-    return Given(arrays, any_torch)
+    return Given(arrays, any_torch, bfloat16)
 
 
-def contiguous(array: np.ndarray) -> np.ndarray:
-    """The array with its elements in row-major order; its shape stays, which `numpy.ascontiguousarray` changes for 0 dims."""
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
+    """The memory that a caller gives for results, as arrays over it; None where there is none.
+
+    Args:
+        out: a tensor, or one (or None) for each output.
+
+    Raises:
+        InputError: their number or a dtype does not fit, or one cannot be written to.
+    """
+    expected, where = method.graph.outputs, _where(method)
+    given = list(out) if isinstance(out, (tuple, list)) else [out]
+    if len(given) != len(expected):
+        raise InputError(f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where)
+    arrays: list[np.ndarray | None] = []
+    for position, (each, value) in enumerate(zip(given, expected)):
+        if each is None:
+            arrays.append(None)
+            continue
+        if _is_torch(each) and each.device.type == "cpu":
+            array, dtype = _of_torch(each), DType.from_torch(each.dtype)
+        elif isinstance(each, np.ndarray):
+            array, dtype = each, DType.from_numpy(each.dtype) if each.dtype.isbuiltin == 1 else None
+            if each.dtype.name in ("bfloat16", "uint16"):
+                array, dtype = each.view(np.uint16), DType.bfloat16
+        else:
+            raise InputError(
+                f"out {position} is {type(each).__name__}", where=where, why="a numpy array or a torch tensor on the CPU is expected"
+            )
+        wanted = value.type.dtype if isinstance(value, Value) else None
+        if dtype is None or dtype is not wanted or not array.flags.writeable:
+            raise InputError(
+                f"out {position} cannot take the result", where=where,
+                why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
+                f"{'a writable' if array.flags.writeable else 'a read-only'} {each.dtype} was given",
+            )  # fmt: skip
+        arrays.append(array)
+    return arrays
+
+
+def _where(method: "Method") -> str:
+    return f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
 
 
 def _integer(given: Any, position: int, where: str) -> int:
@@ -95,19 +154,48 @@ def _integer(given: Any, position: int, where: str) -> int:
         ) from None
 
 
-def _array(given: Any, position: int, where: str) -> tuple[np.ndarray, DType | None, bool]:
-    if isinstance(given, np.ndarray):
-        return contiguous(given), DType.from_numpy(given.dtype), False
-    if type(given).__module__.partition(".")[0] == "torch" or hasattr(given, "detach"):
-        from purevk.fallback import to_numpy
+def _is_torch(given: Any) -> bool:
+    return type(given).__module__.partition(".")[0] == "torch" or hasattr(given, "detach")
 
-        return to_numpy(given), DType.from_torch(given.dtype), True
-    if isinstance(given, (int, float, bool, list, tuple)) or hasattr(given, "__array__"):
+
+def _of_torch(tensor: Any) -> np.ndarray:
+    """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
+    import torch
+
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy()
+
+
+def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarray:
+    if isinstance(given, np.ndarray):
+        return given
+    if isinstance(given, (bool, int, float, complex, list, tuple)):
         array = np.asarray(given)
-        return contiguous(array), DType.from_numpy(array.dtype), False
-    raise InputError(
-        f"input {position} is {type(given).__name__}", where=where, why="a numpy array or a torch tensor is expected"
-    )
+        # Numbers without a dtype take the method's, if it is of their kind.
+        return array.astype(wanted.numpy) if np.can_cast(array.dtype, wanted.numpy, "same_kind") else array
+    if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
+        kind = int(given.__dlpack_device__()[0])
+        if kind not in _HOST_MEMORY:
+            raise InputError(
+                f"input {position} is in the memory of another device", where=where,
+                why=f"its DLPack device type is {kind}; memory of the CPU is expected", next="copy it to the CPU first",
+            )  # fmt: skip
+        try:
+            return np.from_dlpack(given)
+        except (BufferError, RuntimeError, TypeError):
+            pass  # a dtype that numpy has not: the object may give an array in another way
+    if any(hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")):
+        return np.asarray(given)
+    try:
+        return np.asarray(memoryview(given))
+    except TypeError:
+        raise InputError(
+            f"input {position} is {type(given).__name__}", where=where,
+            why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"
+            " the buffer protocol",
+        ) from None  # fmt: skip
 
 
 def _check(array: np.ndarray, dtype: DType | None, value: Value, position: int, where: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from purevk.errors import FileFormatError, GraphError, InputError, UnsupportedProgramError
 from purevk.graph.executable import Executable, make_plan
 from purevk.graph.learning import Replan
-from purevk.inputs import describe_given, describe_inputs, read_inputs
+from purevk.inputs import Given, describe_given, describe_inputs, read_inputs, read_outputs
 from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expecting
@@ -147,36 +147,51 @@ class Method:
                 )  # fmt: skip
 
     # -- calls --------------------------------------------------------------------------------------------------------
-    def __call__(self, *inputs: Any) -> Any:
-        """Runs the method.
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Runs the method. Several threads may call; the calls take effect one after the other.
 
         Args:
-            inputs: one for each input of the method, in order: numpy arrays or torch tensors (integers where the method
-                takes integers). Their dtypes must be the method's; dynamic sizes may be anything up to the exported bounds.
+            inputs: one for each input of the method, in order: numpy arrays, torch tensors, or anything with `__dlpack__` (in
+                the memory of the CPU), `__array_interface__`, `__array__` or the buffer protocol; integers where the method
+                takes integers. Their dtypes must be the method's; dynamic sizes may be anything up to the exported bounds.
                 Beyond them the method is lowered again for larger ones, unless the program was loaded with
                 `bounds="strict"`.
+            out: a numpy array or torch tensor for the result to be written to, or a list of one (or None) for each output. It
+                has the result's dtype and sizes; any strides will do.
 
         Returns:
-            The output, or a tuple of several: torch tensors if an input was one, else numpy arrays.
+            The output, or a tuple of several: what `out` gave, else torch tensors if an input was one, else numpy arrays
+            (bfloat16 as the bits, in uint16, unless an input brought a dtype for it). They are the caller's: no later call
+            writes to them.
 
         Raises:
-            InputError: number, rank, dtype or size of the inputs is wrong.
+            InputError: number, rank, dtype or size of the inputs, or of `out`, is wrong.
         """
-        with self._lock:
-            self.program.check_open()
-            given = read_inputs(self, inputs)
-            chosen, env = self._choose(given.arrays)
-            chosen, outputs = self._run(chosen, env, given.arrays)
-        results = tuple(given.convert(output, chosen.graph.outputs[n]) for n, output in enumerate(outputs))
+        targets = None if out is None else read_outputs(self, out)
+        results = self._call(read_inputs(self, inputs), targets)
+        if out is not None:
+            kept = out if isinstance(out, (tuple, list)) else [out]
+            results = tuple(new if old is None else old for old, new in zip(kept, results))
         return results[0] if len(results) == 1 else results
 
-    def _run(self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]) -> tuple[Specialization, list[Any]]:
+    def _call(self, given: Given, targets: Sequence[np.ndarray | None] | None = None) -> tuple[Any, ...]:
+        """One call with checked inputs; the results as the caller expects them."""
+        with self._lock:
+            self.program.check_open()
+            chosen, env = self._choose(given.arrays)
+            chosen, outputs = self._run(chosen, env, given.arrays, targets)
+        return tuple(given.convert(output, chosen.graph.outputs[n]) for n, output in enumerate(outputs))
+
+    def _run(
+        self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any],
+        targets: Sequence[np.ndarray | None] | None,
+    ) -> tuple[Specialization, list[Any]]:  # fmt: skip
         """Runs a call, again with another plan where sizes that come about during it ask for one; returns what served it."""
         first = chosen
         for _ in range(MAX_REPLANS):
             values = {value: array for value, array in zip(chosen.graph.inputs, arrays) if isinstance(value, Value)}
             try:
-                outputs = chosen.executable.run(values, env)
+                outputs = chosen.executable.run(values, env, targets)
             except Replan as found:
                 chosen = self._replanned(chosen, found, arrays)
                 env = chosen.environment(arrays)

@@ -66,9 +66,9 @@ class Program:
                 self._kernels[key] = self._kernels.get(key, 0) + count - before[key]
 
     # -- calls --------------------------------------------------------------------------------------------------------
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, out: Any = None) -> Any:
         """Runs the method "forward"; see `Method.__call__`."""
-        return self.method("forward")(*inputs)
+        return self.method("forward")(*inputs, out=out)
 
     __call__ = forward
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -270,12 +270,16 @@ class Executable:
             raw.close()
 
     # -- calls --------------------------------------------------------------------------------------------------------
-    def run(self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int]) -> list[Any]:
+    def run(
+        self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int],
+        targets: Sequence[np.ndarray | None] | None = None,
+    ) -> list[Any]:  # fmt: skip
         """One call.
 
         Args:
-            inputs: the tensors of the call as contiguous arrays of the right dtype.
+            inputs: the tensors of the call as arrays of the right dtype, with any strides.
             env: values of the symbols that the inputs bring; completed on the way.
+            targets: for each output, an array to write it to, or None.
 
         Returns:
             The outputs in order: arrays, integers or None.
@@ -285,12 +289,14 @@ class Executable:
         """
         saved = [(value, memoryview(self.states.read(value, max(value.type.nbytes, 4)))) for value in self._learning.unsafe]
         try:
-            return self._run(inputs, env)
+            return self._run(inputs, env, targets)
         except Replan:
             self.states.upload(saved)
             raise
 
-    def _run(self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int]) -> list[Any]:
+    def _run(
+        self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int], targets: Sequence[np.ndarray | None] | None
+    ) -> list[Any]:
         plan, compute = self.plan, self.graph
         graph = plan.placed.graph
         host: dict[Value, np.ndarray] = dict(inputs)
@@ -308,7 +314,10 @@ class Executable:
             else:
                 self._run_host(step.nodes[0], host, env)
             self._learn(number, host, env)
-        return [self._output(output, host, env) for output in graph.outputs]
+        return [
+            self._output(output, host, env, None if targets is None else targets[number])
+            for number, output in enumerate(graph.outputs)
+        ]
 
     def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
         """A value's elements on the host: as they came, or read from the device."""
@@ -359,10 +368,21 @@ class Executable:
             env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
         self._learning.check(stage, env, self.plan.graph)
 
-    def _output(self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> Any:
+    def _output(
+        self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int], target: np.ndarray | None
+    ) -> Any:
+        """An output in memory of the caller's: the next call writes again to where it lies now."""
         if isinstance(output, Value):
             array = self._host_array(output, host, env)
-            return array.copy()
+            if target is None:
+                return array.copy()
+            if target.shape != array.shape:
+                raise InputError(
+                    f"out has sizes {list(target.shape)}", where=self.plan.graph.name,
+                    why=f"the result has sizes {list(array.shape)}",
+                )  # fmt: skip
+            np.copyto(target, array)
+            return target
         if isinstance(output, Dim):
             return _dims.evaluate(output, env)
         return output
@@ -376,7 +396,7 @@ class Executable:
 
 def _copy_in(target: memoryview, array: np.ndarray) -> None:
     if array.nbytes:
-        np.frombuffer(target, np.uint8)[: array.nbytes] = array.reshape(-1).view(np.uint8)
+        np.copyto(np.frombuffer(target, array.dtype, array.size).reshape(array.shape), array)
 
 
 def _evaluated(arg: Any, env: Mapping[Symbol, int]) -> Any:
