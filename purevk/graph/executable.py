@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from purevk import fallback
-from purevk.errors import FallbackError
+from purevk.errors import FallbackError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.learning import Learning, Replan
