@@ -11,7 +11,8 @@ from typing import Any, Mapping, Sequence
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.exported import _Reader
-from purevk.ir import Dim, Graph, Size, Symbol, SymbolSource, TensorType
+from purevk.frontends.importer import settled
+from purevk.ir import Dim, Graph, Size, Symbol, SymbolSource
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -77,7 +78,7 @@ class AotGraph:
         Raises:
             UnsupportedProgramError: something in the graph cannot be run.
         """
-        return _AotReader(self, constants, sizes).run()
+        return settled(lambda: _AotReader(self, constants, sizes).run())
 
 
 class _AotReader(_Reader):
@@ -125,8 +126,7 @@ class _AotReader(_Reader):
                 next="compile with dynamic=False",
             )  # fmt: skip
         if self._sizes_depend_on(number.expr):
-            bounds = self.program.range_constraints.get(number.expr)
-            lower = max(int(bounds.lower), 0) if bounds is not None else 0
+            lower = max(self._range(number.expr)[0] or 0, 0)
             hint = int(number.hint) if number.has_hint() else 64
             self.aot.largest.setdefault(at, max(64, 1 << max(hint - 1, 0).bit_length()))
             symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
@@ -165,7 +165,8 @@ class _AotReader(_Reader):
         tensor, dim, start, _, *step = given
         size = tensor.meta["val"].shape[dim]
         first = self._arg(start) or 0
-        if isinstance(start, torch.fx.Node) and start.meta["val"].node.hint < 0:
+        number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
+        if number is not None and number.has_hint() and number.hint < 0:
             first = first + self._known(size)
         return (tensor, dim, first, first + self._known(result.shape[dim]) * (step[0] if step else 1), *step)
 
@@ -175,16 +176,8 @@ class _AotReader(_Reader):
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         """Tracing takes attention for the CPU's own operator, which has a second result that inference does not read."""
         args = dict(zip((each.name for each in target._schema.arguments), self._schema_args(target, given, node.kwargs)))
-        result = examples[0]
-        made = self.importer.emit(
-            "aten.scaled_dot_product_attention.default",
-            (args["query"], args["key"], args["value"], args["attn_mask"], args["dropout_p"], args["is_causal"], args["scale"]),
-            [self._type_of(result)], [any(not isinstance(size, int) for size in result.shape)], node.name,
-        )  # fmt: skip
-        return (made[0], None)
-
-    def _type_of(self, example: Any) -> Any:
-        return TensorType(self._dtype(example.dtype), tuple(self._bound(size) for size in example.shape))
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+        return (self._emit(node, "aten.scaled_dot_product_attention.default", [args[name] for name in names], examples[0]), None)
 
 
 def _memory(example: Any, number: int) -> int:
