@@ -12,7 +12,7 @@ from purevk import progress as progress_bars
 from purevk.errors import InputError, PurevkError
 from purevk.graph.context import Context, default_context
 from purevk.graph.memory import DeviceStore
-from purevk.ir import Graph, Value
+from purevk.ir import Graph, Value, map_leaves
 from purevk.method import GraphSource, Method
 
 
@@ -86,8 +86,9 @@ class Program:
         self.check_open()
         items: dict[Value, Any] = {}
         for method in self.methods.values():
-            for value, first in method.graph.states.items():
-                items[value] = None if first is None else first.data[: value.type.nbytes]
+            for graph in method.graph.nested():
+                for value, first in graph.states.items():
+                    items[value] = None if first is None else first.data[: value.type.nbytes]
         self.states.upload(list(items.items()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -116,7 +117,10 @@ class Program:
         """Bytes on the device; see `MemoryReport`. The planned ones are of all methods together."""
         from purevk.graph.compute_graph import MemoryReport
 
-        graphs = [each.executable.graph for method in self.methods.values() for each in method.specializations]
+        graphs = [
+            inner.graph for method in self.methods.values() for each in method.specializations
+            for inner in each.executable.nested()
+        ]  # fmt: skip
         return MemoryReport(
             planned=sum(graph.plan.planned for graph in graphs), naive=sum(graph.plan.naive for graph in graphs),
             lower_bound=sum(graph.plan.lower_bound for graph in graphs), inputs=sum(g.input_bytes for g in graphs),
@@ -128,16 +132,19 @@ class Program:
 
         Returns:
             "device", "kernels" (pipelines; of their SPIR-V modules, those compiled and those from the cache), "seconds" by
-            phase, "dispatches", "segments" and "cpu_nodes" of all methods.
+            phase, "dispatches", "segments", "cpu_nodes" and "control_flow" (choices and loops that the host runs) of all methods,
+            those in sub-graphs included.
         """
-        steps = [step for method in self.methods.values() for step in method.executable.plan.steps]
+        plans = [plan for method in self.methods.values() for plan in method.executable.plan.nested()]
+        steps = [step for plan in plans for step in plan.steps]
         return {
             "device": self.device.name,
             "kernels": {key: self._kernels.get(key, 0) for key in ("pipelines", "compiled", "cached")},
             "seconds": dict(self.seconds),
-            "dispatches": sum(len(method.executable.plan.dispatches) for method in self.methods.values()),
+            "dispatches": sum(len(plan.dispatches) for plan in plans),
             "segments": sum(step.on_device for step in steps),
-            "cpu_nodes": sum(not step.on_device for step in steps),
+            "cpu_nodes": sum(not step.on_device and not step.nodes[0].graphs for step in steps),
+            "control_flow": sum(len(plan.inner) for plan in plans),
         }
 
     def add_seconds(self, phase: str, start: float) -> None:
@@ -147,24 +154,19 @@ class Program:
     def share_leaves(self, method: str, graph: Graph) -> Graph:
         """The graph with constants and states that an earlier lowering had replaced by the same values, so that weights are
         on the device once and state is one."""
-        from purevk.ir import Node, map_values
-
         mapping: dict[Value, Value] = {}
+        for inner in graph.nested():
+            self._share(method, inner, mapping)
+        return map_leaves(graph, mapping.__getitem__)
+
+    def _share(self, method: str, graph: Graph, mapping: dict[Value, Value]) -> None:
         for value, constant in graph.constants.items():
             address = np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
             key = ("constant", address, len(constant.data), value.type.dtype, value.type.dims)
             mapping[value] = self._leaves.setdefault(key, value)
         for number, value in enumerate(graph.states):
-            mapping[value] = self._leaves.setdefault(("state", method, number, value.type.dtype, value.type.dims), value)
-        if all(old is new for old, new in mapping.items()):
-            return graph
-        swap = lambda value: mapping.get(value, value)  # noqa: E731
-        return graph.with_nodes(
-            [Node(n.op, tuple(map_values(arg, swap) for arg in n.args), n.results, n.source, n.alias) for n in graph.nodes],
-            outputs=tuple(map_values(output, swap) for output in graph.outputs),
-            constants={mapping[value]: constant for value, constant in graph.constants.items()},
-            states={mapping[value]: first for value, first in graph.states.items()},
-        )
+            key = ("state", method, number, value.type.dtype, value.type.dims)
+            mapping.setdefault(value, self._leaves.setdefault(key, value))
 
     # -- lifetime -----------------------------------------------------------------------------------------------------
     def check_open(self) -> None:

@@ -106,8 +106,8 @@ def _method(opened: ModelFile, name: str, target: Target, args: argparse.Namespa
         "sizes": lowered.size_symbols(made.graph),
         "guards": [str(guard) for guard in made.guards],
         "nodes": len(made.graph.nodes),
-        "dispatches": len(run.dispatches),
-        "dispatches_at_load": len(run.once),
+        "dispatches": sum(len(each.dispatches) for each in run.nested()),
+        "dispatches_at_load": sum(len(each.once) for each in run.nested()),
         "segments": segments,
         "cpu_nodes": [lowered.host_data(node) for node in lowered.host_nodes(run)],
         "memory": lowered.memory_data(run, target.unified, limit),
@@ -172,7 +172,7 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         _show_delegates(method, out)
         return
     segments = method["segments"]
-    gpu = sum(each["on"] == "gpu" for each in segments)
+    gpu, cpu, control = (sum(each["on"] == name for each in segments) for name in ("gpu", "cpu", "host"))
     memory = method["memory"]
     once = method["dispatches_at_load"]
     out.pairs(
@@ -191,7 +191,8 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
             (
                 "segments",
                 f"{gpu} on the GPU"
-                + (f", {len(segments) - gpu} on the CPU between them" if len(segments) > gpu else ""),
+                + (f", {cpu} on the CPU between them" if cpu else "")
+                + (f", {count(control, 'step')} of control flow" if control else ""),
             ),
             (
                 "memory",
@@ -279,7 +280,7 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
             [
                 n,
                 row["on"],
-                row["operator"],
+                "  " * row["depth"] + row["operator"],
                 "; ".join(row["results"]),
                 "; ".join(name.removesuffix(".comp") for name in row["templates"]) or row["why"] or "none: a view",
                 row["source"],

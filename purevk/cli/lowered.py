@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from purevk.frontends.files import ModelFile
@@ -75,9 +75,22 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if step.on_device:
             found.append({"on": "gpu", "nodes": len(step.nodes), "dispatches": last - first})
+        elif step.nodes[0].graphs:
+            found.append({"on": "host", **control_data(step.nodes[0])})
         else:
             found.append({"on": "cpu", **host_data(step.nodes[0])})
     return found
+
+
+def control_data(node: Node) -> dict[str, Any]:
+    """Control flow, which the host runs: as `host_data`; "graphs" are the names of its sub-graphs."""
+    return {
+        "operator": node.op,
+        "why": "control flow",
+        "source": node.source,
+        "results": [str(value.type) for value in node.results],
+        "graphs": [graph.name for graph in node.graphs],
+    }
 
 
 def host_data(node: Node) -> dict[str, Any]:
@@ -90,9 +103,10 @@ def host_data(node: Node) -> dict[str, Any]:
     }
 
 
-def node_rows(plan: Plan) -> list[dict[str, Any]]:
-    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu" or "cpu"."""
-    rows = [
+def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
+    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu", "cpu", or "host" for control flow,
+    below which the rows of its sub-graphs follow, one "depth" further in."""
+    rows: list[dict[str, Any]] = [
         {
             "on": "load",
             "operator": label_operator(d.label),
@@ -104,10 +118,22 @@ def node_rows(plan: Plan) -> list[dict[str, Any]]:
         }
         for d in plan.once
     ]
+    for row in rows:
+        row["depth"] = depth
     for step, (first, last) in zip(plan.steps, plan.ranges):
+        if step.nodes[0].graphs:
+            data = control_data(step.nodes[0])
+            rows.append({"on": "host", "dispatches": 0, "templates": [], "depth": depth, **data})
+            for inner in plan.inner[step.nodes[0]]:
+                rows.append({
+                    "on": "", "operator": inner.graph.name, "source": "", "results": [], "dispatches": 0, "templates": [],
+                    "why": "sub-graph", "depth": depth + 1,
+                })  # fmt: skip
+                rows += node_rows(inner, depth + 2)
+            continue
         if not step.on_device:
             data = host_data(step.nodes[0])
-            rows.append({"on": "cpu", "dispatches": 0, "templates": [], **data})
+            rows.append({"on": "cpu", "dispatches": 0, "templates": [], "depth": depth, **data})
             continue
         made: dict[Node, list[str]] = {node: [] for node in step.nodes}
         for at in range(first, last):
@@ -122,6 +148,7 @@ def node_rows(plan: Plan) -> list[dict[str, Any]]:
                     "dispatches": len(templates),
                     "templates": templates,
                     "why": None,
+                    "depth": depth,
                 }
             )
     return rows
@@ -139,8 +166,8 @@ def label_source(label: str) -> str:
 
 def kernels_data(plan: Plan) -> list[dict[str, Any]]:
     """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules that these need."""
-    calls = Counter(dispatch.kernel.template for dispatch in plan.dispatches)
-    once = Counter(dispatch.kernel.template for dispatch in plan.once)
+    calls = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.dispatches)
+    once = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.once)
     pipelines = Counter(spec.template for spec in plan.kernels)
     modules = Counter(template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels})
     return [
@@ -165,6 +192,8 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
         unified: whether the host reads the device's memory at full speed.
         max_arena: the most bytes of one allocation; None: no limit.
     """
+    if plan.inner:
+        return _nested_memory(plan, unified, max_arena)
     weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
     states = dict.fromkeys(plan.placed.graph.states)
     resident = set(weights) | set(states)
@@ -202,10 +231,24 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     }
 
 
+def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str, int]:
+    """Of a plan with sub-graphs: weights and states are shared, the rest adds up."""
+    parts = [memory_data(replace(each, inner={}), unified, max_arena) for each in plan.nested()]
+    total = {key: sum(part[key] for part in parts) for key in parts[0]}
+    plans = list(plan.nested())
+    weights = {value for each in plans for value in (*each.constants, *(each.once_kept if each.once else ()))}
+    states = {value for each in plans for value in each.placed.graph.states}
+    total["weights"] = sum(_aligned(value.type.nbytes) for value in weights)
+    total["state"] = sum(_aligned(value.type.nbytes) for value in states)
+    return total
+
+
 def _aligned(nbytes: int) -> int:
     return -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT
 
 
 def host_nodes(plan: Plan) -> list[Node]:
-    """The nodes that run on the CPU, in order."""
-    return [step.nodes[0] for step in plan.steps if not step.on_device]
+    """The nodes that run on the CPU, in order, those of sub-graphs included."""
+    return [
+        step.nodes[0] for each in plan.nested() for step in each.steps if not step.on_device and not step.nodes[0].graphs
+    ]

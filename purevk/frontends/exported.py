@@ -9,6 +9,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends import higher_order
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
@@ -37,7 +38,8 @@ def decompositions() -> Any:
 
 def decompose(program: Any) -> Any:
     """The program with every operator decomposed that has no row here and that torch can write out in others."""
-    return program.run_decompositions(decompositions())
+    with higher_order.sub_graphs_may_write(program):
+        return program.run_decompositions(decompositions())
 
 
 def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:
@@ -48,14 +50,17 @@ def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None =
         sizes: the sizes of the tensors of a call, by position, to specialize on; None: the program's own.
 
     Raises:
-        UnsupportedProgramError: control flow, or an input that is no tensor and no number.
+        UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond docs/control_flow.md.
     """
-    return settled(lambda: _Reader(program, sizes, name).run())
+    return settled(lambda: Reader(program, sizes, name).run())
 
 
-class _Reader:
+class Reader:
+    """Walks an exported program, and the sub-modules of its control flow."""
+
     def __init__(self, program: Any, sizes: Any, name: str) -> None:
         self.program, self.sizes = program, sizes
+        self.module = program.graph_module  # the one that is walked
         self.importer = Importer(name, f"exported program {name}", sizes)
         self.env: dict[Any, Any] = {}
         self.symbols: dict[str, Dim | int] = {}
@@ -78,13 +83,36 @@ class _Reader:
                     value = self._leaf(data, spec.target in mutated)
                     states[spec.target] = value
                     self.env[node] = value
-            elif node.op == "get_attr":
-                self._attribute(node)
-            elif node.op == "call_function":
-                self._call(node)
             elif node.op == "output":
                 return self._finish(node, signature, states)
+            else:
+                self._node(node)
         raise UnsupportedProgramError("the exported program has no output")
+
+    def _node(self, node: Any) -> None:
+        if node.op == "get_attr":
+            self._attribute(node)
+        elif node.op == "call_function":
+            self._call(node)
+
+    def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
+        """Walks a sub-module of control flow; `importer` takes its nodes. Returns its outputs."""
+        kept = self.env, self.importer, self.module, self.symbols
+        self.env, self.importer, self.module, self.symbols = {}, importer, module, dict(self.symbols)
+        values = iter(args)
+        try:
+            for node in module.graph.nodes:
+                if node.op == "placeholder":
+                    self.env[node] = next(values)
+                    self.learn(node.meta.get("val"), self.env[node])
+                elif node.op == "output":
+                    found = node.args[0]
+                    return tuple(self.arg(each) for each in (found if isinstance(found, (list, tuple)) else (found,)))
+                else:
+                    self._node(node)
+            return ()
+        finally:
+            self.env, self.importer, self.module, self.symbols = kept
 
     # -- inputs -------------------------------------------------------------------------------------------------------
     def _input(self, node: Any) -> Any:
@@ -208,19 +236,20 @@ class _Reader:
     def _attribute(self, node: Any) -> None:
         import torch
 
-        target = self.program.graph_module
+        target = self.module
         for part in node.target.split("."):
             target = getattr(target, part)
         self.env[node] = self._leaf(target, False) if isinstance(target, torch.Tensor) else target
 
     # -- nodes --------------------------------------------------------------------------------------------------------
-    def _arg(self, arg: Any) -> Any:
+    def arg(self, arg: Any) -> Any:
+        """What an argument of a node is here."""
         import torch
 
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
-            return tuple(self._arg(item) for item in arg)
+            return tuple(self.arg(item) for item in arg)
         if isinstance(arg, torch.dtype):
             return self._dtype(arg)
         if isinstance(arg, (torch.device, torch.layout, torch.memory_format)):
@@ -235,20 +264,30 @@ class _Reader:
             self.env[node] = self.env[node.args[0]][node.args[1]]
             return
         if target in _PYTHON:
-            args = [self._arg(arg) for arg in node.args]
-            if _PYTHON[target] in _RELATIONS and any(isinstance(arg, Dim) for arg in args) and self._is_asserted(node):
-                self.env[node] = (args[0], _PYTHON[target], args[1])
-                return
+            args = [self.arg(arg) for arg in node.args]
+            if _PYTHON[target] in _RELATIONS and any(isinstance(arg, Dim) for arg in args):
+                if self._is_asserted(node):
+                    self.env[node] = (args[0], _PYTHON[target], args[1])
+                    return
+                if higher_order.decides(node):
+                    self.env[node] = _dims.indicator(args[0], _PYTHON[target], args[1])
+                    return
             self.env[node] = self.importer.arithmetic(_PYTHON[target], args, node.name)
+            return
+        if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
+            self.env[node] = higher_order.read(self, node)
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
             if name.startswith("sym_") and name[4:] in ("max", "min"):
                 join = _dims.maximum if name == "sym_max" else _dims.minimum
-                self.env[node] = join(*(self._arg(arg) for arg in node.args))
+                self.env[node] = join(*(self.arg(arg) for arg in node.args))
                 return
-            if name in ("sym_float", "sym_int", "sym_not"):
-                self.env[node] = self._arg(node.args[0])
+            if name == "sym_not":
+                self.env[node] = _dims.invert(self.arg(node.args[0]))
+                return
+            if name in ("sym_float", "sym_int"):
+                self.env[node] = self.arg(node.args[0])
                 return
             if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
                 # An operator that may raise: (token, operator, arguments...) -> (token, results...).
@@ -261,7 +300,7 @@ class _Reader:
                 return
             raise UnsupportedProgramError(
                 f"{name} cannot be run", where=f"{self.importer.where}, {node.name}",
-                why="it is no operator of torch.ops (control flow has no kernel yet)",
+                why="it is no operator of torch.ops",
             )  # fmt: skip
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
@@ -275,14 +314,27 @@ class _Reader:
             expression = getattr(getattr(examples, "node", None), "expr", None)
             bounds = self._range(expression) if expression is not None and expression.is_Symbol else (None, None)
             found = self.importer.item(args[0], node.name, *bounds)
-            self._learn(examples, found)
+            self.learn(examples, found)
             return found
         if name == "aten._assert_scalar.default" and isinstance(args[0], tuple):
             self.importer.check(*args[0], str(args[1]))
             return None
+        if name == "aten.copy_.default":
+            return self._write(node, given[0], args[1])
         if name.startswith(("aten._assert", "aten.sym_constrain")):
             return None
         return self._emit(node, name, args, examples)
+
+    def _write(self, node: Any, target: Any, new: Value) -> Value:
+        """A sub-graph's write into one of its arguments."""
+        state = self.env[target]
+        if state not in self.importer.states:
+            raise UnsupportedProgramError(
+                f"{node.name} writes into {target.name}", where=self.importer.where, why="it is no buffer of the module",
+                next="return the new value instead",
+            )  # fmt: skip
+        self.importer.emit("purevk.store", (state, new), [], [], node.name)
+        return state
 
     def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any) -> Any:
         """A node whose results are like the examples: tensors, numbers, None, and lists of these."""
@@ -302,7 +354,7 @@ class _Reader:
             kind = _number_kind(example)
             if kind is int:
                 found = self.importer.element(value, 0)
-                self._learn(example, found)
+                self.learn(example, found)
                 return found
             if kind is not None:
                 self.importer.numbers.add(value)
@@ -314,7 +366,7 @@ class _Reader:
 
         return shaped(examples)
 
-    def _learn(self, example: Any, found: Any) -> None:
+    def learn(self, example: Any, found: Any) -> None:
         """Notes what torch's symbol for a number that a node gives is here."""
         expression = getattr(getattr(example, "node", None), "expr", None)
         if expression is not None and expression.is_Symbol and not isinstance(found, Value):
@@ -382,20 +434,22 @@ class _Reader:
         full = []
         for position, argument in enumerate(target._schema.arguments):
             if position < len(given) and not argument.kwarg_only:
-                full.append(self._arg(given[position]))
+                full.append(self.arg(given[position]))
             elif argument.name in named:
-                full.append(self._arg(named[argument.name]))
+                full.append(self.arg(named[argument.name]))
             else:
-                full.append(self._arg(argument.default_value) if argument.has_default_value() else None)
+                full.append(self.arg(argument.default_value) if argument.has_default_value() else None)
         return tuple(full)
 
     # -- outputs ------------------------------------------------------------------------------------------------------
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Value]) -> Graph:
         outputs: list[Arg] = []
         for arg, spec in zip(node.args[0], signature.output_specs):
-            value = self._arg(arg)
+            value = self.arg(arg)
             if spec.kind.name == "BUFFER_MUTATION":
                 state = states[spec.target]
+                if value is state:
+                    continue  # written in place by control flow
                 self.importer.emit("purevk.store", (state, value), [], [], f"mutation of {spec.target}")
             elif spec.kind.name == "USER_OUTPUT":
                 outputs.append(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any, Callable, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError
-from purevk.ir import Arg, Bound, Constant, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Constant, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected, expecting
 from purevk.ops import registry
@@ -85,6 +86,8 @@ class Importer:
         self._fresh: set[Symbol] = set()
         self._derived: set[Symbol] = set()  # sizes whose bounds follow from those of the inputs
         self.names_of_sizes: list[str] = []  # of the sizes that the next node brings about, where they have names already
+        self._outer: frozenset[Symbol] = frozenset()  # of a sub-graph: the symbols around it
+        self._inner: set[Symbol] = set()  # symbols that belong to sub-graphs
 
     # -- leaves -------------------------------------------------------------------------------------------------------
     def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool) -> Value:
@@ -383,18 +386,48 @@ class Importer:
         self._fresh.add(symbol)
         return symbol
 
+    def sub_graph(self, name: str) -> "Importer":
+        """Collects the nodes of a sub-graph. Names, symbols, constants and states are shared with this one."""
+        made = copy.copy(self)
+        made.name, made.nodes, made.inputs = f"{self.name}.{name}", [], []
+        made._outer = frozenset(self.symbols) - self._inner
+        return made
+
+    def sub_input(self, type: TensorType) -> Value:
+        """An input of a sub-graph."""
+        value = Value(self._names.fresh("in"), type)
+        self.inputs.append(value)
+        return value
+
+    def _own_symbols(self) -> list[Symbol]:
+        return [symbol for symbol in self.symbols if symbol not in self._outer and symbol not in self._inner]
+
+    def finish_sub_graph(self, outputs: Sequence[Arg]) -> Graph:
+        """The sub-graph, with its outputs."""
+        symbols = {symbol: self.symbols[symbol] for symbol in self._own_symbols()}
+        self._inner.update(symbols)
+        checks = [(guard, message) for guard, message in self._checks.items() if guard.symbols & set(symbols)]
+        read = {value for node in self.nodes for value in node.inputs} | set(values_in(outputs))
+        return Graph(
+            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs),
+            {value: constant for value, constant in self.constants.items() if value in read},
+            {value: first for value, first in self.states.items() if value in read}, symbols, tuple(checks),
+            self._outer,
+        )  # fmt: skip
+
     def finish(self, outputs: Sequence[Arg]) -> Graph:
         """The graph, with the outputs of the method.
 
         Raises:
             Unsettled: a size that comes about during a call has another bound than was assumed.
         """
+        symbols = {symbol: source for symbol, source in self.symbols.items() if symbol not in self._inner}
         graph = Graph(
-            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, self.symbols,
-            tuple(self._checks.items()),
+            self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, symbols,
+            tuple((guard, message) for guard, message in self._checks.items() if not guard.symbols & self._inner),
         )  # fmt: skip
         used: set[Symbol] = set()
-        for node in self.nodes:
+        for node in (node for each in graph.nested() for node in each.nodes):
             for value in node.results:
                 for size in value.type.dims:
                     used |= _dims.symbols(size)

@@ -39,11 +39,12 @@ class _Respecializer:
         self.values: dict[Value, Value] = {}
         self.symbols: dict[Symbol, Size] = {}
         self.placed: dict[Value, list[tuple[Symbol, SymbolSource]]] = {}  # symbols by the value that they are read from
-        for symbol, source in graph.symbols.items():
-            if source.value is None:
-                self.importer.symbols[symbol] = source
-            else:
-                self.placed.setdefault(source.value, []).append((symbol, source))
+        for each in graph.nested():
+            for symbol, source in each.symbols.items():
+                if source.value is not None:
+                    self.placed.setdefault(source.value, []).append((symbol, source))
+                elif each is graph:
+                    self.importer.symbols[symbol] = source
 
     def run(self, kept: Sequence[Guard]) -> Graph:
         for position, value in enumerate(self.graph.inputs):
@@ -116,7 +117,29 @@ class _Respecializer:
             return _dims.substitute(arg, self.symbols)
         if isinstance(arg, tuple):
             return tuple(self._arg(item) for item in arg)
+        if isinstance(arg, Graph):
+            return self._sub_graph(arg)
         return map_values(arg, self.values.__getitem__)
+
+    def _sub_graph(self, graph: Graph) -> Graph:
+        outer = self.importer
+        self.importer = outer.sub_graph(graph.name.removeprefix(f"{outer.name}."))
+        try:
+            for symbol, source in graph.symbols.items():
+                if source.value is None:
+                    self.importer.symbols[symbol] = source
+            for value in graph.inputs:
+                if isinstance(value, Value):
+                    self._define(value, self.importer.sub_input(self._type(value.type)))
+                else:
+                    self.importer.inputs.append(value)
+            for node in graph.nodes:
+                self._node(node)
+            for guard, message in graph.checks:
+                self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
+            return self.importer.finish_sub_graph([self._arg(output) for output in graph.outputs])
+        finally:
+            self.importer = outer
 
     def _node(self, node: Node) -> None:
         args = tuple(self._arg(arg) for arg in node.args)

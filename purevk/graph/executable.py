@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from purevk import fallback
 from purevk.errors import FallbackError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
+from purevk.graph.control import ControlStep
 from purevk.graph.learning import Learning, Replan
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Dim, Graph, Guard, Node, Symbol, Value, values_in
@@ -19,8 +20,8 @@ from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.lowering import Dispatch, Lowering, Requirement
 from purevk.passes.constant import split_constant
-from purevk.passes.layout import HOST, Placed, place_values
-from purevk.passes.placement import Segment, segments
+from purevk.passes.layout import Placed, place_values
+from purevk.passes.placement import Segment, on_host, segments
 
 Progress = Callable[[str, int, int], None]
 
@@ -36,6 +37,7 @@ class Plan:
         once: dispatches of the part that depends on constants alone; `once_kept` are the storages it leaves.
         sizes: bytes of each storage.
         constants: values whose bytes the device needs for calls; `once_constants` those for the part that runs once.
+        inner: the plans of the sub-graphs of each control-flow node.
     """
 
     graph: Graph
@@ -53,11 +55,21 @@ class Plan:
     downloads: tuple[tuple[Value, ...], ...] = ()
     requirements: tuple[Requirement, ...] = ()
     windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
+    inner: dict[Node, tuple["Plan", ...]] = field(default_factory=dict)
+
+    def nested(self) -> Iterator["Plan"]:
+        """This plan and those of all sub-graphs, outer ones first."""
+        yield self
+        for plans in self.inner.values():
+            for plan in plans:
+                yield from plan.nested()
 
     @property
     def kernels(self) -> list:
-        """The specs of all pipelines."""
-        return list(dict.fromkeys(dispatch.kernel for dispatch in (*self.once, *self.dispatches)))
+        """The specs of all pipelines, those of sub-graphs included."""
+        return list(dict.fromkeys(
+            dispatch.kernel for plan in self.nested() for dispatch in (*plan.once, *plan.dispatches)
+        ))  # fmt: skip
 
 
 def make_plan(graph: Graph, context_traits: Any) -> Plan:
@@ -72,7 +84,7 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     main = Lowering(context_traits, placed.storages, placed.layouts)
     made: dict[Node, list[Dispatch]] = {}
     for node in split.graph.nodes:
-        if node.op != HOST:
+        if not on_host(node):
             first = len(main.dispatches)
             _lower(main, node)
             made[node] = main.dispatches[first:]
@@ -102,6 +114,10 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
         requirements=tuple(main.requirements), windows=windows,
+        inner={
+            step.nodes[0]: tuple(make_plan(inner, context_traits) for inner in step.nodes[0].graphs)
+            for step in steps if step.nodes[0].graphs
+        },
     )  # fmt: skip
     _find_transfers(plan, set(kept))
     return plan
@@ -115,8 +131,11 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
     found = {}
     for node in graph.nodes:
         sizes: list[Any] = [size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)]
-        if node.op == HOST:
-            sizes = [*_sizes_in(node.args), *(size for value in node.inputs for size in value.type.dims)]
+        if on_host(node):
+            nodes = [node, *(inside for inner in node.graphs for each in inner.nested() for inside in each.nodes)]
+            for each in nodes:
+                sizes += _sizes_in(each.args)
+                sizes += [size for value in (*each.inputs, *each.results) for size in value.type.dims]
         needed = set().union(*map(_dims.symbols, sizes)) & set(learned) if sizes else set()
         if needed:
             found[node] = needed
@@ -218,6 +237,14 @@ class Executable:
                 cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
         self.graph = ComputeGraph(context, plan.dispatches, cuts, [weights, states], plan.sizes, plan.windows)
         self.seconds["buffers"] = time.perf_counter() - start
+        self._control = {
+            node: ControlStep(node, [Executable(context, inner, weights, states, progress) for inner in plans])
+            for node, plans in plan.inner.items()
+        }
+        for step in self._control.values():
+            for inner in step.inner:
+                for phase, seconds in inner.seconds.items():
+                    self.seconds[phase] += seconds
         self.input_symbols = [
             (symbol, source) for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
@@ -226,7 +253,11 @@ class Executable:
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Has guards checked whose symbols come about during a call; `run` raises `Replan` where one breaks."""
-        self._learning.watch(guards)
+        guards = tuple(guards)
+        for step in self._control.values():
+            for inner in step.inner:
+                inner.watch(guards)
+        self._learning.watch(guards, [inner._learning for step in self._control.values() for inner in step.inner])
 
     def _fill(self, progress: Progress | None) -> None:
         graph, plan = self.plan.graph, self.plan
@@ -268,6 +299,13 @@ class Executable:
             contents.made.update((after[value], value) for value in plan.once_kept)
         finally:
             raw.close()
+
+    def nested(self) -> Iterator["Executable"]:
+        """This executable and those of all sub-graphs, outer ones first."""
+        yield self
+        for step in self._control.values():
+            for inner in step.inner:
+                yield from inner.nested()
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def run(
@@ -311,6 +349,9 @@ class Executable:
                     compute.submit(self._segment_of[number], env).wait()
                 for storage in plan.downloads[number]:
                     host.pop(storage, None)
+            elif step.nodes[0] in self._control:
+                read = lambda value: self._host_array(value, host, env)  # noqa: E731
+                host.update(self._control[step.nodes[0]].run(read, env))
             else:
                 self._run_host(step.nodes[0], host, env)
             self._learn(number, host, env)
@@ -345,6 +386,8 @@ class Executable:
                 place.buffer.invalidate()
                 view = self.graph.host_view(storage)[:nbytes]
                 array = np.frombuffer(view, value.type.dtype.numpy).reshape(sizes)
+            if storage in self.states.places:
+                return array  # a state may change during the call
         host[value] = array
         return array
 
@@ -390,8 +433,9 @@ class Executable:
     def close(self) -> None:
         """Releases the memory of calls, and the pipelines that no other program uses; weights and state belong to the
         program."""
-        self.graph.close()
-        self._pipelines = []
+        for inner in self.nested():
+            inner.graph.close()
+            inner._pipelines = []
 
 
 def _copy_in(target: memoryview, array: np.ndarray) -> None:

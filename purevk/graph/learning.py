@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Iterable, Mapping
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from purevk.errors import InputError
 from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
@@ -45,6 +45,7 @@ class Learning:
 
     Attributes:
         stages: by the number of the step after which it is, -1 before the first.
+        may_replan: whether a call may need another plan once it runs.
         unsafe: states that may have been written when it turns out that a call needs another plan.
     """
 
@@ -52,6 +53,7 @@ class Learning:
         self.plan = plan
         self.stages: dict[int, Stage] = {}
         self.unsafe: tuple[Value, ...] = ()
+        self.may_replan = False
         graph = plan.placed.graph
         made_by = {value: number for number, step in enumerate(plan.steps) for node in step.nodes for value in node.results}
         self._known: dict[Symbol, int] = {}
@@ -70,17 +72,28 @@ class Learning:
         self.watch(())
 
     def _stage(self, symbols: set[Symbol]) -> Stage:
-        return self.stages.setdefault(max((self._known[symbol] for symbol in symbols), default=-1), Stage())
+        return self.stages.setdefault(max((self._known.get(symbol, -1) for symbol in symbols), default=-1), Stage())
 
-    def watch(self, guards: Iterable[Guard]) -> None:
+    def watch(self, guards: Iterable[Guard], inner: Sequence["Learning"] = ()) -> None:
+        """Takes note of the guards of symbols that this graph brings about.
+
+        Args:
+            guards: of the method. inner: the same of sub-graphs, which have taken note of theirs.
+        """
+        around = self.plan.graph.outer
         for guard in guards:
-            if any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
+            own = [symbol for symbol in guard.symbols if symbol in self._known]
+            known = len(own) == len(guard.symbols - around) and (own or not around)
+            if known and any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
                 self._stage(guard.symbols).guards.append(guard)
         last = max((n for n, stage in self.stages.items() if stage.guards or any(s.open for s in stage.bounded)), default=-1)
+        if any(each.may_replan for each in inner):
+            last = len(self.plan.steps)
+        self.may_replan = last >= 0 or any(stage.guards for stage in self.stages.values())
         storages = self.plan.placed.storages
         self.unsafe = tuple(dict.fromkeys(
-            storages.get(node.args[at], node.args[at]) for step in self.plan.steps[: last + 1] for node in step.nodes
-            for at in registry.row_of(node).mutates if node.op != HOST
+            storages.get(value, value) for step in self.plan.steps[: last + 1] for node in step.nodes
+            for value in (registry.mutated(node) if node.op != HOST else ())
         ))  # fmt: skip
         self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
 

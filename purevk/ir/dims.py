@@ -441,6 +441,27 @@ def _differs_unless_special(difference: Dim) -> bool:
     return low > 0 or high < 0
 
 
+def indicator(left: Size, op: str, right: Size) -> bool | Size:
+    """A comparison that no guard answers: a bool where the bounds settle it, else an expression that is 1 or 0 at a call."""
+    if op in ("==", "!="):
+        low, high = indicator(left, "<=", right), indicator(left, ">=", right)
+        if False in (low, high):
+            same: bool | Size = False
+        else:
+            same = low if high is True else high if low is True else low * high
+        return same if op == "==" else invert(same)
+    if op in ("<", "<="):
+        left, right = right, left
+    difference = left - right + (op in (">=", "<="))
+    found = maximum(minimum(difference, 1), 0)
+    return found if isinstance(found, Dim) else bool(found)
+
+
+def invert(answer: bool | Size) -> bool | Size:
+    """The opposite of what `indicator` gave."""
+    return 1 - answer if isinstance(answer, Dim) else not answer
+
+
 def is_static(size: Size) -> bool:
     return not isinstance(size, Dim)
 

@@ -53,6 +53,11 @@ class Node:
         """The tensors among the arguments, in order, also those inside lists."""
         return tuple(values_in(self.args))
 
+    @property
+    def graphs(self) -> tuple["Graph", ...]:
+        """The sub-graphs among the arguments, in order."""
+        return tuple(arg for arg in self.args if isinstance(arg, Graph))
+
 
 def values_in(args: Iterable[Arg]) -> Iterator[Value]:
     """Every `Value` among the arguments, depth first."""
@@ -101,9 +106,9 @@ class SymbolSource:
     element: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
-    """A method: inputs, nodes in an order in which they can run, outputs.
+    """A method, or a sub-graph of a node: inputs, nodes in an order in which they can run, outputs.
 
     Attributes:
         name: the method's name.
@@ -114,6 +119,7 @@ class Graph:
         states: values that live on the device between calls, with their initial bytes (None: zeros).
         symbols: where each symbol's value comes from.
         checks: what the sizes that come about during a call have to keep, each with the message if they do not.
+        outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
     """
 
     name: str
@@ -124,6 +130,7 @@ class Graph:
     states: Mapping[Value, Constant | None] = field(default_factory=dict)
     symbols: Mapping[Symbol, SymbolSource] = field(default_factory=dict)
     checks: tuple[tuple[Guard, str], ...] = ()
+    outer: frozenset[Symbol] = frozenset()
 
     @property
     def learned(self) -> dict[Symbol, SymbolSource]:
@@ -150,3 +157,30 @@ class Graph:
 
     def output_values(self) -> set[Value]:
         return set(values_in(self.outputs))
+
+    def nested(self) -> Iterator["Graph"]:
+        """This graph and all its sub-graphs, outer ones first."""
+        yield self
+        for node in self.nodes:
+            for inner in node.graphs:
+                yield from inner.nested()
+
+
+def map_leaves(graph: Graph, function: Callable[[Value], Value]) -> Graph:
+    """The graph, with its sub-graphs, in which each constant and state is replaced by `function(value)`."""
+    mapping = {leaf: function(leaf) for leaf in (*graph.constants, *graph.states)}
+    changed = any(old is not new for old, new in mapping.items())
+    if not changed and not any(node.graphs for node in graph.nodes):
+        return graph
+    swap = lambda value: mapping.get(value, value)  # noqa: E731
+
+    def visit(node: Node) -> Node:
+        args = tuple(map_leaves(arg, function) if isinstance(arg, Graph) else map_values(arg, swap) for arg in node.args)
+        return node if all(a is b for a, b in zip(args, node.args)) else replace(node, args=args)
+
+    return graph.with_nodes(
+        [visit(node) for node in graph.nodes] if changed else [visit(node) if node.graphs else node for node in graph.nodes],
+        outputs=tuple(map_values(output, swap) for output in graph.outputs),
+        constants={mapping[value]: constant for value, constant in graph.constants.items()},
+        states={mapping[value]: first for value, first in graph.states.items()},
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from purevk.ir.graph import Graph, Node, Value
@@ -10,6 +11,8 @@ from purevk.ir.graph import Graph, Node, Value
 def _arg(arg: Any) -> str:
     if isinstance(arg, Value):
         return repr(arg)
+    if isinstance(arg, Graph):
+        return f"@{arg.name}"
     if isinstance(arg, tuple):
         return "[" + ", ".join(_arg(item) for item in arg) + "]"
     if type(arg).__name__ == "Expression":
@@ -20,15 +23,17 @@ def _arg(arg: Any) -> str:
 
 
 def node_to_text(node: Node) -> str:
-    """One node: its results with their types, the operator, the arguments, where it comes from."""
+    """One node: its results with their types, the operator, the arguments, where it comes from; below it its sub-graphs,
+    indented."""
     results = ", ".join(f"{value!r}: {value.type}" for value in node.results)
     text = f"{node.op}({', '.join(_arg(arg) for arg in node.args)})"
-    return (f"{results} = " if results else "") + text + (f"  # {node.source}" if node.source else "")
+    line = (f"{results} = " if results else "") + text + (f"  # {node.source}" if node.source else "")
+    return "\n".join([line, *(textwrap.indent(to_text(graph, "graph").rstrip("\n"), "  ") for graph in node.graphs)])
 
 
-def to_text(graph: Graph) -> str:
+def to_text(graph: Graph, kind: str = "method") -> str:
     """The whole graph."""
-    lines = [f"method {graph.name}"]
+    lines = [f"{kind} {graph.name}"]
     for symbol, source in graph.symbols.items():
         if source.value is None:
             place = f"argument {source.element}"

@@ -103,6 +103,7 @@ class GraphWriter:
                 for symbol, source in graph.symbols.items()
             ],
             "checks": [[self._guard(guard), message] for guard, message in graph.checks],
+            "outer": sorted(symbol.name for symbol in graph.outer),
         }
 
     def _number(self, value: Value) -> int:
@@ -170,6 +171,7 @@ class GraphReader:
                 for name, *source in data["sources"]
             },
             checks=tuple((self._guard(guard), str(message)) for guard, message in data.get("checks", ())),
+            outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
         )
 
     def _constant(self, number: int, at: int) -> Constant:

@@ -13,7 +13,8 @@ def verify(graph: Graph, after: str = "") -> None:
     """Raises `GraphError` with the first rule that the graph breaks.
 
     Rules: every value is defined before it is read, and once; names are unique; sizes are not negative and use only symbols
-    that the graph knows; constants have the bytes that their type needs.
+    that the graph knows; constants have the bytes that their type needs. Sub-graphs keep the same rules, and share no value
+    with the graphs around them but constants and states.
     """
 
     def fail(what: str, where: str, why: str = "") -> None:
@@ -32,7 +33,7 @@ def verify(graph: Graph, after: str = "") -> None:
         for size in value.type.dims:
             if isinstance(size, int) and size < 0:
                 fail(f"{value!r} has a negative size", where, str(value.type))
-            unknown = _dims.symbols(size) - set(graph.symbols)
+            unknown = _dims.symbols(size) - set(graph.symbols) - graph.outer
             if unknown:
                 fail(f"{value!r} uses the unknown symbols {sorted(map(str, unknown))}", where, str(value.type))
 
@@ -53,6 +54,10 @@ def verify(graph: Graph, after: str = "") -> None:
         for value in node.results:
             define(value, where)
         _check_args(node.args, where, fail)
+        for inner in node.graphs:
+            if not inner.outer <= set(graph.symbols) | graph.outer:
+                fail(f"sub-graph {inner.name} uses unknown symbols", where)
+            verify(inner, after)
     for value in values_in(graph.outputs):
         if value not in defined:
             fail(f"{value!r} is returned but never defined", "outputs")

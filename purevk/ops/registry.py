@@ -1,12 +1,13 @@
 """What an operator is: one row, from which support checks, lowering, tests and `docs/ops.md` all read.
 
 A row names the operator, gives its shape function (whose signature is the operator's schema), and says how it runs, as
-one of four forms:
+one of five forms:
 
 * `Pointwise`: an expression of GLSL per element; chains of these become one kernel.
 * `View`: no data moves; the result is another layout of the same bytes.
 * `Rewrite`: expressed by other operators.
 * `Kernel`: a function that picks templates and emits dispatches.
+* `Control`: sub-graphs, which the host runs by what it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Callable, Iterable, Union
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Node, Size, TensorType, map_values
+from purevk.ir import Node, Size, TensorType, Value, map_values, values_in
 
 Types = Union[TensorType, tuple[TensorType, ...], None]
 
@@ -80,7 +81,12 @@ class Kernel:
     bfloat16: bool = True
 
 
-Form = Union[Pointwise, View, Rewrite, Kernel]
+@dataclass(frozen=True)
+class Control:
+    """Control flow: the arguments hold sub-graphs, and the host says which of them run, and how often."""
+
+
+Form = Union[Pointwise, View, Rewrite, Kernel, Control]
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Operator:
         name: canonical name, an ATen overload such as "aten.add.Tensor", or "purevk.*" for those of purevk's own.
         shape: gives the results' types from the arguments (a `TensorType` for each tensor); raises `ShapeError`.
         form: how it runs; None: on the CPU only.
-        mutates: positions of tensor arguments that are written in place.
+        mutates: positions of arguments (tensors, or lists of them) that are written in place.
         names: further names under which files know it.
         random: two applications to the same arguments give different results.
     """
@@ -205,6 +211,17 @@ def row_of(node: Node) -> Operator:
     if row is None:
         raise GraphError(f"no operator {node.op}", where=node.source)
     return row
+
+
+def mutated(node: Node) -> tuple[Value, ...]:
+    """The values that a node writes in place."""
+    row = find(node.op)
+    return tuple(values_in(node.args[at] for at in row.mutates)) if row is not None else ()
+
+
+def is_control(node: Node) -> bool:
+    """Whether a node is control flow."""
+    return bool(node.graphs)
 
 
 def rows() -> Iterable[Operator]:

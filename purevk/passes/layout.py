@@ -51,6 +51,8 @@ class _Placer:
                 for value in dict.fromkeys(node.inputs):
                     self.rewriter.replaced.update(self._dense_copy(value))
                 node = self.rewriter.current(node)
+            elif node.graphs:
+                node = self._control(node)
             elif row is not None and isinstance(row.form, registry.Kernel):
                 self._results(node, row.form)
             self.rewriter.keep(node)
@@ -69,6 +71,15 @@ class _Placer:
             symbols[symbol] = type(source)(value, source.dim, source.element)
         graph = self.graph.with_nodes(self.rewriter.nodes, outputs=tuple(outputs), symbols=symbols)
         return Placed(graph, self.storages, self.layouts)
+
+    def _control(self, node: Node) -> Node:
+        """What the host hands to sub-graphs is dense; states that these touch stay as they are."""
+        *args, reads, writes = node.args
+        copies: dict[Value, Value] = {}
+        for value in dict.fromkeys(values_in(args)):
+            copies.update(self._dense_copy(value))
+        self.rewriter.replaced.update(copies)
+        return Node(node.op, (*map(self.rewriter.resolve, args), reads, writes), node.results, node.source, node.alias)
 
     def layout(self, value: Value) -> Layout:
         return self.layouts.get(value) or Layout.dense(value.type.dims)

@@ -12,6 +12,7 @@ from purevk.ops.lowering import DeviceTraits
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
+from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_products import merge_products
@@ -33,12 +34,15 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     def expand(graph: Graph) -> Graph:
         return expand_rewrites(graph, traits)
 
+    def sub_graphs(graph: Graph) -> Graph:
+        return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits))
+
     legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
-        *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
+        settle_control, *legal, drop_unused, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
         find_attention, keep_weights_quantized, expand, widen_bfloat16,
         drop_no_ops, merge_equal, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
-        merge_equal, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
+        merge_equal, drop_unused, sub_graphs, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
     )  # fmt: skip
 
 

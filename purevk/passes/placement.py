@@ -68,7 +68,7 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
 
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
     """Wraps each node that the device cannot run into a `purevk.host` node, whose first argument is the operator's name."""
-    reasons = {node: refusal(node, traits) for node in graph.nodes}
+    reasons = {node: None if registry.is_control(node) else refusal(node, traits) for node in graph.nodes}
     _stay_on_host(graph, reasons)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
@@ -104,10 +104,15 @@ def _stay_on_host(graph: Graph, reasons: dict[Node, str | None]) -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that run together. `nodes` is one node for the CPU."""
+    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, or control flow."""
 
     on_device: bool
     nodes: tuple[Node, ...]
+
+
+def on_host(node: Node) -> bool:
+    """Whether the host runs a node, or decides what runs."""
+    return node.op == HOST or registry.is_control(node)
 
 
 def segments(
@@ -129,8 +134,8 @@ def segments(
     ready = [node for node in graph.nodes if not pending[node]]
     while ready:
         batch: list[Node] = []
-        queue = [(order[node], node) for node in ready if node.op != HOST]
-        rest = [node for node in ready if node.op == HOST]
+        queue = [(order[node], node) for node in ready if not on_host(node)]
+        rest = [node for node in ready if on_host(node)]
         if queue:
             heapq.heapify(queue)
             within: set[Node] = set()
@@ -141,7 +146,7 @@ def segments(
                 for follower in followers[node]:
                     pending[follower] -= 1
                     if not pending[follower]:
-                        if follower.op == HOST or not within.isdisjoint(after.get(follower, ())):
+                        if on_host(follower) or not within.isdisjoint(after.get(follower, ())):
                             rest.append(follower)
                         else:
                             heapq.heappush(queue, (order[follower], follower))
@@ -156,9 +161,9 @@ def segments(
                 if not pending[follower]:
                     rest.append(follower)
             # Other CPU nodes that are ready run before the device is asked again.
-            hosts = [each for each in rest if each.op == HOST]
+            hosts = [each for each in rest if on_host(each)]
             if hosts:
-                later = [each for each in rest if each.op != HOST]
+                later = [each for each in rest if not on_host(each)]
                 for each in sorted(hosts, key=order.__getitem__):
                     done.append(Segment(False, (each,)))
                     for follower in followers[each]:
@@ -188,9 +193,8 @@ def _dependencies(
                 if state in writer:
                     waits[node].add(writer[state])
                 readers.setdefault(state, []).append(node)
-        row = registry.find(node.op)
-        for at in row.mutates if row else ():
-            state = storage_of(node.args[at])
+        for value in registry.mutated(node):
+            state = storage_of(value)
             waits[node].update(each for each in readers.get(state, []) if each is not node)
             writer[state] = node
             readers[state] = []

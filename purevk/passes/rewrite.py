@@ -132,16 +132,9 @@ def uses(nodes: Sequence[Node], outputs: Iterable[Arg]) -> dict[Value, int]:
 def changing(nodes: Iterable[Node]) -> set[Value]:
     """Values whose elements change during a call: states that a node writes, and views of them, which follow the state."""
     nodes = tuple(nodes)
-    found = {
-        node.args[at] for node in nodes for at in _mutates(node) if isinstance(node.args[at], Value)
-    }  # fmt: skip
+    found = {value for node in nodes for value in registry.mutated(node)}
     for node in nodes:
         row = registry.find(node.op)
         if row is not None and isinstance(row.form, registry.View) and node.args[0] in found:
             found.update(node.results)
     return found
-
-
-def _mutates(node: Node) -> tuple[int, ...]:
-    row = registry.find(node.op)
-    return row.mutates if row is not None else ()

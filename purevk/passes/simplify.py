@@ -42,7 +42,7 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
     if not moving:
         return set()
     position = {node: at for at, node in enumerate(graph.nodes)}
-    writes = [at for node, at in position.items() if _mutated(node)]
+    writes = [at for node, at in position.items() if registry.mutated(node)]
     users, outputs = graph.users(), graph.output_values()
     outputs |= {source.value for source in graph.symbols.values() if source.value is not None}
 
@@ -171,11 +171,6 @@ def merge_equal(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def _mutated(node: Node) -> list[Value]:
-    row = registry.find(node.op)
-    return [node.args[at] for at in row.mutates if isinstance(node.args[at], Value)] if row else []
-
-
 def drop_unused(graph: Graph) -> Graph:
     """Nodes whose results nobody reads, and that write nothing; symbols that come about during a call and that nobody needs."""
     needed = set(graph.output_values())
@@ -191,7 +186,7 @@ def drop_unused(graph: Graph) -> Graph:
     mention(*graph.outputs, *(value.type.dims for value in needed))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(value in needed for value in node.results) or _mutated(node) or not node.results:
+        if any(value in needed for value in node.results) or registry.mutated(node) or not node.results:
             kept.append(node)
             needed.update(node.inputs)
             mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
@@ -218,7 +213,7 @@ def drop_empty(graph: Graph) -> Graph:
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
         empty = [value for value in node.results if _is_empty(value)]
-        if not empty or _mutated(node):
+        if not empty or registry.mutated(node):
             return None
         made = {value: Value(rewriter.names.fresh("empty"), value.type) for value in empty}
         constants.update({value: Constant(memoryview(b"")) for value in made.values()})

@@ -18,9 +18,14 @@ def widen_halves(graph: Graph) -> Graph:
 
     Inputs and outputs keep their types: the CPU converts them. Constants are converted on the host.
     """
-    if not any(_is_narrow(value) for value in _values(graph)):
+    if not any(_is_narrow(value) for each in graph.nested() for value in _values(each)):
         return graph
-    swapped: dict[Value, Value] = {}
+    return _widen(graph, {}, outermost=True)
+
+
+def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
+    """`swapped` has constants and states of the graphs around a sub-graph, which share them; a sub-graph's inputs and outputs
+    are values between."""
 
     def wide(value: Value) -> Value:
         if not _is_narrow(value):
@@ -34,11 +39,13 @@ def widen_halves(graph: Graph) -> Graph:
             return DType.float32 if arg in _NARROW else arg
         if isinstance(arg, tuple):
             return tuple(argument(item) for item in arg)
+        if isinstance(arg, Graph):
+            return _widen(arg, swapped, outermost=False)
         return map_values(arg, wide)
 
     nodes: list[Node] = []
     for value in graph.inputs:
-        if isinstance(value, Value) and _is_narrow(value):
+        if outermost and isinstance(value, Value) and _is_narrow(value):
             inner = Value(f"{value.name}_wide", value.type.with_dtype(DType.float32))
             nodes.append(Node("aten._to_copy.default", _cast_arguments(value, DType.float32), (inner,), "input"))
             swapped[value] = inner
@@ -48,7 +55,9 @@ def widen_halves(graph: Graph) -> Graph:
     ]
     outputs = []
     for number, output in enumerate(graph.outputs):
-        if isinstance(output, Value) and _is_narrow(output):
+        if not outermost:
+            output = argument(output)
+        elif isinstance(output, Value) and _is_narrow(output):
             outer = Value(f"output_{number}_narrow", output.type)
             nodes.append(Node("aten._to_copy.default", _cast_arguments(wide(output), output.type.dtype), (outer,), "output"))
             output = outer
@@ -59,11 +68,12 @@ def widen_halves(graph: Graph) -> Graph:
         for value, constant in graph.states.items()
     }
     symbols = {
-        symbol: source if source.value is None or source.value in graph.inputs else replace(source, value=wide(source.value))
+        symbol: source if source.value is None or (outermost and source.value in graph.inputs) else replace(source, value=wide(source.value))
         for symbol, source in graph.symbols.items()
     }
+    inputs = graph.inputs if outermost else tuple(argument(value) for value in graph.inputs)
     return replace(
-        graph, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols
+        graph, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols
     )
 
 

@@ -149,14 +149,6 @@ def test_integers_of_the_call() -> None:
             torch.testing.assert_close(program.forward(x, n), x * n + 1)
 
 
-def test_control_flow_is_refused_with_its_name() -> None:
-    class Branch(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
-
-    with pytest.raises(UnsupportedProgramError, match="cond"):
-        purevk.compile(Branch(), (torch.randn(3),))
-
 
 def test_weights_without_data_are_refused() -> None:
     with torch.device("meta"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from purevk.dtypes import DType
+from purevk.frontends.exported import decompose, read_exported
 from purevk.frontends.importer import Importer
 from purevk.ir import TensorType
 from purevk.ir.printer import to_text
@@ -27,9 +28,16 @@ LINES = [
 
 
 def assert_follows(text: str) -> None:
-    """Every line is one of the grammar's, and they come in its order."""
+    """Every line is one of the grammar's, and they come in its order; so do those of sub-graphs, further in."""
     at = 0
-    for line in text.rstrip("\n").split("\n"):
+    lines = text.rstrip("\n").split("\n")
+    inner = re.findall(r"(?:^  .*\n?)+", "\n".join(lines), re.MULTILINE)
+    for block in inner:
+        for body in re.split(r"^(?=graph )", re.sub(r"^  ", "", block, flags=re.MULTILINE), flags=re.MULTILINE)[1:]:
+            head, _, rest = body.partition("\n")
+            assert re.fullmatch(rf"graph {NAME}(?:\.{NAME})*", head), head
+            assert_follows("method x\n" + rest)
+    for line in (line for line in lines if not line.startswith("  ")):
         while not re.fullmatch(LINES[at], line):
             at += 1
             assert at < len(LINES), line
@@ -68,3 +76,26 @@ def test_the_example_is_printed_so() -> None:
     verify(graph)
     assert_follows(to_text(graph))
     assert to_text(graph) in PAGE
+
+
+class Choice(torch.nn.Module):
+    def forward(self, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        def inner(x: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return torch.cond(second, lambda x: x.cumsum(0), lambda x: x.cumsum(1), (x,))
+
+        return torch.cond(first, inner, lambda x, second: x * 3, (x, second))
+
+
+def test_sub_graphs_are_printed_below_their_node() -> None:
+    dims = {"x": {0: torch.export.Dim("rows", max=9)}, "first": None, "second": None}
+    given = (torch.ones(3, 4), torch.tensor(True), torch.tensor(False))
+    graph = read_exported(decompose(torch.export.export(Choice(), given, dynamic_shapes=dims)))
+    verify(graph)
+    text = to_text(graph)
+    assert_follows(text)
+    assert len(re.findall(r"^  graph ", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^    graph ", text, re.MULTILINE)) == 2
+    for each in passes(TRAITS):
+        graph = each(graph)
+        verify(graph, each.__name__)
+        assert_follows(to_text(graph))

@@ -1,0 +1,143 @@
+"""Control flow at a call: the host reads what decides, and runs sub-graphs.
+
+Sub-graphs share the weights and states of their program on the device; what they are handed and give back crosses over the
+host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+import numpy as np
+
+from purevk.errors import InputError
+from purevk.ir import Arg, Dim, Node, Symbol, Value, values_in
+from purevk.ir import dims as _dims
+
+if TYPE_CHECKING:
+    from purevk.graph.executable import Executable
+
+Read = Callable[[Value], np.ndarray]
+
+
+class _Call:
+    """A sub-graph, ready to be called with numbers and arrays."""
+
+    def __init__(self, executable: "Executable") -> None:
+        self.executable = executable
+        graph = executable.plan.graph
+        self.inputs = graph.inputs
+        self._read = {value for node in graph.nodes for value in node.inputs} | set(values_in(graph.outputs))
+        self._read |= {source.value for source in graph.symbols.values()}
+        self._symbols = [
+            (symbol, source) for symbol, source in graph.symbols.items()
+            if source.value is None or source.value in graph.inputs
+        ]  # fmt: skip
+
+    def __call__(self, args: Sequence[Any], env: dict[Symbol, int]) -> list[np.ndarray]:
+        """The outputs for arguments: arrays, numbers, or functions that give an array if need be."""
+        given: dict[Value, np.ndarray] = {}
+        numbers: dict[int, int] = {}
+        for position, (value, arg) in enumerate(zip(self.inputs, args)):
+            if isinstance(value, Value):
+                if value in self._read:
+                    given[value] = arg() if callable(arg) else arg
+            else:
+                numbers[position] = int(arg)
+        inside = dict(env)
+        for symbol, source in self._symbols:
+            if source.value is None:
+                inside[symbol] = numbers[source.element]
+            elif source.dim is not None:
+                inside[symbol] = given[source.value].shape[source.dim]
+            else:
+                inside[symbol] = int(given[source.value].reshape(-1)[source.element])
+        return [np.asarray(output) for output in self.executable.run(given, inside)]
+
+
+class ControlStep:
+    """A control-flow node with the executables of its sub-graphs.
+
+    Args:
+        node: `purevk.cond`, `purevk.while` or `purevk.for`.
+        inner: the executables, in the order of the sub-graphs.
+    """
+
+    def __init__(self, node: Node, inner: Sequence["Executable"]) -> None:
+        self.node, self.inner = node, tuple(inner)
+        self._calls = [_Call(each) for each in inner]
+        self._run = {"purevk.cond": self._cond, "purevk.while": self._while, "purevk.for": self._scan}[node.op]
+
+    def run(self, read: Read, env: dict[Symbol, int]) -> dict[Value, np.ndarray]:
+        """Runs the node; gives its results.
+
+        Args:
+            read: gives the elements of a tensor of the graph around.
+            env: values of the symbols there.
+        """
+        made = self._run(read, env)
+        results = {}
+        for value, array in zip(self.node.results, made):
+            expected = tuple(_dims.evaluate(size, env) for size in value.type.dims)
+            if array.shape != expected:
+                raise InputError(
+                    f"a sub-graph gave a tensor of sizes {list(array.shape)}", where=f"{value!r} at {self.node.source}",
+                    why=f"{list(expected)} are expected", next="have all branches and turns give tensors of one size",
+                )  # fmt: skip
+            results[value] = array.astype(value.type.dtype.numpy, copy=False)
+        return results
+
+    def _cond(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
+        predicate, _, _, *operands, _, _ = self.node.args
+        chosen = 0 if _is_true(_given(predicate, read, env)) else 1
+        return self._calls[chosen](_lazy(operands[chosen], read, env), env)
+
+    def _while(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
+        _, _, carried, *operands, _, _ = self.node.args
+        condition, body = self._calls
+        current: list[Any] = [_given(arg, read, env) for arg in carried]
+        fixed = [_lazy(each, read, env) for each in operands]
+        while _is_true(condition([*current, *fixed[0]], env)[0]):
+            current = list(body([*current, *fixed[1]], env))
+        return [np.asarray(each) for each in current]
+
+    def _scan(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
+        _, length, carried, scanned, operands, _, _ = self.node.args
+        count = _dims.evaluate(length, env)
+        current: list[Any] = [_given(arg, read, env) for arg in carried]
+        tensors, fixed = [read(each) for each in scanned], _lazy(operands, read, env)
+        rows = [
+            np.empty(tuple(_dims.evaluate(size, env) for size in value.type.dims), value.type.dtype.numpy)
+            for value in self.node.results[len(current) :]
+        ]
+        for turn in range(count):
+            made = self._calls[0]([*current, *(tensor[turn] for tensor in tensors), *fixed], env)
+            current = list(made[: len(current)])
+            for row, array in zip(rows, made[len(current) :]):
+                row[turn] = array
+        return [*(np.asarray(each) for each in current), *rows]
+
+
+def _is_true(value: Any) -> bool:
+    return bool(np.all(value))
+
+
+def _given(arg: Arg, read: Read, env: dict[Symbol, int]) -> Any:
+    if isinstance(arg, Value):
+        return read(arg)
+    return _dims.evaluate(arg, env) if isinstance(arg, Dim) else arg
+
+
+def _lazy(args: Sequence[Arg], read: Read, env: dict[Symbol, int]) -> list[Any]:
+    """Tensors are read only if the sub-graph that runs reads them, and then once."""
+    known: dict[Value, np.ndarray] = {}
+
+    def reader(value: Value) -> Callable[[], np.ndarray]:
+        def get() -> np.ndarray:
+            if value not in known:
+                known[value] = read(value)
+            return known[value]
+
+        return get
+
+    return [reader(arg) if isinstance(arg, Value) else _given(arg, read, env) for arg in args]
