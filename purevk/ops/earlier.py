@@ -1,4 +1,5 @@
-"""Operators that earlier releases of executorch wrote and later ones dropped: sums and clamps in one."""
+"""Operators that earlier releases of executorch wrote and later ones dropped: sums and clamps in one, products with 4-bit
+weights that have zero points."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any, Sequence
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.convolution import _convolution_shape, _refuse
 from purevk.ops.promotion import result_type
-from purevk.ops.registry import Operator, Rewrite, register
+from purevk.ops.quantized_linear import by_rows, emit_product
+from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast_of
 
 _LARGEST = 3.4028235e38
@@ -59,3 +61,31 @@ def _register(kind: str) -> None:
 
 for _kind in ("add", "sub", "mul", "div"):
     _register(_kind)
+
+
+def _int4_shape(
+    x: TensorType, mat2: TensorType, qGroupSize: int, qScaleAndZeros: TensorType, inner_k_tiles: int
+) -> TensorType:  # fmt: skip
+    """mat2 [N, K / 2], the even column in the high nibble; qScaleAndZeros [K / group, N, 2]. `inner_k_tiles` is of no
+    meaning here: it is about the packing of another device."""
+    if x.rank < 1 or mat2.rank != 2 or x.dims[-1] % qGroupSize:
+        raise ShapeError(f"cannot multiply {x} by {mat2} in groups of {qGroupSize}")
+    return x.with_dims((*x.dims[:-1], mat2.dims[0]))
+
+
+def _expand_int4(builder: Any, node: Node) -> Value:
+    """The weight is (code - 8) * scale + zero: the zeros of a group multiply the sum of its columns of x."""
+    x, weight, group, parameters, _ = node.args
+    rows, (*lead, columns) = weight.type.dims[0], x.type.dims
+    scales = builder.emit("aten.select.int", parameters, 2, 0)
+    zeros = builder.emit("aten.select.int", parameters, 2, 1)
+    product = emit_product(
+        builder, x, weight, by_rows(builder, scales, rows, transposed=True), bits=4, high_first=True, group=group,
+        dtype=node.result.type.dtype,
+    )  # fmt: skip
+    groups = builder.emit("aten.view.default", x, (*lead, columns // group, group))
+    sums = builder.emit("aten.sum.dim_IntList", groups, (-1,), False, None)
+    return builder.emit("aten.add.Tensor", product, builder.emit("aten.matmul.default", sums, zeros), 1)
+
+
+register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))

@@ -138,3 +138,14 @@ def test_operators_of_earlier_releases():
         args = (x, w, bias, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, other)
         have = run(f"et_vk.conv_with_binary_{kind}.default", args, constants=(1, 2))
         torch.testing.assert_close(have, fn(made, other), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lead, n, k, group", [((7,), 16, 64, 32), ((2, 3), 32, 128, 64), ((1,), 16, 32, 32)], ids=str)
+def test_four_bits_with_zero_points(lead, n, k, group):
+    x, codes = tensor(*lead, k), tensor(n, k, dtype=torch.int32, low=0, high=15)
+    parameters = tensor(k // group, n, 2, low=-0.1, high=0.2, seed=2)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
+    want = torch.ops.aten._weight_int4pack_mm_for_cpu(x.view(-1, k), packed, group, parameters).view(*lead, n)
+    weight = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+    have = run("et_vk.linear_weight_int4.default", (x, weight, group, parameters, 8), constants=(1, 3))
+    torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
