@@ -97,6 +97,8 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
                 bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
             elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
                 dtype = DType.bfloat16  # the bits, as results give them
+        if position in method.graph.updates:
+            _check_writable(given, position, where)
         _check(array, dtype, value, position, where)
         arrays.append(array)
     return Given(arrays, any_torch, bfloat16)
@@ -111,7 +113,7 @@ def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
     Raises:
         InputError: their number or a dtype does not fit, or one cannot be written to.
     """
-    expected, where = method.graph.outputs, _where(method)
+    expected, where = method.graph.outputs[: len(method.graph.outputs) - len(method.graph.updates)], _where(method)
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(expected):
         raise InputError(f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where)
@@ -138,11 +140,32 @@ def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
                 f"{'a writable' if array.flags.writeable else 'a read-only'} {each.dtype} was given",
             )  # fmt: skip
         arrays.append(array)
-    return arrays
+    return [*arrays, *(None for _ in method.graph.updates)]
 
 
 def _where(method: "Method") -> str:
     return f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+
+
+def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
+    """Gives the inputs that a method writes, by position, their new elements."""
+    for position, made in zip(updates, results):
+        given = inputs[position]
+        if isinstance(given, np.ndarray):
+            np.copyto(given, np.asarray(made).view(given.dtype))
+        else:
+            given.detach().copy_(made)
+
+
+def _check_writable(given: Any, position: int, where: str) -> None:
+    writable = given.flags.writeable if isinstance(given, np.ndarray) else _is_torch(given)
+    if not writable:
+        raise InputError(
+            f"input {position} cannot be written", where=where, why="the method writes it in place",
+            next="pass a torch tensor or a numpy array of its own",
+        )  # fmt: skip
+
+
 
 
 def _integer(given: Any, position: int, where: str) -> int:

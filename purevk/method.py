@@ -12,7 +12,7 @@ import numpy as np
 from purevk.errors import FileFormatError, GraphError, InputError, UnsupportedProgramError
 from purevk.graph.executable import Executable, make_plan
 from purevk.graph.learning import Replan
-from purevk.inputs import Given, describe_given, describe_inputs, read_inputs, read_outputs
+from purevk.inputs import Given, describe_given, describe_inputs, read_inputs, read_outputs, write_back
 from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expecting
@@ -162,13 +162,17 @@ class Method:
         Returns:
             The output, or a tuple of several: what `out` gave, else torch tensors if an input was one, else numpy arrays
             (bfloat16 as the bits, in uint16, unless an input brought a dtype for it). They are the caller's: no later call
-            writes to them.
+            writes to them. Inputs that the method writes have their new elements.
 
         Raises:
             InputError: number, rank, dtype or size of the inputs, or of `out`, is wrong.
         """
         targets = None if out is None else read_outputs(self, out)
         results = self._call(read_inputs(self, inputs), targets)
+        if self.graph.updates:
+            count = len(results) - len(self.graph.updates)
+            write_back(inputs, self.graph.updates, results[count:])
+            results = results[:count]
         if out is not None:
             kept = out if isinstance(out, (tuple, list)) else [out]
             results = tuple(new if old is None else old for old, new in zip(kept, results))

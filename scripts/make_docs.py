@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from purevk import knobs
 from purevk.cli.ops import operators
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
+SAMPLES = ROOT / "docs" / "data" / "opinfo.json"
 _MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
 # What the front end takes care of, so that no row is needed.
 _NO_ROW = ("operator.", "aten._assert_scalar", "aten.sym_")
@@ -98,7 +100,59 @@ def ops_page() -> str:
             "|---|---|\n",
             *[f"| `{name}` | {_cell(table[name])} |\n" for name in sorted(missing)],
         ]
+    return "".join(lines) + samples_section()
+
+
+def samples_section(path: Path = SAMPLES) -> str:
+    """What scripts/opinfo.py counted, as Markdown: totals, then every operator; nothing where there is no file."""
+    if not path.is_file():
+        return ""
+    table = json.loads(path.read_text(encoding="utf-8"))
+    operators = table["operators"]
+    used = list(dict.fromkeys(dtype for entry in operators.values() for dtype in entry if dtype != "why"))
+    dtypes = [dtype for dtype in DTYPES if dtype in used]
+    lines = [
+        "\n## PyTorch's samples\n\n",
+        f"PyTorch {table['torch']} tests its operators with samples (`torch.testing`, op_db). Here each is exported with"
+        " torch.export and takes the way of a model, on lavapipe; results are held against eager torch, with the tolerances of"
+        " `torch.testing.assert_close` or those of the operator's OpInfo. \"On the CPU\" are samples that agree and of which a"
+        " node ran on the CPU; skipped are those without a result to compare (random numbers, sparse tensors, what"
+        " torch.export refuses).\n\n"
+        "`python scripts/opinfo.py --update` runs what is new, with `--again --ops REGEX` some again, and"
+        " `python scripts/make_docs.py` remakes this page.\n\n",
+        "| dtype | samples | on the device | on the CPU | failed | skipped | samples an operator |\n",
+        "|---|---|---|---|---|---|---|\n",
+    ]
+    for dtype in dtypes:
+        counts = [sum(column) for column in zip(*(_four(entry[dtype]) for entry in operators.values() if dtype in entry))]
+        limit = table["limits"].get(dtype)
+        lines.append(f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n")
+    done, rest = [], []
+    for name, entry in sorted(operators.items()):
+        total = sum(sum(entry[dtype]) for dtype in dtypes if dtype in entry)
+        passed = sum(_four(entry[dtype])[0] for dtype in dtypes if dtype in entry)
+        if total == passed:
+            done.append(f"`{name}` {total}")
+            continue
+        shown = [
+            "" if dtype not in entry else f"{_four(entry[dtype])[0]}/{sum(entry[dtype])}" for dtype in dtypes
+        ]  # fmt: skip
+        why = "; ".join(f"{'on the CPU' if outcome == 'fallback' else outcome}: {reason}" for outcome, reason, _ in entry.get("why", []))
+        rest.append(f"| `{name}` | {' | '.join(shown)} | {_cell(why)} |\n")
+    lines += [
+        f"\nAll samples of {len(done)} operators pass on the device (name and number of samples of all dtypes): ",
+        ", ".join(done), f".\n\nThe other {len(rest)}, passed on the device of all, and why not the rest:\n\n",
+        f"| operator | {' | '.join(dtypes)} | why |\n", f"|---|{'---|' * len(dtypes)}---|\n", *rest,
+    ]  # fmt: skip
     return "".join(lines)
+
+
+DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+def _four(counts: list[int]) -> list[int]:
+    """passed, fallback, failed and skipped, of which the file leaves out zeros at the end."""
+    return [*counts, 0, 0, 0, 0][:4]
 
 
 def _cell(text: str) -> str:

@@ -12,10 +12,10 @@ a program cannot be made, its halves are, down to single samples. A sample count
 
 Results agree by the tolerances of `torch.testing.assert_close`, or by those that the operator's OpInfo states for tests
 of its own. Eager torch rounds too: to agree with its float64 result is as good, and so is to be no further from that than twice
-what eager torch is.
+what eager torch is. Places of equal elements may be others (sort, topk and the like).
 
 `--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes a part of docs/ops.md; operators
-that are there are not run again, unless `--again` says so or a larger limit is given.
+that are there are not run again, unless `--again` says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ from purevk.program import Program  # noqa: E402
 DATA = ROOT / "docs" / "data" / "opinfo.json"
 OUTCOMES = ("passed", "fallback", "failed", "skipped")
 BUNDLE = 24  # samples in one program
+REASONS = 4  # kept of each operator and dtype
 ELEMENTS = 1 << 20  # of all inputs of one program
+# Operators that give places of elements, and the position of their argument `dim`.
+_TIES = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
 # Operators without a result to compare.
 WITHOUT = {
     "random": r"^(rand|randn|randint|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|log_normal)\b|^(rand\w*|randn?_like|randint_like)$"
@@ -62,6 +65,7 @@ WITHOUT = {
 class Sample:
     """One call of an operator: its tensors, and what eager torch makes of them."""
 
+    name: str
     number: int
     spec: Any
     leaves: list[Any]
@@ -119,12 +123,19 @@ class Counts:
         if why:
             self.reasons[outcome, why] += count
 
-    def to_json(self, limit: int) -> dict[str, Any]:
-        return {
-            "counts": [self.outcomes[name] for name in OUTCOMES],
-            **({"limit": limit} if limit else {}),
-            **({"why": [[*key, n] for key, n in self.reasons.most_common(6)]} if self.reasons else {}),
-        }
+    def keep(self, entry: dict[str, Any], dtype: str) -> None:
+        """Writes the outcomes into an operator's entry of the file: under the dtype its counts, in the order of `OUTCOMES`,
+        and under "why" the commonest reasons: [outcome, reason, [dtype, ...]]."""
+        counts = [self.outcomes[name] for name in OUTCOMES]
+        while counts and not counts[-1]:
+            counts.pop()
+        entry[dtype] = counts
+        reasons = {(outcome, why): [each for each in dtypes if each != dtype] for outcome, why, dtypes in entry.pop("why", [])}
+        for key, _ in self.reasons.most_common(REASONS):
+            reasons.setdefault(key, []).append(dtype)
+        kept = [[*key, dtypes] for key, dtypes in reasons.items() if dtypes]
+        if kept:
+            entry["why"] = kept
 
 
 class Runner:
@@ -153,7 +164,7 @@ class Runner:
             graph = read_exported(exported)
             with Program("opinfo", {"forward": lambda sizes: read_exported(exported, sizes) if sizes else graph}, self._context()) as program:
                 hosts = {
-                    step.nodes[0].source: f"{step.nodes[0].args[0]}: {step.nodes[0].args[1]}"
+                    step.nodes[0].source: (step.nodes[0].args[0], step.nodes[0].args[1])
                     for step in program.method("forward").executable.plan.steps if not step.on_device
                 }  # fmt: skip
                 made = program.forward(*tensors)
@@ -171,12 +182,12 @@ class Runner:
             many = len(sample.wanted)
             wrong = compare(sample, made[at : at + many], tolerance)
             where = {source for output in graph.outputs[at : at + many] if isinstance(output, Value) for source in sources[output]}
-            cpu = sorted({hosts[source] for source in where if source in hosts})
+            cpu = {hosts[source] for source in where if source in hosts}
             at += many
             if wrong:
                 counts.add("failed", wrong)
             else:
-                counts.add("fallback" if cpu else "passed", ", ".join(cpu))
+                counts.add("fallback" if cpu else "passed", _on_cpu(cpu))
 
     def _smaller(self, samples: list[Sample], counts: Counts, tolerance: Any, outcome: str, why: str) -> None:
         if len(samples) == 1:
@@ -199,6 +210,13 @@ class Runner:
             self.context = None
 
 
+def _on_cpu(nodes: set[tuple[str, str]]) -> str:
+    """The operators that ran on the CPU, with the reasons; those that had to because others did are left out."""
+    following = ("no kernel takes complex numbers", "between nodes on the CPU")
+    causes = {node for node in nodes if node[1] not in following} or nodes
+    return ", ".join(sorted(name if why == "no kernel" else f"{name}: {why}" for name, why in causes))
+
+
 def _sources(graph: Graph) -> dict[Value, frozenset[str]]:
     """For each value, the places in the program that it depends on."""
     found: dict[Value, frozenset[str]] = {}
@@ -217,12 +235,31 @@ def compare(sample: Sample, made: list[Any], tolerance: tuple[float, float] | No
         if not isinstance(have, torch.Tensor):
             have = torch.as_tensor(have)
         if _differs(have, want, tolerance):
+            if _same_elements(sample, have, want):
+                continue
             exact = _exact(sample, number, want)
             if exact is None:
                 return _differs(have, want, tolerance)
             if _differs(have, exact.to(want.dtype), tolerance) and not _as_near(have, want, exact):
                 return _differs(have, want, tolerance)
     return ""
+
+
+def _same_elements(sample: Sample, have: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether places of elements, which torch may choose freely where elements are equal, hold the same elements."""
+    at = _TIES.get(sample.name.partition(".")[0])
+    if at is None or want.dtype is not torch.int64 or have.shape != want.shape or have.dtype is not want.dtype:
+        return False
+    args, kwargs = _pytree.tree_unflatten(sample.leaves, sample.spec)
+    if kwargs.get("stable"):
+        return False
+    x = args[0]
+    dim = kwargs.get("dim", args[at] if len(args) > at else -1)
+    if not isinstance(dim, int) or not x.dim() or not bool(((have >= 0) & (have < x.shape[dim])).all()):
+        return False
+    places = [each if each.dim() == x.dim() else each.unsqueeze(dim) for each in (have, want)]
+    found = [torch.gather(x, dim, each) for each in places]
+    return bool(((found[0] == found[1]) | (found[0].isnan() & found[1].isnan())).all())
 
 
 def _exact(sample: Sample, number: int, want: torch.Tensor) -> torch.Tensor | None:
@@ -283,6 +320,11 @@ def tolerance_of(info: Any, dtype: torch.dtype) -> tuple[float, float] | None:
     return max(usual[0], *(each[0] for each in found)), max(usual[1], *(each[1] for each in found))
 
 
+def title_of(info: Any) -> str:
+    """The name of an operator and of its variant."""
+    return info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
+
+
 def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> list[Sample]:
     """The samples that can be compared; the others are counted as skipped."""
     torch.manual_seed(0)
@@ -305,7 +347,7 @@ def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> lis
             counts.add("skipped", why)
             continue
         leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        made = Sample(number, spec, leaves, info.op)
+        made = Sample(info.name, number, spec, leaves, info.op)
         try:
             made.wanted = made.eager()
         except Exception as error:
@@ -347,17 +389,17 @@ def main() -> None:
     parser.add_argument("--json", default="", help="keep the counts in this file instead")
     options = parser.parse_args()
     path = Path(options.json) if options.json else DATA if options.update else None
-    table = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
+    table = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {"limits": {}, "operators": {}}
+    operators = table["operators"]
     whole: Counter = Counter()
     runner = Runner()
     for name in options.dtypes.split(","):
         dtype = getattr(torch, name)
         for info in op_db:
-            title = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
+            title = title_of(info)
             if dtype not in info.dtypes or not re.search(options.ops, title):
                 continue
-            known = table.get(title, {}).get(name)
-            if known and not options.again and (not known.get("limit") or 0 < options.limit <= known["limit"]):
+            if name in operators.get(title, {}) and not options.again:
                 continue
             start = time.perf_counter()
             counts = Counts()
@@ -367,17 +409,22 @@ def main() -> None:
             print(f"{title:45} {name} {dict(counts.outcomes)} {time.perf_counter() - start:.1f} s", flush=True)
             for (outcome, why), number in counts.reasons.most_common(6):
                 print(f"      {number} x {outcome}: {why}", flush=True)
-            table.setdefault(title, {})[name] = counts.to_json(options.limit if sum(counts.outcomes.values()) >= options.limit else 0)
+            counts.keep(operators.setdefault(title, {}), name)
             if path is not None:
-                write(table, path)
+                if not options.ops:
+                    table["limits"][name] = options.limit
+                write({**table, "torch": torch.__version__.partition("+")[0]}, path)
     runner.close()
     print("all:", dict(whole))
 
 
 def write(table: dict[str, Any], path: Path) -> None:
-    """The counts, a line an operator."""
-    lines = [f"{json.dumps(name)}: {json.dumps(table[name], separators=(',', ':'))}" for name in sorted(table)]
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    """The file of counts, a line an operator."""
+    compact = lambda value: json.dumps(value, separators=(",", ":"))  # noqa: E731
+    operators = table["operators"]
+    lines = [f"{compact(name)}:{compact(operators[name])}" for name in sorted(operators)]
+    head = f'"torch":{compact(table["torch"])},\n"limits":{compact(table["limits"])},\n'
+    path.write_text("{\n" + head + '"operators":{\n' + ",\n".join(lines) + "\n}\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -444,6 +444,8 @@ class Reader:
     # -- outputs ------------------------------------------------------------------------------------------------------
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Value]) -> Graph:
         outputs: list[Arg] = []
+        updates: dict[int, Arg] = {}
+        given = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         for arg, spec in zip(node.args[0], signature.output_specs):
             value = self.arg(arg)
             if spec.kind.name == "BUFFER_MUTATION":
@@ -451,15 +453,16 @@ class Reader:
                 if value is state:
                     continue  # written in place by control flow
                 self.importer.emit("purevk.store", (state, value), [], [], f"mutation of {spec.target}")
+            elif spec.kind.name == "USER_INPUT_MUTATION":
+                updates[given.index(spec.target)] = value
             elif spec.kind.name == "USER_OUTPUT":
                 outputs.append(value)
             elif spec.kind.name != "TOKEN":
                 raise UnsupportedProgramError(
                     f"an output of kind {spec.kind.name} cannot be run", where=self.importer.where,
-                    why="user outputs and mutated buffers are accepted",
+                    why="user outputs, mutated inputs and mutated buffers are accepted",
                 )  # fmt: skip
-        graph = self.importer.finish(outputs)
-        return graph
+        return self.importer.finish([*outputs, *updates.values()], tuple(updates))
 
 
 def _leaves(examples: Any) -> Iterator[Any]:

@@ -415,8 +415,8 @@ class Importer:
             self._outer,
         )  # fmt: skip
 
-    def finish(self, outputs: Sequence[Arg]) -> Graph:
-        """The graph, with the outputs of the method.
+    def finish(self, outputs: Sequence[Arg], updates: Sequence[int] = ()) -> Graph:
+        """The graph, with the outputs of the method; the last are the new elements of the inputs `updates`.
 
         Raises:
             Unsettled: a size that comes about during a call has another bound than was assumed.
@@ -425,6 +425,7 @@ class Importer:
         graph = Graph(
             self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, symbols,
             tuple((guard, message) for guard, message in self._checks.items() if not guard.symbols & self._inner),
+            updates=tuple(updates),
         )  # fmt: skip
         used: set[Symbol] = set()
         for node in (node for each in graph.nested() for node in each.nodes):

@@ -59,7 +59,7 @@ class _Respecializer:
             self._node(node)
         for guard, message in self.graph.checks:
             self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
-        return self.importer.finish([self._arg(output) for output in self.graph.outputs])
+        return self.importer.finish([self._arg(output) for output in self.graph.outputs], self.graph.updates)
 
     # -- leaves -------------------------------------------------------------------------------------------------------
     def _input(self, position: int, value: Value) -> Value:

@@ -115,6 +115,7 @@ class Graph:
         inputs: tensors that a call brings, in the order of the call; an integer input is a `Dim` of one symbol.
         nodes: in execution order.
         outputs: tensors, integers or None, in the order of the result.
+        updates: inputs, by position, that a call writes: their new elements are the last outputs, which it does not return.
         constants: values whose bytes are known.
         states: values that live on the device between calls, with their initial bytes (None: zeros).
         symbols: where each symbol's value comes from.
@@ -131,6 +132,7 @@ class Graph:
     symbols: Mapping[Symbol, SymbolSource] = field(default_factory=dict)
     checks: tuple[tuple[Guard, str], ...] = ()
     outer: frozenset[Symbol] = frozenset()
+    updates: tuple[int, ...] = ()
 
     @property
     def learned(self) -> dict[Symbol, SymbolSource]:

@@ -49,4 +49,5 @@ def to_text(graph: Graph, kind: str = "method") -> str:
         lines.append(f"state {value!r}: {value.type}" + (" = 0" if first is None else ""))
     lines += [node_to_text(node) for node in graph.nodes]
     lines.append("output " + ", ".join(_arg(output) for output in graph.outputs))
+    lines += [f"update {graph.inputs[position]!r}" for position in graph.updates]
     return "\n".join(lines) + "\n"

@@ -104,6 +104,7 @@ class GraphWriter:
             ],
             "checks": [[self._guard(guard), message] for guard, message in graph.checks],
             "outer": sorted(symbol.name for symbol in graph.outer),
+            "updates": list(graph.updates),
         }
 
     def _number(self, value: Value) -> int:
@@ -172,6 +173,7 @@ class GraphReader:
             },
             checks=tuple((self._guard(guard), str(message)) for guard, message in data.get("checks", ())),
             outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
+            updates=tuple(map(int, data.get("updates", ()))),
         )
 
     def _constant(self, number: int, at: int) -> Constant:

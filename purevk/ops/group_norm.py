@@ -147,6 +147,18 @@ row("aten._native_batch_norm_legit_functional.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps: (
         *_batch_shape(x, weight, bias, running_mean, running_var, training, momentum, eps), running_mean, running_var),
     lambda builder, node, *args: _typed(builder, node, _normalize_batch(builder, *args)), supports=_refuse)  # fmt: skip
+def _updated(builder: Any, node: Node, x: Value, weight: Any, bias: Any, mean: Value, variance: Value, momentum: float, eps: float) -> tuple:
+    made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
+    reserve = builder.emit("aten.full.default", node.results[3].type.dims, 0, node.results[3].type.dtype)
+    return _typed(builder, node, (*made[:3], reserve, *made[3:]))
+
+
+def _updated_shape(x: TensorType, weight: Any, bias: Any, running_mean: TensorType, running_var: TensorType, momentum: float, eps: float) -> tuple:
+    made = _batch_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *made, TensorType(DType.uint8, (0,)), running_mean, running_var
+
+
+row("aten._batch_norm_with_update_functional.default", _updated_shape, _updated, supports=_refuse)
 row("aten._native_batch_norm_legit.no_stats",
     lambda x, weight, bias, training, momentum, eps: _batch_shape(x, weight, bias, None, None, True, momentum, eps),
     lambda builder, node, x, weight, bias, training, momentum, eps: _typed(

@@ -320,6 +320,23 @@ def _bag(builder: Any, node: Node, weight: Value, indices: Value, offsets: Value
     return made, bags, lengths, lengths
 
 
+def _renorm_shape(weight: TensorType, indices: TensorType, max_norm: float, norm_type: float) -> TensorType:
+    return weight
+
+
+def _renorm(builder: Any, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
+    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
+    flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
+    marks = builder.emit("aten.full.default", (weight.type.dims[0],), 0, DType.int32)
+    marks = builder.emit("aten.index_put.default", marks, (flat,), builder.emit("aten.full.default", (), 1, DType.int32), False)
+    used = builder.emit("aten.gt.Tensor", builder.emit("aten.unsqueeze.default", marks, 1), 0)
+    norm = builder.emit("aten.linalg_vector_norm.default", weight, norm_type, (1,), True, None)
+    long = builder.emit("aten.logical_and.default", used, builder.emit("aten.gt.Tensor", norm, max_norm))
+    factor = builder.emit("aten.div.Tensor", max_norm, builder.emit("aten.add.Tensor", norm, 1e-7, 1))
+    return builder.emit("aten.where.self", long, builder.emit("aten.mul.Tensor", weight, factor), weight)
+
+
+row("aten.embedding_renorm.default", _renorm_shape, _renorm)
 row("aten._embedding_bag.default", _bag_shape, _bag, "aten._embedding_bag_forward_only.default")
 
 

@@ -12,7 +12,7 @@ from purevk.ops.matmul import _matmul_any_shape, _product
 from purevk.ops.promotion import promote_types
 from purevk.ops.rearrange import row
 from purevk.ops.registry import ShapeError
-from purevk.ops.shapes import broadcast, wrap
+from purevk.ops.shapes import broadcast, wrap, wrap_all
 
 
 def _refuse(node: Node, traits: Any) -> str | None:
@@ -42,7 +42,7 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
     return x.with_dims(())
 
 
-row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default", "aten.inner.default", supports=_refuse)
+row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default", supports=_refuse)
 row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b), supports=_refuse)
 
 
@@ -195,3 +195,43 @@ def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
 
 
 row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse)
+
+
+# -- products of three -------------------------------------------------------------------------------------------------
+def _trilinear_shape(
+    a: TensorType, b: TensorType, c: TensorType, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1,
+) -> TensorType:  # fmt: skip
+    whole = broadcast(*(_widened(each.dims, expand) for each, expand in ((a, expand1), (b, expand2), (c, expand3))))
+    return a.with_dims(size for d, size in enumerate(whole) if d not in wrap_all(sumdim, len(whole)) or not sumdim)
+
+
+def _widened(sizes: Any, expand: Any) -> tuple:
+    made = list(sizes)
+    for d in sorted(expand):
+        made.insert(d, 1)
+    return tuple(made)
+
+
+def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
+    """The sum over some dims of the product of three tensors, each of which lacks some dims; the product is never stored."""
+    *expands, sumdim, _ = rest
+    wide = [builder.emit("aten.view.default", each, _widened(each.type.dims, expand)) for each, expand in zip((a, b, c), expands)]
+    whole = broadcast(*(each.type.dims for each in wide))
+    summed = wrap_all(sumdim, len(whole)) if sumdim else ()
+    kept = [d for d in range(len(whole)) if d not in summed]
+    names = {d: f"i{kept.index(d)}" if d in kept else f"k{d}" for d in range(len(whole))}
+
+    def at(value: Value) -> str:
+        return ", ".join("0" if size == 1 and whole[d] != 1 else names[d] for d, size in enumerate(value.type.dims))
+
+    loops = "".join(f" for (int k{d} = 0; k{d} < count_{d}; k{d}++)" for d in summed)
+    body = "r = 0.0;" + loops + " r += " + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide)) + ";"
+    numbers = {f"count_{d}": whole[d] for d in summed}
+    return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
+
+
+def _refuse_integers(node: Node, traits: Any) -> str | None:
+    return None if node.result.type.dtype.is_float and not _refuse(node, traits) else f"no kernel for {node.result.type.dtype.name}"
+
+
+row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

@@ -252,6 +252,8 @@ class Lowering:
             specialize: numbers of parameters that become specialization constants where they are known.
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
+        if any("fn_" in value for value in text.values()):
+            text["PV_FUNCTIONS"] = "1"
         fixed = dict(constants or {})
         specialize = set(specialize)
         words: list[Size] = []

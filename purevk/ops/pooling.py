@@ -146,3 +146,21 @@ def _expand_average(builder: Any, node: Node) -> Value:
 
 
 register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average)))
+
+
+def _expand_max_backward(builder: Any, node: Node) -> Value:
+    """What came in at the largest elements adds up there."""
+    slopes, x, *_, indices = node.args
+    *lead, height, width = x.type.dims
+    flat = [builder.emit("aten.view.default", each, (*lead, each.type.dims[-2] * each.type.dims[-1])) for each in (indices, slopes)]
+    zeros = builder.emit("aten.full.default", (*lead, height * width), 0, x.type.dtype)
+    made = builder.emit("aten.scatter_add.default", zeros, len(lead), *flat)
+    return builder.emit("aten.view.default", made, x.type.dims)
+
+
+register(
+    Operator(
+        "aten.max_pool2d_with_indices_backward.default",
+        lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x, Rewrite(_expand_max_backward),
+    )
+)  # fmt: skip

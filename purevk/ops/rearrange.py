@@ -360,3 +360,18 @@ def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> T
 
 
 row("aten.rot90.default", _rotated_shape, _join_rotated)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorType:
+    at = wrap(dim, x.rank)
+    return x.with_dims(length if d == at else size for d, size in enumerate(x.dims))
+
+
+def _narrow(builder: Any, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
+    at = wrap(dim, x.type.rank)
+    start = start + x.type.dims[at] if isinstance(start, int) and start < 0 else start
+    return builder.emit("aten.slice.Tensor", x, at, start, start + length, 1)
+
+
+row("aten.narrow_copy.default", _narrow_shape, _narrow)

@@ -26,6 +26,10 @@ _COMBINE = {
 }  # fmt: skip
 
 
+# The least and the largest number of the types that are computed in a wider one.
+_RANGES = {DType.bool: (0, 1), DType.uint8: (0, 255), DType.int8: (-128, 127), DType.int16: (-32768, 32767)}
+
+
 def _parallel(dtype: DType) -> tuple[str, ...]:
     """What can be done to elements of a dtype by several invocations at once."""
     if dtype in (DType.float32, DType.int32):
@@ -139,6 +143,9 @@ def _many_for_few(lowering: Lowering, places: _Places) -> bool:
 
 def _identity(mode: str, dtype: DType) -> str:
     acc = acc_of(dtype)
+    if dtype in _RANGES:
+        low, high = _RANGES[dtype]
+        return "b = " + {"add": "0", "prod": "1", "amax": str(low), "amin": str(high)}[mode]
     lowest = {"float": "-PV_INF", "int": "PV_INT_MIN", "int64_t": "PV_INT64_MIN", "double": "double(-PV_INF)"}[acc]
     highest = {"float": "PV_INF", "int": "PV_INT_MAX", "int64_t": "PV_INT64_MAX", "double": "double(PV_INF)"}[acc]
     return "b = " + {"add": f"{acc}(0)", "prod": f"{acc}(1)", "amax": lowest, "amin": highest}[mode]

@@ -11,7 +11,7 @@ from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import bind_x, collapse, only_floats, spread
+from purevk.ops.rows import bind_x, collapse, spread
 from purevk.ops.shapes import wrap
 
 NAME = "purevk.softmax"
@@ -63,6 +63,11 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))
 
 
+def _refuse(node: Node, traits: Any) -> str | None:
+    given, made = node.args[0].type.dtype, node.result.type.dtype
+    return None if made is not DType.float64 and made.is_float and given is not DType.float64 else f"no kernel for {made.name}"
+
+
 def _softmax(name: str, log: bool, *names: str) -> None:
     def shape(x: TensorType, dim: int, half_to_float: Any = False) -> TensorType:
         wrap(dim, x.rank)
@@ -72,13 +77,15 @@ def _softmax(name: str, log: bool, *names: str) -> None:
 
     def expand(builder: Any, node: Node) -> Value:
         x, dim = node.args[:2]
+        if not x.type.dtype.is_float:
+            x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
         if x.type.rank == 0:
             flat = builder.emit("aten.view.default", x, (1,))
             made = builder.emit(NAME, flat, 0, log, False, node.result.type.dtype)
             return builder.emit("aten.view.default", made, ())
         return builder.emit(NAME, x, dim, log, False, node.result.type.dtype)
 
-    register(Operator(name, shape, Rewrite(expand, only_floats), names=names))
+    register(Operator(name, shape, Rewrite(expand, _refuse), names=names))
 
 
 _softmax("aten._softmax.default", False, "aten.softmax.int")

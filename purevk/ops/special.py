@@ -141,6 +141,7 @@ binary("aten.max.other", "pv_max(x, y)")
 binary("aten.min.other", "pv_min(x, y)")
 binary("aten.heaviside.default", "(x == ACC(0) ? y : x > ACC(0) ? ACC(1) : ACC(0))")
 binary("aten.gcd.default", "pv_gcd(x, y)")
+binary("aten.lcm.default", "pv_lcm(x, y)")
 for _name, _way in {"left": "l", "right": "r"}.items():
     binary(f"aten.bitwise_{_name}_shift.Tensor", lambda dtype, way=_name, **_: f"pv_shift_{way}(x, y, {8 * dtype.itemsize})",
            f"aten.bitwise_{_name}_shift.Tensor_Scalar", f"aten.bitwise_{_name}_shift.Scalar_Tensor",

@@ -110,6 +110,27 @@ def test_what_has_no_kernel_runs_on_the_cpu() -> None:
         _agrees(program, Inverse(), x)
 
 
+def test_inputs_that_are_written() -> None:
+    class Append(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cache: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            cache[:, 1:3] = x
+            total.add_(x.sum())
+            return cache.softmax(-1) * total
+
+    x, mine, theirs = torch.randn(4, 2, 3), [torch.zeros(4, 5, 3), torch.ones(1)], [torch.zeros(4, 5, 3), torch.ones(1)]
+    with purevk.compile(Append(), (x, torch.zeros(4, 5, 3), torch.ones(1))) as program:
+        for _ in range(2):
+            torch.testing.assert_close(program.forward(x, *mine), Append()(x, *theirs))
+            torch.testing.assert_close(mine, theirs)
+        arrays = [each.numpy().copy() for each in theirs]
+        program.forward(x.numpy(), *arrays)
+        Append()(x, *theirs)
+        torch.testing.assert_close([torch.from_numpy(each) for each in arrays], theirs)
+        arrays[0].flags.writeable = False
+        with pytest.raises(InputError, match="input 1 cannot be written"):
+            program.forward(x.numpy(), *arrays)
+
+
 def test_complex_numbers_run_on_the_cpu() -> None:
     class Spectrum(torch.nn.Module):
         def __init__(self) -> None:

@@ -23,7 +23,7 @@ RESULT = rf"%{NAME}: {TYPE}"
 LINES = [
     rf"method {NAME}", rf"symbol {NAME}(?: <= \d+)? = (?:%{NAME}\.(?:size|element)\(-?\d+\)|argument \d+)",
     rf"input (?:{RESULT}|{NAME}|None)", rf"constant {RESULT}", rf"state {RESULT}(?: = 0)?",
-    rf"(?:{RESULT}(?:, {RESULT})* = )?(?:{NAME}\.{NAME}\.\w+|purevk\.{NAME})\(.*\)(?:  # .*)?", r"output .*",
+    rf"(?:{RESULT}(?:, {RESULT})* = )?(?:{NAME}\.{NAME}\.\w+|purevk\.{NAME})\(.*\)(?:  # .*)?", r"output .*", r"update %\w+",
 ]  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def assert_follows(text: str) -> None:
         while not re.fullmatch(LINES[at], line):
             at += 1
             assert at < len(LINES), line
-    assert at == len(LINES) - 1
+    assert at >= len(LINES) - 2  # `update` lines are rare
 
 
 def test_printed_graphs_follow_the_grammar() -> None:
