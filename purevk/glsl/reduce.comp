@@ -9,7 +9,7 @@
 //   3, 4 sizes of the reduction dims r0 (outer) and r1 (inner)  5, 6 their strides in x
 //   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1, 2
 //   14 offset of the indices (if ARG 2)
-//   15 length of a part (if SPLIT)
+//   15 length of a part (if SPLIT), or number of elements that were reduced in all (if PARTS)
 //   16 and above are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT, ACC          element types, and the type that is computed in
@@ -28,6 +28,7 @@
 //          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second dispatch reduces
 //          those. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
 //          vec4): llvmpipe leaves them after that many.
+//   PARTS 1: x is such partial results; n is parameter 15.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
 //          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides, offset of x and part
@@ -99,6 +100,9 @@
 #ifndef SPLIT
 #define SPLIT 0
 #endif
+#ifndef PARTS
+#define PARTS 0
+#endif
 #if VARIANCE && (SPLIT || (COLUMN && VEC4))
 #error VARIANCE needs SPLIT 0, and VEC4 0 if COLUMN
 #endif
@@ -136,6 +140,8 @@ PARAM_14(index_offset)
 #endif
 #if SPLIT
 PARAM_15(part)
+#elif PARTS
+PARAM_15(reduced)
 #endif
 
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
@@ -331,11 +337,15 @@ void main() {
 #else
     const int each = 1;
 #endif
-    int n = size_r0 * size_r1;
 #if ROW_PER_INVOCATION
     int length = size_r1;
 #else
-    int length = n;
+    int length = size_r0 * size_r1;
+#endif
+#if PARTS
+    int n = reduced;
+#else
+    int n = size_r0 * size_r1;
 #endif
     for (int first = ROW_FIRST * each; ROW_MORE(first, outputs); first += ROW_STEP * each) {
         int i = min(first, outputs - each);

@@ -9,12 +9,13 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
-from purevk.ops.lowering import Lowering
+from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.rows import bind_x, collapse, spread
 from purevk.ops.shapes import reduced, wrap_all
+
 
 @dataclass(frozen=True)
 class Reduction:
@@ -87,45 +88,92 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     x, out = lowering.operand(x_value), lowering.operand(node.results[0])
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
-    outer_dims = [d for d in range(len(x.dims)) if d not in dims]
-    outer, (outer_steps,) = collapse([x.dims[d] for d in outer_dims], [x.strides[d] for d in outer_dims])
-    inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
-    if len(outer) > 4 or len(inner) > 2:
-        x = dense(lowering, x, [*outer_dims, *dims])
-        outer, (outer_steps,) = collapse([x.dims[d] for d in outer_dims], [x.strides[d] for d in outer_dims])
-        inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
+    walk = _Walk.over(x, dims)
+    if walk is None:
+        x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
+        walk = _Walk.over(x, dims)
     acc = _computing(kind, x.dtype, x.dtype if how.best else out.dtype)
-    lowest, highest = _EXTREMES.get(acc, ("", ""))
     names = conversions(x.dtype, out.dtype, acc)
     if kind in ("any", "all") and x.dtype is not DType.bool:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
-    macros: dict[str, Any] = {
-        **names, "INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest),
-        "COMBINE(a, b)": how.combine, "LOAD(v)": how.load, "FINISH(a, n)": how.finish,
-        "OUTER_DIMS": max(len(outer), 1), "REDUCE_DIMS": max(len(inner), 1),
-    }  # fmt: skip
-    buffers = [(x, "r"), (out, "w")]
-    if how.variance:
-        macros["VARIANCE"] = 1
+    lowest, highest = _EXTREMES.get(acc, ("", ""))
+    joined = {"INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest), "COMBINE(a, b)": how.combine}
+    last = {"FINISH(a, n)": how.finish}
+    macros: dict[str, Any] = {**names, **joined, "LOAD(v)": how.load}
+    outs = [out]
     if how.best:
         macros.update({"ARG": 2 if index else 1, "ARG_BETTER(a, b)": how.best, "T_INDEX": (index or out.dtype).glsl})
-        buffers += [(lowering.operand(node.results[1]), "w")] if index else []
+        outs += [lowering.operand(node.results[1])] if index else []
         if index is DType.int64:
             macros["HAS_INT64"] = "1"
-    outer, outer_steps = list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0]
-    inner, inner_steps = inner or [1], inner_steps or [1]
-    if len(inner) == 1:
-        inner, inner_steps = [1, *inner], [0, *inner_steps]
-    outputs = _dims.product(outer)
-    unit = isinstance(inner_steps[1], int) and inner_steps[1] == 1
-    fast_outer = isinstance(outer_steps[0], int) and outer_steps[0] == 1
-    column = not unit and fast_outer or not unit and not lowering.traits.is_cpu
+    if how.variance:
+        macros["VARIANCE"] = 1
+    parts = 1 if how.best or how.variance else _parts(lowering, walk)
+    if parts == 1:
+        _emit(lowering, x, outs, walk, {**macros, **last})
+        return
+    # Too few rows for the device: parts of them first.
+    partial = _PARTIAL_TYPES[acc]
+    outputs, length = _dims.product(walk.outer), walk.inner[1]
+    step = 4 if length % 4 == 0 else 1
+    part = _dims.ceil_div(_dims.ceil_div(length, step), parts) * step
+    columns = walk.columns
+    some = lowering.temporary(TensorType(partial, (parts, outputs) if columns else (outputs, parts)))
+    macros |= {**conversions(x.dtype, partial, acc), **{k: v for k, v in names.items() if k.startswith("FROM_X")}}
+    _emit(lowering, x, [some], walk, {**macros, "SPLIT": parts}, parts, part)
+    inner = _Walk([outputs], [1], [1, parts], [0, outputs]) if columns else _Walk([outputs], [parts], [1, parts], [0, 1])
+    _emit(lowering, some, outs, inner, {**conversions(partial, out.dtype, acc), **joined, **last, "PARTS": 1}, last=length * walk.inner[0])
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The outputs' dims, innermost first, and the two that are reduced, with their strides in x."""
+
+    outer: list[Size]
+    outer_steps: list[Size]
+    inner: list[Size]
+    inner_steps: list[Size]
+
+    @classmethod
+    def over(cls, x: Operand, dims: tuple[int, ...]) -> _Walk | None:
+        """The dims of x, joined where they lie within one another; None if more are left than the template counts."""
+        rest = [d for d in range(len(x.dims)) if d not in dims]
+        outer, (outer_steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
+        inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
+        if len(outer) > 4 or len(inner) > 2:
+            return None
+        inner, inner_steps = inner or [1], inner_steps or [1]
+        if len(inner) == 1:
+            inner, inner_steps = [1, *inner], [0, *inner_steps]
+        return cls(list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0], inner, inner_steps)
+
+    @property
+    def unit(self) -> bool:
+        """Whether elements that are reduced are neighbours."""
+        return isinstance(self.inner_steps[1], int) and self.inner_steps[1] == 1
+
+    @property
+    def columns(self) -> bool:
+        """Whether neighbouring outputs have neighbouring elements, and those of one output are apart."""
+        return not self.unit and isinstance(self.outer_steps[0], int) and self.outer_steps[0] == 1
+
+
+def _emit(
+    lowering: Lowering, x: Operand, outs: list[Operand], walk: _Walk, macros: dict[str, Any], parts: int = 1, last: Size = 0
+) -> None:
+    """Appends one dispatch of the template; `parts` of each row are reduced for themselves, `last` is parameter 15."""
+    outer, outer_steps, inner, inner_steps = walk.outer, walk.outer_steps, walk.inner, walk.inner_steps
+    traits, out = lowering.traits, outs[0]
+    variance = "VARIANCE" in macros
+    macros = {**macros, "OUTER_DIMS": len(outer), "REDUCE_DIMS": 1 if isinstance(inner[0], int) and inner[0] == 1 else 2}
+    outputs = _dims.product(outer) * parts
+    length = _dims.ceil_div(inner[0] * inner[1], parts)
+    column = walk.columns or not walk.unit and not traits.is_cpu
     # One invocation a column walks it alone: not where columns are few and long.
-    long = lowering.traits.max_iterations if lowering.traits.is_cpu else max(4096, _dims.upper(outputs))
-    if _dims.upper(inner[0] * inner[1]) > long:
+    if parts == 1 and _dims.upper(length) > (traits.max_iterations if traits.is_cpu else max(4096, _dims.upper(outputs))):
         column = False
-    team = 0 if lowering.traits.is_cpu or not (column and fast_outer) else _team(lowering, outputs, inner[0] * inner[1])
+    team = 0 if traits.is_cpu or parts > 1 or not (column and walk.columns) else _team(lowering, outputs, length)
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     if team:
@@ -133,29 +181,48 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         macros.update({"WIDTH": TEAM_WIDTH, "LOCAL": team})
         local, grid = team, lowering.linear_grid(outputs, TEAM_WIDTH)
     elif column:
-        vector = reads_vectors and fast_outer and not how.variance and gcd4(outer[0], inner_steps[1], out.offset, *rest)
-        local = 64
+        vector = reads_vectors and walk.columns and not variance and gcd4(outer[0], inner_steps[1], out.offset, *rest)
+        local = COLUMNS
         per = _dims.ceil_div(outputs, 4) if vector else outputs
         macros.update({"COLUMN": 1, "VEC4": int(vector), "LOCAL": local})
         grid = lowering.linear_grid(per, local)
     else:
-        vector = reads_vectors and unit and gcd4(inner[1], outer_steps[0], *rest)
-        work = spread(lowering.traits, outputs, inner[1], vector, passes=inner[0])
+        vector = reads_vectors and walk.unit and gcd4(inner[1], outer_steps[0], *rest)
+        work = spread(traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0])
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
-    texel, buffers[0] = bind_x(lowering, x, vector)
-    macros |= texel
+    texel, binding = bind_x(lowering, x, vector)
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, outputs, inner[0], inner[1], inner_steps[0], inner_steps[1], *pad(outer_steps, 4),
-        *pad(outer, 3), *([buffers[2][0].offset] if index else []),
+        *pad(outer, 3), outs[-1].offset, last,
     ]  # fmt: skip
     lowering.dispatch(
-        "reduce.comp", buffers, macros=macros, params=params, constants={100: local},
-        specialize=lowering.fixed(len(params)), grid=grid, flops=x.type.numel,
+        "reduce.comp", [binding, *((each, "w") for each in outs)], macros={**macros, **texel}, params=params,
+        constants={100: local}, specialize=lowering.fixed(len(params)), grid=grid, flops=_dims.product(outer) * inner[0] * inner[1],
     )  # fmt: skip
 
 
+PART = 4096  # elements of a row from which on an invocation's share is worth a dispatch of its own
+_PARTIAL_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64}
+
+
+def _parts(lowering: Lowering, walk: _Walk) -> int:
+    """Into how many parts rows are cut, where there are too few to keep the device busy; else 1."""
+    if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
+        return 1
+    traits, length, outputs = lowering.traits, _dims.upper(walk.inner[1]), max(_dims.upper(_dims.product(walk.outer)), 1)
+    wanted = 4 * traits.processors  # workgroups
+    if not walk.columns:
+        return max(min(wanted // outputs, length // PART), 1) if outputs * 4 < wanted else 1
+    if outputs * 4 >= wanted * (COLUMNS if traits.is_cpu else TEAM_WIDTH):
+        return 1
+    least = -(-length // traits.max_iterations) if traits.is_cpu else 1
+    parts = max(min(wanted * COLUMNS // outputs, length // 256), least)
+    return parts if parts > 1 else 1
+
+
+COLUMNS = 64  # columns of a workgroup, where each invocation has one
 TEAM_WIDTH = 32  # neighbouring columns that a workgroup takes
 
 

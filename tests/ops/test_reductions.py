@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.harness import Case, aten, check, tensor
+from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
+from tests.ops.quantized import kernels_of
 from tests.ops.test_pointwise import works
 
 pytestmark = pytest.mark.device
@@ -171,3 +172,22 @@ def test_batch_norm():
                              atol=1e-5 if dtype is torch.float32 else 4e-3)
                     )  # fmt: skip
     check(cases)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_few_long_rows_are_cut(device):
+    """Rows, columns and whole tensors too few to keep a device busy are reduced in parts, whatever their lengths."""
+    rows, columns, flat = tensor(3, 70001), tensor(70001, 3), tensor(1 << 18)
+    near = {"rtol": 1e-5, "atol": 1e-3}  # of sums around 0 of 10^5 numbers
+    cases = [Case(aten.sum.dim_IntList, (x, dims), **near) for x in (rows, columns) for dims in ([0], [1], [0, 1])]
+    cases += [
+        *[Case(aten.mean.dim, (x, [n]), **near) for n, x in enumerate((columns, rows))], Case(aten.sum.default, (flat,), **near),
+        Case(aten.amax.default, (columns, [0])), Case(aten.max.default, (flat.half(),)), Case(aten.any.default, (flat > 9,)),
+        Case(aten.all.default, (flat > -9,)), Case(aten.sum.default, ((flat * 9).int(),)),
+        Case(aten.sum.dim_IntList, ((columns * 9).to(torch.int64), [0])),
+        Case(aten.prod.dim_int, (1 + columns * 1e-6, 0), rtol=5e-3),  # 70001 roundings
+    ]  # fmt: skip
+    with kernels_of(device):
+        check(cases)
+        with program_of(lambda x: x.sum(0), (columns,)) as program:
+            assert dispatches(program) == ["reduce.comp", "reduce.comp"]
