@@ -10,6 +10,7 @@ import numpy as np
 
 from purevk import progress as progress_bars
 from purevk.errors import InputError, PurevkError
+from purevk.graph.drawing import GraphDrawing
 from purevk.graph.context import Context, default_context
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value, map_leaves
@@ -105,6 +106,10 @@ class Program:
         self.check_open()
         sources = {name: method.source for name, method in self.methods.items()}
         write_program(path, self.name, sources, f"purevk {__version__}")
+
+    def graph(self, method: str = "forward") -> GraphDrawing:
+        """The optimized graph of a method: print it, or take its `to_json()`, `to_mermaid()` or `data()`."""
+        return GraphDrawing(self.method(method).executable.plan)
 
     # -- reports ------------------------------------------------------------------------------------------------------
     @property

@@ -9,11 +9,12 @@ from typing import Any
 
 from purevk import pte
 from purevk.cli import lowered
-from purevk.cli.command import Command, add_data, add_device
+from purevk.cli.command import Command, add_data, add_device, pick_method
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
+from purevk.graph.drawing import GraphDrawing
 from purevk.pte import program as P
 
 _MANY = 6  # delegates, above which they are not listed one by one
@@ -27,10 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node-table", action="store_true", help="list everything that runs, in order, with its kernels"
     )
+    parser.add_argument(
+        "--format", choices=("text", "json", "mermaid"), help="print the optimized graph of one method, and nothing else"
+    )
     add_device(parser, no_device=True)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
+    if args.format is not None:
+        return _drawing(args)
     with open_file(args.model, args.data) as program:
         names = program.methods
         if args.method is not None and args.method not in names:
@@ -48,6 +54,14 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 "torch_installed": importlib.util.find_spec("torch") is not None,
                 "ok": all(method["error"] is None for method in methods),
             }
+
+
+def _drawing(args: argparse.Namespace) -> dict[str, Any]:
+    with open_file(args.model, args.data) as program, Target(args) as target:
+        name = pick_method(program.methods, args.method, program.name)
+        drawing = GraphDrawing(lowered.lower(program, name, target.traits).plan)
+        forms = {"text": drawing.to_text, "json": drawing.to_json, "mermaid": drawing.to_mermaid}
+        return {"method": name, "format": args.format, "drawing": forms[args.format]()}
 
 
 def _file(opened: ModelFile) -> dict[str, Any]:
@@ -139,6 +153,9 @@ def _delegate(program: pte.Program, delegate: P.Delegate) -> dict[str, Any]:
 
 # -- for people -------------------------------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
+    if "drawing" in data:
+        out.raw(data["drawing"].rstrip("\n"))
+        return
     file = data["file"]
     out.heading(file["path"])
     named = file["named_data"]
@@ -301,5 +318,5 @@ COMMAND = Command(
     description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels."
     " Nothing is compiled.",
     epilog="examples:\n  purevk inspect model.pte\n  purevk inspect model.pte --no-device --node-table\n"
-    "  purevk inspect model.pte --graph | less -S",
+    "  purevk inspect model.pte --graph | less -S\n  purevk inspect model.pte --format mermaid > model.mmd",
 )

@@ -34,7 +34,7 @@ class Plan:
         placed: the graph that runs at each call.
         steps: its segments.
         dispatches: of all device segments, in order. ranges: for each step, first and last dispatch (equal on the CPU).
-        once: dispatches of the part that depends on constants alone; `once_kept` are the storages it leaves.
+        once: dispatches of the part that depends on constants alone, `once_of` their nodes; `once_kept` are the storages it leaves.
         sizes: bytes of each storage.
         constants: values whose bytes the device needs for calls; `once_constants` those for the part that runs once.
         inner: the plans of the sub-graphs of each control-flow node.
@@ -47,6 +47,7 @@ class Plan:
     ranges: tuple[tuple[int, int], ...]
     nodes_of: tuple[Node, ...]
     once: tuple[Dispatch, ...]
+    once_of: tuple[Node, ...]
     once_kept: tuple[Value, ...]
     sizes: dict[Value, int]
     constants: tuple[Value, ...]
@@ -79,8 +80,10 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     split = split_constant(placed.graph, storage_of)
     kept = split.kept
     once = Lowering(context_traits, placed.storages, placed.layouts)
+    once_of: list[Node] = []
     for node in split.once:
         _lower(once, node)
+        once_of += [node] * (len(once.dispatches) - len(once_of))
     main = Lowering(context_traits, placed.storages, placed.layouts)
     made: dict[Node, list[Dispatch]] = {}
     for node in split.graph.nodes:
@@ -110,7 +113,7 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     plan = Plan(
         graph=graph, placed=Placed(split.graph, placed.storages, placed.layouts), steps=steps,
         dispatches=tuple(dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
-        once=tuple(once.dispatches), once_kept=kept, sizes=sizes,
+        once=tuple(once.dispatches), once_of=tuple(once_of), once_kept=kept, sizes=sizes,
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
         requirements=tuple(main.requirements), windows=windows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Sequence
 
 from purevk.dtypes import DType
@@ -12,11 +12,13 @@ from purevk.dtypes import DType
 
 @dataclass(frozen=True)
 class Step:
-    """One assignment. `glsl` names its operands $0, $1, ...; `dtype` is the type of the result."""
+    """One assignment. `glsl` names its operands $0, $1, ...; `dtype` is the type of the result; `name`, of the operator that it
+    computes, is for people."""
 
     glsl: str
     operands: tuple[int, ...]
     dtype: DType
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class Expression:
     def dtypes(self) -> tuple[DType, ...]:
         return self.inputs + self.scalars + tuple(step.dtype for step in self.steps)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operators that were joined, as far as they are known."""
+        return tuple(step.name for step in self.steps if step.name)
+
     def glsl(self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t") -> tuple[str, tuple[str, ...]]:
         """The statements, and the names that hold the outputs, for inputs that are already in variables."""
         names = [*inputs, *scalars]
@@ -61,6 +68,7 @@ class ExpressionBuilder:
         self.scalars: dict[object, DType] = {}
         self._steps: list[tuple[str, tuple, DType]] = []
         self._seen: dict[tuple, tuple] = {}
+        self._names: list[str] = []
 
     def input(self, key: object, dtype: DType) -> tuple:
         self.inputs.setdefault(key, dtype)
@@ -70,18 +78,19 @@ class ExpressionBuilder:
         self.scalars.setdefault(key, dtype)
         return ("scalar", key)
 
-    def step(self, glsl: str, operands: Sequence[tuple], dtype: DType) -> tuple:
+    def step(self, glsl: str, operands: Sequence[tuple], dtype: DType, name: str = "") -> tuple:
         record = (glsl, tuple(operands), dtype)
         if record not in self._seen:
             self._seen[record] = ("step", len(self._steps))
             self._steps.append(record)
+            self._names.append(name)
         return self._seen[record]
 
     def inline(self, expression: Expression, operands: Sequence[tuple]) -> list[tuple]:
         """Appends an expression's steps; `operands` stand for its inputs and scalars. Returns its outputs."""
         names = list(operands)
         for step in expression.steps:
-            names.append(self.step(step.glsl, [names[operand] for operand in step.operands], step.dtype))
+            names.append(self.step(step.glsl, [names[operand] for operand in step.operands], step.dtype, step.name))
         return [names[output] for output in expression.outputs]
 
     def build(self, outputs: Sequence[tuple]) -> Expression:
@@ -98,7 +107,7 @@ class ExpressionBuilder:
         steps = []
         for number, (glsl, operands, dtype) in enumerate(self._steps):
             if number in needed:
-                steps.append(Step(glsl, tuple(position[operand] for operand in operands), dtype))
+                steps.append(Step(glsl, tuple(position[operand] for operand in operands), dtype, self._names[number]))
                 position[("step", number)] = len(position)
         return Expression(
             tuple(self.inputs.values()), tuple(self.scalars.values()), tuple(steps),

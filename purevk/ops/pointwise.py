@@ -149,7 +149,7 @@ def expression_of(row: Operator, args: tuple[Any, ...], results: Sequence[Value]
 
     text = re.sub(r"\b[A-Za-z_]\w*\b", place, text)
     native = DType.bool if out is DType.bool and _is_bool_text(text) else computing
-    result = builder.step(text, order, native) if text != "$0" else order[0]
+    result = builder.step(text, order, native, row.name.split(".")[1]) if text != "$0" else order[0]
     if text != "$0" and native in (DType.uint8, DType.int8, DType.int16):
         result = builder.step(convert("$0", DType.int32, native), [result], native)
     if native is not out:

@@ -132,3 +132,13 @@ def test_a_saved_program(cli, data: Path, tmp_path: Path) -> None:
     assert "written by" in cli("inspect", path, "--no-device").out
     assert cli("ops", "--check", path, "--no-device", "--json").json["ok"]
     assert cli("run", path).code == 0
+
+
+def test_the_graph_alone(cli, data: Path) -> None:
+    for form, start in (("text", "method forward"), ("json", "{"), ("mermaid", "flowchart TD")):
+        ran = cli("inspect", data / "topk.pte", "--no-device", "--format", form)
+        assert ran.code == 0 and ran.out.startswith(start)
+    found = cli("inspect", data / "two_methods.pte", "--no-device", "--method", "step", "--format", "json").json
+    assert found["name"] == "step" and found["segments"]
+    wrapped = cli("inspect", data / "topk.pte", "--no-device", "--format", "mermaid", "--json").json
+    assert wrapped["method"] == "forward" and wrapped["drawing"].startswith("flowchart")

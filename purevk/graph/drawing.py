@@ -1,0 +1,228 @@
+"""A planned method as text, JSON or a Mermaid diagram: nodes, where they run, what flows between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Iterator
+
+from purevk.graph.executable import Plan
+from purevk.ir import Node, Value, values_in
+from purevk.ir import dims as _dims
+from purevk.ir.printer import to_text
+from purevk.ops import registry
+from purevk.ops.expression import Expression
+from purevk.ops.lowering import Dispatch
+from purevk.passes.layout import HOST
+
+_TITLES = {"load": "once, at load", "gpu": "on the device", "cpu": "on the CPU", "host": "control flow"}
+_MANY = 6  # operators of a chain, above which a label does not name each
+
+
+class GraphDrawing:
+    """The optimized graph of a method, as its plan runs it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def data(self) -> dict[str, Any]:
+        """The graph as plain data.
+
+        Returns:
+            "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants" ("id", "name", "type"); and
+            "segments" in order: "id", "on" ("load": once, from constants alone; "gpu"; "cpu"; "host": control flow) and
+            "nodes": "id", "operator", "label", "operators" (those of a fused chain), "source", "why" (of those on the CPU),
+            "results" ("name", "type"), "constants" (those it reads, by name), "kernels", "flops" and "bytes" (at the upper
+            bounds of sizes), "graphs" (sub-graphs, each as here). "edges": "from", "to" (ids), "value", "type".
+        """
+        return _Collector(self.plan, "").data()
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """`data` as JSON."""
+        return json.dumps(self.data(), indent=indent)
+
+    def to_text(self) -> str:
+        """The printed form of the graph, as docs/ir.md describes it."""
+        return to_text(self.plan.graph)
+
+    def to_mermaid(self, direction: str = "TD") -> str:
+        """A Mermaid flowchart: segments are boxes, weights are named in the nodes that read them.
+
+        Args:
+            direction: of the flow: "TD" or "LR".
+        """
+        lines = [f"flowchart {direction}"]
+        data = self.data()
+        _draw(data, lines, 1)
+        for on, colour in (("load", "#eee"), ("gpu", "#dfe8ff"), ("cpu", "#ffe3d0"), ("host", "#fff3c4")):
+            lines.append(f"  classDef {on} fill:{colour},stroke:#888,color:#111")
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+class _Collector:
+    def __init__(self, plan: Plan, prefix: str) -> None:
+        self.plan, self.prefix = plan, prefix
+        self.graph = plan.placed.graph
+        self.count = 0
+        self.made: dict[Value, str] = {}  # ids by storage
+        self.edges: list[dict[str, str]] = []
+
+    def data(self) -> dict[str, Any]:
+        graph = self.graph
+        inputs = [self._leaf("in", value) for value in graph.inputs if isinstance(value, Value)]
+        states = [self._leaf("state", value) for value in graph.states]
+        segments = []
+        once = list(dict.fromkeys(self.plan.once_of))
+        if once:
+            kernels = dict(_grouped(self.plan.once_of, self.plan.once))
+            segments.append(self._segment("load", [self._node(node, "load", kernels.get(node, [])) for node in once]))
+        for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
+            on = "gpu" if step.on_device else "host" if step.nodes[0].graphs else "cpu"
+            kernels = dict(_grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last]))
+            segments.append(self._segment(on, [self._node(node, on, kernels.get(node, [])) for node in step.nodes], len(segments)))
+        outputs = [self._output(number, output) for number, output in enumerate(graph.outputs)]
+        return {
+            "name": graph.name,
+            "symbols": {symbol.name: {"min": symbol.lower, "max": symbol.upper} for symbol in graph.symbols},
+            "inputs": inputs,
+            "constants": [
+                {"name": value.name, "type": str(value.type), "bytes": value.type.nbytes} for value in self.plan.graph.constants
+            ],
+            "states": states,
+            "segments": segments,
+            "outputs": outputs,
+            "edges": self.edges,
+        }
+
+    def _id(self, kind: str) -> str:
+        self.count += 1
+        return f"{self.prefix}{kind}{self.count}"
+
+    def _leaf(self, kind: str, value: Value) -> dict[str, Any]:
+        self.made[value] = self._id(kind)
+        return {"id": self.made[value], "name": value.name, "type": str(value.type)}
+
+    def _segment(self, on: str, nodes: list[dict[str, Any]], number: int = 0) -> dict[str, Any]:
+        return {"id": f"{self.prefix}segment{number}_{on}", "on": on, "nodes": nodes}
+
+    def _storage(self, value: Value) -> Value:
+        return self.plan.placed.storages.get(value, value)
+
+    def _node(self, node: Node, on: str, dispatches: list[Dispatch]) -> dict[str, Any]:
+        name = self._id("n")
+        reads = list(dict.fromkeys(node.inputs))
+        constants = dict.fromkeys(s for s in map(self._storage, reads) if s in self.plan.graph.constants)
+        for value in reads:
+            self._edge(value, name)
+        for value in node.results:
+            self.made.setdefault(self._storage(value), name)
+        row = registry.find(node.op)
+        for at in row.mutates if row else ():
+            target = self._storage(node.args[at])
+            if target in self.graph.states:
+                self.edges.append({"from": name, "to": self.made[target], "value": target.name, "type": "written"})
+        host = node.op == HOST
+        operators = [_short(str(node.args[0]))] if host else list(_operators(node))
+        return {
+            "id": name,
+            "operator": str(node.args[0]) if host else node.op,
+            "label": _label(operators),
+            "operators": operators,
+            "source": node.source,
+            "why": str(node.args[1]) if host else None,
+            "results": [{"name": value.name, "type": str(value.type)} for value in node.results],
+            "constants": [value.name for value in constants],
+            "kernels": [each.kernel.template for each in dispatches],
+            "flops": sum(_dims.hint(each.flops) for each in dispatches),
+            "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
+            "graphs": [
+                _Collector(inner, f"{name}_{number}_").data() for number, inner in enumerate(self.plan.inner.get(node, ()))
+            ],
+        }
+
+    def _edge(self, value: Value, target: str) -> None:
+        maker = self.made.get(self._storage(value))
+        if maker is not None:
+            self.edges.append({"from": maker, "to": target, "value": value.name, "type": str(value.type)})
+
+    def _output(self, number: int, output: Any) -> dict[str, Any]:
+        name = self._id("out")
+        for value in values_in((output,)):
+            self._edge(value, name)
+        kind = str(output.type) if isinstance(output, Value) else "size"
+        return {"id": name, "name": output.name if isinstance(output, Value) else str(output), "type": kind}
+
+
+def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
+    found: dict[Node, list[Dispatch]] = {}
+    for node, dispatch in zip(nodes, dispatches):
+        found.setdefault(node, []).append(dispatch)
+    return found
+
+
+def _operators(node: Node) -> Iterator[str]:
+    """The operators that a node computes: its own, and those of pointwise programs that were joined to it."""
+    chains = [arg for arg in node.args if isinstance(arg, Expression)]
+    if node.op != "purevk.pointwise" or not any(chain.names for chain in chains):
+        yield _short(node.op)
+    for chain in chains:
+        yield from chain.names
+
+
+def _short(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else name
+
+
+def _label(operators: list[str]) -> str:
+    if len(operators) <= _MANY:
+        return " + ".join(operators)
+    return " + ".join(operators[: _MANY - 1]) + f" + {len(operators) - _MANY + 1} more"
+
+
+# -- Mermaid ----------------------------------------------------------------------------------------------------------
+def _draw(data: dict[str, Any], lines: list[str], depth: int) -> None:
+    pad = "  " * depth
+    for each in data["inputs"]:
+        lines.append(f'{pad}{each["id"]}(["{_escaped(each["name"])}<br/>{_escaped(each["type"])}"])')
+    for each in data["states"]:
+        lines.append(f'{pad}{each["id"]}[("{_escaped(each["name"])}<br/>{_escaped(each["type"])}")]')
+    number = 0
+    for segment in data["segments"]:
+        number += segment["on"] != "load"
+        title = _TITLES[segment["on"]] if segment["on"] == "load" else f"segment {number}: {_TITLES[segment['on']]}"
+        lines.append(f'{pad}subgraph {segment["id"]}["{_escaped(title)}"]')
+        for node in segment["nodes"]:
+            _draw_node(node, segment["on"], lines, depth + 1)
+        lines.append(f"{pad}end")
+    for each in data["outputs"]:
+        lines.append(f'{pad}{each["id"]}(["output<br/>{_escaped(each["type"])}"])')
+    for edge in dict.fromkeys((each["from"], each["to"], each["type"]) for each in data["edges"]):
+        lines.append(f'{pad}{edge[0]} -->|"{_escaped(edge[2])}"| {edge[1]}')
+
+
+def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> None:
+    pad = "  " * depth
+    parts = [node["label"]]
+    if node["why"]:
+        parts.append(node["why"])
+    if node["constants"]:
+        parts.append(f"reads {', '.join(node['constants'][:3])}" + (", ..." if len(node["constants"]) > 3 else ""))
+    kernels = {name.removesuffix(".comp") for name in node["kernels"]} - {"pointwise", *node["operators"]}
+    parts.append(", ".join(sorted(kernels)))
+    text = "<br/>".join(_escaped(part) for part in parts if part)
+    shape = ('[["', '"]]') if on == "cpu" else ('["', '"]')
+    lines.append(f'{pad}{node["id"]}{shape[0]}{text}{shape[1]}:::{on}')
+    for number, graph in enumerate(node["graphs"]):
+        lines.append(f'{pad}subgraph {node["id"]}_graph{number}["{_escaped(graph["name"])}"]')
+        _draw(graph, lines, depth + 1)
+        lines.append(f"{pad}end")
+        lines.append(f'{pad}{node["id"]} -.- {node["id"]}_graph{number}')
+
+
+def _escaped(text: str) -> str:
+    """Text within a quoted label: what Mermaid or HTML would read as something else goes as an entity."""
+    return re.sub(r"[^\w .,:;+*/()\[\]{}=!?%-]", lambda match: f"#{ord(match[0])};", text.replace("\n", " "))
