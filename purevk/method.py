@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -105,11 +106,15 @@ class Method:
         self.program, self.name, self.source = program, name, source
         self.specializations: list[Specialization] = []
         self._calls = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.graph: Graph = self._prepare(None).graph
 
     # -- lowering -----------------------------------------------------------------------------------------------------
     def _prepare(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None = None) -> Specialization:
+        with self.program.lock:  # methods share weights, and a call holds the lock of its own method alone
+            return self._lower(sizes, expected)
+
+    def _lower(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Specialization:
         program = self.program
         with GuardLog() as log, expecting(expected or {}):
             start = time.perf_counter()
@@ -168,6 +173,7 @@ class Method:
             InputError: number, rank, dtype or size of the inputs, or of `out`, is wrong.
         """
         targets = None if out is None else read_outputs(self, out)
+        self.program.settle()
         results = self._call(read_inputs(self, inputs), targets)
         if self.graph.updates:
             count = len(results) - len(self.graph.updates)
@@ -178,9 +184,30 @@ class Method:
             results = tuple(new if old is None else old for old, new in zip(kept, results))
         return results[0] if len(results) == 1 else results
 
+    def submit(self, *inputs: Any) -> Future[Any]:
+        """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
+
+        The inputs are copied now. Calls run in the order in which they were made, those of all methods of the program and
+        those without `submit` included, so states change in that order. At most `Program.in_flight` calls are unfinished: if
+        there are as many, this waits for one to finish.
+
+        Returns:
+            A `concurrent.futures.Future`: `result(timeout=None)` waits and gives what `__call__` returns, or raises what it
+            raises; `done()`, `cancel()` (while it has not started), `add_done_callback()`.
+
+        Raises:
+            PurevkError: the program is closed.
+        """
+
+        def call(given: Given) -> Any:
+            results = self._call(given)
+            return results[0] if len(results) == 1 else results
+
+        return self.program.submissions.submit(lambda: read_inputs(self, inputs).owned(), call)
+
     def _call(self, given: Given, targets: Sequence[np.ndarray | None] | None = None) -> tuple[Any, ...]:
         """One call with checked inputs; the results as the caller expects them."""
-        with self._lock:
+        with self.lock:
             self.program.check_open()
             chosen, env = self._choose(given.arrays)
             chosen, outputs = self._run(chosen, env, given.arrays, targets)
@@ -297,10 +324,11 @@ class Method:
         return self.specializations[0].executable
 
     def close(self) -> None:
-        """Releases the memory of calls."""
-        for each in self.specializations:
-            each.executable.close()
-        self.specializations.clear()
+        """Waits for a call that runs, and releases the memory of calls."""
+        with self.lock:
+            for each in self.specializations:
+                each.executable.close()
+            self.specializations.clear()
 
     def __repr__(self) -> str:
         return f"<Method {self.name}({describe_inputs(self.graph)})>"

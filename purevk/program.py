@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
+from concurrent.futures import Future
 from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
@@ -15,6 +18,7 @@ from purevk.graph.context import Context, default_context
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value, map_leaves
 from purevk.method import GraphSource, Method
+from purevk.submitting import Submissions
 
 
 class Program:
@@ -28,6 +32,7 @@ class Program:
         context: the device that it runs on.
         bounds: "grow" or "strict", see `load`; "open": as "grow", for bounds that nobody gave.
         weights, states: what is on the device between calls.
+        in_flight: submitted calls that may be unfinished at a time; what it is at the first `submit` counts.
         seconds: what loading took, by phase.
     """
 
@@ -45,6 +50,10 @@ class Program:
         self.seconds: dict[str, float] = {}
         self._leaves: dict[Any, Value] = {}
         self._closed = False
+        self._submissions: Submissions | None = None
+        self.in_flight = 2
+        self.lock = threading.RLock()
+        self._starting = threading.Lock()
         self._kernels: dict[str, Any] = {}
         self.methods: dict[str, Method] = {}
         context.programs.add(self)
@@ -73,6 +82,25 @@ class Program:
 
     __call__ = forward
 
+    def submit(self, *inputs: Any) -> Future[Any]:
+        """Starts the method "forward" and returns a future of its result; see `Method.submit`."""
+        return self.method("forward").submit(*inputs)
+
+    @property
+    def submissions(self) -> Submissions:
+        """The thread of submitted calls."""
+        self.check_open()
+        if self._submissions is None:
+            with self._starting:
+                if self._submissions is None:
+                    self._submissions = Submissions(self.in_flight)
+        return self._submissions
+
+    def settle(self) -> None:
+        """Waits until all submitted calls are finished."""
+        if self._submissions is not None:
+            self._submissions.settle()
+
     def method(self, name: str) -> Method:
         """A method by its name. Raises `InputError` with the names that there are."""
         try:
@@ -83,14 +111,18 @@ class Program:
             ) from None
 
     def reset_state(self) -> None:
-        """Gives every state (such as a KV cache) its first content again."""
-        self.check_open()
-        items: dict[Value, Any] = {}
-        for method in self.methods.values():
-            for graph in method.graph.nested():
-                for value, first in graph.states.items():
-                    items[value] = None if first is None else first.data[: value.type.nbytes]
-        self.states.upload(list(items.items()))
+        """Gives every state (such as a KV cache) its first content again, after the calls that were made before."""
+        self.settle()
+        with contextlib.ExitStack() as held:
+            for method in self.methods.values():
+                held.enter_context(method.lock)
+            self.check_open()
+            items: dict[Value, Any] = {}
+            for method in self.methods.values():
+                for graph in method.graph.nested():
+                    for value, first in graph.states.items():
+                        items[value] = None if first is None else first.data[: value.type.nbytes]
+            self.states.upload(list(items.items()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs before any pass, so that it
@@ -179,7 +211,10 @@ class Program:
             raise PurevkError("the program is closed", where=self.name, next="load it again")
 
     def close(self) -> None:
-        """Releases everything of the program on the device, and the file. Safe to call twice."""
+        """Waits for the calls that were made, then releases everything of the program on the device, and the file. Safe to
+        call twice."""
+        if self._submissions is not None:
+            self._submissions.close()
         if self._closed:
             return
         self._closed = True

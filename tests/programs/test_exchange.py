@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,3 +170,12 @@ def test_numbers_take_the_dtype_of_the_method() -> None:
         np.testing.assert_array_equal(program.forward([0.5, 1], [1, 2]), [1.5, 3])
         with pytest.raises(InputError, match="input 1 has dtype float64"):
             program.forward([0.5, 1], [1.5, 2])
+
+
+def test_the_page_runs(linear_input: np.ndarray) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block.replace('"model.pte"', repr(str(LINEAR))), "docs/calling.md", "exec"), space)
+    assert len(space["results"]) == 8
+    space["program"].close()

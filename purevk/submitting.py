@@ -1,0 +1,70 @@
+"""Calls that run on a thread of their own, while the caller prepares the next ones."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable
+
+from purevk.errors import PurevkError
+
+
+class Submissions:
+    """The calls of one program that were submitted, run in their order by one thread.
+
+    Args:
+        limit: calls that may be unfinished; one more waits.
+    """
+
+    def __init__(self, limit: int) -> None:
+        # Its thread holds nothing of this object between calls, and ends with it.
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="purevk")
+        self._room = threading.Semaphore(max(limit, 1))
+        self._order = threading.Lock()
+        self._last: Future[Any] | None = None
+        self._worker: int | None = None
+
+    def submit(self, prepare: Callable[[], Any], call: Callable[[Any], Any]) -> Future[Any]:
+        """Has `call(prepare())` run: `prepare` now, once there is room, `call` on the thread.
+
+        Returns:
+            A future of what `call` returns; errors of both come out of its `result()`.
+
+        Raises:
+            PurevkError: after `close`.
+        """
+        # A callback of a finished call does not wait: that would be for its own thread.
+        held = self._room.acquire(blocking=threading.get_ident() != self._worker)
+        future: Future[Any] | None = None
+        try:
+            prepared = prepare()
+            with self._order:
+                future = self._last = self._threads.submit(self._run, call, prepared)
+        except PurevkError as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+        except RuntimeError:
+            raise PurevkError("the program is closed", next="load it again") from None
+        finally:
+            if held and future is None:
+                self._room.release()
+        if held:
+            future.add_done_callback(lambda _: self._room.release())
+        return future
+
+    def _run(self, call: Callable[[Any], Any], prepared: Any) -> Any:
+        self._worker = threading.get_ident()
+        return call(prepared)
+
+    def settle(self) -> None:
+        """Waits until all calls submitted so far are finished. Does nothing on their own thread."""
+        last = self._last
+        if last is not None and threading.get_ident() != self._worker and not last.done():
+            finished = threading.Event()
+            last.add_done_callback(lambda _: finished.set())
+            finished.wait()
+
+    def close(self) -> None:
+        """Waits for all calls and takes no more."""
+        self._threads.shutdown(wait=threading.get_ident() != self._worker)
