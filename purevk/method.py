@@ -174,11 +174,7 @@ class Method:
         """
         targets = None if out is None else read_outputs(self, out)
         self.program.settle()
-        results = self._call(read_inputs(self, inputs), targets)
-        if self.graph.updates:
-            count = len(results) - len(self.graph.updates)
-            write_back(inputs, self.graph.updates, results[count:])
-            results = results[:count]
+        results = self._update(inputs, self._call(read_inputs(self, inputs), targets))
         if out is not None:
             kept = out if isinstance(out, (tuple, list)) else [out]
             results = tuple(new if old is None else old for old, new in zip(kept, results))
@@ -187,7 +183,7 @@ class Method:
     def submit(self, *inputs: Any) -> Future[Any]:
         """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
 
-        The inputs are copied now. Calls run in the order in which they were made, those of all methods of the program and
+        The inputs are copied now; those that the method writes have their new elements when the call is finished. Calls run in the order in which they were made, those of all methods of the program and
         those without `submit` included, so states change in that order. At most `Program.in_flight` calls are unfinished: if
         there are as many, this waits for one to finish.
 
@@ -200,10 +196,18 @@ class Method:
         """
 
         def call(given: Given) -> Any:
-            results = self._call(given)
+            results = self._update(inputs, self._call(given))
             return results[0] if len(results) == 1 else results
 
         return self.program.submissions.submit(lambda: read_inputs(self, inputs).owned(), call)
+
+    def _update(self, inputs: Sequence[Any], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Gives the inputs that the method writes their new elements; the results that are left."""
+        updates = self.graph.updates
+        count = len(results) - len(updates)
+        if updates:
+            write_back(inputs, updates, results[count:])
+        return results[:count]
 
     def _call(self, given: Given, targets: Sequence[np.ndarray | None] | None = None) -> tuple[Any, ...]:
         """One call with checked inputs; the results as the caller expects them."""

@@ -81,6 +81,21 @@ def test_states_keep_the_order_of_calls() -> None:
         np.testing.assert_array_equal(program.forward(x * 0), alone[0])
 
 
+def test_inputs_that_a_model_writes() -> None:
+    class Writes(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            y.add_(x)
+            return y * 2
+
+    given = torch.zeros(3), torch.zeros(3)
+    with purevk.compile(Writes(), given) as program:
+        y, out = torch.ones(3), torch.empty(3)
+        handle = program.submit(torch.full((3,), 2.0), y)
+        assert torch.equal(handle.result(), torch.full((3,), 6.0)) and torch.equal(y, torch.full((3,), 3.0))
+        assert program.forward(torch.ones(3), y, out=out) is out
+        assert torch.equal(out, torch.full((3,), 8.0)) and torch.equal(y, torch.full((3,), 4.0))
+
+
 def test_errors_come_out_of_the_result(gate: Any, linear_input: np.ndarray) -> None:
     program = gate(lambda x: 1 / 0)
     handle = program.submit(np.zeros(4, np.float32))
