@@ -275,6 +275,7 @@ class Importer:
             bound.update({name: arg for name, arg in args.items() if name in names})
         else:
             bound = row.bind(tuple(args)[: len(row.parameters)])
+        bound = row.integers(bound)
         if "dtype" in bound:
             if isinstance(bound["dtype"], int):
                 bound["dtype"] = DType.from_pte(bound["dtype"])

@@ -112,7 +112,7 @@ class VulkanDelegate:
             case V.IntList() | V.BoolList() | V.DoubleList():
                 return tuple(value.items)
             case vk.ValueList():
-                return tuple(self._arg(item) for item in value.items)
+                return tuple(self._integer(item) for item in value.items)
             case vk.SymInt():
                 return value.value
             case vk.VkTensor() if value.is_constant:
@@ -121,6 +121,11 @@ class VulkanDelegate:
             f"value %{number} of {self.label} is read before it is written", where=self.importer.where,
             next="the file is damaged: copy or export it again",
         )  # fmt: skip
+
+    def _integer(self, number: int) -> Any:
+        """An argument that is no real number: exporters keep 3 and 3.0 as one value, whichever came first."""
+        arg = self._arg(number)
+        return int(arg) if isinstance(arg, float) and arg.is_integer() else arg
 
     def _constant(self, number: int, tensor: vk.VkTensor, kind: str) -> Value:
         if number in self.states:
@@ -177,15 +182,15 @@ class VulkanDelegate:
             self.env[output] = self._arg(inputs[0], "state" if self._is_written(output) else "constant")
             return
         if name in ("sym_size.int", "aten.sym_size.int"):
-            tensor, dim = self._arg(inputs[0]), self._arg(inputs[1])
+            tensor, dim = self._arg(inputs[0]), self._integer(inputs[1])
             self.env[output] = tensor.type.dims[dim]
             return
         if name == "et_vk.select_as_symint.default":
             tensor = self.sources.get(inputs[0]) or self._arg(inputs[0])
-            self.env[output] = self._element(tensor, self._arg(inputs[1]), self._arg(inputs[2]))
+            self.env[output] = self._element(tensor, self._integer(inputs[1]), self._integer(inputs[2]))
             return
         if base in INTEGER_OPERATORS and not name.startswith("aten."):
-            self.env[output] = integer(INTEGER_OPERATORS[base], *(self._arg(number) for number in inputs))
+            self.env[output] = integer(INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs))
             return
         row = registry.find(name)
         mutated = row.mutates if row else ()

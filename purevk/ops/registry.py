@@ -89,6 +89,10 @@ class Control:
 Form = Union[Pointwise, View, Rewrite, Kernel, Control]
 
 
+_INTEGER_TYPES = ("int", "int | None", "Size", "Size | None")
+_INTEGER_NAMES = ("zero_point", "quant_min", "quant_max")  # tensors too, so that they have no such type
+
+
 @dataclass(frozen=True)
 class Operator:
     """A row of the table of operators.
@@ -131,6 +135,15 @@ class Operator:
                 bound[name] = args[position]
             elif parameter.default is not parameter.empty:
                 bound[name] = parameter.default
+        return bound
+
+    def integers(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name, those that are integers by the schema as such: a file may share one number, 3.0, between an
+        operator that takes a real number and one that takes a dim."""
+        for name, arg in bound.items():
+            if isinstance(arg, float) and arg.is_integer():
+                if name in _INTEGER_NAMES or self.signature.parameters[name].annotation in _INTEGER_TYPES:
+                    bound[name] = int(arg)
         return bound
 
     def infer(self, args: tuple[Any, ...]) -> tuple[TensorType, ...]:
