@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Mapping, Sequence
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.exported import _Reader
+from purevk.frontends.exported import Reader
 from purevk.frontends.importer import settled
 from purevk.ir import Dim, Graph, Size, Symbol, SymbolSource
 
@@ -81,7 +81,7 @@ class AotGraph:
         return settled(lambda: _AotReader(self, constants, sizes).run())
 
 
-class _AotReader(_Reader):
+class _AotReader(Reader):
     def __init__(self, aot: AotGraph, constants: Mapping[int, Any], sizes: Any) -> None:
         kinds = {node.name: ("PARAMETER" if at in constants else "USER_INPUT", at) for at, node in enumerate(aot._nodes)}
         kind = SimpleNamespace(name="USER_OUTPUT")
@@ -164,7 +164,7 @@ class _AotReader(_Reader):
 
         tensor, dim, start, _, *step = given
         size = tensor.meta["val"].shape[dim]
-        first = self._arg(start) or 0
+        first = self.arg(start) or 0
         number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
         if number is not None and number.has_hint() and number.hint < 0:
             first = first + self._known(size)
