@@ -258,7 +258,7 @@ def load(
 
     Raises:
         FileFormatError: it is no .pte or .pvk file, or damaged.
-        UnsupportedProgramError: it holds a delegate of another backend, or control flow.
+        UnsupportedProgramError: it holds a delegate of another backend.
         DeviceError: there is no Vulkan device.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
     """

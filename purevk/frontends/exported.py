@@ -11,6 +11,7 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
 from purevk.frontends.importer import NUMBERS, Importer, settled
+from purevk.frontends.names import RELATIONS
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -20,7 +21,6 @@ _PYTHON = {
     operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
 }  # fmt: skip
-_RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def decompositions() -> Any:
@@ -265,7 +265,7 @@ class Reader:
             return
         if target in _PYTHON:
             args = [self.arg(arg) for arg in node.args]
-            if _PYTHON[target] in _RELATIONS and any(isinstance(arg, Dim) for arg in args):
+            if _PYTHON[target] in RELATIONS and any(isinstance(arg, Dim) for arg in args):
                 if self._is_asserted(node):
                     self.env[node] = (args[0], _PYTHON[target], args[1])
                     return

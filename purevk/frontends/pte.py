@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import contextlib
+import functools
+from typing import Any, Iterator, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends import control
 from purevk.frontends.importer import NUMBERS, Importer, settled
-from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, is_out_variant, plan_name
+from purevk.frontends.jumps import Choice, Loop, Step, Uses, instructions_of, place_of, structure
+from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, RELATIONS, is_out_variant, plan_name
 from purevk.frontends.vulkan import VulkanDelegate
 from purevk.ir import Dim, Graph, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.pte import program as P
 from purevk.pte import values as V
 
@@ -23,7 +28,7 @@ def read_method(program: P.Program, method: str = "forward", sizes: Sequence[tup
         sizes: the sizes of the tensors of a call, by position, to specialize on; None: the file's bounds.
 
     Raises:
-        UnsupportedProgramError: a delegate of another backend, or control flow.
+        UnsupportedProgramError: a delegate of another backend, or jumps that no exporter writes.
         FileFormatError: the file contradicts itself.
     """
     return settled(lambda: _Plan(program, program.method(method), sizes).run())
@@ -36,28 +41,158 @@ class _Plan:
         self.importer = Importer(plan.name, self.where, sizes)
         self.env: dict[int, Any] = {}
         self.delegate_states: dict[int, dict[int, Value]] = {}
+        self.states: dict[int, Value] = {}
+        self.places: dict[tuple[int, int], int] = {}  # what was written last to a place in the arenas
 
     def run(self) -> Graph:
         for number in self.plan.inputs:
-            self.env[number] = self._input(number)
+            self._set(number, self._input(number))
         if len(self.plan.chains) != 1:
             self._refuse("control flow", f"{len(self.plan.chains)} chains of instructions; one is accepted")
-        for position, instruction in enumerate(self.plan.chains[0].instructions):
-            match instruction:
-                case P.KernelCall():
-                    operator = self.plan.operators[instruction.op_index]
-                    self._kernel(operator, instruction.args, f"{self.plan.name}#{position} {operator}")
-                case P.DelegateCall():
-                    self._delegate(instruction.delegate_index, instruction.args)
-                case P.MoveCall():
-                    self.env[instruction.target] = self._arg(instruction.source)
-                case P.Free():
-                    pass
-                case P.JumpFalse():
-                    self._refuse("control flow", f"instruction {position} is a jump")
+        self._steps(structure(self.plan, self.where))
         return self.importer.finish([self._output(number) for number in self.plan.outputs])
 
+    # -- control flow -------------------------------------------------------------------------------------------------
+    def _steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Choice):
+                self._choice(step)
+            elif isinstance(step, Loop):
+                self._loop(step)
+            else:
+                self._instruction(step)
+
+    def _instruction(self, position: int) -> None:
+        match self.plan.chains[0].instructions[position]:
+            case P.KernelCall(op_index, args):
+                operator = self.plan.operators[op_index]
+                self._kernel(operator, args, f"{self.plan.name}#{position} {operator}")
+            case P.DelegateCall(index, args):
+                self._delegate(index, args)
+            case P.MoveCall(source, target):
+                self._set(target, self._arg(source))
+
+    @functools.cached_property
+    def uses(self) -> Uses:
+        return Uses(self.plan, self._written)
+
+    def _written(self, instruction: P.Instruction) -> Sequence[int]:
+        """The values that an instruction writes."""
+        match instruction:
+            case P.KernelCall(op_index, args):
+                operator = self.plan.operators[op_index]
+                if operator.name == "executorch_prim::et_copy_index":
+                    return args[:1]
+                return self._outputs(operator, args)
+            case P.DelegateCall(index, args):
+                if self.plan.delegates[index].id != P.VULKAN_BACKEND:
+                    return ()
+                return self._split(index, self.program.vulkan_graph(self.plan.delegates[index]), args)[1]
+            case P.MoveCall(_, target):
+                return (target,)
+        return ()
+
+    @contextlib.contextmanager
+    def _inside(self, region: control.Region, steps: Sequence[Step]) -> Iterator[None]:
+        """Within, nodes go to a region, which takes from around it what its instructions touch."""
+        kept = self.importer, self.env, self.places
+        env: dict[int, Any] = {}
+        for number in self.uses.touched_by(list(instructions_of(steps))):
+            source = number if number in self.env else self._alias(number)
+            if source is not None:
+                env[source] = region.take(self.env[source])
+        self.importer, self.env, self.places = region.importer, env, dict(self.places)
+        try:
+            yield
+        finally:
+            self.importer, self.env, self.places = kept
+
+    def _choice(self, step: Choice) -> None:
+        condition = self._arg(step.condition)
+        if isinstance(condition, bool):
+            self._steps(step.true if condition else step.false)
+            return
+        parts = (step.true, step.false)
+        written = self.uses.written_by([at for part in parts for at in instructions_of(part)])
+        wanted = [n for n in sorted(written & self.uses.wanted_outside(step.first, step.last)) if n not in self.states]
+
+        def walk(part: Sequence[Step]) -> control.Walk:
+            def run(region: control.Region, _: tuple) -> list[Any]:
+                with self._inside(region, part):
+                    self._steps(part)
+                    for number in wanted:
+                        if number not in self.env:
+                            self.env[number] = region.take(around[number]) if number in around else self._nothing(number)
+                    return [self.env[number] for number in wanted]
+
+            return run
+
+        around = self.env
+        source = f"{self.plan.name}#{step.first} choice"
+        made = control.cond(self.importer, condition, [walk(part) for part in parts], (), source)
+        for number, value in zip(wanted, made):
+            self._set(number, self.importer.element(value, 0) if isinstance(self.plan.values[number], V.Int) else value)
+
+    def _nothing(self, number: int) -> Any:
+        """What a value holds that one branch alone writes."""
+        value = self.plan.values[number]
+        if not isinstance(value, P.Tensor):
+            return self._plain(value)
+        return self.importer.emit(
+            "aten.full.default", (value.sizes, 0, self._dtype(value)), [], [], f"value {number} before it is written"
+        )[0]
+
+    def _loop(self, step: Loop) -> None:
+        inside = list(instructions_of(step.steps))
+        calls = {at: self.plan.chains[0].instructions[at] for at in inside}
+        rows: dict[int, tuple[int, int]] = {}  # instruction: (tensor, its row)
+        stacked: list[int] = []
+        for at, call in calls.items():
+            if step.counter not in self.uses.touched[at]:
+                continue
+            name = self.plan.operators[call.op_index].name if isinstance(call, P.KernelCall) else ""
+            if name == "aten::select_copy" and self._arg(call.args[1]) == 0 and call.args[2] == step.counter:
+                rows[at] = (call.args[0], call.args[-1])
+            elif name == "executorch_prim::et_copy_index" and call.args[2] == step.counter:
+                stacked.append(call.args[0])
+            else:
+                self._refuse("a loop", f"instruction {at} uses its counter")
+        if not rows:
+            self._refuse("a loop", f"instructions {step.first} to {step.last} walk over no tensor")
+        written = self.uses.written_by(inside)
+        carried = [n for n in sorted(written) if n in self.env and n not in self.states and n not in stacked]
+        plain = tuple(each for each in step.steps if each not in rows)
+
+        def walk(region: control.Region, args: tuple) -> list[Any]:
+            with self._inside(region, plain):
+                for number, value in zip((*carried, *(row for _, row in rows.values())), args):
+                    self._set(number, value)
+                self._steps(plain)
+                return [self.env[number] for number in (*carried, *stacked)]
+
+        scanned = [self._arg(tensor) for tensor, _ in rows.values()]
+        source = f"{self.plan.name}#{step.first} loop"
+        made = control.scan(self.importer, walk, [self.env[number] for number in carried], scanned, (), source)
+        for number, value in zip((*carried, *stacked), made):
+            self._set(number, value)
+
     # -- values -------------------------------------------------------------------------------------------------------
+    def _set(self, number: int, value: Any) -> None:
+        """A value is written."""
+        self.env[number] = value
+        place = place_of(self.plan.values[number])
+        if place is not None:
+            self.places[place] = number
+
+    def _alias(self, number: int) -> int | None:
+        """The value that was written to the memory of one that nobody writes: views without a copy share their bytes."""
+        tensor = self.plan.values[number] if number >= 0 else None
+        other = self.places.get(place_of(tensor))
+        if other not in self.env or number in self.env:
+            return None
+        found = self.plan.values[other]
+        return other if (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type) else None
+
     def _input(self, number: int) -> Any:
         value = self.plan.values[number]
         if isinstance(value, P.Tensor):
@@ -78,7 +213,14 @@ class _Plan:
             if value.is_constant:
                 data = self.program.tensor_data(value)
                 return self.importer.constant(data, TensorType(self._dtype(value), self._sizes(value)))
-            if value.has_data:
+            if value.has_data or number in self.states:
+                return self._state(number, value)
+            other = self._alias(number)
+            if other is not None:
+                given = self.env[other]
+                return self.importer.emit("aten.view.default", (given, value.sizes), [], [], f"value {number}")[0]
+            if value.allocation is not None and value.dynamism is P.ShapeDynamism.STATIC:
+                # A buffer without first content, which the runtime leaves to chance: zeros.
                 return self._state(number, value)
             raise FileFormatError(f"value {number} is read before it is written", where=self.where)
         return self._plain(value)
@@ -98,9 +240,11 @@ class _Plan:
         raise FileFormatError(f"a value of kind {type(value).__name__} stands where an argument is read", where=self.where)
 
     def _state(self, number: int, tensor: P.Tensor) -> Value:
-        data = self.program.tensor_data(tensor)
-        self.env[number] = self.importer.state(data, TensorType(self._dtype(tensor), self._sizes(tensor)))
-        return self.env[number]
+        if number not in self.states:
+            data = self.program.tensor_data(tensor)
+            self.states[number] = self.importer.state(data, TensorType(self._dtype(tensor), self._sizes(tensor)))
+        self._set(number, self.states[number])
+        return self.states[number]
 
     def _dtype(self, tensor: P.Tensor) -> DType:
         if tensor.dtype is None:
@@ -137,6 +281,9 @@ class _Plan:
         tensors = [self.plan.values[number] for number in outputs]
         recorded = [self._recorded(tensor) for tensor in tensors]
         dynamic = [isinstance(tensor, P.Tensor) and tensor.dynamism is not P.ShapeDynamism.STATIC for tensor in tensors]
+        if name == "copy_" and not self._is_buffer(outputs[0]):
+            self._set(outputs[0], self.importer.cast(inputs[1], recorded[0].dtype, source))
+            return
         if name == "copy_" or (name == "copy" and isinstance(self._existing(outputs[0]), Value)):
             self._store(outputs[0], inputs, source)
             return
@@ -150,7 +297,7 @@ class _Plan:
             else:
                 if not isinstance(self.plan.values[number], P.Tensor):
                     self.importer.numbers.add(value)
-                self.env[number] = value
+                self._set(number, value)
 
     def _recorded(self, value: Any) -> TensorType:
         """The type of a result; numbers are tensors without dims."""
@@ -165,7 +312,23 @@ class _Plan:
         value = self.plan.values[number]
         if number not in self.env and isinstance(value, P.Tensor) and value.has_data and value.allocation is not None:
             return self._state(number, value)
+        if number in self.states:
+            return self.states[number]
         return self.env.get(number)
+
+    def _is_buffer(self, number: int) -> bool:
+        """Whether a tensor that is copied into lives between calls: it has been read as one, it has first content, or nobody
+        reads what is copied."""
+        value = self.plan.values[number]
+        if number in self.states or (isinstance(value, P.Tensor) and value.has_data):
+            return True
+        if number in self.env or not isinstance(value, P.Tensor) or number in self.plan.outputs:
+            return False
+        touching = [at for at, touched in enumerate(self.uses.touched) if number in touched]
+        if len(touching) > 1:
+            return False
+        self._state(number, value)
+        return True
 
     def _store(self, target: int, inputs: Sequence[Any], source: str) -> None:
         state, new = self._existing(target), inputs[1]
@@ -200,11 +363,16 @@ class _Plan:
 
     def _prim(self, name: str, args: Sequence[int], source: str) -> None:
         if name == "et_view":
-            self.env[args[-1]] = self.importer.emit(
-                "aten.view.default", [self._arg(args[0]), self._arg(args[1])], [], [], source
-            )[0]
+            view = self.importer.emit("aten.view.default", [self._arg(args[0]), self._arg(args[1])], [], [], source)[0]
+            self._set(args[-1], view)
+        elif name == "et_copy_index":
+            self.env[args[0]] = self._arg(args[1])  # the loop stacks what its turns leave here
         elif name in INTEGER_OPERATORS:
-            self.env[args[-1]] = self.importer.arithmetic(INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]], source)
+            op, numbers = INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]]
+            if op in RELATIONS and not any(isinstance(number, Value) for number in numbers):
+                self.env[args[-1]] = _dims.indicator(numbers[0], op, numbers[1])
+            else:
+                self.env[args[-1]] = self.importer.arithmetic(op, numbers, source)
         else:
             self._refuse(f"executorch_prim::{name}", f"at {source}")
 
@@ -229,7 +397,7 @@ class _Plan:
                     "aten.full.default", ((1,) * len(expected.sizes), value, self._dtype(expected)), [], [],
                     f"delegate {index} output",
                 )[0]  # fmt: skip
-            self.env[number] = value
+            self._set(number, value)
 
     def _split(self, index: int, graph: Any, args: Sequence[int]) -> tuple[list[int], list[int]]:
         """The arguments of a delegate call are its inputs, then its outputs. The graph may have dropped inputs that are still

@@ -13,6 +13,7 @@ from torch._higher_order_ops import scan, while_loop  # noqa: E402
 from torch._higher_order_ops.map import map as torch_map  # noqa: E402
 
 import purevk  # noqa: E402
+from purevk import cli  # noqa: E402
 from purevk.errors import UnsupportedProgramError  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.export]
@@ -206,12 +207,16 @@ def test_a_buffer_that_a_loop_writes():
     check(Running(), [(tensor(4, seed=seed),) for seed in range(3)])
 
 
-def test_reset_saving_and_other_sizes(tmp_path: Path):
+def test_reset_saving_and_other_sizes(tmp_path: Path, capsys):
     torch.manual_seed(5)
     module = Large(260)
     calls = [(tensor(size, 260), choice) for size in (3, 40) for choice in (TRUE, FALSE)]
     with torch.no_grad(), purevk.compile(module, calls[0], {"x": BATCH, "choice": None}) as program:
         program.save(tmp_path / "large.pvk")
+        assert cli.main(["inspect", str(tmp_path / "large.pvk"), "--no-device", "--node-table", "--graph"]) == 0
+        shown = capsys.readouterr().out
+        assert "1 step of control flow" in shown and "\n  graph forward.cond_0.true\n" in shown
+        assert "    forward.cond_0.true" in shown and "      purevk.matmul" in shown
         with purevk.load(tmp_path / "large.pvk") as loaded:
             for call in calls:  # 40 rows are above the bound: both are lowered again
                 torch.testing.assert_close(loaded(*call), module(*call), rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import purevk
+from purevk import pte
 from purevk.errors import DeviceError, FileFormatError, InputError, PurevkError, UnsupportedProgramError
+from purevk.frontends.jumps import structure
 from tests.programs.conftest import DATA
 from tests.programs.models import exported
 from tests.programs.process import python
@@ -57,9 +60,17 @@ def test_a_delegate_of_another_backend() -> None:
     assert "CoreMLBackend" in raised.what and "VulkanBackend" in raised.why and "VulkanPartitioner" in raised.next
 
 
-def test_control_flow() -> None:
-    raised = refused(UnsupportedProgramError, lambda: purevk.load(DATA / "branch.pte"))
-    assert "control flow" in raised.what and "branch.pte" in raised.where and "jump" in raised.why
+def test_jumps_that_no_exporter_writes() -> None:
+    with pte.read_program(DATA / "branch.pte") as program:
+        plan = program.method()
+        (chain,) = plan.chains
+        for at, call in enumerate(chain.instructions):
+            if isinstance(call, pte.program.JumpFalse):
+                for destination in (at, 0) if at else (at,):
+                    jumps = (*chain.instructions[:at], replace(call, destination=destination), *chain.instructions[at + 1 :])
+                    changed = replace(plan, chains=(replace(chain, instructions=jumps),))
+                    raised = refused(UnsupportedProgramError, lambda changed=changed: structure(changed, "branch.pte"))
+                    assert "control flow" in raised.what and "branch.pte" in raised.where and "jump" in raised.why
 
 
 def test_a_data_file_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
