@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Runs the gallery of models (tests/models/gallery) through purevk, straight from torch and as .pte, against eager torch.
+
+    python scripts/models.py [NAME ...] [--json docs/data/models.json] [--again] [--only compile] [--list]
+
+Without names, all that the JSON file does not have yet; it is written after each model, so that a run can be cut off and
+goes on. Kernels are compiled anew for each model: "compile" is a first start. scripts/make_docs.py makes docs/models.md of
+the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+WAYS = ("compile", "pte")
+REPEATS = 15
+_ENOUGH = 0.5  # seconds of repeated calls
+
+
+def flat(results: Any) -> list[Any]:
+    """The tensors among nested results, in order."""
+    import torch
+    from torch.utils import _pytree
+
+    return [leaf for leaf in _pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+
+def relative_error(made: list[Any], wanted: list[Any]) -> float:
+    """The largest difference between two lists of tensors, each relative to its wanted tensor's largest magnitude; infinite
+    where sizes, numbers or infinities differ."""
+    import torch
+
+    if len(made) != len(wanted):
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(made, wanted):
+        a, b = torch.as_tensor(a).double(), b.double()
+        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+            return float("inf")
+        if b.numel() == 0 or not b.isfinite().any():
+            continue
+        a, b = a[b.isfinite()], b[b.isfinite()]
+        worst = max(worst, ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item())
+    return worst
+
+
+def median_seconds(call: Callable[[], Any]) -> float:
+    """The median time of a few calls."""
+    call()
+    times: list[float] = []
+    while len(times) < REPEATS and (len(times) < 3 or sum(times) < _ENOUGH):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def exported_program(built: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return torch.export.export(built.module, built.inputs, dynamic_shapes=built.dynamic_shapes, strict=False)
+
+
+def measure(program: Any, built: Any, wanted: list[list[Any]], seconds: float) -> dict[str, Any]:
+    """What a program makes of the samples, how fast, and where its nodes run."""
+    error = 0.0
+    for sample, reference in zip(built.samples, wanted):
+        error = max(error, relative_error(flat(program.forward(*sample)), reference))
+    last = built.samples[-1]
+    report = program.report()
+    steps = program.method("forward").executable.plan.steps
+    hosts = Counter(step.nodes[0].args[0] for step in steps if not step.on_device)
+    return {
+        "error": error,
+        "ms": median_seconds(lambda: program.forward(*last)) * 1e3,
+        "compile_s": seconds,
+        "phases": {phase: round(value, 3) for phase, value in report["seconds"].items()},
+        "segments": report["segments"],
+        "dispatches": report["dispatches"],
+        "cpu": dict(sorted(hosts.items())),
+    }
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:400]
+    return {"failed": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"}
+
+
+def straight(build: Callable[[], Any], wanted: list[list[Any]]) -> dict[str, Any]:
+    """The model through `purevk.compile`."""
+    import purevk
+
+    built = build()
+    start = time.perf_counter()
+    exported = exported_program(built)
+    export = time.perf_counter() - start
+    start = time.perf_counter()
+    with purevk.compile(exported) as program:
+        seconds = time.perf_counter() - start
+        return {"export_s": export, **measure(program, built, wanted, seconds)}
+
+
+def through_file(build: Callable[[], Any], wanted: list[list[Any]], keep: Path | None, name: str) -> dict[str, Any]:
+    """The model as a .pte of executorch's VulkanPartitioner, through `purevk.load`."""
+    import purevk
+    from purevk import pte
+    from purevk.pte import program as P
+    from tests.models.export import lower
+
+    built = build()
+    start = time.perf_counter()
+    blob = lower(built, "fp32", built.dynamic_shapes is not None)
+    export = time.perf_counter() - start
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / f"{name}.pte").write_bytes(blob)
+    with pte.read_program(blob) as file:
+        calls = [call for chain in file.method("forward").chains for call in chain.instructions]
+        delegates = sum(isinstance(call, P.DelegateCall) for call in calls)
+        kernels = sum(isinstance(call, P.KernelCall) for call in calls)
+    if built.stateful:
+        built = build()  # tracing may have moved the state
+    start = time.perf_counter()
+    with purevk.load(blob) as program:
+        seconds = time.perf_counter() - start
+        return {
+            "export_s": export, "bytes": len(blob), "delegates": delegates, "kernels": kernels,
+            **measure(program, built, wanted, seconds),
+        }  # fmt: skip
+
+
+def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str, Any]:
+    """One row of the table, as JSON."""
+    import torch
+
+    with torch.no_grad():
+        built = model.build()
+        parameters = sum(p.numel() for p in built.module.parameters())
+        wanted = [[x.clone() for x in flat(built.module(*sample))] for sample in built.samples]
+        last = built.samples[-1]
+        eager = median_seconds(lambda: built.module(*last))
+    row: dict[str, Any] = {
+        "library": model.library, "about": model.about, "parameters": parameters, "eager_ms": eager * 1e3,
+        "tolerance": model.tolerance,
+    }  # fmt: skip
+    del built
+    for way in ways:
+        try:
+            if way == "compile":
+                row[way] = straight(model.build, wanted)
+            else:
+                row[way] = through_file(model.build, wanted, keep, model.name)
+        except Exception as error:  # whatever a model of this list runs into is what the list is for
+            row[way] = failure(error)
+            if os.environ.get("PUREVK_TRACE_MODELS"):
+                traceback.print_exc()
+    return row
+
+
+def describe(name: str, row: dict[str, Any]) -> str:
+    parts = [f"{name:30} {row['parameters'] / 1e6:7.2f} M  eager {row['eager_ms']:7.1f} ms"]
+    for way in WAYS:
+        data = row.get(way)
+        if data is None:
+            continue
+        if "failed" in data:
+            parts.append(f"\n    {way}: {data['failed']}")
+            continue
+        mark = "" if data["error"] <= row["tolerance"] else " WRONG"
+        cpu = f" cpu {data['cpu']}" if data["cpu"] else ""
+        extra = f" delegates {data['delegates']}" if way == "pte" else ""
+        parts.append(
+            f"\n    {way:8} error {data['error']:.1e}{mark} segments {data['segments']}{cpu}{extra} dispatches"
+            f" {data['dispatches']} {data['ms']:.1f} ms, export {data['export_s']:.1f} s, compile {data['compile_s']:.1f} s"
+        )
+    return "".join(parts)
+
+
+def main() -> int:
+    from tests.models.gallery import MODELS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--json", type=Path, help="file with the rows; read first, written after each model")
+    parser.add_argument("--again", action="store_true", help="also what the file already has")
+    parser.add_argument("--only", choices=WAYS, help="one way only")
+    parser.add_argument("--keep", type=Path, help="folder for the .pte files")
+    parser.add_argument("--list", action="store_true", help="print the names")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{model.name:30} {model.library:14} {model.about}" for model in MODELS.values()))
+        return 0
+    unknown = [name for name in options.names if name not in MODELS]
+    if unknown:
+        parser.error(f"no such model: {', '.join(unknown)}")
+    os.environ.setdefault("MESA_SHADER_CACHE_DISABLE", "1")
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    rows = read_rows(options.json)
+    ways = (options.only,) if options.only else WAYS
+    bad = 0
+    for name in options.names or MODELS:
+        if name in rows["models"] and not options.names and not options.again:
+            if all(way in rows["models"][name] for way in ways):
+                continue
+        with fresh_cache():
+            try:
+                row = run_model(MODELS[name], ways, options.keep)
+            except Exception as error:  # the model itself, or eager torch
+                print(f"{name:30} {failure(error)['failed']}", flush=True)
+                bad += 1
+                continue
+        rows["models"][name] = {**{k: v for k, v in rows["models"].get(name, {}).items() if k in WAYS}, **row}
+        bad += any("failed" in row[way] or row[way]["error"] > row["tolerance"] for way in ways)
+        print(describe(name, row), flush=True)
+        if options.json:
+            write_rows(options.json, rows, list(MODELS))
+    return 1 if bad else 0
+
+
+@contextlib.contextmanager
+def fresh_cache() -> Any:
+    """An empty folder for kernels, so that what is compiled is counted."""
+    from purevk.graph.context import default_context
+
+    before = os.environ.get("PUREVK_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PUREVK_CACHE_DIR"] = folder
+        try:
+            with default_context():
+                yield
+        finally:
+            if before is None:
+                del os.environ["PUREVK_CACHE_DIR"]
+            else:
+                os.environ["PUREVK_CACHE_DIR"] = before
+
+
+def read_rows(path: Path | None) -> dict[str, Any]:
+    if path is not None and path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {"models": {}}
+
+
+def write_rows(path: Path, rows: dict[str, Any], order: list[str]) -> None:
+    from purevk.graph.context import default_context
+    from tests.models.export import versions
+
+    models = {name: rows["models"][name] for name in order if name in rows["models"]}
+    data = {"device": default_context().device.name, "versions": versions(), "models": models}
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Image and video models of torchvision and timm, at small image sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.models.gallery.model import Model, built, first_of, seeded
+from tests.models.zoo import Built, import_torchvision
+
+
+def _image(size: int, generator: Any) -> Any:
+    import torch
+
+    return torch.randn(1, 3, size, size, generator=generator)
+
+
+def _torchvision(name: str, size: int, *keys: Any, **options: Any) -> Callable[[], Built]:
+    def build() -> Built:
+        models = import_torchvision().models
+        generator = seeded()
+        for room in (models, models.segmentation, models.video):
+            if hasattr(room, name):
+                module = getattr(room, name)(weights=None, **options)
+                break
+        return built(first_of(module, *keys) if keys else module, _image(size, generator))
+
+    return build
+
+
+def _timm(name: str, size: int, **options: Any) -> Callable[[], Built]:
+    def build() -> Built:
+        import_torchvision()
+        import timm
+
+        generator = seeded()
+        return built(timm.create_model(name, pretrained=False, **options), _image(size, generator))
+
+    return build
+
+
+def _mixer(block: str, **options: Any) -> Callable[[], Built]:
+    def build() -> Built:
+        import_torchvision()
+        from timm.models import mlp_mixer
+
+        generator = seeded()
+        module = mlp_mixer.MlpMixer(
+            num_classes=10, img_size=64, num_blocks=3, embed_dim=96, block_layer=getattr(mlp_mixer, block), **options
+        )
+        return built(module, _image(64, generator))
+
+    return build
+
+
+def _vgg() -> Built:
+    import torch
+    from torch import nn
+
+    vgg = import_torchvision().models.vgg
+    generator = seeded()
+    features = vgg.make_layers(vgg.cfgs["A"], batch_norm=True)
+    head = nn.Sequential(nn.Linear(512 * 49, 64), nn.ReLU(True), nn.Dropout(), nn.Linear(64, 10))
+    module = nn.Sequential(features, nn.AdaptiveAvgPool2d(7), nn.Flatten(), head)
+    return built(module, torch.randn(1, 3, 64, 64, generator=generator))
+
+
+def _swin(version: int) -> Callable[[], Built]:
+    def build() -> Built:
+        swin = import_torchvision().models.swin_transformer
+        generator = seeded()
+        block, merging = (
+            (swin.SwinTransformerBlock, swin.PatchMerging) if version == 1
+            else (swin.SwinTransformerBlockV2, swin.PatchMergingV2)
+        )  # fmt: skip
+        module = swin.SwinTransformer(
+            patch_size=[4, 4], embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=[7, 7], num_classes=10,
+            block=block, downsample_layer=merging,
+        )  # fmt: skip
+        return built(module, _image(80, generator))
+
+    return build
+
+
+def _vit() -> Built:
+    models = import_torchvision().models
+    generator = seeded()
+    module = models.VisionTransformer(
+        image_size=64, patch_size=8, num_layers=3, num_heads=4, hidden_dim=96, mlp_dim=192, num_classes=10
+    )
+    return built(module, _image(64, generator))
+
+
+def _ssd_features() -> Built:
+    from functools import partial
+
+    from torch import nn
+
+    import_torchvision()
+    from torchvision.models import mobilenet_v3_large
+    from torchvision.models.detection.ssdlite import SSDLiteHead, _mobilenet_extractor
+
+    generator = seeded()
+    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
+    backbone = _mobilenet_extractor(mobilenet_v3_large(weights=None, norm_layer=norm, reduced_tail=True), 6, norm)
+
+    class Boxes(nn.Module):
+        """An image to the box offsets and class scores of all anchors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = backbone
+            self.head = SSDLiteHead([672, 480, 512, 256, 256, 128], [6] * 6, 91, norm)
+
+        def forward(self, x: Any) -> Any:
+            made = self.head(list(self.backbone(x).values()))
+            return made["bbox_regression"], made["cls_logits"].softmax(-1)
+
+    return built(Boxes(), _image(96, generator))
+
+
+def _video(name: str) -> Callable[[], Built]:
+    def build() -> Built:
+        import torch
+
+        models = import_torchvision().models
+        generator = seeded()
+        return built(getattr(models.video, name)(weights=None), torch.randn(1, 3, 4, 40, 40, generator=generator))
+
+    return build
+
+
+def _swin3d() -> Built:
+    import torch
+
+    import_torchvision()
+    from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+    generator = seeded()
+    module = SwinTransformer3d(
+        patch_size=[2, 4, 4], embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=[2, 4, 4], num_classes=10
+    )
+    return built(module, torch.randn(1, 3, 4, 32, 32, generator=generator))
+
+
+def _tv(name: str, size: int, about: str = "", **options: Any) -> Model:
+    return Model(name, "torchvision", f"{about or 'image classifier'}, {size} pixels", _torchvision(name, size, **options))
+
+
+def _ti(name: str, size: int, about: str = "", **options: Any) -> Model:
+    return Model(name, "timm", f"{about or 'image classifier'}, {size} pixels", _timm(name, size, **options))
+
+
+MODELS = (
+    _tv("squeezenet1_1", 96),
+    _tv("shufflenet_v2_x0_5", 96),
+    _tv("mobilenet_v2", 96),
+    _tv("mobilenet_v3_small", 96),
+    _tv("mnasnet0_5", 96),
+    _tv("efficientnet_b0", 96),
+    _tv("regnet_y_400mf", 64),
+    _tv("resnet18", 64),
+    _tv("resnext50_32x4d", 64),
+    _tv("densenet121", 64),
+    Model("vgg11_bn", "torchvision", "its features, a smaller head, 64 pixels", _vgg),
+    _tv("googlenet", 64, init_weights=False, aux_logits=False),
+    _tv("inception_v3", 80, init_weights=False, aux_logits=False),
+    Model("swin", "torchvision", "3 stages, shifted windows of 7, 80 pixels", _swin(1)),
+    Model("swin_v2", "torchvision", "the same, version 2", _swin(2)),
+    Model("vit", "torchvision", "3 layers, patch 8, 64 pixels", _vit),
+    Model("deeplabv3", "torchvision", "segmentation, MobileNet v3 large, 64 pixels",
+          _torchvision("deeplabv3_mobilenet_v3_large", 64, "out", weights_backbone=None)),
+    Model("lraspp", "torchvision", "segmentation, MobileNet v3 large, 64 pixels",
+          _torchvision("lraspp_mobilenet_v3_large", 64, "out", weights_backbone=None)),
+    Model("fcn_resnet50", "torchvision", "segmentation, 48 pixels",
+          _torchvision("fcn_resnet50", 48, "out", weights_backbone=None)),
+    Model("ssdlite", "torchvision", "detection: boxes and scores of all anchors, 96 pixels", _ssd_features),
+    Model("r3d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r3d_18")),
+    Model("r2plus1d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r2plus1d_18")),
+    Model("swin3d", "torchvision", "video, 2 stages, 4 frames of 32 pixels", _swin3d),
+    _ti("convnext_atto", 64),
+    _ti("convnextv2_atto", 64),
+    _ti("mobilevit_xxs", 64),
+    _ti("mobilevitv2_050", 64),
+    _ti("efficientnet_lite0", 64),
+    _ti("mobilenetv4_conv_small", 64),
+    _ti("deit_tiny_patch16_224", 64, img_size=64, depth=4),
+    Model("mlp_mixer", "timm", "3 blocks, 64 pixels", _mixer("MixerBlock")),
+    Model("resmlp", "timm", "3 blocks, 64 pixels", _mixer("ResBlock", mlp_ratio=4)),
+    _ti("ghostnet_050", 64),
+    _ti("repvgg_a0", 64),
+    _ti("edgenext_xx_small", 64),
+    _ti("poolformer_s12", 64),
+    _ti("pvt_v2_b0", 64),
+    _ti("levit_128s", 224),
+    _ti("coatnet_pico_rw_224", 64, img_size=64),
+    _ti("maxvit_rmlp_pico_rw_256", 64, img_size=64),
+    _ti("xcit_nano_12_p16_224", 64),
+    _ti("efficientformerv2_s0", 224),
+    _ti("fastvit_t8", 64),
+    _ti("hrnet_w18_small", 64),
+    _ti("dla34", 64),
+    _ti("nfnet_l0", 64),
+    _ti("volo_d1_224", 64, img_size=64, layers=(1, 1, 1, 1)),
+)  # fmt: skip
