@@ -50,8 +50,12 @@ def _text(model: str, config: str, *keys: Any, mask: bool = False, **options: An
     return build
 
 
-def _causal(family: str, **options: Any) -> Callable[[], Built]:
-    return _text(f"{family}ForCausalLM", f"{family}Config", "logits", use_cache=False, **options)
+def _head(family: str) -> str:
+    return "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+
+
+def _causal(family: str, config: str = "", **options: Any) -> Callable[[], Built]:
+    return _text(_head(family), config or f"{family}Config", "logits", use_cache=False, **options)
 
 
 def _cached(family: str, **options: Any) -> Callable[[], Built]:
@@ -61,9 +65,7 @@ def _cached(family: str, **options: Any) -> Callable[[], Built]:
         import torch
 
         seeded_here = seeded()
-        model = from_config(
-            f"{family}ForCausalLM", f"{family}Config", vocab_size=VOCABULARY, use_cache=True, **options
-        )
+        model = from_config(_head(family), f"{family}Config", vocab_size=VOCABULARY, use_cache=True, **options)
         model.generation_config.use_cache = True
         model.generation_config.cache_implementation = "static"
         from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
@@ -79,6 +81,11 @@ def _cached(family: str, **options: Any) -> Callable[[], Built]:
                 self.inner = inner
 
             def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+                for number, layer in enumerate(self.inner.static_cache.layers):
+                    # The buffers, which torch.export replaces; the cache still refers to the first ones.
+                    layer.keys = getattr(self.inner, f"key_cache_{number}")
+                    layer.values = getattr(self.inner, f"value_cache_{number}")
+                    layer.cumulative_length = getattr(self.inner, f"cumulative_length_{number}")
                 return self.inner(input_ids=ids, cache_position=positions)
 
         steps, position = [], 0
@@ -163,13 +170,13 @@ MODELS = (
     _hf("gemma", "2 layers", _causal("Gemma", head_dim=16, **_LLAMA)),
     _hf("gemma2", "2 layers, softcaps, a window of 8",
         _causal("Gemma2", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, **_LLAMA)),
-    _hf("gemma3", "2 layers", _causal("Gemma3", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, **_LLAMA)),
+    _hf("gemma3", "2 layers", _causal("Gemma3", "Gemma3TextConfig", head_dim=16, sliding_window=8, query_pre_attn_scalar=16, **_LLAMA)),
     _hf("phi", "2 layers, partial rotation", _causal("Phi", **_LLAMA)),
     _hf("phi3", "2 layers, joint projections", _causal("Phi3", pad_token_id=0, **_LLAMA)),
     _hf("olmo2", "2 layers", _causal("Olmo2", **_LLAMA)),
     _hf("smollm3", "2 layers", _causal("SmolLM3", pad_token_id=0, **_LLAMA)),
     _hf("mamba", "2 layers, the scan written out", _causal("Mamba", hidden_size=32, num_hidden_layers=2, state_size=8)),
-    _hf("rwkv", "2 layers", _causal("Rwkv", hidden_size=32, attention_hidden_size=32, num_hidden_layers=2)),
+    _hf("rwkv", "2 layers", _causal("Rwkv", hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, rescale_every=0)),
     _hf("llama_cached", "prompt and single tokens, static KV cache", _cached("Llama", **_LLAMA)),
     _hf("qwen2_cached", "prompt and single tokens, static KV cache", _cached("Qwen2", **_LLAMA)),
     _hf("qwen3_cached", "prompt and single tokens, static KV cache", _cached("Qwen3", head_dim=16, **_LLAMA)),

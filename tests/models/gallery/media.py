@@ -156,6 +156,11 @@ def _encodec() -> Built:
 
     generator = seeded()
     model = from_config("EncodecModel", "EncodecConfig", num_filters=8, hidden_size=32, codebook_size=64)
+    for layer in model.modules():
+        if type(layer).__name__ == "EncodecConv1d":
+            # Numbers in buffers are no numbers to torch.export, which would not know the padding.
+            layer.padding_total = int(layer._buffers.pop("padding_total"))
+            layer._get_extra_padding_for_conv1d = lambda wave: 0  # every length here is a multiple of the stride
 
     class Both(torch.nn.Module):
         """A mono wave [1, 1, samples] to what the decoder makes of the encoder's features."""
@@ -224,7 +229,7 @@ MODELS = (
     _hf("beit", "relative position bias, 64 pixels", _of("BeitModel", "BeitConfig", (1, 3, 64, 64), "last_hidden_state",
         image_size=64, use_relative_position_bias=True, **_SIZES)),
     _hf("cvt", "convolutional projections, 64 pixels", _of("CvtModel", "CvtConfig", (1, 3, 64, 64), "last_hidden_state",
-        embed_dim=[16, 32, 48], depth=[1, 1, 2], num_heads=[1, 2, 3])),
+        embed_dim=[16, 32, 48], depth=[1, 1, 2], num_heads=[1, 2, 3], cls_token=[False, False, True])),
     _hf("swin2sr", "super-resolution by 2, 32 pixels", _of("Swin2SRForImageSuperResolution", "Swin2SRConfig",
         (1, 3, 32, 32), "reconstruction", embed_dim=24, depths=[2], num_heads=[2], window_size=8, image_size=32)),
     _hf("patchtst", "time series", _patch_times),

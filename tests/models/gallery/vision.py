@@ -53,6 +53,17 @@ def _mixer(block: str, **options: Any) -> Callable[[], Built]:
     return build
 
 
+def _volo() -> Built:
+    import_torchvision()
+    from timm.models.volo import VOLO
+
+    generator = seeded()
+    module = VOLO(
+        layers=(1, 1, 1, 1), embed_dims=(32, 48, 48, 48), num_heads=(2, 4, 4, 4), mlp_ratio=2, img_size=64, num_classes=10
+    )
+    return built(module, _image(64, generator))
+
+
 def _vgg() -> Built:
     import torch
     from torch import nn
@@ -201,5 +212,5 @@ MODELS = (
     _ti("hrnet_w18_small", 64),
     _ti("dla34", 64),
     _ti("nfnet_l0", 64),
-    _ti("volo_d1_224", 64, img_size=64, layers=(1, 1, 1, 1)),
+    Model("volo", "timm", "outlook attention, 64 pixels", _volo),
 )  # fmt: skip
