@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir.dims import product
 from purevk.ops.attention_choice import choose
 from purevk.ops.epilogue import bits_of, gcd4
 from purevk.ops.expression import Expression, Step
@@ -92,9 +93,12 @@ def _supports(node: Node, traits: Any) -> str | None:
     return None
 
 
+MAX_WIDTH = 256
+
+
 def head_width_fits(width: Size, value_width: Size) -> bool:
     """Whether the attention kernels take heads of this width."""
-    return all(isinstance(w, int) and w % 4 == 0 and 0 < w <= 256 for w in (width, value_width))
+    return all(isinstance(w, int) and w % 4 == 0 and 0 < w <= MAX_WIDTH for w in (width, value_width))
 
 
 register(
@@ -116,32 +120,103 @@ def _sdpa_shape(
 
 def _refuse_sdpa(node: Node, traits: Any) -> str | None:
     q, k, v = node.args[:3]
-    if not head_width_fits(q.type.dims[-1], v.type.dims[-1]):
-        return f"no kernel for heads of width {q.type.dims[-1]}"
-    if not 3 <= q.type.rank <= 4 or not q.type.rank == k.type.rank == v.type.rank:
-        return f"no kernel for ranks {q.type.rank}, {k.type.rank} and {v.type.rank}"
-    if node.op.startswith("aten.") and node.args[4]:
+    aten = node.op.startswith("aten.")
+    if aten and node.args[4]:
         return "attention with dropout is random"
-    gqa = node.op.startswith("aten.") and node.args[7]
-    if any(a != b for each in (k, v) for a, b in zip(q.type.dims[: -3 if gqa else -2], each.type.dims)):
-        return "no kernel for batch dims that broadcast"
+    if not 2 <= q.type.rank == k.type.rank == v.type.rank:
+        return f"no kernel for ranks {q.type.rank}, {k.type.rank} and {v.type.rank}"
+    if aten and node.args[7] and (q.type.rank < 3 or not _groups_divide(q.type, k.type, v.type)):
+        return "no kernel for heads of keys that do not divide those of queries"
     return _supports(node, traits)
+
+
+def _groups_divide(q: TensorType, *others: TensorType) -> bool:
+    return all(q.dims[-3] % each.dims[-3] == 0 for each in others)
 
 
 def _default_scale(scale: float | None, width: Size) -> float:
     return 1.0 / math.sqrt(width) if scale is None else float(scale)
 
 
-def _four(builder: Any, value: Value) -> Value:
-    return value if value.type.rank == 4 else builder.emit("aten.unsqueeze.default", value, 0)
+def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
+    """[..., S, D] as [B, H, S, D], the dims before S expanded to `lead`, where the heads may stay fewer."""
+    rank = value.type.rank
+    wanted = (*lead, *value.type.dims[-2:])
+    if rank == 4:
+        wanted = (wanted[0], value.type.dims[1], *wanted[2:])
+    if value.type.dims != wanted:
+        value = builder.emit("aten.expand.default", value, wanted)
+    if rank < 4:
+        return builder.emit("aten.view.default", value, (*(1,) * (4 - rank), *wanted))
+    return value if rank == 4 else builder.emit("aten.reshape.default", value, (product(wanted[:-3]), *wanted[-3:]))
 
 
 def _expand_sdpa(builder: Any, node: Node) -> Value:
-    q, k, v, mask, _, causal, scale, _ = node.args
-    four = [_four(builder, value) for value in (q, k, v)]
-    width = _default_scale(scale, q.type.dims[-1])
-    made = builder.emit(NAME, *four, mask, width, bool(causal), 0, None)
-    return made if q.type.rank == 4 else builder.emit("aten.squeeze.dims", made, (0,))
+    q, k, v, mask, _, causal, scale, gqa = node.args
+    return _sdpa(builder, q, k, v, mask, bool(causal), scale, bool(gqa))
+
+
+def _sdpa(
+    builder: Any, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None, gqa: bool
+) -> Value:
+    """Attention of torch's kind: any rank, the dims before the last two broadcast."""
+    scale = _default_scale(scale, q.type.dims[-1])
+    lead = broadcast(*(each.type.dims[:-3] for each in (q, k, v)))
+    if q.type.rank > 2:
+        heads = q.type.dims[-3:-2] if gqa else broadcast(*(each.type.dims[-3:-2] for each in (q, k, v)))
+        lead = (*lead, *heads)
+    if gqa and q.type.rank != 4 or k.type.dims[:-2] != v.type.dims[:-2]:
+        k, v = (_repeated(builder, each, lead) for each in (k, v))
+    if q.type.rank == 4 and q.type.dims[1] != lead[1]:
+        q = builder.emit("aten.expand.default", q, (*lead, *q.type.dims[2:]))
+    dims = (*lead, q.type.dims[-2], v.type.dims[-1])
+    q4, k4, v4 = (_to_four(builder, each, lead) for each in (q, k, v))
+    if mask is not None and mask.type.rank > 4:
+        mask = _to_four(builder, mask, lead)
+    elif mask is not None and mask.type.rank == 3 and q.type.rank < 4:
+        mask = builder.emit("aten.unsqueeze.default", mask, 0)
+    made = _attend(builder, q4, k4, v4, mask, scale, causal)
+    return made if made.type.dims == dims else builder.emit("aten.reshape.default", made, dims)
+
+
+def _repeated(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
+    """Keys or values [..., H, S, D] with each head as often as the queries [..., heads of `lead`] want it."""
+    *outer, heads, rows, width = value.type.dims
+    if heads in (1, lead[-1]):
+        return builder.emit("aten.expand.default", value, (*lead, rows, width))
+    each = builder.emit("aten.unsqueeze.default", value, -3)
+    each = builder.emit("aten.expand.default", each, (*lead[:-1], heads, lead[-1] // heads, rows, width))
+    return builder.emit("aten.reshape.default", each, (*lead, rows, width))
+
+
+def _attend(
+    builder: Any, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool
+) -> Value:
+    """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two products."""
+    width, value_width = q.type.dims[3], v.type.dims[3]
+    if head_width_fits(width, value_width):
+        return builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
+    if all(isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)):
+        q, k, v = (
+            builder.emit("aten.constant_pad_nd.default", each, (0, -each.type.dims[3] % 4), 0) if each.type.dims[3] % 4 else each
+            for each in (q, k, v)
+        )  # fmt: skip
+        made = builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
+        return builder.emit("aten.slice.Tensor", made, 3, 0, value_width, 1)
+    heads, rows, keys = q.type.dims[1], q.type.dims[2], k.type.dims[2]
+    if k.type.dims[1] != heads:
+        k, v = (_repeated(builder, each, q.type.dims[:2]) for each in (k, v))
+    scores = builder.emit("aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2)))
+    scores = builder.emit("aten.mul.Scalar", scores, scale)
+    if causal:
+        seen = builder.emit("aten.tril.default", builder.emit("aten.full.default", (rows, keys), True, DType.bool), 0)
+        scores = builder.emit("aten.where.ScalarOther", seen, scores, -math.inf)
+    if mask is not None and mask.type.dtype is DType.bool:
+        scores = builder.emit("aten.where.ScalarOther", mask, scores, -math.inf)
+    elif mask is not None:
+        scores = builder.emit("aten.add.Tensor", scores, mask, 1)
+    weights = builder.emit("purevk.softmax", scores, -1, False, True, v.type.dtype)
+    return builder.emit("aten.matmul.default", weights, v)
 
 
 register(
@@ -156,12 +231,7 @@ def _etvk_sdpa_shape(q: TensorType, k: TensorType, v: TensorType, attn_mask: Ten
 register(
     Operator(
         "et_vk.sdpa.default", _etvk_sdpa_shape,
-        Rewrite(
-            lambda builder, node: builder.emit(
-                NAME, *node.args[:4], _default_scale(node.args[4], node.args[0].type.dims[-1]), False, 0, None
-            ),
-            _refuse_sdpa,
-        ),
+        Rewrite(lambda builder, node: _sdpa(builder, *node.args[:4], False, node.args[4], False), _refuse_sdpa),
     )
 )  # fmt: skip
 
