@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/knobs.md and docs/ops.md from the tables that they describe.
+"""Writes docs/knobs.md, docs/ops.md and docs/models.md from the tables that they describe.
 
 python scripts/make_docs.py            writes them
 python scripts/make_docs.py --check    exits with 1 if one is not what would be written
@@ -21,6 +21,7 @@ from purevk.cli.ops import operators
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
 SAMPLES = ROOT / "docs" / "data" / "opinfo.json"
+MODELS = ROOT / "docs" / "data" / "models.json"
 _MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
 # What the front end takes care of, so that no row is needed.
 _NO_ROW = ("operator.", "aten._assert_scalar", "aten.sym_")
@@ -155,11 +156,72 @@ def _four(counts: list[int]) -> list[int]:
     return [*counts, 0, 0, 0, 0][:4]
 
 
+def models_page() -> str:
+    """The gallery of models, as scripts/models.py measured it, as Markdown."""
+    data = json.loads(MODELS.read_text(encoding="utf-8"))
+    rows = data["models"]
+    ways = [way for row in rows.values() for way in (row.get("compile"), row.get("pte")) if way is not None]
+    agree = [way for way in ways if "failed" not in way]
+    one = sum(way["segments"] == 1 and not way["cpu"] for way in agree)
+    packages = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    lines = [
+        "# Models\n",
+        _MADE,
+        "Small models of many architectures, each with seeded random weights (tests/models/gallery has them), run by"
+        " `python scripts/models.py --json docs/data/models.json` in two ways: straight from torch with `purevk.compile`, and"
+        " as a `.pte` that ExecuTorch's VulkanPartitioner made. Both are compared with eager torch.\n\n"
+        f"{len(rows)} models; of {len(ways)} runs {one} are one GPU segment with nothing on the CPU"
+        f" and {len(ways) - len(agree)} failed.\n\n"
+        f"Device: {data['device']}, 2 cores; {packages}.\n\n"
+        "- *error*: the largest difference from eager torch over all outputs and calls, relative to the largest output.\n"
+        "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one token for models with a"
+        " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so that this compares what a"
+        " call costs rather than peak speed ([bench/RESULTS.md](../bench/RESULTS.md) has that).\n"
+        "- *s*: `purevk.compile` of the exported program (with torch's own decompositions), and `purevk.load` of the"
+        " file, with no kernel in any cache.\n"
+        "- *delegates*: delegate calls in the `.pte`, and after the + the CPU kernels that ExecuTorch would run between them.\n"
+        "- *segments*: command buffers on the GPU, and the nodes on the CPU between them.\n",
+    ]
+    for library in dict.fromkeys(row["library"] for row in rows.values()):
+        lines += [
+            f"\n## {library}\n\n",
+            "| model | what | parameters | eager ms | straight: segments | error | ms | s |"
+            " `.pte`: delegates | segments | error | ms | s |\n",
+            "|---|---|--:|--:|---|--:|--:|--:|--:|---|--:|--:|--:|\n",
+            *[_model_line(name, row) for name, row in rows.items() if row["library"] == library],
+        ]
+    return "".join(lines)
+
+
+def _model_line(name: str, row: dict) -> str:
+    count = row["parameters"]
+    shown = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
+    cells = [f"`{name}`", row["about"], shown, _number(row["eager_ms"])]
+    cells += _way_cells(row.get("compile")) + _way_cells(row.get("pte"), file=True)
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
+
+
+def _way_cells(way: dict | None, file: bool = False) -> list[str]:
+    if way is None or "failed" in way:
+        reason = "" if way is None else way["failed"].split(":")[0]
+        return [""] * file + [f"failed: {reason}" if reason else "", "", "", ""]
+    host = ", ".join(f"`{name}`" + (f" x {count}" if count > 1 else "") for name, count in way["cpu"].items())
+    first = [f"{way['delegates']}" + (f" + {way['kernels']}" if way["kernels"] else "")] if file else []
+    return [
+        *first, f"{way['segments']}" + (f"; CPU: {host}" if host else ""), f"{way['error']:.0e}", _number(way["ms"]),
+        f"{way['compile_s']:.1f}",
+    ]  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"docs/knobs.md": knobs_page, "docs/ops.md": ops_page}
+PAGES = {"docs/knobs.md": knobs_page, "docs/ops.md": ops_page, "docs/models.md": models_page}
 
 
 def stale() -> list[str]:

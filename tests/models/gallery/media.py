@@ -229,7 +229,7 @@ MODELS = (
     _hf("beit", "relative position bias, 64 pixels", _of("BeitModel", "BeitConfig", (1, 3, 64, 64), "last_hidden_state",
         image_size=64, use_relative_position_bias=True, **_SIZES)),
     _hf("cvt", "convolutional projections, 64 pixels", _of("CvtModel", "CvtConfig", (1, 3, 64, 64), "last_hidden_state",
-        embed_dim=[16, 32, 48], depth=[1, 1, 2], num_heads=[1, 2, 3], cls_token=[False, False, True])),
+        embed_dim=[16, 32, 48], depth=[1, 2, 3], num_heads=[1, 2, 3], cls_token=[False, False, True])),
     _hf("swin2sr", "super-resolution by 2, 32 pixels", _of("Swin2SRForImageSuperResolution", "Swin2SRConfig",
         (1, 3, 32, 32), "reconstruction", embed_dim=24, depths=[2], num_heads=[2], window_size=8, image_size=32)),
     _hf("patchtst", "time series", _patch_times),
