@@ -141,7 +141,9 @@ def emit_convolution(
     output_padding: Sequence[int] = (0, 0), dtype: DType = REAL,
 ) -> Value:  # fmt: skip
     """One convolution; `window`: kernel, stride, padding and dilation. Sums, scales and bias may have more elements than
-    there are output channels."""
+    there are output channels. Executorch 1.1 leaves the sums of a depthwise weight, [KH, OC], to be added up."""
+    if sums.type.rank == 2:
+        sums = builder.emit("aten.sum.dim_IntList", sums, (0,), False, DType.int32)
     channels = weight.type.dims[-1] if weight.type.rank == 3 else weight.type.dims[0]
     if sums.type.dtype is not DType.int32:
         sums = builder.emit("aten._to_copy.default", sums, DType.int32)

@@ -28,6 +28,7 @@ FOLDED = 1e-2  # the exporter drops the quantization of some activations, eager 
 TOLERANCES = {
     "mlp_half": HALF, "convnet_half": HALF, "int8_dynamic_int8_weight": FOLDED, "int8_xnnpack_dynamic": FOLDED,
     "vulkan_dynamic": FOLDED, "1.0.1/int8_static_linear_bare": FOLDED, "1.0.1/int8_static_conv_bare": FOLDED,
+    "1.1.0/int8_static_linear_bare": FOLDED,
 }  # fmt: skip
 
 # What the front ends do themselves, and what exporters remove before they write.
