@@ -7,7 +7,8 @@
 //   ROWS   rows of A at a time (1)
 //   COLS   columns of a workgroup, a multiple of 4 (4)
 //   WORDS  words of W that an invocation reads at once: 4, 2 or 1; a row of W has a multiple of them, and so has a group.
-//   STEPS  so many reads of each column are under way at a time (1)
+//   STEPS  so many reads of each column are under way at a time, where A is not shared (1)
+//   SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS * 8 / BITS + 1) bytes. 0: it does not.
 //   ANY_GROUP 1: groups of any length; an invocation takes whole groups (WORDS is 1).
 //   LX     local size (32), a power of two
 //   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none is used.
@@ -21,6 +22,9 @@
 #endif
 #ifndef STEPS
 #define STEPS 1
+#endif
+#ifndef SHARE
+#define SHARE 1
 #endif
 #ifndef LX
 #define LX 32
@@ -126,6 +130,7 @@ void multiply(int lane, int m0, int n0) {
 #define WORD(v, j) v
 #endif
 
+#if ACT || !SHARE
 // Adds CHUNK codes of each column from k0 on.
 void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
 #if ACT
@@ -192,6 +197,63 @@ void multiply(int lane, int m0, int n0) {
         UNROLL for (int s = 0; s < STEPS; s++) add_chunk(w[s], (first + s * LX) * CHUNK, m0, n0);
     }
 }
+#else
+// An invocation needs CHUNK neighbours of A, which would touch as many lines of the cache as there are invocations: they
+// are read side by side and handed over in shared memory. A vector between the pieces keeps these in different banks.
+#define CHUNK4 uint(CHUNK / 4)
+#define PITCH (CHUNK / 4 + 1)
+shared vec4 tile[ROWS * LX * PITCH];
+
+// A[m][k .. k+3] as spread_codes takes it.
+vec4 unspread(int m, int k) { return a_values(min(m, M - 1), k) * UNSPREAD; }
+
+void multiply(int lane, int m0, int n0) {
+    int chunks = (K + CHUNK - 1) / CHUNK, rows[COLS];
+    UNROLL for (int c = 0; c < COLS; c++) rows[c] = row_at(n0 + c) / WORDS;
+    for (int first = 0; first < chunks; first += LX) {
+        T_WORDS w[COLS];
+        int chunk = min(first + lane, chunks - 1);
+        UNROLL for (int c = 0; c < COLS; c++) w[c] = buf_w[rows[c] + chunk];
+        barrier();
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            UNROLL for (uint j = 0; j < CHUNK4; j++) {
+                uint e = uint(lane) + j * LX;
+                tile[(uint(r) * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0 + r, first * CHUNK + int(e) * 4);
+            }
+        }
+        barrier();
+        vec4 part[ROWS][COLS4];
+        float excess[ROWS];
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            UNROLL for (int j = 0; j < COLS4; j++) part[r][j] = vec4(0.0);
+            excess[r] = 0.0;
+        }
+        UNROLL for (int i = 0; i < WORDS; i++) {
+            UNROLL for (int q = 0; q < QUADS; q++) {
+                vec4 a[ROWS];
+                UNROLL for (int r = 0; r < ROWS; r++) {
+                    a[r] = tile[(r * LX + lane) * PITCH + i * QUADS + q];
+                    excess[r] += dot(a[r], OFFSET * SPREAD);
+                }
+                UNROLL for (int c = 0; c < COLS; c++) {
+                    vec4 b = spread_codes(WORD(w[c], i) >> (16 * q));
+                    UNROLL for (int r = 0; r < ROWS; r++) {
+                        UNROLL for (int e = 0; e < 4; e++) part[r][c / 4][c % 4] += a[r][e] * b[e];
+                    }
+                }
+            }
+        }
+        UNROLL for (int j = 0; j < COLS4; j++) {
+#if GROUPED
+            vec4 scales = scale4(min(n0 + 4 * j, N - 1), chunk * CHUNK / group);
+#else
+            vec4 scales = vec4(1.0);
+#endif
+            UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * (part[r][j] - excess[r]);
+        }
+    }
+}
+#endif
 #endif
 
 void main() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import weakref
@@ -9,6 +10,7 @@ import weakref
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
 from purevk.errors import ShaderCompilerError
+from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
 from purevk.memory_planner import ALIGNMENT
 from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
@@ -30,6 +32,8 @@ class Context:
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
+        if self.traits.few_columns:
+            self.traits = dataclasses.replace(self.traits, fragment_order=fragment_order(self.kernels))
         self.programs: weakref.WeakSet = weakref.WeakSet()
 
     @property
@@ -53,7 +57,7 @@ class Context:
 
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     """What the choice of kernels depends on, read from a device; `cache` keeps what asking the compiler told."""
-    limits = device.limits
+    limits, shapes = device.limits, _matrix_shapes(device, cache or Cache(None))
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
@@ -65,25 +69,24 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
-        matrix_shape=_matrix_shape(device, cache or Cache(None)),
+        matrix_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
+        few_columns=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
     )
 
 
-def _matrix_shape(device: api.Device, cache: Cache) -> tuple[int, int, int] | None:
-    """The largest product of halves with float sums that a subgroup's matrix units make and the kernels' tiles hold."""
+def _matrix_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int]]:
+    """The products of halves with float sums that a subgroup's matrix units make and the kernels' tiles hold."""
     features = device.features
     needed = ("cooperative_matrix", "float16", "storage_16bit", "subgroup_size_control", "maintenance4")
     if device.physical.api_version < (1, 3, 0) or not all(getattr(features, name) for name in needed):
-        return None
+        return []
     shapes = [
         (shape.m, shape.n, shape.k) for shape in device.physical.matrix_shapes
         if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
         and shape.scope == "subgroup" and not shape.flexible and not shape.saturating
         and 16 % shape.m == 0 and 16 % shape.n == 0 and 32 % shape.k == 0
     ]  # fmt: skip
-    if not shapes or not _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache):
-        return None
-    return max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2])
+    return shapes if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache) else []
 
 
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:

@@ -7,7 +7,7 @@ and the grid; sizes in it may be expressions over symbols.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -15,6 +15,10 @@ from purevk.ir import dims as _dims
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
 TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
+
+
+def _unknown() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class DeviceTraits:
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
         matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves with float sums, if
             the device has them and the compiler knows them; else None.
+        few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
+        fragment_order: whether fragments of that product lie as `glsl/fragments.glslh` says; asks the device when called.
     """
 
     features: frozenset[str]
@@ -47,6 +53,8 @@ class DeviceTraits:
     storage_alignment: int = 256
     max_texels: int = 0
     matrix_shape: tuple[int, int, int] | None = None
+    few_columns: bool = False
+    fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
 
     @property
     def max_iterations(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -23,18 +23,19 @@ class Form:
 
 
 def choose(
-    traits: DeviceTraits, m: Size, n: Size, k: Size, bits: int, words: Size, first_word: int, group: int, integers: bool
-) -> Form:
+    traits: DeviceTraits, m: Size, n: Size, k: Size, bits: int, words: Size, first_word: int, group: int, integers: bool,
+    halves: bool = False,
+) -> Form:  # fmt: skip
     """The kernel for [m, k] times a weight of n rows.
 
     Args:
         words: of 4 bytes from one row of the weight to the next; `first_word` is that of the first row.
         group: codes that share a scale; 0: all of a row.
-        integers: the activations are int8 codes.
+        integers: the activations are int8 codes. halves: they are float16.
     """
     unit = 16 if integers else 4
     if traits.is_cpu or m <= FEW_ROWS or group % unit:
-        return _few_rows(traits, m, n, bits, words, first_word, group)
+        return _few_rows(traits, m, n, bits, words, first_word, group, integers, halves)
     tile_m, tile_n = _tile(traits, m, n)
     grid = (_dims.ceil_div(n, tile_n), _dims.ceil_div(m, tile_m), 1)
     if integers:
@@ -56,19 +57,66 @@ def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
     return {"TILE_M": tile_m, "TILE_N": tile_n, "CHUNKS": 4, "THREAD_M": 4, "THREAD_N": 4}
 
 
-def _few_rows(traits: DeviceTraits, m: Size, n: Size, bits: int, words: Size, first_word: int, group: int) -> Form:
+def _few_rows(
+    traits: DeviceTraits, m: Size, n: Size, bits: int, words: Size, first_word: int, group: int, integers: bool, halves: bool
+) -> Form:
+    def whole(count: int) -> bool:
+        """Whether rows and groups have a multiple of so many words."""
+        return _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
+
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
-    macros: dict[str, Any] = {"ROWS": rows, "COLS": 4, "STEPS": 1, "WORDS": 1}
-    together = [
-        count for count in (4, 2, 1)
-        if _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
-    ]  # fmt: skip
-    if together:
-        macros["WORDS"] = together[0]
-    else:
-        macros["ANY_GROUP"] = 1
+    if rows > 2 and (form := _units(traits, rows, m, n, bits, group, integers, halves, whole)) is not None:
+        return form
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
-    macros |= {"LX": lanes, "SUBGROUP": lanes if subgroups else 0}
-    grid = (_dims.ceil_div(n, macros["COLS"]), _dims.ceil_div(m, rows), 1)
+    share = not integers and not traits.is_cpu
+    many = _dims.upper(n) >= 64 * traits.processors  # a subgroup for each 8 columns fills the device
+    columns, most, local = 4, 4, lanes
+    if integers and not traits.is_cpu:
+        columns = 8 if rows == 4 and bits == 4 else 4
+        most = 2 if rows == 8 else 4
+    elif share:
+        columns, most = 8 if rows < 8 and many else 4, 2
+    if not many and rows == 1 and not traits.is_cpu and 2 * lanes <= traits.max_invocations:
+        local = 2 * lanes
+
+    def fits(count: int) -> bool:
+        shared = rows * local * (count * 32 // bits // 4 + 1) * 16 if share else 0
+        return count <= most and whole(count) and shared <= traits.max_shared_memory
+
+    together = next(filter(fits, (4, 2, 1)), 0)
+    macros: dict[str, Any] = {
+        "ROWS": rows, "COLS": columns, "STEPS": 1, "WORDS": together or 1, "ANY_GROUP": int(not together),
+        "SHARE": int(share), "LX": local, "SUBGROUP": lanes if subgroups else 0,
+    }  # fmt: skip
+    grid = (_dims.ceil_div(n, columns), _dims.ceil_div(m, rows), 1)
     return Form("qmatvec.comp", grid, macros, lanes if subgroups else None)
+
+
+def _units(
+    traits: DeviceTraits, rows: int, m: Size, n: Size, bits: int, group: int, integers: bool, halves: bool,
+    whole: Callable[[int], bool],
+) -> Form | None:  # fmt: skip
+    """The kernel on matrix units, where it is the faster one: its time hardly grows with the rows."""
+    together = next((count for count in (4, 2, 1) if whole(count) and group % (128 * count // bits) == 0), 0)
+    if traits.is_cpu or not traits.few_columns or not together or integers and (bits == 8 or together < 4 or not group):
+        return None
+    split = not (halves or integers)
+    columns = 16 if split and rows > 4 else 8
+    segment = 128 * together // bits
+    if _dims.upper(n) >= 64 * traits.processors:
+        tiles, subs_n, subs_k = (2, 4, 1) if columns == 16 else (2 if together == 1 else 1, 8, 1)
+        chunk = 256 if columns == 16 else 128
+    elif rows > 4 and not integers:  # few columns of the result: K is shared
+        tiles, subs_n, subs_k, chunk = 1, 2, 32 // columns, 128
+    else:
+        return None
+    segments, tile = max(chunk // segment, 1), 16 * tiles * subs_n
+    shared = subs_k * (6 * max(chunk, segment) * columns + 4 * tile * columns + 8 * rows)
+    if shared > traits.max_shared_memory or 32 * subs_n * subs_k > traits.max_invocations or not traits.fragment_order():
+        return None
+    macros = {
+        "MATRIX_UNITS": 1, "ROWS": rows, "SPLIT": int(split), "WORDS": together, "SEGMENTS": segments, "TILES": tiles,
+        "SUBS_N": subs_n, "SUBS_K": subs_k,
+    }  # fmt: skip
+    return Form("qmatvec_units.comp", (_dims.ceil_div(n, tile), _dims.ceil_div(m, rows), 1), macros, 32)

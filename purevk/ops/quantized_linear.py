@@ -63,7 +63,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             if x_zero.type.dtype.itemsize == 1:
                 macros["HAS_8BIT"] = "1"
             x_scale, x_zero = 1.0, 0
-        macros["DOT"] = int(lowering.traits.has("integer_dot_product"))
+        macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
     else:
         macros |= {"T_A": x.dtype.glsl, "VEC4_A": int(gcd4(k, x.strides[0], x.offset))}
         x_scale, x_zero = 1.0, 0
@@ -85,10 +85,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
         m, n, k, x.strides[0], words, n, groups, group or k, bits_of(x_scale), x_zero, bits_of(inverse(scale)), zero, low,
         x.offset, weight.offset // 4, out.offset,
     ]  # fmt: skip
-    form = choose(lowering.traits, m, n, k, bits, words, weight.offset // 4, group if grouped else 0, integers)
+    halves = x.dtype is DType.float16
+    form = choose(lowering.traits, m, n, k, bits, words, weight.offset // 4, group if grouped else 0, integers, halves)
+    # On GPUs known lengths make the loops and indices of the vector kernel constant: a pipeline for each shape.
+    constant = form.template == "qmatvec.comp" and not lowering.traits.is_cpu
     lowering.dispatch(
         form.template, buffers, macros={**macros, **form.macros}, params=params, grid=form.grid,
-        subgroup_size=form.subgroup_size, flops=2 * m * n * k,
+        specialize=(*range(8), 13, 14, 15) if constant else (), subgroup_size=form.subgroup_size, flops=2 * m * n * k,
     )  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,9 @@ torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
+from purevk.ops import quantized_linear  # noqa: E402
+from purevk.ops.lowering import DeviceTraits  # noqa: E402
+from purevk.ops.quantized_choice import choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
 from tests.ops.quantized import (  # noqa: E402
@@ -213,3 +219,54 @@ def test_weight_larger_than_a_binding():
         have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2, 4))
     assert templates.count("qmatvec.comp") == 4, templates
     close(have, x.double() @ grouped(w, s, 32).T + bias.double())
+
+
+@pytest.mark.slow
+def test_matrix_units(monkeypatch, device):
+    """The kernel on matrix units as lowering sets it up, its arithmetic step by step and with small workgroups."""
+    if device != "cpu":
+        pytest.skip("once is enough")
+
+    def stepwise(traits, *args):
+        gpu = replace(traits, is_cpu=False, cores=1, max_shared_memory=32768, few_columns=True, fragment_order=lambda: True)
+        form = choose(gpu, *args)
+        small = {"MATRIX_UNITS": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
+        return replace(form, macros={**form.macros, **small}, grid=(5, *form.grid[1:]), subgroup_size=None)
+
+    monkeypatch.setattr(quantized_linear, "choose", stepwise)
+    for rows, dtype in ((7, torch.float16), (3, torch.float32)):
+        x, w, s = tensor(rows, 128).to(dtype), weight_codes(70, 128, 4), tensor(70, 4, low=0.01, high=0.2).to(dtype)
+        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
+        have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
+        assert templates == ["qmatvec_units.comp"]
+        close(have, x.double() @ grouped(w, s, 32).T, dtype)
+
+
+GPU = DeviceTraits(
+    frozenset({"subgroup_arithmetic", "subgroup_size_control"}), cores=132, max_shared_memory=49152, max_invocations=1024,
+    few_columns=True, fragment_order=lambda: True,
+)  # fmt: skip
+
+
+def test_forms():
+    """Every form keeps the conditions that its template states, and the device's limits; units only where they lie as known."""
+    count = 0
+    for m, n, bits, group, integers, halves, words in itertools.product(
+        (1, 2, 3, 8), (40, 4096, 16384), (4, 8), (0, 16, 32, 64, 128, 40), (False, True), (False, True), (512, 510, 511)
+    ):
+        for traits in (GPU, replace(GPU, fragment_order=lambda: False), replace(GPU, max_shared_memory=16384, max_invocations=128)):
+            form = choose(traits, m, n, 4096, bits, words, 0, group, integers, halves)
+            own, codes = form.macros, form.macros["WORDS"] * 32 // bits
+            assert own["ROWS"] >= m and (own.get("ANY_GROUP") or words % own["WORDS"] == 0)
+            if form.template == "qmatvec.comp":
+                assert own.get("ANY_GROUP") or group % codes == 0
+                assert own["LX"] <= traits.max_invocations and form.grid == (-(-n // own["COLS"]), 1, 1)
+                assert not own["SHARE"] or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
+                continue
+            count += 1
+            chunk, columns = 4 * codes * own["SEGMENTS"], 16 if own["ROWS"] * (1 + own["SPLIT"]) > 8 else 8
+            tile, subs = 16 * own["TILES"] * own["SUBS_N"], own["SUBS_N"] * own["SUBS_K"]
+            assert traits.fragment_order() and group % (4 * codes) == 0 and chunk % 128 == 0 and own["SPLIT"] == (not halves and not integers)
+            assert 32 * subs <= traits.max_invocations and form.grid == (-(-n // tile), 1, 1) and (group or not integers)
+            assert own["SUBS_K"] * (96 * chunk // 16 * columns + 4 * tile * columns + 8 * own["ROWS"]) <= traits.max_shared_memory
+    assert count > 20

@@ -1,0 +1,85 @@
+"""The quantized matrix-vector product on matrix units: its arithmetic step by step on any device, and on the units where a
+device has them; and the trial of how a device's fragments lie."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from purevk import api, shaderc
+from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
+from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
+from tests.kernels.heavy import ceil_div
+
+ON_UNITS = device().features.cooperative_matrix
+
+
+def pipeline(template, macros, bindings, units):
+    if units and not shaderc.load().supports("GL_KHR_cooperative_matrix"):
+        pytest.skip("the compiler does not know the extension")
+    text = {name: str(value) for name, value in {**macros, "MATRIX_UNITS": int(units)}.items()}
+    target = "vulkan1.3" if units else "vulkan1.1"
+    (code,) = shaderc.compile_many([shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1)
+    if units and not ON_UNITS:
+        pytest.skip("the device has no matrix units")
+    return api.ComputePipeline(device(), code, bindings, required_subgroup_size=32 if units else None)
+
+
+def packed(codes, width, high_first):
+    """[N, K] codes as words of rows that have a multiple of 4 of them."""
+    n, k = codes.shape
+    rows = np.zeros((n, ceil_div(k * width, 128) * 128 // width), np.int64)
+    rows[:, :k] = codes
+    if width == 8:
+        return rows.astype(np.int8)
+    nibbles = (rows + 8).astype(np.uint8)
+    even, odd = nibbles[:, ::2], nibbles[:, 1::2]
+    return (even << 4 | odd) if high_first else (odd << 4 | even)
+
+
+@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
+@pytest.mark.parametrize("width, rows, m, n, k, group, kind, words, segments, tiles, subs, high_first", [
+    (4, 1, 2, 37, 160, 32, "float", 1, 4, 1, (1, 2), 0),
+    (4, 4, 4, 16, 256, 64, "codes", 2, 2, 1, (1, 1), 0),
+    pytest.param(4, 3, 3, 70, 256, 128, "float", 4, 1, 2, (2, 1), 0, marks=pytest.mark.slow),
+    pytest.param(4, 5, 5, 33, 150, 0, "float", 4, 1, 1, (1, 1), 1, marks=pytest.mark.slow),
+    pytest.param(8, 7, 7, 20, 131, 0, "half", 2, 4, 1, (1, 1), 0, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_agrees(width, rows, m, n, k, group, kind, words, segments, tiles, subs, high_first, units):
+    rng = np.random.default_rng(n)
+    top = 1 << (width - 1)
+    codes, groups = rng.integers(-top, top, (n, k)), k // group if group else 1
+    scales = rng.uniform(0.1, 1, (n, groups)).astype(np.float32)
+    weight = codes * np.repeat(scales, group or k, 1).astype(np.float64)
+    macros = {
+        "BITS": width, "HIGH_FIRST": high_first, "ROWS": rows, "SPLIT": int(kind == "float"), "ACT": int(kind == "codes"),
+        "GROUPED": int(group > 0), "WORDS": words, "SEGMENTS": segments, "TILES": tiles, "SUBS_N": subs[0], "SUBS_K": subs[1],
+        **{f"PUSH_{i}": 1 for i in range(16)},
+    }  # fmt: skip
+    if kind == "codes":
+        a = rng.integers(-128, 128, (m, k)).astype(np.int8)
+        numbers = (a.astype(np.float64) + 5) * 0.5
+        extra = [np.zeros((n, groups), np.int32)]
+    else:  # of very different magnitudes
+        a = rng.standard_normal((m, k)) * np.exp(3 * rng.standard_normal((m, k)))
+        a = a.astype(np.float16 if kind == "half" else np.float32)
+        numbers, extra = a.astype(np.float64), []
+        macros["T_A"] = "float16_t" if kind == "half" else "float"
+    held = packed(codes, width, high_first)
+    words_params = [m, n, k, k, held.nbytes // n // 4, n, groups, group or k, bits(0.5), -5, *[0] * 6]
+    kernel = Kernel.__new__(Kernel)
+    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params)))
+    kernel.pipeline = pipeline("qmatvec_units.comp", macros, 4 + len(extra), units)
+    grid = (ceil_div(n, 16 * tiles * subs[0]), ceil_div(m, rows), 1)
+    (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
+    # Two halves hold 22 bits; sums are rounded to float32.
+    scale = np.abs(numbers) @ np.abs(weight).T
+    assert (np.abs(got - numbers @ weight.T) <= 1e-6 * scale).all()
+
+
+@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
+def test_fragments_are_tried(units):
+    made = run_fragment(device(), pipeline(TEMPLATE, {}, 1, units))
+    np.testing.assert_array_equal(made, expected_product())
