@@ -3,13 +3,20 @@ device has them; and the trial of how a device's fragments lie."""
 
 from __future__ import annotations
 
+import gc
 import struct
+import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from purevk import api, shaderc
+from purevk.cache import Cache
+from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
+from purevk.graph.kernels import KernelStore
+from purevk.ops.lowering import DeviceTraits
 from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
 from tests.kernels.heavy import ceil_div
 
@@ -83,3 +90,19 @@ def test_agrees(width, rows, m, n, k, group, kind, words, segments, tiles, subs,
 def test_fragments_are_tried(units):
     made = run_fragment(device(), pipeline(TEMPLATE, {}, 1, units))
     np.testing.assert_array_equal(made, expected_product())
+
+
+def test_the_answer_is_kept(monkeypatch, tmp_path):
+    """Asked once of a driver; the question does not hold the kernels."""
+    monkeypatch.setattr(fragments, "SPEC", replace(fragments.SPEC, macros=(("MATRIX_UNITS", "0"),), subgroup_size=None))
+    cache, runs = Cache(tmp_path), []
+    monkeypatch.setattr(fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args))
+    for _ in range(2):
+        store = KernelStore(device(), cache, DeviceTraits(frozenset()))
+        ask = fragments.fragment_order(store)
+        assert ask() and ask()
+    assert len(runs) == 1
+    held = weakref.ref(store)
+    del store
+    gc.collect()
+    assert held() is None and ask()
