@@ -171,16 +171,16 @@ class Decoder(nn.Module):
 
 
 class AroundInverse(nn.Module):
-    """A linear, the inverse of a well-conditioned matrix, a linear: float32 [1, 24, 32] to [1, 24, 8]."""
+    """A linear, the inverse of a well-conditioned matrix, a linear: float32 [1, 40, 32] to [1, 40, 8]."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(32, 24)
-        self.last = nn.Linear(24, 8)
+        self.last = nn.Linear(40, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.first(x))
-        matrix = torch.matmul(h, h.transpose(1, 2)) * 0.05 + torch.eye(24)
+        matrix = torch.matmul(h, h.transpose(1, 2)) * 0.05 + torch.eye(40)
         return torch.relu(self.last(torch.linalg.inv_ex(matrix).inverse))
 
 

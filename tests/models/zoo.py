@@ -243,7 +243,7 @@ def _fallback(kind: str) -> Callable[[], Built]:
         torch.manual_seed(SEED)
         generator = torch.Generator().manual_seed(SEED + 6)
         module = {"inverse": AroundInverse, "cumsum": AroundCumsum}[kind]().eval()
-        shape = {"inverse": (1, 24, 32), "cumsum": (1, 3, 16, 16)}[kind]
+        shape = {"inverse": (1, 40, 32), "cumsum": (1, 3, 16, 16)}[kind]
         samples = tuple((torch.randn(*shape, generator=generator),) for _ in range(2))
         return Built(module, samples[0], samples)
 
