@@ -228,7 +228,7 @@ _row("_linalg_slogdet", _determinant_shape(2), lambda builder, node, a: _determi
 def _parts(builder: Any, lu: Value, pivots: Value, results: Sequence[TensorType]) -> tuple[Value, Value, Value]:
     """The permutation and the two factors."""
     permutation, low, up = results
-    rank, (rows, columns) = lu.type.rank, lu.type.dims[-2:]
+    rank, rows = lu.type.rank, lu.type.dims[-2]
     lower = builder.emit("aten.slice.Tensor", lu, rank - 1, 0, low.dims[-1], 1)
     upper = builder.emit("aten.slice.Tensor", lu, rank - 2, 0, up.dims[-2], 1)
     eye = _eye(builder, permutation, rows, rows)
