@@ -16,6 +16,7 @@ from purevk.api import vk
 from purevk.errors import UnsupportedOperatorError
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore, Place
+from purevk.graph.size_table import SizeTable
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
@@ -100,7 +101,7 @@ class ComputeGraph:
         except BaseException:
             self.close()
             raise
-        self._symbols = [self._symbols_of(cut) for cut in self.cuts]
+        self._tables = [_Tables(self, cut) for cut in self.cuts]
         self._recordings: list[collections.OrderedDict[tuple, api.CommandBuffer]] = [
             collections.OrderedDict() for _ in self.cuts
         ]
@@ -265,15 +266,6 @@ class ComputeGraph:
                     written.append(span)
         return needed
 
-    def _symbols_of(self, cut: Cut) -> tuple[Symbol, ...]:
-        """The symbols whose values a recording of the segment depends on."""
-        found: set[Symbol] = set()
-        for dispatch in self.dispatches[cut.first : cut.last]:
-            sizes = [*dispatch.grid, *(() if dispatch.params_buffer else dispatch.push)]
-            for size in sizes:
-                found |= _dims.symbols(size)
-        return tuple(sorted(found, key=lambda symbol: symbol.name))
-
     # -- running ------------------------------------------------------------------------------------------------------
     def host_view(self, value: Value) -> memoryview:
         """The bytes of an upload before its segment, or of a download after it, without a copy."""
@@ -288,12 +280,12 @@ class ComputeGraph:
         """Starts segment `number` for the symbols' values; wait for the result before reading downloads."""
         cut = self.cuts[number]
         if self._params:
-            self._write_params(cut, env)
-        signature = tuple(env[symbol] for symbol in self._symbols[number])
+            self._write_params(number, env)
+        signature = tuple(map(env.get, self._tables[number].symbols))
         recordings = self._recordings[number]
         commands = recordings.get(signature)
         if commands is None:
-            commands = self._record(cut, env)
+            commands = self._record(number, env)
             recordings[signature] = commands
             while len(recordings) > max(knobs.RECORDINGS(), 1):
                 recordings.popitem(last=False)[1].destroy()
@@ -301,57 +293,45 @@ class ComputeGraph:
             recordings.move_to_end(signature)
         return self.device.queue.submit(commands)
 
-    def _write_params(self, cut: Cut, env: Mapping[Symbol, int]) -> None:
+    def _write_params(self, number: int, env: Mapping[Symbol, int]) -> None:
+        tables = self._tables[number]
+        if not tables.params:
+            return
+        words = tables.buffered.evaluate(env).astype(np.int32)
+        start = 0
         buffers = set()
-        for number, place in self._params.items():
-            if cut.first <= number < cut.last:
-                words = [_dims.evaluate(size, env) for size in self.dispatches[number].push]
-                data = np.array(words, np.int64).astype(np.int32).tobytes()
-                place.buffer.view(place.offset, len(data))[:] = data
-                buffers.add(place.buffer)
+        for dispatch in tables.params:
+            place, count = self._params[dispatch], len(self.dispatches[dispatch].push)
+            place.buffer.view(place.offset, 4 * count)[:] = words[start : start + count].tobytes()
+            start += count
+            buffers.add(place.buffer)
         for buffer in buffers:
             buffer.flush()
 
     def _record(
-        self, cut: Cut, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None
+        self, number: int, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None
     ) -> api.CommandBuffer:
         self.recorded += 1
         commands = self._pool.buffer()
-        dispatches = self.dispatches[cut.first : cut.last]
-        words: list[int] = []
-        known: dict[Any, int] = {}
-
-        def value_of(size: Any) -> int:
-            if isinstance(size, int):
-                return size
-            found = known.get(size)
-            if found is None:
-                found = known[size] = _dims.evaluate(size, env)
-            return found
-
-        starts = []
-        for dispatch in dispatches:
-            starts.append(len(words))
-            if not dispatch.params_buffer:
-                words.extend(value_of(size) for size in dispatch.push)
-        push = np.array(words or [0], np.int64).astype(np.int32)
+        cut, tables = self.cuts[number], self._tables[number]
+        push = tables.pushed.evaluate(env).astype(np.int32)
         pointer = vk.ffi.cast("char *", push.ctypes.data)
+        grids = tables.grids.evaluate(env).tolist()
         commands.begin()
         if queries is not None:
             commands.reset_queries(queries)
         commands.barrier(api.Access.HOST | api.Access.COMPUTE | api.Access.TRANSFER, api.Access.COMPUTE)
         if queries is not None:
             commands.write_timestamp(queries, 0)
-        for at, (dispatch, start) in enumerate(zip(dispatches, starts)):
-            number = cut.first + at
-            if self._barriers[number] or queries is not None:
-                commands.barrier()
-            x, y, z = (value_of(size) for size in dispatch.grid)
+        barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
+        record, barrier = commands.record_dispatch, commands.barrier
+        for at, (start, count) in enumerate(tables.spans):
+            dispatch = cut.first + at
+            if barriers[dispatch] or queries is not None:
+                barrier()
+            x, y, z = grids[3 * at : 3 * at + 3]
             if x and y and z:
-                count = 0 if dispatch.params_buffer else 4 * len(dispatch.push)
-                commands.record_dispatch(
-                    self._pipelines[number], self._sets[number], pointer + 4 * start, count, x, y, z
-                )
+                record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
             if queries is not None:
                 commands.write_timestamp(queries, at + 1)
         copies = [value for value in cut.downloads if value in self._copies]
@@ -359,19 +339,27 @@ class ComputeGraph:
             commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
             for value in copies:
                 source, target = self._places[value], self._copies[value]
-                commands.copy_buffer(source.buffer, target.buffer, self._sizes[value], source.offset, target.offset)
+                commands.copy_buffer(source.buffer, target.buffer, self._copied(value, env), source.offset, target.offset)
         commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.HOST)
         commands.end()
         return commands
 
+    def _copied(self, value: Value, env: Mapping[Symbol, int]) -> int:
+        """Bytes of a download that mean anything, as far as its sizes are known when it is recorded."""
+        count = value.type.numel
+        if isinstance(count, int) or not _dims.symbols(count) <= env.keys():
+            return self._sizes[value]
+        nbytes = -(-_dims.evaluate(count, env) * value.type.dtype.itemsize // 4) * 4
+        return min(max(nbytes, 4), self._sizes[value])
+
     def profile(self, number: int, env: Mapping[Symbol, int], runs: int = 5) -> list[float]:
         """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch waiting for the one before."""
         cut = self.cuts[number]
-        self._write_params(cut, env)
+        self._write_params(number, env)
         count = cut.last - cut.first
         queries = api.TimestampPool(self.device, count + 1)
         try:
-            commands = self._record(cut, env, queries)
+            commands = self._record(number, env, queries)
             times = []
             for _ in range(runs):
                 self.device.queue.run(commands)
@@ -390,6 +378,35 @@ class ComputeGraph:
         while self._owned:
             self._owned.pop().destroy()
         self._places = {}
+
+
+class _Tables:
+    """What is evaluated to record a segment, or to run it once more.
+
+    Attributes:
+        pushed, grids, buffered: words of push constants, grids (three a dispatch), words of parameters in buffers.
+        spans: for each dispatch, the first byte of its push constants and their count of bytes.
+        params: numbers of the dispatches whose parameters are in buffers.
+        symbols: what a recording depends on, sorted by name.
+    """
+
+    def __init__(self, graph: ComputeGraph, cut: Cut) -> None:
+        dispatches = graph.dispatches[cut.first : cut.last]
+        self.spans: list[tuple[int, int]] = []
+        words: list[Any] = []
+        for dispatch in dispatches:
+            count = 0 if dispatch.params_buffer else len(dispatch.push)
+            self.spans.append((4 * len(words), 4 * count))
+            words.extend(dispatch.push[:count])
+        self.pushed = SizeTable(words or [0])
+        self.grids = SizeTable(size for dispatch in dispatches for size in dispatch.grid)
+        self.params = [number for number in graph._params if cut.first <= number < cut.last]
+        self.buffered = SizeTable(size for number in self.params for size in graph.dispatches[number].push)
+        found = {*self.pushed.symbols, *self.grids.symbols}
+        for value in cut.downloads:
+            if value in graph._copies:
+                found |= _dims.symbols(value.type.numel)
+        self.symbols = tuple(sorted(found, key=lambda symbol: symbol.name))
 
 
 def _overlaps(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:

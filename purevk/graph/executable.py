@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
@@ -374,7 +375,7 @@ class Executable:
         else:
             storage = self.plan.placed.storages.get(value, value)
             sizes = tuple(_dims.evaluate(size, env) for size in value.type.dims)
-            count = int(np.prod(sizes, dtype=np.int64))
+            count = math.prod(sizes)
             nbytes = count * value.type.dtype.itemsize
             if not count:
                 array = np.empty(sizes, value.type.dtype.numpy)

@@ -1,0 +1,44 @@
+"""Many sizes evaluated at once: those that a segment's parameters and grids are made of."""
+
+from __future__ import annotations
+
+from typing import Iterable, Mapping
+
+import numpy as np
+
+from purevk.ir import Dim, Size, Symbol
+from purevk.ir import dims as _dims
+
+
+class SizeTable:
+    """A list of sizes, in which each expression is evaluated once however often it stands there.
+
+    Attributes:
+        symbols: what the sizes depend on, sorted by name.
+    """
+
+    def __init__(self, sizes: Iterable[Size]) -> None:
+        places: dict[tuple, int] = {}
+        self._expressions: list[Dim] = []
+        numbers, at, which = [], [], []
+        for place, size in enumerate(sizes):
+            if isinstance(size, Dim):
+                number = places.setdefault(size.terms, len(places))
+                if number == len(self._expressions):
+                    self._expressions.append(size)
+                at.append(place)
+                which.append(number)
+                size = 0
+            numbers.append(size)
+        self._fixed = np.array(numbers, np.int64)
+        self._at, self._which = np.array(at, np.intp), np.array(which, np.intp)
+        found = set().union(*map(_dims.symbols, self._expressions)) if self._expressions else set()
+        self.symbols: tuple[Symbol, ...] = tuple(sorted(found, key=lambda symbol: symbol.name))
+
+    def evaluate(self, env: Mapping[Symbol, int]) -> np.ndarray:
+        """The numbers, int64, where each symbol has the value that `env` gives it."""
+        numbers = self._fixed.copy()
+        if self._expressions:
+            values = np.array([_dims.evaluate(size, env) for size in self._expressions], np.int64)
+            numbers[self._at] = values[self._which]
+        return numbers
