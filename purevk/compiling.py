@@ -35,7 +35,8 @@ def compile(
     """
     import torch
 
-    from purevk.frontends.exported import decompose, read_exported
+    from purevk.frontends.decompose import decompose
+    from purevk.frontends.exported import read_exported
 
     if isinstance(model, torch.export.ExportedProgram):
         exported = model

@@ -10,36 +10,12 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
+from purevk.frontends.decompose import BATCH_NORM, BATCH_NORM_INFERENCE, PYTHON, name_of, out_of_place
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
-
-_PYTHON = {
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "neg", operator.floordiv: "//",
-    operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
-    operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
-}  # fmt: skip
-
-
-def decompositions() -> Any:
-    """The decompositions of torch for operators that have no row here."""
-    import torch
-
-    table = torch.export.default_decompositions()
-    for target in list(table.keys()):
-        if isinstance(target, torch._ops.OpOverload):
-            row = registry.find(_name(target))
-            if row is not None and row.form is not None:
-                del table[target]
-    return table
-
-
-def decompose(program: Any) -> Any:
-    """The program with every operator decomposed that has no row here and that torch can write out in others."""
-    with higher_order.sub_graphs_may_write(program):
-        return program.run_decompositions(decompositions())
 
 
 def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:
@@ -263,16 +239,16 @@ class Reader:
         if target is operator.getitem:
             self.env[node] = self.env[node.args[0]][node.args[1]]
             return
-        if target in _PYTHON:
+        if target in PYTHON:
             args = [self.arg(arg) for arg in node.args]
-            if _PYTHON[target] in RELATIONS and any(isinstance(arg, Dim) for arg in args):
+            if PYTHON[target] in RELATIONS and any(isinstance(arg, Dim) for arg in args):
                 if self._is_asserted(node):
-                    self.env[node] = (args[0], _PYTHON[target], args[1])
+                    self.env[node] = (args[0], PYTHON[target], args[1])
                     return
                 if higher_order.decides(node):
-                    self.env[node] = _dims.indicator(args[0], _PYTHON[target], args[1])
+                    self.env[node] = _dims.indicator(args[0], PYTHON[target], args[1])
                     return
-            self.env[node] = self.importer.arithmetic(_PYTHON[target], args, node.name)
+            self.env[node] = self.importer.arithmetic(PYTHON[target], args, node.name)
             return
         if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
             self.env[node] = higher_order.read(self, node)
@@ -305,8 +281,10 @@ class Reader:
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        name = _name(target)
+        name = out_of_place(target)
         args = self._schema_args(target, given, node.kwargs)
+        if name == BATCH_NORM and not args[5]:
+            name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])
         if name in ("aten.sym_size.int", "aten.sym_numel.default"):
             tensor = args[0]
             return tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
@@ -394,14 +372,14 @@ class Reader:
         # The operator leaves its arguments in the order of its schema.
         rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
         made = self._emit(
-            node, _name(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank))
+            node, name_of(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank))
         )
         left = dict(zip(rank, made[len(own) :]))
         return (*made[: len(own)], *(left[at] for at in range(len(order))))
 
     def _refuse_views(self, node: Any, target: Any) -> None:
         raise UnsupportedProgramError(
-            f"{_name(target)} cannot be run", where=f"{self.importer.where}, {node.name}",
+            f"{name_of(target)} cannot be run", where=f"{self.importer.where}, {node.name}",
             why="it writes into views or lists of tensors", next="give it whole tensors, or return new ones",
         )  # fmt: skip
 
@@ -482,8 +460,3 @@ def _number_kind(example: Any) -> type | None:
         if isinstance(example, (kind, symbolic)):
             return kind
     return None
-
-
-def _name(target: Any) -> str:
-    return f"{target.namespace}.{target._opname}.{target._overloadname}"
-

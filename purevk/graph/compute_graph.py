@@ -278,7 +278,6 @@ class ComputeGraph:
 
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
         """Starts segment `number` for the symbols' values; wait for the result before reading downloads."""
-        cut = self.cuts[number]
         if self._params:
             self._write_params(number, env)
         signature = tuple(map(env.get, self._tables[number].symbols))

@@ -5,6 +5,8 @@ Everything here is frozen; a pass builds a new `Graph`. Values and nodes are com
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Iterable, Iterator, Mapping, Union
 
@@ -48,7 +50,7 @@ class Node:
     def result(self) -> Value:
         return self.results[0]
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The tensors among the arguments, in order, also those inside lists."""
         return tuple(values_in(self.args))
@@ -73,7 +75,8 @@ def map_values(arg: Arg, function: Callable[[Value], Arg]) -> Arg:
     if isinstance(arg, Value):
         return function(arg)
     if isinstance(arg, tuple):
-        return tuple(map_values(item, function) for item in arg)
+        items = tuple([map_values(item, function) for item in arg])
+        return arg if all(map(operator.is_, items, arg)) else items
     return arg
 
 

@@ -12,6 +12,7 @@ one of five forms:
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Union
@@ -113,11 +114,11 @@ class Operator:
     names: tuple[str, ...] = ()
     random: bool = False
 
-    @property
+    @functools.cached_property
     def signature(self) -> inspect.Signature:
         return inspect.signature(self.shape)
 
-    @property
+    @functools.cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the arguments, in the schema's order."""
         return tuple(self.signature.parameters)

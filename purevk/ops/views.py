@@ -140,6 +140,10 @@ _view("aten.t.default", _t_shape,
       lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),), "aten.t_copy.default")  # fmt: skip
 
 
+_view("aten.numpy_T.default", lambda x: x.with_dims(reversed(x.dims)),
+      lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),))  # fmt: skip
+
+
 def _expand_shape(x: TensorType, size: Sequence[Size], implicit: bool = False) -> TensorType:
     lead = len(size) - x.rank
     if lead < 0:

@@ -9,6 +9,7 @@ from purevk.ops.normalization import batch_norm_factors
 from purevk.passes.rewrite import Rewriter, each_node, uses
 
 _CONVOLUTION = "aten.convolution.default"
+_CONVOLUTIONS = {_CONVOLUTION, "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"}
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 
 
@@ -26,8 +27,10 @@ def fold_batch_norm(graph: Graph) -> Graph:
             return None
         original = made[node.results[0]]
         convolution = made.get(original.args[0])
-        if convolution is None or convolution.op != _CONVOLUTION or counts[original.args[0]] != 1 or convolution.args[6]:
+        if convolution is None or convolution.op not in _CONVOLUTIONS or counts[original.args[0]] != 1:
             return None
+        if convolution.op == _CONVOLUTION and convolution.args[6]:
+            return None  # transposed
         weight, bias = convolution.args[1:3]
         constants = [value for value in (weight, bias, *original.args[1:5]) if value is not None]
         if any(value not in graph.constants for value in constants):
@@ -48,5 +51,5 @@ def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, .
     if bias is not None:
         shift = rewriter.emit("aten.add.Tensor", rewriter.emit("aten.mul.Tensor", bias, scale), shift, 1)
     shift = rewriter.emit("aten._to_copy.default", shift, dtype)
-    made = rewriter.emit(_CONVOLUTION, convolution.args[0], scaled, shift, *convolution.args[3:])
+    made = rewriter.emit(convolution.op, convolution.args[0], scaled, shift, *convolution.args[3:])
     return (made, *norm.results[1:])

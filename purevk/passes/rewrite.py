@@ -50,9 +50,9 @@ class Rewriter(Builder):
 
     def current(self, node: Node) -> Node:
         """A node with replaced arguments."""
-        args = tuple(self.resolve(arg) for arg in node.args)
-        if all(a is b for a, b in zip(args, node.args)):
+        if self.replaced.keys().isdisjoint(node.inputs):
             return node
+        args = tuple(self.resolve(arg) for arg in node.args)
         return Node(node.op, args, node.results, node.source, node.alias)
 
     def keep(self, node: Node) -> None:

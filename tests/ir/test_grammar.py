@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from purevk.dtypes import DType
-from purevk.frontends.exported import decompose, read_exported
+from purevk.frontends.decompose import decompose
+from purevk.frontends.exported import read_exported
 from purevk.frontends.importer import Importer
 from purevk.ir import TensorType
 from purevk.ir.printer import to_text

@@ -1,0 +1,87 @@
+"""What torch decomposes of an exported program before it is read, and which programs need none of it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from purevk.frontends import higher_order
+from purevk.ops import registry
+
+PYTHON = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "neg", operator.floordiv: "//",
+    operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
+}  # fmt: skip
+BATCH_NORM = "aten.batch_norm.default"
+BATCH_NORM_INFERENCE = "aten._native_batch_norm_legit_no_training.default"
+
+
+def decompositions() -> Any:
+    """The decompositions of torch for operators that have no row here."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for target in list(table.keys()):
+        if isinstance(target, torch._ops.OpOverload):
+            row = registry.find(name_of(target))
+            if row is not None and row.form is not None:
+                del table[target]
+    return table
+
+
+def decompose(program: Any) -> Any:
+    """The program with every operator decomposed that has no row here and that torch can write out in others."""
+    if is_decomposed(program):
+        return program  # torch traces a program anew, which takes seconds for large models
+    with higher_order.sub_graphs_may_write(program):
+        return program.run_decompositions(decompositions())
+
+
+def is_decomposed(program: Any) -> bool:
+    """Whether every node of a program is one that `read_exported` takes, and that writes into nothing which others see."""
+    import torch
+
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target in PYTHON or node.target is operator.getitem:
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        name = name_of(node.target)
+        if name.startswith(("aten._assert", "aten.sym_")) or name in ("aten.item.default", "aten._local_scalar_dense.default"):
+            continue
+        if node.target._schema.is_mutable and not _writes_alone(node) or name == BATCH_NORM and node.args[5]:
+            return False  # torch makes these operators that write into nothing
+        row = registry.find(out_of_place(node.target))
+        if row is None or row.form is None:
+            return False
+    return True
+
+
+def _writes_alone(node: Any) -> bool:
+    """Whether an operator writes in place into a tensor that was made for it and that nothing else reads."""
+    import torch
+
+    schema, source = node.target._schema, node.args[0] if node.args else None
+    if [argument.is_write for argument in schema.arguments].count(True) != 1 or not schema.arguments[0].is_write:
+        return False
+    if not schema.name.endswith("_") or not isinstance(source, torch.fx.Node) or len(source.users) != 1:
+        return False
+    made_by = source.target
+    if source.op != "call_function" or not isinstance(made_by, torch._ops.OpOverload):
+        return False
+    return all(returned.alias_info is None for returned in made_by._schema.returns) or made_by._schema.is_mutable and _writes_alone(source)
+
+
+def out_of_place(target: Any) -> str:
+    """The name of an operator; of one that writes in place, that of the one which returns its result."""
+    name = name_of(target)
+    if not target._schema.is_mutable:
+        return name
+    space, base, overload = name.split(".")
+    return f"{space}.{base.removesuffix('_')}.{overload}"
+
+
+def name_of(target: Any) -> str:
+    """The name of an overload of torch: "namespace.op.overload"."""
+    return f"{target.namespace}.{target._opname}.{target._overloadname}"
