@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.conftest import DATA
 from tests.programs.models import FOLDER, exported
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
@@ -41,3 +42,11 @@ def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert row["compiled"] > 0 and row["cold"][1] > row["warm"][1] > 0 and "load" not in row["why"]
     assert ("eager" in row["why"]) == (not torch.cuda.is_available())
     assert "encoder2 fp32" in capfd.readouterr().out
+
+
+def test_signatures(capfd: pytest.CaptureFixture[str]) -> None:
+    from bench.signatures import main
+
+    assert main([str(DATA / "dynamic_views.pte"), "--rounds", "2"]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert len(shown) == 3 and shown[0].startswith("| model | dispatches | new | record | known")

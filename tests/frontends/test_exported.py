@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.frontends.exported import decompose, is_decomposed  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -176,3 +177,39 @@ def test_weights_without_data_are_refused() -> None:
         module = torch.nn.Linear(3, 3)
     with pytest.raises(UnsupportedProgramError, match="no data"):
         purevk.compile(module, (torch.randn(2, 3, device="meta"),))
+
+
+def test_what_needs_no_decomposition_is_not_traced_anew() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.BatchNorm2d(4)
+            torch.nn.init.normal_(self.norm.running_mean)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.conv(x)).relu_() + 1
+
+    module, x = Block().eval(), torch.randn(1, 3, 8, 8)
+    exported = torch.export.export(module, (x,), strict=False)
+    assert is_decomposed(exported) and decompose(exported) is exported
+    with purevk.compile(exported) as program:
+        plan = program.method("forward").executable.plan
+        # The new weights are computed once; at a call there are the convolution and the copies around it.
+        assert len(plan.once) >= 3 and len(plan.dispatches) <= 3
+        _agrees(program, module, x)
+
+
+def test_writes_that_others_see_are_taken_out_by_torch() -> None:
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y, z = x + 1, x * 2
+            part = y.view(-1)
+            y.relu_()
+            z[0].sigmoid_()
+            return part * 2, z
+
+    module, x = Writes().eval(), torch.randn(3, 4)
+    exported = torch.export.export(module, (x,), strict=False)
+    assert not is_decomposed(exported)
+    with purevk.compile(exported) as program:
+        _agrees(program, module, x)
