@@ -52,7 +52,7 @@ def is_decomposed(program: Any) -> bool:
             continue
         if node.target._schema.is_mutable and not _writes_alone(node) or name == BATCH_NORM and node.args[5]:
             return False  # torch makes these operators that write into nothing
-        row = registry.find(out_of_place(node.target))
+        row = registry.find(out_of_place(node, node.target))
         if row is None or row.form is None:
             return False
     return True
@@ -62,6 +62,8 @@ def _writes_alone(node: Any) -> bool:
     """Whether an operator writes in place into a tensor that was made for it and that nothing else reads."""
     import torch
 
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
     schema, source = node.target._schema, node.args[0] if node.args else None
     if [argument.is_write for argument in schema.arguments].count(True) != 1 or not schema.arguments[0].is_write:
         return False
@@ -73,10 +75,11 @@ def _writes_alone(node: Any) -> bool:
     return all(returned.alias_info is None for returned in made_by._schema.returns) or made_by._schema.is_mutable and _writes_alone(source)
 
 
-def out_of_place(target: Any) -> str:
-    """The name of an operator; of one that writes in place, that of the one which returns its result."""
+def out_of_place(node: Any, target: Any) -> str:
+    """The name of a node's operator; of one that writes into a tensor which nothing else reads, that of the one which returns
+    its result."""
     name = name_of(target)
-    if not target._schema.is_mutable:
+    if not target._schema.is_mutable or not _writes_alone(node):
         return name
     space, base, overload = name.split(".")
     return f"{space}.{base.removesuffix('_')}.{overload}"

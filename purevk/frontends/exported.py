@@ -15,7 +15,6 @@ from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
 from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops import registry
 
 
 def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:
@@ -281,7 +280,7 @@ class Reader:
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        name = out_of_place(target)
+        name = out_of_place(node, target)
         args = self._schema_args(target, given, node.kwargs)
         if name == BATCH_NORM and not args[5]:
             name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.conftest import DATA
 from tests.programs.models import FOLDER, exported
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
@@ -44,9 +43,13 @@ def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "encoder2 fp32" in capfd.readouterr().out
 
 
-def test_signatures(capfd: pytest.CaptureFixture[str]) -> None:
-    from bench.signatures import main
+def test_signatures() -> None:
+    torch = pytest.importorskip("torch")
+    import purevk
+    from bench.signatures import Chain, measure
 
-    assert main([str(DATA / "dynamic_views.pte"), "--rounds", "2"]) == 0
-    shown = capfd.readouterr().out.splitlines()
-    assert len(shown) == 3 and shown[0].startswith("| model | dispatches | new | record | known")
+    length = torch.export.Dim("length", min=3, max=128)
+    with purevk.compile(Chain(2), (torch.randn(1, 24, 16),), dynamic_shapes=({1: length},)) as program:
+        row = measure("chain", program, 3)
+    assert row["recorded again"] == 0 and row["specializations"] == 1
+    assert 0 < row["record"] < row["new"] and min(row["known"], row["alternate"]) > 0
