@@ -171,6 +171,31 @@ def merge_equal(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
+def share_cats(graph: Graph) -> Graph:
+    """A concatenation whose first operands are those of an earlier one starts with its result: where every layer reads all
+    layers before it, each copies two tensors rather than one a layer."""
+    seen: dict[Any, Value] = {}
+    moving = changing(graph.nodes)
+
+    def visit(rewriter: Rewriter, node: Node) -> Any:
+        if node.op != "aten.cat.default" or any(value in moving for value in node.inputs):
+            return None
+        values = node.args[0]
+        dim = wrap(node.args[1], node.result.type.rank)
+        if any(value.type.rank != node.result.type.rank for value in values):
+            return None  # torch leaves out empty tensors of rank 1
+        made: Any = None
+        for count in range(len(values) - 1, 1, -1):
+            first = seen.get((values[:count], dim))
+            if first is not None and first.type.dtype is node.result.type.dtype:
+                made = rewriter.emit("aten.cat.default", (first, *values[count:]), node.args[1])
+                break
+        seen[values, dim] = node.result if made is None else made
+        return made
+
+    return each_node(graph, visit)
+
+
 def drop_unused(graph: Graph) -> Graph:
     """Nodes whose results nobody reads, and that write nothing; symbols that come about during a call and that nobody needs."""
     needed = set(graph.output_values())

@@ -130,3 +130,19 @@ def test_masks_after_a_product(columns):
     check(Case(run, (a, b, mask)))
     with program_of(run, (a, b, mask)) as program:
         assert len(dispatches(program)) == 1
+
+
+def test_concatenations_that_grow():
+    """As in DenseNet: each reads all that is there so far; it starts with the one before it rather than with every piece."""
+    def dense(x, w):
+        pieces = [x, F.relu(x)]
+        for _ in range(4):
+            pieces.append(torch.tanh(torch.cat(pieces, 1) @ w[: 4 * len(pieces)]))
+        return torch.cat(pieces, 1)
+
+    given = (tensor(3, 4, dtype=torch.float32), tensor(24, 4, dtype=torch.float32, seed=1))
+    check(Case(dense, given))
+    with program_of(dense, given) as program:
+        assert len(dispatches(program)) <= 1 + 2 * 5 + 4  # relu; two copies for each concatenation; four products
+    other = (tensor(3, 4, dtype=torch.float16), tensor(3, 4, dtype=torch.float32, seed=1), tensor(3, 4, dtype=torch.int64, seed=2))
+    check(Case(lambda a, b, c: (torch.cat([a, c]), torch.cat([a, c, b]), torch.cat([a, c, a]), torch.cat([a, c, b], 1)), other))
