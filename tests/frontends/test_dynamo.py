@@ -138,16 +138,15 @@ def test_numbers_of_the_call() -> None:
         _agrees(compiled, lambda x, s: x * s + s, torch.randn(2, 9), number)
 
 
-def test_sizes_that_come_about_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+def test_sizes_that_come_about_during_a_call() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         places = torch.nonzero(x > 0)
         return places.t(), x[x > 0] * 2
 
     compiled = torch.compile(function, backend="purevk", fullgraph=True, dynamic=True)
-    for size in (4, 9, 40):
-        _agrees(compiled, function, torch.randn(size, 5))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for size in (4, 9, 40):
+            _agrees(compiled, function, torch.randn(size, 5))
 
 
 def test_no_tensor_goes_in() -> None:
