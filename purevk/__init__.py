@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from purevk import ops
     from purevk.compiling import compile
     from purevk.method import Method
+    from purevk.planning import PlannedProgram, plan
     from purevk.program import Program, load
     from purevk.runtime import Runtime
 
 __version__ = "0.1.0"
 
-__all__ = ["Method", "Program", "PurevkError", "Runtime", "compile", "load", "ops"]
+__all__ = [
+    "Method", "PlannedProgram", "Program", "PurevkError", "Runtime", "compile", "load", "ops", "plan",
+]  # fmt: skip
 
 _HOMES = {
-    "Method": "method", "Program": "program", "Runtime": "runtime", "compile": "compiling", "load": "program", "ops": "ops",
+    "Method": "method", "PlannedProgram": "planning", "Program": "program", "Runtime": "runtime", "compile": "compiling",
+    "load": "program", "ops": "ops", "plan": "planning",
 }  # fmt: skip
 
 

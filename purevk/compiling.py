@@ -33,17 +33,10 @@ def compile(
     Raises:
         UnsupportedProgramError: the model holds something that has no kernel and no CPU function.
     """
-    import torch
-
-    from purevk.frontends.decompose import decompose
+    from purevk.frontends.decompose import export
     from purevk.frontends.exported import read_exported
 
-    if isinstance(model, torch.export.ExportedProgram):
-        exported = model
-    else:
-        with torch.no_grad():
-            exported = torch.export.export(model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False)
-    exported = decompose(exported)
+    exported = export(model, example_inputs, dynamic_shapes)
     name = type(model).__name__
     return Program(
         name, {"forward": lambda sizes: read_exported(exported, sizes)}, context or default_context(), progress,

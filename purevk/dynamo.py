@@ -4,8 +4,8 @@
     with torch.no_grad():
         y = compiled(x)
 
-Importing this registers the backend; where purevk is installed, torch finds it without. Only inference is compiled: what has
-to be differentiated runs in eager torch, and a warning says so once.
+Importing this registers the backend; where purevk is installed, torch finds it without. Only inference is compiled:
+what has to be differentiated runs in eager torch, and a warning says so once.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _differentiable(tensors: Sequence[Any]) -> bool:
 @functools.cache
 def _warn_about_training() -> None:
     warnings.warn(
-        "torch.compile(backend='purevk') compiles inference only: this graph has tensors that require gradients and runs in"
-        " eager torch; call the model under torch.no_grad()",
+        "torch.compile(backend='purevk') compiles inference only: this graph has tensors that require gradients and"
+        " runs in eager torch; call the model under torch.no_grad()",
         stacklevel=2,
     )
 
@@ -84,7 +84,8 @@ def _compile(
     for example in example_inputs:
         if isinstance(example, torch.Tensor) and example.device.type != "cpu":
             raise UnsupportedProgramError(
-                f"a tensor is on the device {example.device}", where="torch.compile", why="tensors of the CPU are accepted",
+                f"a tensor is on the device {example.device}", where="torch.compile",
+                why="tensors of the CPU are accepted",
                 next="move the model and its inputs to the CPU; purevk copies them to the Vulkan device",
             )  # fmt: skip
     traced = TracingContext.try_get()
@@ -120,7 +121,9 @@ class _Shared:
     def fits(self, tensors: Mapping[int, torch.Tensor]) -> bool:
         """Whether it has some of the tensors, and none of them as it was before a change."""
         held = [(self.tensors.get(_key(tensor)), tensor) for tensor in tensors.values()]
-        return any(known for known, _ in held) and all(known is None or known[1] == each._version for known, each in held)
+        return any(known for known, _ in held) and all(
+            known is None or known[1] == each._version for known, each in held
+        )
 
 
 _shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
@@ -140,8 +143,8 @@ def _share(context: Context, tensors: Mapping[int, torch.Tensor]) -> _Shared:
 
 
 class _CompiledGraph:
-    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the graph is lowered again; one
-    that changes again is an input from then on.
+    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the graph is lowered
+    again; one that changes again is an input from then on.
 
     Args:
         fixed: positions of the arguments that are parameters or buffers, and that the graph itself does not write.
@@ -175,7 +178,9 @@ class _CompiledGraph:
         return outputs
 
     def _stale(self, args: Sequence[Any]) -> bool:
-        changed = {at for at, place, version in self._stamps if args[at].data_ptr() != place or args[at]._version != version}
+        changed = {
+            at for at, place, version in self._stamps if args[at].data_ptr() != place or args[at]._version != version
+        }
         self.fixed -= changed & self._changed
         self._changed |= changed
         return bool(changed)
@@ -193,8 +198,8 @@ class _CompiledGraph:
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
-    """Gives results the strides and the memory in common that they were traced with: what follows the graph makes views of
-    them, and of arguments, from these. `numbers` are those that the method gives after its results."""
+    """Gives results the strides and the memory in common that they were traced with: what follows the graph makes
+    views of them, and of arguments, from these. `numbers` are those that the method gives after its results."""
     layouts: dict[int, tuple[list[int], int]] = {}
     spans: dict[int, int] = {}
     for at, (value, rank, memory) in enumerate(zip(outputs, aot.strided, aot.memories)):

@@ -17,7 +17,7 @@ from purevk import knobs
 from purevk.cli import bench_ops
 from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
 from purevk.cli.inputs import as_array, make_inputs
-from purevk.cli.limits import device_limits
+from purevk.graph.limits import device_limits
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, error_data
 from purevk.cli.profile import least_seconds, table, time_dispatches

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import progress
-from purevk.cli.limits import DeviceLimits, device_limits
+from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operator_cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration

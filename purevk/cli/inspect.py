@@ -14,6 +14,7 @@ from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
+from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
 from purevk.pte import program as P
 
@@ -124,8 +125,8 @@ def _method(opened: ModelFile, name: str, target: Target, args: argparse.Namespa
         "dispatches_at_load": sum(len(each.once) for each in run.nested()),
         "segments": segments,
         "cpu_nodes": [lowered.host_data(node) for node in lowered.host_nodes(run)],
-        "memory": lowered.memory_data(run, target.unified, limit),
-        "kernels": lowered.kernels_data(run),
+        "memory": report.memory_data(run, target.unified, limit),
+        "kernels": report.kernels_data(run),
     }
     if args.node_table:
         data["node_table"] = lowered.node_rows(run)

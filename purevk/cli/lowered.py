@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from purevk.frontends.files import ModelFile
 from purevk.graph.executable import Plan, make_plan
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
-from purevk.memory_planner import ALIGNMENT, Block
-from purevk.memory_planner import plan as plan_memory
 from purevk.ops.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
 
@@ -162,89 +159,6 @@ def label_operator(label: str) -> str:
 def label_source(label: str) -> str:
     """The place in the file of a dispatch's label."""
     return label.partition(" @ ")[2]
-
-
-def kernels_data(plan: Plan) -> list[dict[str, Any]]:
-    """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules that these need."""
-    calls = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.dispatches)
-    once = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.once)
-    pipelines = Counter(spec.template for spec in plan.kernels)
-    modules = Counter(template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels})
-    return [
-        {
-            "template": name,
-            "dispatches": calls[name],
-            "at_load": once[name],
-            "pipelines": pipelines[name],
-            "modules": modules[name],
-        }
-        for name in sorted(pipelines, key=lambda name: (-calls[name], name))
-    ]
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
-def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, int]:
-    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive",
-    "lower_bound" of intermediate tensors, "inputs", "outputs", "weights", "state".
-
-    Args:
-        plan: the method.
-        unified: whether the host reads the device's memory at full speed.
-        max_arena: the most bytes of one allocation; None: no limit.
-    """
-    if plan.inner:
-        return _nested_memory(plan, unified, max_arena)
-    weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
-    states = dict.fromkeys(plan.placed.graph.states)
-    resident = set(weights) | set(states)
-    uploads = dict.fromkeys(value for values in plan.uploads for value in values if value not in resident)
-    first: dict[Value, int] = {}
-    last: dict[Value, int] = {}
-    read: set[Value] = set()
-    for step, dispatch in enumerate(plan.dispatches):
-        for binding in dispatch.bindings:
-            if binding.storage in resident or binding.storage in uploads:
-                continue
-            first.setdefault(binding.storage, step)
-            last[binding.storage] = step
-            if not binding.write:
-                read.add(binding.storage)
-    downloads: dict[Value, int] = {}
-    for (_, end), values in zip(plan.ranges, plan.downloads):
-        for value in values:
-            downloads.setdefault(value, end)
-    direct = [v for v in downloads if v not in resident and v not in uploads and (unified or v not in read)]
-    copied = [v for v in downloads if v not in direct and v not in uploads and not (unified and v in resident)]
-    for value in copied:
-        if value in first:
-            last[value] = max(last[value], downloads[value])
-    blocks = [Block(v, plan.sizes[v], first[v], last[v]) for v in first if v not in direct]
-    planned = plan_memory(blocks, max_arena=max_arena)
-    return {
-        "planned": planned.planned,
-        "naive": planned.naive,
-        "lower_bound": planned.lower_bound,
-        "inputs": sum(_aligned(plan.sizes[v]) for v in uploads),
-        "outputs": sum(_aligned(plan.sizes[v]) for v in (*direct, *copied)),
-        "weights": sum(_aligned(plan.sizes[v]) for v in weights),
-        "state": sum(_aligned(v.type.nbytes) for v in states),
-    }
-
-
-def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str, int]:
-    """Of a plan with sub-graphs: weights and states are shared, the rest adds up."""
-    parts = [memory_data(replace(each, inner={}), unified, max_arena) for each in plan.nested()]
-    total = {key: sum(part[key] for part in parts) for key in parts[0]}
-    plans = list(plan.nested())
-    weights = {value for each in plans for value in (*each.constants, *(each.once_kept if each.once else ()))}
-    states = {value for each in plans for value in each.placed.graph.states}
-    total["weights"] = sum(_aligned(value.type.nbytes) for value in weights)
-    total["state"] = sum(_aligned(value.type.nbytes) for value in states)
-    return total
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT
 
 
 def host_nodes(plan: Plan) -> list[Node]:

@@ -11,35 +11,6 @@ from purevk.errors import DeviceError, PurevkError, ShaderCompilerError
 
 if TYPE_CHECKING:
     from purevk.graph.context import Context
-    from purevk.ops.lowering import DeviceTraits
-
-# Features of nearly every desktop GPU, for work without a device.
-_TYPICAL = (
-    "storage_16bit",
-    "storage_8bit",
-    "float16",
-    "int8",
-    "int16",
-    "int64",
-    "subgroup_basic",
-    "subgroup_vote",
-    "subgroup_arithmetic",
-    "subgroup_ballot",
-    "subgroup_shuffle",
-    "subgroup_shuffle_relative",
-    "subgroup_clustered",
-    "subgroup_quad",
-    "subgroup_extended_types",
-    "subgroup_size_control",
-    "vulkan_memory_model",
-    "scalar_block_layout",
-    "integer_dot_product",
-    "buffer_device_address",
-    "pipeline_cache",
-    "timestamp",
-    "host_query_reset",
-)
-
 
 def package_version(name: str) -> str | None:
     """The version of an installed distribution, without importing it."""
@@ -83,21 +54,6 @@ def open_context(args: argparse.Namespace) -> Context:
     return Context(api.open_device(args.device))
 
 
-def typical_traits() -> DeviceTraits:
-    """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
-    from purevk.api.features import Features, choose
-    from purevk.ops.lowering import DeviceTraits
-
-    return DeviceTraits(
-        features=frozenset(choose(Features(_TYPICAL))),
-        subgroup_size=32,
-        cores=32,
-        max_storage_range=2**31,
-        max_shared_memory=32768,
-        max_invocations=1024,
-    )
-
-
 class Target:
     """What a model is lowered for: a device, or the assumption of one (`--no-device`). A context manager.
 
@@ -109,6 +65,8 @@ class Target:
 
     def __init__(self, args: argparse.Namespace) -> None:
         if args.no_device:
+            from purevk.graph.context import typical_traits
+
             self.context, self.traits, self.unified = None, typical_traits(), False
             return
         try:

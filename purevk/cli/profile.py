@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from purevk.cli.limits import DeviceLimits
+from purevk.graph.limits import DeviceLimits
 from purevk.cli.lowered import label_operator
 from purevk.graph.executable import Executable
 from purevk.ir import Graph, Symbol, Value

@@ -1,7 +1,7 @@
 """A graph that AOTAutograd traced for `torch.compile`, as a graph of purevk. Imports torch.
 
-Its placeholders are tensors and whole numbers. Those tensors that stay the same from call to call (parameters) are taken in
-as constants; a whole number that is the size of a tensor is read from the tensor.
+Its placeholders are tensors and whole numbers. Those tensors that stay the same from call to call (parameters) are
+taken in as constants; a whole number that is the size of a tensor is read from the tensor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class AotGraph:
     Attributes:
         tensors: positions of tensor arguments.
         memories: for each result, a number that it shares with the results that are views of the same memory.
-        strided: for each result, its rank if it shares its memory, was traced with other strides than dense row-major ones, or
-            does not start where its memory does; else None. The method's outputs are the results, then for each of these the
-            strides and the offset.
+        strided: for each result, its rank if it shares its memory, was traced with other strides than dense row-major
+            ones, or does not start where its memory does; else None. The method's outputs are the results, then for
+            each of these the strides and the offset.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -43,7 +43,8 @@ class AotGraph:
         sizes = [size for at in self.tensors for size in examples[at].shape if isinstance(size, torch.SymInt)]
         named = {str(size.node.expr) for size in sizes if size.node.expr.is_Symbol}
         self._own = [at for at in numbers if str(examples[at].node.expr) not in named]
-        # Numbers that no tensor tells come first, since sizes of tensors may be made of them; the others are known at the end.
+        # Numbers that no tensor tells come first, since sizes of tensors may be made of them; the others are known at
+        # the end.
         rest = [at for at in range(len(examples)) if at not in numbers]
         for at in reversed([*self._own, *rest, *(at for at in numbers if at not in self._own)]):
             first = next(iter(module.graph.nodes))
@@ -83,7 +84,9 @@ class AotGraph:
 
 class _AotReader(Reader):
     def __init__(self, aot: AotGraph, constants: Mapping[int, Any], sizes: Any) -> None:
-        kinds = {node.name: ("PARAMETER" if at in constants else "USER_INPUT", at) for at, node in enumerate(aot._nodes)}
+        kinds = {
+            node.name: ("PARAMETER" if at in constants else "USER_INPUT", at) for at, node in enumerate(aot._nodes)
+        }
         kind = SimpleNamespace(name="USER_OUTPUT")
         signature = SimpleNamespace(
             buffers_to_mutate={},
@@ -94,8 +97,8 @@ class _AotReader(Reader):
             output_specs=[SimpleNamespace(kind=kind) for _ in aot.results],
         )
         program = SimpleNamespace(
-            graph=aot.module.graph, graph_module=aot.module, graph_signature=signature, state_dict=constants, constants={},
-            range_constraints=_ranges(aot._nodes),
+            graph=aot.module.graph, graph_module=aot.module, graph_signature=signature, state_dict=constants,
+            constants={}, range_constraints=_ranges(aot._nodes),
         )  # fmt: skip
         super().__init__(program, sizes, aot.name)
         self.aot = aot
@@ -122,7 +125,8 @@ class _AotReader(Reader):
         """A whole number that only a call brings."""
         if not number.expr.is_Symbol:
             raise UnsupportedProgramError(
-                f"size {number.expr} cannot be followed", where=self.importer.where, why="it is an argument of the graph",
+                f"size {number.expr} cannot be followed", where=self.importer.where,
+                why="it is an argument of the graph",
                 next="compile with dynamic=False",
             )  # fmt: skip
         if self._sizes_depend_on(number.expr):
@@ -158,8 +162,8 @@ class _AotReader(Reader):
         return super()._operator(node, target, given, examples)
 
     def _within(self, given: Sequence[Any], result: Any) -> Sequence[Any]:
-        """The arguments of a slice with bounds that only a call knows, counted from the start and within the tensor: tracing
-        has found their signs and the result's size, under guards of its own."""
+        """The arguments of a slice with bounds that only a call knows, counted from the start and within the tensor:
+        tracing has found their signs and the result's size, under guards of its own."""
         import torch
 
         tensor, dim, start, _, *step = given
@@ -174,10 +178,16 @@ class _AotReader(Reader):
         return size if isinstance(size, int) else self._size(size.node.expr)
 
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        """Tracing takes attention for the CPU's own operator, which has a second result that inference does not read."""
-        args = dict(zip((each.name for each in target._schema.arguments), self._schema_args(target, given, node.kwargs)))
+        """Tracing takes attention for the CPU's own operator, which has a second result that inference does not
+        read."""
+        args = dict(
+            zip((each.name for each in target._schema.arguments), self._schema_args(target, given, node.kwargs))
+        )
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
-        return (self._emit(node, "aten.scaled_dot_product_attention.default", [args[name] for name in names], examples[0]), None)
+        return (
+            self._emit(node, "aten.scaled_dot_product_attention.default", [args[name] for name in names], examples[0]),
+            None,
+        )
 
 
 def _memory(example: Any, number: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Sequence
 
 from purevk.frontends import higher_order
 from purevk.ops import registry
@@ -28,6 +28,16 @@ def decompositions() -> Any:
             if row is not None and row.form is not None:
                 del table[target]
     return table
+
+
+def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any = None) -> Any:
+    """A module (traced with the inputs) or an exported program, decomposed."""
+    import torch
+
+    if not isinstance(model, torch.export.ExportedProgram):
+        with torch.no_grad():
+            model = torch.export.export(model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False)
+    return decompose(model)
 
 
 def decompose(program: Any) -> Any:

@@ -17,26 +17,30 @@ from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, 
 from purevk.ir import dims as _dims
 
 
-def read_exported(program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward") -> Graph:
+def read_exported(
+    program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward", planned_only: bool = False
+) -> Graph:
     """The graph of an exported program.
 
     Args:
         program: a `torch.export.ExportedProgram`, decomposed by `decompose`.
         sizes: the sizes of the tensors of a call, by position, to specialize on; None: the program's own.
+        planned_only: the graph will not be run, and weights on the meta device are taken as they are.
 
     Raises:
         UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond docs/control_flow.md.
     """
-    return settled(lambda: Reader(program, sizes, name).run())
+    return settled(lambda: Reader(program, sizes, name, planned_only).run())
 
 
 class Reader:
     """Walks an exported program, and the sub-modules of its control flow."""
 
-    def __init__(self, program: Any, sizes: Any, name: str) -> None:
-        self.program, self.sizes = program, sizes
+    def __init__(self, program: Any, sizes: Any, name: str, planned_only: bool = False) -> None:
+        self.program, self.sizes, self.planned_only = program, sizes, planned_only
         self.module = program.graph_module  # the one that is walked
         self.importer = Importer(name, f"exported program {name}", sizes)
+        self.importer.traced_elsewhere = planned_only
         self.env: dict[Any, Any] = {}
         self.symbols: dict[str, Dim | int] = {}
         self.kept: list[Any] = []  # tensors whose bytes the graph's constants are views of
@@ -189,10 +193,13 @@ class Reader:
 
         type = TensorType(self._dtype(tensor.dtype), tuple(tensor.shape))
         tensor = tensor.detach()
-        if tensor.device.type == "meta":
+        if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+            if self.planned_only:
+                place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
+                return self.importer.state(None, type) if mutable else self.importer.missing(place, type)
             raise UnsupportedProgramError(
                 "a weight has no data", where=self.importer.where, why="it is on the meta device",
-                next="load the model's weights before exporting it",
+                next="load the model's weights before exporting it, or look at it without them: purevk.plan",
             )  # fmt: skip
         tensor = tensor.cpu().contiguous()
         if tensor.dtype is torch.bfloat16:

@@ -80,6 +80,8 @@ class Importer:
         self._names = NameSource()
         self._by_bound: dict[int, Dim] = {}
         self._shared: dict[tuple[int, int, str, tuple], Value] = {}
+        self._missing: dict[Any, Value] = {}
+        self.traced_elsewhere = False  # on a device where some operators give results of other sizes than on the CPU
         self._elements: dict[tuple[Value, int], Dim] = {}
         self._bounds: dict[Symbol, int] = {}  # bounds that the file states of symbols that no input has as a size
         self._checks: dict[Guard, str] = {}
@@ -144,6 +146,13 @@ class Importer:
             self._shared[key] = value = Value(self._names.fresh("const"), type)
             self.constants[value] = Constant(data)
         return self._shared[key]
+
+    def missing(self, key: Any, type: TensorType) -> Value:
+        """A tensor without its bytes, for graphs that are planned only; equal keys give one value."""
+        if key not in self._missing:
+            self._missing[key] = value = Value(self._names.fresh("const"), type)
+            self.constants[value] = Constant(memoryview(b""), known=False)
+        return self._missing[key]
 
     def state(self, data: memoryview | None, type: TensorType) -> Value:
         """A tensor that lives between calls, with its first bytes (None: zeros)."""
@@ -303,7 +312,7 @@ class Importer:
         for number, type in enumerate(inferred):
             if number < len(recorded):
                 expected = recorded[number]
-                static = type.is_static and self.sizes is None
+                static = type.is_static and self.sizes is None and not self.traced_elsewhere
                 if type.rank != expected.rank or (static and type.dims != expected.dims):
                     raise FileFormatError(
                         f"result {number} of {row.name} is recorded as {expected}", where=f"{self.where}, {source}",

@@ -1,5 +1,5 @@
-"""Files that `Program.save` writes (.pvk): the graphs of a program before any pass, and its tensors. `docs/formats.md` has the
-layout. Neither writing nor reading imports torch."""
+"""Files that `Program.save` writes (.pvk): the graphs of a program before any pass, and its tensors. `docs/formats.md`
+has the layout. Neither writing nor reading imports torch."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ class SavedProgram:
         for number, (start, _, wanted) in enumerate(self._tensors):
             found = checksum(self._tensor(number))
             if found != wanted:
-                raise _damaged(self.source, f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written")
+                raise _damaged(
+                    self.source, f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written"
+                )
 
     def graph(self, method: str, sizes: Sequence[Any] | None = None) -> Graph:
         """The graph of a method, for its own bounds or for the sizes of a call (see `respecialize`).

@@ -15,6 +15,13 @@ from purevk.graph.kernels import KernelStore
 from purevk.memory_planner import ALIGNMENT
 from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
 
+# Features of nearly every desktop GPU, for work without a device.
+_TYPICAL = (
+    "storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "subgroup_basic", "subgroup_vote",
+    "subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "subgroup_shuffle_relative", "subgroup_clustered",
+    "subgroup_quad", "subgroup_extended_types", "subgroup_size_control", "vulkan_memory_model", "scalar_block_layout",
+    "integer_dot_product", "buffer_device_address", "pipeline_cache", "timestamp", "host_query_reset",
+)  # fmt: skip
 _lock = threading.Lock()
 _default: "Context | None" = None
 
@@ -71,6 +78,20 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_texels=_max_texels(device),
         matrix_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
         few_columns=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
+    )
+
+
+def typical_traits() -> DeviceTraits:
+    """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
+    from purevk.api.features import Features, choose
+
+    return DeviceTraits(
+        features=frozenset(choose(Features(_TYPICAL))),
+        subgroup_size=32,
+        cores=32,
+        max_storage_range=2**31,
+        max_shared_memory=32768,
+        max_invocations=1024,
     )
 
 

@@ -29,11 +29,12 @@ class GraphDrawing:
         """The graph as plain data.
 
         Returns:
-            "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants" ("id", "name", "type"); and
-            "segments" in order: "id", "on" ("load": once, from constants alone; "gpu"; "cpu"; "host": control flow) and
-            "nodes": "id", "operator", "label", "operators" (those of a fused chain), "source", "why" (of those on the CPU),
-            "results" ("name", "type"), "constants" (those it reads, by name), "kernels", "flops" and "bytes" (at the upper
-            bounds of sizes), "graphs" (sub-graphs, each as here). "edges": "from", "to" (ids), "value", "type".
+            "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants" ("id", "name",
+            "type"); and "segments" in order: "id", "on" ("load": once, from constants alone; "gpu"; "cpu"; "host":
+            control flow) and "nodes": "id", "operator", "label", "operators" (those of a fused chain), "source", "why"
+            (of those on the CPU), "results" ("name", "type"), "constants" (those it reads, by name), "kernels",
+            "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here). "edges": "from",
+            "to" (ids), "value", "type".
         """
         return _Collector(self.plan, "").data()
 
@@ -82,14 +83,17 @@ class _Collector:
         for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
             on = "gpu" if step.on_device else "host" if step.nodes[0].graphs else "cpu"
             kernels = dict(_grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last]))
-            segments.append(self._segment(on, [self._node(node, on, kernels.get(node, [])) for node in step.nodes], len(segments)))
+            segments.append(
+                self._segment(on, [self._node(node, on, kernels.get(node, [])) for node in step.nodes], len(segments))
+            )
         outputs = [self._output(number, output) for number, output in enumerate(graph.outputs)]
         return {
             "name": graph.name,
             "symbols": {symbol.name: {"min": symbol.lower, "max": symbol.upper} for symbol in graph.symbols},
             "inputs": inputs,
             "constants": [
-                {"name": value.name, "type": str(value.type), "bytes": value.type.nbytes} for value in self.plan.graph.constants
+                {"name": value.name, "type": str(value.type), "bytes": value.type.nbytes}
+                for value in self.plan.graph.constants
             ],
             "states": states,
             "segments": segments,
@@ -139,7 +143,8 @@ class _Collector:
             "flops": sum(_dims.hint(each.flops) for each in dispatches),
             "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
             "graphs": [
-                _Collector(inner, f"{name}_{number}_").data() for number, inner in enumerate(self.plan.inner.get(node, ()))
+                _Collector(inner, f"{name}_{number}_").data()
+                for number, inner in enumerate(self.plan.inner.get(node, ()))
             ],
         }
 
@@ -215,12 +220,12 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
     parts.append(", ".join(sorted(kernels)))
     text = "<br/>".join(_escaped(part) for part in parts if part)
     shape = ('[["', '"]]') if on == "cpu" else ('["', '"]')
-    lines.append(f'{pad}{node["id"]}{shape[0]}{text}{shape[1]}:::{on}')
+    lines.append(f"{pad}{node['id']}{shape[0]}{text}{shape[1]}:::{on}")
     for number, graph in enumerate(node["graphs"]):
         lines.append(f'{pad}subgraph {node["id"]}_graph{number}["{_escaped(graph["name"])}"]')
         _draw(graph, lines, depth + 1)
         lines.append(f"{pad}end")
-        lines.append(f'{pad}{node["id"]} -.- {node["id"]}_graph{number}')
+        lines.append(f"{pad}{node['id']} -.- {node['id']}_graph{number}")
 
 
 def _escaped(text: str) -> str:

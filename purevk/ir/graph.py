@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Union
 import numpy as np
 
 from purevk.dtypes import DType
+from purevk.errors import UnsupportedProgramError
 from purevk.ir.dims import Dim, Guard, Symbol
 from purevk.ir.types import TensorType
 
@@ -82,12 +83,25 @@ def map_values(arg: Arg, function: Callable[[Value], Arg]) -> Arg:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """Bytes of a tensor, dense and row-major, usually a view of the mapped file."""
+    """Bytes of a tensor, dense and row-major, usually a view of the mapped file.
+
+    Attributes:
+        known: False for a weight that is not there: a graph with one can be planned, but not run.
+    """
 
     data: memoryview
+    known: bool = True
 
     def array(self, type: TensorType) -> np.ndarray:
-        """The bytes as a numpy array (bfloat16 as uint16), without a copy."""
+        """The bytes as a numpy array (bfloat16 as uint16), without a copy.
+
+        Raises:
+            UnsupportedProgramError: they are not there.
+        """
+        if not self.known:
+            raise UnsupportedProgramError(
+                f"a weight {type} has no data", why="it is on the meta device", next="load the model's weights"
+            )
         return np.frombuffer(self.data, dtype=type.dtype.numpy).reshape(type.dims)
 
     @classmethod

@@ -1,4 +1,5 @@
-"""Graphs as plain data (what JSON can hold) and back. The bytes of constants stay outside: the data names them by number.
+"""Graphs as plain data (what JSON can hold) and back. The bytes of constants stay outside: the data names them by
+number.
 
 `docs/formats.md` describes the data. Arguments of nodes are written by kind (`_KINDS`): a new kind of argument is one
 more row there.
@@ -25,18 +26,22 @@ _SOURCE = [each.name for each in fields(SymbolSource)]
 
 
 def to_data(size: Size) -> int | list:
-    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of a
-    symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
+    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of
+    a symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
     if not isinstance(size, Dim):
         return int(size)
     return [
-        [factor, [atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)] for atom in atoms]]
+        [factor, [
+            atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)]
+            for atom in atoms
+        ]]
         for atoms, factor in size.terms
     ]  # fmt: skip
 
 
 def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
-    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other data."""
+    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other
+    data."""
     if isinstance(data, int):
         return data
     total: Size = 0
@@ -153,7 +158,9 @@ class GraphReader:
     def method(self, data: Mapping[str, Any]) -> tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]:
         """The graph, its guards, and those of them that the front end decided."""
         self._symbols = {each[0]: Symbol(**dict(zip(_SYMBOL, each))) for each in data["symbols"]}
-        self._values = [Value(name, TensorType(DType[dtype], self._sizes(dims))) for name, dtype, dims in data["values"]]
+        self._values = [
+            Value(name, TensorType(DType[dtype], self._sizes(dims))) for name, dtype, dims in data["values"]
+        ]
         graph = self._graph(data["graph"])
         return graph, tuple(map(self._guard, data["guards"])), tuple(map(self._guard, data["kept_guards"]))
 
@@ -163,7 +170,8 @@ class GraphReader:
             inputs=tuple(map(self._arg, data["inputs"])),
             constants={self._values[number]: self._constant(number, at) for number, at in data["constants"]},
             states={
-                self._values[number]: None if at is None else self._constant(number, at) for number, at in data["states"]
+                self._values[number]: None if at is None else self._constant(number, at)
+                for number, at in data["states"]
             },
             nodes=tuple(Node(**dict(zip(_NODE, map(self._arg, node)))) for node in data["nodes"]),
             outputs=tuple(map(self._arg, data["outputs"])),

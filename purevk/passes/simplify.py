@@ -259,6 +259,6 @@ def static_value(graph_constants: dict, value: Value) -> float | int | bool | No
     constant = graph_constants.get(value)
     if constant is None or any(isinstance(size, Dim) or size != 1 for size in value.type.dims):
         return None
-    if value.type.dtype is DType.bfloat16:
+    if value.type.dtype is DType.bfloat16 or not constant.known:
         return None
     return constant.array(value.type).reshape(-1)[0].item()

@@ -91,7 +91,7 @@ def _values(graph: Graph) -> list[Value]:
 
 
 def _widened(type: TensorType, constant: Constant) -> Constant:
-    if type.dtype not in _NARROW:
+    if type.dtype not in _NARROW or not constant.known:
         return constant
     array = constant.array(type)
     if type.dtype is DType.bfloat16:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from purevk import api, fallback
-from purevk.cli import bench, limits
-from purevk.cli.limits import DeviceLimits, device_limits
+from purevk.cli import bench
+from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.cli.profile import Timing, table
 from purevk.cli.stopwatch import Stopwatch
+from purevk.graph import limits
 from purevk.graph.context import Context
 
 

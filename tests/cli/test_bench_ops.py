@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from purevk.cli.bench_ops import build
-from purevk.cli.limits import DeviceLimits
+from purevk.graph.limits import DeviceLimits
 from purevk.cli.operator_cases import Case, Tensor, f32, operator_cases
 from purevk.dtypes import DType
 from purevk.ops import registry

@@ -1,4 +1,5 @@
-"""The backend of torch.compile against eager torch: dynamic sizes, graph breaks, writes into arguments, parameters that change."""
+"""The backend of torch.compile against eager torch: dynamic sizes, graph breaks, writes into arguments, parameters
+that change."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def _mlp() -> torch.nn.Module:
 def test_a_module_with_its_weights_on_the_device_once() -> None:
     """A graph for each size, made anew by dynamo: one program, whose weights do not grow."""
     before = set(_programs())
-    module = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten(2)).eval()
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten(2)
+    ).eval()
     compiled = torch.compile(module, backend="purevk", dynamic=False)
     _agrees(compiled, module, torch.randn(1, 3, 8, 8))
     (program,) = set(_programs()) - before

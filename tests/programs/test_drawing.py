@@ -18,7 +18,8 @@ pytestmark = pytest.mark.device
 # The lines of a flowchart that we write, after Mermaid's grammar: quoted labels hold no quote, ids are words.
 _LABEL = r'"[^"<>]*(?:<br/>[^"<>]*)*"'
 _LINES = (
-    r"flowchart (TD|LR)", rf"subgraph \w+\[{_LABEL}\]", "end", rf'\w+(\[|\[\[|\(\[|\[\(){_LABEL}(\]|\]\]|\]\)|\)\])(:::\w+)?',
+    r"flowchart (TD|LR)", rf"subgraph \w+\[{_LABEL}\]", "end",
+    rf'\w+(\[|\[\[|\(\[|\[\(){_LABEL}(\]|\]\]|\]\)|\)\])(:::\w+)?',
     rf"\w+ -->\|{_LABEL}\| \w+", r"\w+ -\.- \w+", r"classDef \w+ [\w:#,-]+",
 )  # fmt: skip
 

@@ -30,7 +30,11 @@ def _inputs(method: Any, seed: int = 0) -> list[np.ndarray]:
     for value in method.graph.inputs:
         shape = tuple(size if isinstance(size, int) else 8 for size in value.type.dims)
         kind = value.type.dtype.numpy
-        made.append(random.standard_normal(shape).astype(kind) if kind.kind == "f" else random.integers(0, 2, shape).astype(kind))
+        made.append(
+            random.standard_normal(shape).astype(kind)
+            if kind.kind == "f"
+            else random.integers(0, 2, shape).astype(kind)
+        )
     return made
 
 
@@ -146,7 +150,9 @@ def test_whole_numbers_of_the_call(tmp_path: Path) -> None:
             return torch.where(x > 1, x * n, float("-inf"))
 
     x = torch.arange(4.0)
-    exported = torch.export.export(Shift(), (x, 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, strict=False)
+    exported = torch.export.export(
+        Shift(), (x, 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, strict=False
+    )
     with purevk.compile(exported) as program:
         program.save(tmp_path / "a.pvk")
     with purevk.load(tmp_path / "a.pvk") as loaded:
@@ -181,13 +187,18 @@ def test_a_quantized_model(tmp_path: Path) -> None:
         assert loaded.memory.weights < 96 * 64 * 2
 
 
-def test_loading_needs_no_torch(linear: Path, linear_input: np.ndarray, linear_output: np.ndarray, tmp_path: Path) -> None:
+def test_loading_needs_no_torch(
+    linear: Path, linear_input: np.ndarray, linear_output: np.ndarray, tmp_path: Path
+) -> None:
     np.save(tmp_path / "x.npy", linear_input)
-    source = NO_TORCH + """
+    source = (
+        NO_TORCH
+        + """
 import json, numpy as np, purevk
 y = purevk.load(sys.argv[1]).forward(np.load(sys.argv[2]))
 print(json.dumps({"y": y.tolist(), "torch": "torch" in sys.modules}))
 """
+    )
     said = python(source, linear, tmp_path / "x.npy")
     assert said["torch"] is False
     np.testing.assert_allclose(said["y"], linear_output, rtol=0, atol=1e-6)
