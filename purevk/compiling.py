@@ -1,9 +1,10 @@
-"""From a module or an exported program to a `Program`, with no file between: `purevk.compile`."""
+"""From modules or exported programs to a `Program`, with no file between: `purevk.compile`."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
+from purevk.errors import InputError
 from purevk.graph.context import Context, default_context
 from purevk.program import Program
 
@@ -17,10 +18,13 @@ def compile(
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "grow",
 ) -> Program:
-    """Makes a module of torch ready to run on a Vulkan device.
+    """Makes modules of torch ready to run on a Vulkan device.
 
     Args:
-        model: a `torch.nn.Module` (put it into eval mode first) or a `torch.export.ExportedProgram`.
+        model: a `torch.nn.Module` (put it into eval mode first), a `torch.export.ExportedProgram`, or, for a program of several
+            methods, a mapping from their names to such, or to tuples (module, example inputs) or (module, example inputs,
+            dynamic shapes). Methods share the weights and buffers that are the same tensors: a buffer that one method
+            writes is seen by all.
         example_inputs: what the module is traced with; not needed for an exported program.
         dynamic_shapes: as for `torch.export.export`.
         context: device to run on; None: the best one, or that of PUREVK_DEVICE.
@@ -28,17 +32,36 @@ def compile(
         bounds: "grow" or "strict", as for `purevk.load`.
 
     Returns:
-        A program with the one method "forward".
+        A program with the one method "forward", or with those of the mapping.
 
     Raises:
         UnsupportedProgramError: the model holds something that has no kernel and no CPU function.
+        InputError: `model` is nothing of the above.
     """
-    from purevk.frontends.decompose import export
-    from purevk.frontends.exported import read_exported
+    from purevk.frontends.exported import mutated_buffers, read_exported
 
-    exported = export(model, example_inputs, dynamic_shapes)
-    name = type(model).__name__
-    return Program(
-        name, {"forward": lambda sizes: read_exported(exported, sizes)}, context or default_context(), progress,
-        bounds=bounds,
-    )
+    given = dict(model) if isinstance(model, Mapping) else {"forward": (model, example_inputs, dynamic_shapes)}
+    exported = {name: _exported(name, each) for name, each in given.items()}
+    mutable = frozenset().union(*map(mutated_buffers, exported.values()))
+    sources = {
+        name: (lambda sizes, name=name, each=each: read_exported(each, sizes, name, mutable))
+        for name, each in exported.items()
+    }  # fmt: skip
+    label = "+".join(given) if isinstance(model, Mapping) else type(model).__name__
+    return Program(label, sources, context or default_context(), progress, bounds=bounds)
+
+
+def _exported(name: str, given: Any) -> Any:
+    """The decomposed program of one method."""
+    import torch
+
+    from purevk.frontends.decompose import export
+
+    model, inputs, dynamic_shapes = (*given, None, None)[:3] if isinstance(given, tuple) else (given, None, None)
+    if not isinstance(model, torch.export.ExportedProgram) and (not isinstance(model, torch.nn.Module) or inputs is None):
+        raise InputError(
+            f"method {name!r} is made of {type(model).__name__}", where="purevk.compile",
+            why="an ExportedProgram, or a module with example inputs, is expected",
+            next='purevk.compile(module, inputs), or purevk.compile({"name": (module, inputs), ...})',
+        )  # fmt: skip
+    return export(model, inputs or (), dynamic_shapes)

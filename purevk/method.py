@@ -108,6 +108,8 @@ class Method:
         self._calls = 0
         self.lock = threading.RLock()
         self.graph: Graph = self._prepare(None).graph
+        if self.graph.labels:
+            self.lock = program.state_lock
 
     # -- lowering -----------------------------------------------------------------------------------------------------
     def _prepare(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None = None) -> Specialization:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from purevk.errors import InputError, PurevkError
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.context import Context, default_context
 from purevk.graph.memory import DeviceStore
-from purevk.ir import Graph, Value, map_leaves
+from purevk.ir import Graph, Label, Value, map_leaves
 from purevk.method import GraphSource, Method
+from purevk.state import StateMapping
 from purevk.submitting import Submissions
 
 
@@ -49,10 +50,12 @@ class Program:
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
         self._leaves: dict[Any, Value] = {}
+        self._names: set[str] = set()
         self._closed = False
         self._submissions: Submissions | None = None
         self.in_flight = 2
         self.lock = threading.RLock()
+        self.state_lock = threading.RLock()  # of all methods that have states
         self._starting = threading.Lock()
         self._kernels: dict[str, Any] = {}
         self.methods: dict[str, Method] = {}
@@ -112,17 +115,40 @@ class Program:
 
     def reset_state(self) -> None:
         """Gives every state (such as a KV cache) its first content again, after the calls that were made before."""
-        self.settle()
-        with contextlib.ExitStack() as held:
-            for method in self.methods.values():
-                held.enter_context(method.lock)
-            self.check_open()
+        with self.held():
             items: dict[Value, Any] = {}
             for method in self.methods.values():
                 for graph in method.graph.nested():
                     for value, first in graph.states.items():
                         items[value] = None if first is None else first.data[: value.type.nbytes]
             self.states.upload(list(items.items()))
+
+    @property
+    def state(self) -> StateMapping:
+        """What lives on the device between calls, by name: `program.state["cache"]` reads, and assigning writes."""
+        return StateMapping(self)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Writes all states into an .npz file of numpy (bfloat16 as the bits, in uint16)."""
+        self.state.save(path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Reads what `save_state` wrote.
+
+        Raises:
+            InputError: the names, dtypes or sizes are not those of this program's states; nothing is written then.
+        """
+        self.state.load(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, no call runs, and those made before are finished."""
+        self.settle()
+        with contextlib.ExitStack() as stack:
+            for method in self.methods.values():
+                stack.enter_context(method.lock)
+            self.check_open()
+            yield
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs before any pass, so that it
@@ -193,17 +219,29 @@ class Program:
         on the device once and state is one."""
         mapping: dict[Value, Value] = {}
         for inner in graph.nested():
-            self._share(method, inner, mapping)
+            self._share(method, inner, mapping, graph.labels)
         return map_leaves(graph, mapping.__getitem__)
 
-    def _share(self, method: str, graph: Graph, mapping: dict[Value, Value]) -> None:
+    def _share(self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]) -> None:
         for value, constant in graph.constants.items():
             address = np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
             key = ("constant", address, len(constant.data), value.type.dtype, value.type.dims)
-            mapping[value] = self._leaves.setdefault(key, value)
-        for number, value in enumerate(graph.states):
-            key = ("state", method, number, value.type.dtype, value.type.dims)
-            mapping.setdefault(value, self._leaves.setdefault(key, value))
+            mapping[value] = self._leaf(key, value)
+        for value in graph.states:
+            label = labels.get(value) or Label(value.name)
+            key = ("state", label.key or (method, label.name), value.type.dtype, value.type.dims)
+            mapping.setdefault(value, self._leaf(key, value))
+
+    def _leaf(self, key: Any, value: Value) -> Value:
+        """The leaf of a key; a new one has a name that no other of the program has."""
+        if key not in self._leaves:
+            name, count = value.name, 0
+            while name in self._names:
+                count += 1
+                name = f"{value.name}_{count}"
+            self._names.add(name)
+            self._leaves[key] = value if name == value.name else Value(name, value.type)
+        return self._leaves[key]
 
     # -- lifetime -----------------------------------------------------------------------------------------------------
     def check_open(self) -> None:

@@ -13,31 +13,49 @@ from purevk.frontends import higher_order
 from purevk.frontends.decompose import BATCH_NORM, BATCH_NORM_INFERENCE, PYTHON, name_of, out_of_place
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
-from purevk.ir import Arg, Bound, Dim, Graph, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Dim, Graph, Label, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 
 
+def mutated_buffers(program: Any) -> frozenset[str]:
+    """The buffers that an exported program writes, by their places in memory."""
+    names = program.graph_signature.buffers_to_mutate.values()
+    tensors = (program.state_dict[name] if name in program.state_dict else program.constants[name] for name in names)
+    return frozenset(map(_address, tensors)) - {""}
+
+
+def _address(tensor: Any) -> str:
+    import torch
+
+    real = tensor.device.type == "cpu" and not isinstance(tensor, torch._subclasses.FakeTensor)
+    return f"{tensor.data_ptr():x}" if real and tensor.numel() else ""
+
+
 def read_exported(
-    program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward", planned_only: bool = False
-) -> Graph:
+    program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward",
+    mutable: frozenset[str] = frozenset(), planned_only: bool = False,
+) -> Graph:  # fmt: skip
     """The graph of an exported program.
 
     Args:
         program: a `torch.export.ExportedProgram`, decomposed by `decompose`.
         sizes: the sizes of the tensors of a call, by position, to specialize on; None: the program's own.
+        mutable: buffers that other methods write, see `mutated_buffers`.
         planned_only: the graph will not be run, and weights on the meta device are taken as they are.
 
     Raises:
         UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond docs/control_flow.md.
     """
-    return settled(lambda: Reader(program, sizes, name, planned_only).run())
+    return settled(lambda: Reader(program, sizes, name, mutable, planned_only).run())
 
 
 class Reader:
     """Walks an exported program, and the sub-modules of its control flow."""
 
-    def __init__(self, program: Any, sizes: Any, name: str, planned_only: bool = False) -> None:
-        self.program, self.sizes, self.planned_only = program, sizes, planned_only
+    def __init__(
+        self, program: Any, sizes: Any, name: str, mutable: frozenset[str] = frozenset(), planned_only: bool = False
+    ) -> None:
+        self.program, self.sizes, self.mutable, self.planned_only = program, sizes, mutable, planned_only
         self.module = program.graph_module  # the one that is walked
         self.importer = Importer(name, f"exported program {name}", sizes)
         self.importer.traced_elsewhere = planned_only
@@ -59,7 +77,8 @@ class Reader:
                     self.env[node] = None
                 else:
                     data = self._tensor(spec)
-                    value = self._leaf(data, spec.target in mutated)
+                    state = spec.target in mutated or _address(data) in self.mutable
+                    value = self._leaf(data, Label(spec.target, _address(data)) if state else None)
                     states[spec.target] = value
                     self.env[node] = value
             elif node.op == "output":
@@ -188,7 +207,7 @@ class Reader:
             return program.state_dict[spec.target]
         return program.constants[spec.target]
 
-    def _leaf(self, tensor: Any, mutable: bool) -> Value:
+    def _leaf(self, tensor: Any, label: Label | None = None) -> Value:
         import torch
 
         type = TensorType(self._dtype(tensor.dtype), tuple(tensor.shape))
@@ -196,7 +215,7 @@ class Reader:
         if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
             if self.planned_only:
                 place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
-                return self.importer.state(None, type) if mutable else self.importer.missing(place, type)
+                return self.importer.missing(place, type) if label is None else self.importer.state(None, type, label)
             raise UnsupportedProgramError(
                 "a weight has no data", where=self.importer.where, why="it is on the meta device",
                 next="load the model's weights before exporting it, or look at it without them: purevk.plan",
@@ -207,7 +226,9 @@ class Reader:
         array = tensor.numpy()
         self.kept.append(array)
         data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
-        return self.importer.state(data, type) if mutable else self.importer.constant(data, type)
+        if label is None:
+            return self.importer.constant(data, type)
+        return self.importer.state(data, type, label)
 
     def _dtype(self, dtype: Any) -> DType:
         found = DType.from_torch(dtype)
@@ -221,7 +242,7 @@ class Reader:
         target = self.module
         for part in node.target.split("."):
             target = getattr(target, part)
-        self.env[node] = self._leaf(target, False) if isinstance(target, torch.Tensor) else target
+        self.env[node] = self._leaf(target) if isinstance(target, torch.Tensor) else target
 
     # -- nodes --------------------------------------------------------------------------------------------------------
     def arg(self, arg: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError
-from purevk.ir import Arg, Bound, Constant, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value, values_in
+from purevk.ir import Arg, Bound, Constant, Dim, Graph, Guard, Label, Node, Size, Symbol, SymbolSource, TensorType, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected, expecting
 from purevk.ops import registry
@@ -75,6 +75,7 @@ class Importer:
         self.inputs: list[Value | Dim | None] = []
         self.constants: dict[Value, Constant] = {}
         self.states: dict[Value, Constant | None] = {}
+        self.labels: dict[Value, Label] = {}
         self.symbols: dict[Symbol, SymbolSource] = {}
         self.numbers: set[Value] = set()  # tensors that stand for numbers which only a call knows
         self._names = NameSource()
@@ -154,9 +155,10 @@ class Importer:
             self.constants[value] = Constant(memoryview(b""), known=False)
         return self._missing[key]
 
-    def state(self, data: memoryview | None, type: TensorType) -> Value:
-        """A tensor that lives between calls, with its first bytes (None: zeros)."""
+    def state(self, data: memoryview | None, type: TensorType, label: Label | None = None) -> Value:
+        """A tensor that lives between calls, with its first bytes (None: zeros); without a label its name is made up."""
         value = Value(self._names.fresh("state"), type)
+        self.labels[value] = label or Label(value.name)
         self.states[value] = None if data is None else Constant(data[: type.nbytes])
         return value
 
@@ -435,7 +437,7 @@ class Importer:
         graph = Graph(
             self.name, tuple(self.inputs), tuple(self.nodes), tuple(outputs), self.constants, self.states, symbols,
             tuple((guard, message) for guard, message in self._checks.items() if not guard.symbols & self._inner),
-            updates=tuple(updates),
+            updates=tuple(updates), labels=self.labels,
         )  # fmt: skip
         used: set[Symbol] = set()
         for node in (node for each in graph.nested() for node in each.nodes):

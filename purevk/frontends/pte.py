@@ -13,7 +13,7 @@ from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.jumps import Choice, Loop, Step, Uses, instructions_of, place_of, structure
 from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, RELATIONS, is_out_variant, plan_name
 from purevk.frontends.vulkan import VulkanDelegate
-from purevk.ir import Dim, Graph, TensorType, Value
+from purevk.ir import Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.pte import program as P
 from purevk.pte import values as V
@@ -242,9 +242,18 @@ class _Plan:
     def _state(self, number: int, tensor: P.Tensor) -> Value:
         if number not in self.states:
             data = self.program.tensor_data(tensor)
-            self.states[number] = self.importer.state(data, TensorType(self._dtype(tensor), self._sizes(tensor)))
+            type = TensorType(self._dtype(tensor), self._sizes(tensor))
+            self.states[number] = self.importer.state(data, type, self._label(number, tensor))
         self._set(number, self.states[number])
         return self.states[number]
+
+    def _label(self, number: int, tensor: P.Tensor) -> Label:
+        """Buffers that methods share lie at one place of an arena of their own, behind that of each method."""
+        place = tensor.allocation
+        shared = place is not None and place.memory_id > 1
+        key = f"arena {place.memory_id} at {place.offset}" if shared else ""
+        name = f"arena_{place.memory_id}.{place.offset}" if shared else f"buffer_{number}"
+        return Label(tensor.name or name, key)
 
     def _dtype(self, tensor: P.Tensor) -> DType:
         if tensor.dtype is None:

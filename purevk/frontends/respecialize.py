@@ -52,7 +52,8 @@ class _Respecializer:
         for value, constant in self.graph.constants.items():
             self._define(value, self.importer.constant(constant.data, value.type))
         for value, first in self.graph.states.items():
-            self._define(value, self.importer.state(None if first is None else first.data, value.type))
+            data = None if first is None else first.data
+            self._define(value, self.importer.state(data, value.type, self.graph.labels.get(value)))
         for guard in kept:
             self._keep(guard)
         for node in self.graph.nodes:

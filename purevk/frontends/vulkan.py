@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.importer import Importer, integer
 from purevk.frontends.names import INTEGER_OPERATORS, vulkan_name
-from purevk.ir import Arg, Dim, TensorType, Value
+from purevk.ir import Arg, Dim, Label, TensorType, Value
 from purevk.ops import registry
 from purevk.pte import values as V
 from purevk.pte import vkgraph as vk
@@ -133,7 +133,7 @@ class VulkanDelegate:
         data = self.program.vulkan_constant(self.graph, tensor.constant_id)
         type = _type(tensor)
         if kind == "state":
-            self.states[number] = self.env[number] = self.importer.state(data, type)
+            self.states[number] = self.env[number] = self.importer.state(data, type, Label(f"{self.label.replace(' ', '_')}.{number}"))
             return self.states[number]
         return self.importer.constant(data, type)
 

@@ -123,6 +123,15 @@ class SymbolSource:
     element: int = 0
 
 
+@dataclass(frozen=True)
+class Label:
+    """What a state is called: `name`, for the user, and `key`, under which it is one with states of other methods ("": it is
+    the method's own)."""
+
+    name: str
+    key: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A method, or a sub-graph of a node: inputs, nodes in an order in which they can run, outputs.
@@ -137,6 +146,7 @@ class Graph:
         states: values that live on the device between calls, with their initial bytes (None: zeros).
         symbols: where each symbol's value comes from.
         checks: what the sizes that come about during a call have to keep, each with the message if they do not.
+        labels: what the states are called.
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
     """
 
@@ -150,6 +160,7 @@ class Graph:
     checks: tuple[tuple[Guard, str], ...] = ()
     outer: frozenset[Symbol] = frozenset()
     updates: tuple[int, ...] = ()
+    labels: Mapping[Value, Label] = field(default_factory=dict)
 
     @property
     def learned(self) -> dict[Symbol, SymbolSource]:
@@ -202,4 +213,5 @@ def map_leaves(graph: Graph, function: Callable[[Value], Value]) -> Graph:
         outputs=tuple(map_values(output, swap) for output in graph.outputs),
         constants={mapping[value]: constant for value, constant in graph.constants.items()},
         states={mapping[value]: first for value, first in graph.states.items()},
+        labels={mapping[value]: label for value, label in graph.labels.items()},
     )

@@ -17,7 +17,7 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import dims as _dims
 from purevk.ir.dims import Dim, Guard, Size, Symbol
-from purevk.ir.graph import Constant, Graph, Node, SymbolSource, Value
+from purevk.ir.graph import Constant, Graph, Label, Node, SymbolSource, Value
 from purevk.ir.types import TensorType
 
 _SYMBOL = [each.name for each in fields(Symbol)]
@@ -110,6 +110,7 @@ class GraphWriter:
             "checks": [[self._guard(guard), message] for guard, message in graph.checks],
             "outer": sorted(symbol.name for symbol in graph.outer),
             "updates": list(graph.updates),
+            "labels": [[self._number(value), label.name, label.key] for value, label in graph.labels.items()],
         }
 
     def _number(self, value: Value) -> int:
@@ -182,6 +183,7 @@ class GraphReader:
             checks=tuple((self._guard(guard), str(message)) for guard, message in data.get("checks", ())),
             outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
             updates=tuple(map(int, data.get("updates", ()))),
+            labels={self._values[number]: Label(str(name), str(key)) for number, name, key in data.get("labels", ())},
         )
 
     def _constant(self, number: int, at: int) -> Constant:

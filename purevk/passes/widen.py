@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,8 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
         if not _is_narrow(value):
             return value
         if value not in swapped:
-            swapped[value] = Value(value.name, value.type.with_dtype(DType.float32))
+            leaf = value in graph.constants or value in graph.states
+            swapped[value] = _wide_leaf(value) if leaf else Value(value.name, value.type.with_dtype(DType.float32))
         return swapped[value]
 
     def argument(arg: Any) -> Any:
@@ -73,8 +75,17 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
     }
     inputs = graph.inputs if outermost else tuple(argument(value) for value in graph.inputs)
     return replace(
-        graph, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols
+        graph, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols,
+        labels={wide(value): label for value, label in graph.labels.items()},
     )
+
+
+_leaves: weakref.WeakKeyDictionary[Value, Value] = weakref.WeakKeyDictionary()
+
+
+def _wide_leaf(value: Value) -> Value:
+    """What takes the place of a constant or state: the same for all graphs that have it."""
+    return _leaves.setdefault(value, Value(value.name, value.type.with_dtype(DType.float32)))
 
 
 def _cast_arguments(value: Value, dtype: DType) -> tuple:
