@@ -71,6 +71,12 @@ VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the IR after every pass
 DUMP = Knob("PUREVK_DUMP", str, "", "Folder into which graphs (after each pass), GLSL and SPIR-V are written.")
 PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
 TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError.")
+FRAGMENTS = Knob(
+    "PUREVK_FRAGMENTS",
+    _flag,
+    False,
+    "1 lets products of few rows with quantized weights fill the fragments of matrix units themselves: not yet tested on a GPU.",
+)
 POLL = Knob(
     "PUREVK_POLL",
     float,

@@ -39,7 +39,7 @@ class Context:
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
-        if self.traits.few_columns:
+        if self.traits.few_columns and knobs.FRAGMENTS():
             self.traits = dataclasses.replace(self.traits, fragment_order=fragment_order(self.kernels))
         self.programs: weakref.WeakSet = weakref.WeakSet()
 
