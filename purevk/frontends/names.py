@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from purevk.ops import registry
+
 # Vulkan graphs drop the namespace of operators that were defined with torch.library alone.
 _BARE = {
     "sdpa_with_kv_cache": "llama", "custom_sdpa": "llama", "update_cache": "llama", "conv_with_clamp": "et_vk",
@@ -62,6 +64,8 @@ def vulkan_name(name: str) -> str:
     parts = name.split(".")
     if len(parts) <= 2 and parts[0] in _BARE:
         return ".".join([_BARE[parts[0]], parts[0], parts[1] if len(parts) == 2 else "default"])
+    if len(parts) == 2 and registry.find(f"aten.{name}") is not None:  # an ATen overload that is no edge operator
+        return f"aten.{name}"
     return name
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ir.dims import product
 from purevk.ops.attention_choice import choose
 from purevk.ops.epilogue import bits_of, gcd4
@@ -50,10 +51,11 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
     q, k, v = (_rows(lowering, lowering.operand(value)) for value in (q_value, k_value, v_value))
-    batches, heads, queries, width = q.dims
+    batches, heads, queries, _ = q.dims
+    width, value_width = _dims.specialize(q.dims[3]), _dims.specialize(v.dims[3])
     key_heads, keys = k.dims[1], k.dims[2] if length is None else length
     macros: dict[str, Any] = {
-        "HEAD_DIM": width, "VALUE_DIM": v.dims[3], "T_Q": q.dtype.glsl, "T_K": k.dtype.glsl, "T_V": v.dtype.glsl,
+        "HEAD_DIM": width, "VALUE_DIM": value_width, "T_Q": q.dtype.glsl, "T_K": k.dtype.glsl, "T_V": v.dtype.glsl,
         "T_OUT": out.dtype.glsl, "CAUSAL": int(causal),
     }  # fmt: skip
     buffers: list[tuple[Operand, str]] = []
@@ -80,9 +82,9 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         *(_stride(q, d) for d in range(3)), *(_stride(k, d) for d in range(3)), *(_stride(v, d) for d in range(3)),
         *(_stride(out, d) for d in range(3)), *mask_params, q.offset, k.offset, v.offset, out.offset, mask_offset,
     ]  # fmt: skip
-    flops = 2 * batches * heads * queries * k.dims[2] * (width + v.dims[3])
-    choose(lowering.traits, batches, heads, queries, k.dims[2], max(width, v.dims[3])).emit(
-        lowering, buffers, macros, params, out, (batches, heads, queries, keys, v.dims[3]), flops
+    flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
+    choose(lowering.traits, batches, heads, queries, k.dims[2], max(width, value_width)).emit(
+        lowering, buffers, macros, params, out, (batches, heads, queries, keys, value_width), flops
     )
 
 
@@ -97,8 +99,9 @@ MAX_WIDTH = 256
 
 
 def head_width_fits(width: Size, value_width: Size) -> bool:
-    """Whether the attention kernels take heads of this width."""
-    return all(isinstance(w, int) and w % 4 == 0 and 0 < w <= MAX_WIDTH for w in (width, value_width))
+    """Whether the attention kernels take heads of this width. One that calls may change is taken for its bound, under a
+    guard."""
+    return all(w % 4 == 0 and 0 < w <= MAX_WIDTH for w in (_dims.specialize(width), _dims.specialize(value_width)))
 
 
 register(
@@ -135,7 +138,7 @@ def _groups_divide(q: TensorType, *others: TensorType) -> bool:
 
 
 def _default_scale(scale: float | None, width: Size) -> float:
-    return 1.0 / math.sqrt(width) if scale is None else float(scale)
+    return 1.0 / math.sqrt(_dims.specialize(width)) if scale is None else float(scale)
 
 
 def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:

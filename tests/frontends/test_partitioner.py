@@ -1,0 +1,111 @@
+"""What `PurevkPartitioner` delegates, in files that executorch writes and purevk runs, against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("executorch")
+
+import purevk  # noqa: E402
+from purevk import pte  # noqa: E402
+
+pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
+
+
+class Beyond(torch.nn.Module):
+    """Operators that ET-VK's partitioner leaves to the CPU, between ones that it takes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, places = torch.topk(torch.erf(x).cumsum(1), 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+        return values * places + attended[0, 0, :, :4].log1p()
+
+
+class Special(torch.nn.Module):
+    """One operator without a kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x.exp()).sum(-1)
+
+
+@pytest.fixture
+def lower(tmp_path: Path) -> Callable[..., tuple[Any, purevk.Program, int, int]]:
+    """The partitioner, the program, and how many delegates and kernels its file has."""
+    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+    from purevk.export import PurevkPartitioner
+
+    def make(module: torch.nn.Module, inputs: tuple, dynamic: Any = None, **settings: Any) -> tuple:
+        partitioner = PurevkPartitioner(**settings)
+        with torch.no_grad():
+            exported = torch.export.export(module.eval(), inputs, dynamic_shapes=dynamic, strict=False)
+            config = EdgeCompileConfig(_check_ir_validity=False)
+            edge = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+        path = tmp_path / "model.pte"
+        path.write_bytes(edge.to_executorch().buffer)
+        with pte.read_program(path) as read:
+            plan = read.method("forward")
+            kernels = sum(isinstance(each, pte.program.KernelCall) for each in plan.chains[0].instructions)
+            delegates = len(plan.delegates)
+        return partitioner, purevk.load(path), delegates, kernels
+
+    return make
+
+
+def test_everything_is_one_delegate(lower) -> None:
+    x = torch.rand(6, 16)
+    partitioner, program, delegates, kernels = lower(Beyond(), (x,), ({0: torch.export.Dim("n", min=2, max=32)},))
+    assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
+    for rows in (6, 2, 31):
+        x = torch.rand(rows, 16)
+        torch.testing.assert_close(program.forward(x), Beyond()(x))
+    assert program.report()["cpu_nodes"] == 0
+
+
+def test_portable_files_hold_what_etvk_runs(lower) -> None:
+    x = torch.rand(6, 16)
+    partitioner, program, delegates, kernels = lower(Beyond(), (x,), portable_to_etvk=True)
+    refused = {each.operator: each.reason for each in partitioner.refused}
+    assert {"aten.erf.default", "aten.cumsum.default", "aten.topk.default"} <= set(refused)
+    assert refused["aten.logical_not.default"] == "ET-VK's runtime has no such operator"
+    assert delegates > 1 and kernels == len(partitioner.refused)
+    torch.testing.assert_close(program.forward(x), Beyond()(x))
+
+
+def test_what_has_no_kernel_stays_outside(lower) -> None:
+    x = torch.rand(4, 8)
+    partitioner, program, delegates, kernels = lower(Special(), (x,))
+    assert [str(each) for each in partitioner.refused] == [
+        "aten_special_bessel_j0_default: aten.special_bessel_j0.default: no kernel"
+    ]
+    assert (delegates, kernels, program.report()["cpu_nodes"]) == (2, 1, 1)
+    torch.testing.assert_close(program.forward(x), Special()(x))
+
+
+def test_options_and_lists(lower) -> None:
+    module, x = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)), torch.rand(3, 16)
+    partitioner, program, delegates, kernels = lower(
+        module, (x,), compile_options={"force_fp16": True}, operator_blocklist=[torch.ops.aten.gelu.default]
+    )
+    assert [(each.operator, each.reason) for each in partitioner.refused] == [("aten.gelu.default", "in operator_blocklist")]
+    assert (delegates, kernels) == (2, 1)
+    torch.testing.assert_close(program.forward(x), module(x), atol=2e-3, rtol=2e-3)
+    partitioner, _, delegates, kernels = lower(module, (x,), nn_module_allowlist=["torch.nn.modules.activation.GELU"])
+    assert delegates == 1 and {each.reason for each in partitioner.refused} == {"its module is not in nn_module_allowlist"}
+    assert len(partitioner.refused) == kernels
+
+
+def test_integers_keep_64_bits(lower) -> None:
+    class Big(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 3 + 1
+
+    x = torch.tensor([2**40, -5])
+    partitioner, program, delegates, kernels = lower(Big(), (x,))
+    assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
+    assert torch.equal(program.forward(x), x * 3 + 1)
