@@ -31,7 +31,7 @@ from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.importer import Importer
 from purevk.frontends.names import INTEGER_OPERATORS
 from purevk.graph.context import typical_traits
-from purevk.ir import TensorType, Value
+from purevk.ir import TensorType
 from purevk.ops import registry
 from purevk.passes.placement import refusal
 
