@@ -18,8 +18,10 @@ from purevk.ops import registry
 from tests.ops.harness import context
 
 RELEASES = Path(__file__).parents[1] / "data" / "releases"
-VERSIONS = sorted(path.parent.name for path in RELEASES.glob("*/made_with.json"))
-FILES = sorted(str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte"))
+MADE_WITH = {path.parent.name: json.loads(path.read_text()) for path in sorted(RELEASES.glob("*/made_with.json"))}
+SAME = {f"{version}/{name}": f"{other}/{name}" for version, made in MADE_WITH.items() for name, other in made["same_as"].items()}
+"""Files that a release wrote as another one did, byte for byte."""
+FILES = sorted({str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte")})
 
 # The largest error, as a share of the largest element: sums in another order, or what the name says.
 ROUNDING = 2e-6
@@ -27,8 +29,9 @@ HALF = 2e-3
 FOLDED = 1e-2  # the exporter drops the quantization of some activations, eager torch does not
 TOLERANCES = {
     "mlp_half": HALF, "convnet_half": HALF, "int8_dynamic_int8_weight": FOLDED, "int8_xnnpack_dynamic": FOLDED,
-    "vulkan_dynamic": FOLDED, "1.0.1/int8_static_linear_bare": FOLDED, "1.0.1/int8_static_conv_bare": FOLDED,
-    "1.1.0/int8_static_linear_bare": FOLDED,
+    "vulkan_dynamic": FOLDED, "int8_dynamic_int8_weight_bare": FOLDED, "vulkan_dynamic_bare": FOLDED,
+    "1.0.1/int8_static_linear_bare": FOLDED, "1.0.1/int8_static_conv_bare": FOLDED,
+    "1.1.0/int8_static_linear_bare": FOLDED, "1.2.0/int8_dynamic_int4_weight": FOLDED,
 }  # fmt: skip
 
 # What the front ends do themselves, and what exporters remove before they write.
@@ -96,10 +99,14 @@ def test_file(file):
     _verified.add(key)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_operators(version):
-    """Every operator that a release's partitioner takes has a row."""
-    names = json.loads((RELEASES / version / "made_with.json").read_text())["operators"]
+@pytest.mark.parametrize("version", MADE_WITH)
+def test_release(version):
+    """Every model is there or is known to be refused, and every operator that the release's partitioner takes has a row."""
+    made = MADE_WITH[version]
+    there = {Path(file).name for file in (*FILES, *SAME) if file.startswith(f"{version}/")}
+    assert there | set(made["refused"]) == {path.stem for path in (RELEASES / "eager").glob("*.npz")}
+    assert not there & set(made["refused"]) and set(SAME.values()) <= set(FILES)
+    names = made["operators"]
     assert len(names) > 100
     known = WITHOUT_A_ROW | set(INTEGER_OPERATORS)
     assert [name for name in names if name not in known and registry.find(vulkan_name(name)) is None] == []

@@ -4,7 +4,7 @@ For each model it writes `NAME.pte` and, where there are data files, `NAME/*.ptd
 eager torch's results `out<sample>_<i>` (those of another method than forward: `<method>.in0_0`) are in
 `FOLDER/../eager/NAME.npz`, or in `FOLDER/NAME.npz` where the installed torch or torchao quantizes otherwise than the one
 that wrote the former. `FOLDER/made_with.json` has the versions, the models that the release cannot export, with the first
-line of its error, and the operators that its partitioner takes.
+line of its error, those of which an earlier release wrote the same file, and the operators that its partitioner takes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import llama_operators
 import numpy as np
 import quantized_models  # noqa: F401 (adds to MODELS)
 import torch
 from models import MODELS, Model, Samples
 
 SEED = 31
-
-
-def load_llama_operators() -> None:
-    """Makes `llama.update_cache` and `llama.custom_sdpa` known to torch."""
-    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
 
 
 def results(module: Any, samples: Samples, prefix: str = "") -> dict[str, np.ndarray]:
@@ -96,9 +93,29 @@ def keep(arrays: dict[str, np.ndarray], name: str, folder: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """The last error's kind and the first line of its text."""
+    """The first error's kind, the first line of its text, and the function that raised it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"[:200]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:160] + f" ({Path(place.filename).name}, {place.name})"
+
+
+def same_as(folder: Path) -> dict[str, str]:
+    """Removes the files that an earlier release wrote byte for byte; returns the releases that have them, by model."""
+
+    def parts(path: Path) -> list[bytes]:
+        return [part.read_bytes() for part in (path, *sorted(path.with_suffix("").glob("*.ptd")))]
+
+    found = {}
+    for path in sorted(folder.glob("*.pte")):
+        for other in sorted(folder.parent.glob(f"*/{path.name}")):
+            if other.parent.name < folder.name and parts(other) == parts(path):
+                found[path.stem] = other.parent.name
+                path.unlink()
+                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                break
+    return found
 
 
 def operators() -> list[str]:
@@ -119,13 +136,15 @@ def main(arguments: list[str]) -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     record = folder / "made_with.json"
-    refused = json.loads(record.read_text())["refused"] if record.exists() else {}
+    before = json.loads(record.read_text()) if record.exists() else {}
+    refused, shared = before.get("refused", {}), before.get("same_as", {})
     for name in arguments[1:] or MODELS:
         refused.pop(name, None)
+        shared.pop(name, None)
         try:
             with contextlib.redirect_stdout(sys.stderr), torch.no_grad():
                 if name.startswith("kv_cache"):
-                    load_llama_operators()
+                    llama_operators.load()
                 write(name, folder)
         except Exception as error:  # whatever an exporter of another time raises is what this run is there to find out
             if os.environ.get("RAISE"):
@@ -133,7 +152,11 @@ def main(arguments: list[str]) -> None:
             refused[name] = reason(error)
         print(name, refused.get(name, "ok"), flush=True)
     versions = {package: version(package) for package in ("executorch", "torch", "torchao")}
-    made_with = {"versions": versions, "refused": dict(sorted(refused.items())), "operators": operators()}
+    shared |= same_as(folder)
+    made_with = {
+        "versions": versions, "refused": dict(sorted(refused.items())), "same_as": dict(sorted(shared.items())),
+        "operators": operators(),
+    }  # fmt: skip
     record.write_text(json.dumps(made_with, indent=1) + "\n")
 
 

@@ -114,6 +114,7 @@ for _name, _quantize in (
 for _name, _quantize in (
     ("int4_weight_bare", _torchao(_weight_only(4))), ("int8_static_linear_bare", _xnnpack(False)),
     ("int8_dynamic_int4_weight_bare", _torchao(_dynamic_activations(4))),
+    ("int8_dynamic_int8_weight_bare", _torchao(_dynamic_activations(8))), ("vulkan_dynamic_bare", _vulkan(True, 8)),
 ):  # fmt: skip
     MODELS[_name] = lambda quantize=_quantize: Model(Linears(False), normal((5, 32), samples=1), quantize=quantize)
 
