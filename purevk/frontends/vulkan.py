@@ -51,7 +51,7 @@ class VulkanDelegate:
         extra = len(graph.output_ids) - wanted
         if extra < 0:
             raise FileFormatError(f"{self.label} has {len(graph.output_ids)} outputs", why=f"its caller expects {wanted}")
-        buffers = [self._buffer_of(number) for number in graph.output_ids[:extra]]
+        buffers = self._buffers_of(graph.output_ids[:extra])
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs = [self._tensor_or_int(number) for number in graph.output_ids]
@@ -140,9 +140,33 @@ class VulkanDelegate:
     def _tensor_or_int(self, number: int) -> Arg:
         return self._arg(number)
 
-    def _buffer_of(self, number: int) -> Value:
-        """The state behind an output that the caller does not take: a mutated buffer. It is the constant of the same type
-        that the output is computed from."""
+    def _buffers_of(self, numbers: Sequence[int]) -> list[Value]:
+        """The states behind outputs that the caller does not take: mutated buffers. Each is a constant of the same type that the
+        output is computed from; where several are, those that are another output's are left out, and the order decides if
+        there are as many outputs as constants."""
+        found = {number: self._candidates(number) for number in numbers}
+        chosen: dict[int, int] = {}
+        while len(chosen) < len(found):
+            open_ = {number: [c for c in each if c not in chosen.values()] for number, each in found.items() if number not in chosen}
+            single = {number: each[0] for number, each in open_.items() if len(each) == 1}
+            if single:
+                number, constant = next(iter(single.items()))
+                chosen[number] = constant
+                continue
+            number, candidates = next(iter(open_.items()))
+            alike = [other for other, each in open_.items() if set(each) & set(candidates)]
+            constants = sorted({c for other in alike for c in open_[other]})
+            if len(constants) != len(alike) or any(c not in open_[other] for other, c in zip(alike, constants)):
+                raise UnsupportedProgramError(
+                    f"{self.label} returns a mutated buffer that cannot be told apart", where=self.importer.where,
+                    why=f"{len(candidates)} constants have the type of output %{number}",
+                    next="export with alias_buffer_mutations=True",
+                )  # fmt: skip
+            chosen.update(zip(alike, constants))
+        return [self._constant(chosen[number], self.graph.values[chosen[number]], "state") for number in numbers]
+
+    def _candidates(self, number: int) -> list[int]:
+        """The constants that may be the buffer of which an output is the new content."""
         tensor = self.graph.values[number]
         reached = self._reached(number)
         alike = [
@@ -150,14 +174,7 @@ class VulkanDelegate:
             if isinstance(value, vk.VkTensor) and value.is_constant and isinstance(tensor, vk.VkTensor)
             and value.dims == tensor.dims and value.datatype == tensor.datatype
         ]  # fmt: skip
-        candidates = [other for other in alike if other in reached] or alike
-        if len(candidates) != 1:
-            raise UnsupportedProgramError(
-                f"{self.label} returns a mutated buffer that cannot be told apart", where=self.importer.where,
-                why=f"{len(candidates)} constants have the type of output %{number}",
-                next="export with alias_buffer_mutations=True",
-            )  # fmt: skip
-        return self._constant(candidates[0], self.graph.values[candidates[0]], "state")
+        return [other for other in alike if other in reached] or alike
 
     def _reached(self, number: int) -> set[int]:
         """The values that a value is computed from."""

@@ -83,7 +83,7 @@ def test_choices():
     check(Small(), calls, {"x": BATCH, "choice": None}, control=0)
 
 
-@pytest.mark.parametrize("vulkan", [False, True])
+@pytest.mark.parametrize("vulkan", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_choice_between_delegates(vulkan):
     torch.manual_seed(2)
     check(Between(), [(tensor(5, 4), choice) for choice in (TRUE, FALSE)], None, vulkan, delegates=vulkan, control=1)

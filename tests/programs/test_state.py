@@ -172,3 +172,53 @@ def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
         if named:
             assert set(program.state) >= {"model.rows", "model.count"}
         assert len(program.state) >= 2
+
+
+class Two(torch.nn.Module):
+    """Buffers of one type, the second of which is computed from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("two", torch.zeros(4))
+
+    def forward(self, x):
+        self.one.add_(x)
+        self.two.copy_(self.one * 2 + self.two)
+        return self.one + self.two
+
+
+class Parts(torch.nn.Module):
+    """Writes into parts of a buffer; returns a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 3))
+        self.register_buffer("fixed", torch.arange(3.0))
+
+    def forward(self, x):
+        self.rows[1:3].copy_(x)
+        self.rows[:, 0].add_(1)
+        return self.rows.sum(0), self.fixed, x
+
+
+@pytest.mark.parametrize(("module", "sizes", "vulkan"), [
+    pytest.param(Two, (4,), True, marks=pytest.mark.slow), (Two, (4,), False), (Parts, (2, 3), False),
+])  # fmt: skip
+def test_forms_of_buffers_in_files(module, sizes, vulkan) -> None:
+    pytest.importorskip("executorch")
+    from tests.programs.test_control_pte import check as check_file
+
+    check_file(module(), [(tensor(*sizes, seed=seed),) for seed in range(3)], vulkan=vulkan)
+
+
+def test_written_inputs_of_a_compiled_module() -> None:
+    class Write(torch.nn.Module):
+        def forward(self, x, y):
+            x.add_(y)
+            return x * 2
+
+    with purevk.compile(Write(), (tensor(4), tensor(4, seed=1))) as program:
+        given = tensor(4)
+        torch.testing.assert_close(program(given, tensor(4, seed=1)), (tensor(4) + tensor(4, seed=1)) * 2)
+        torch.testing.assert_close(given, tensor(4) + tensor(4, seed=1))
