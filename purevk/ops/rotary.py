@@ -65,12 +65,31 @@ register(Operator("purevk.rotate_halves", _halves_shape, Kernel(_halves_lower, s
 def _hf_shape(
     xq: TensorType, xk: TensorType, freqs_cos: TensorType, freqs_sin: TensorType, start_pos: Size = 0
 ) -> tuple[TensorType, TensorType]:
+    if freqs_cos.rank == 3 and not (isinstance(start_pos, int) and start_pos == 0):
+        raise ShapeError(f"angles {freqs_cos} of a batch cannot start at row {start_pos}")
     return xq, xk
 
 
 def _expand_hf(builder: Any, node: Node) -> tuple[Value, ...]:
+    """Angles [rows, R] turn x [B, S, H, D]. Angles [B, S, R] turn x [B, H, S, D]: executorch takes this, which is how
+    transformers lays both out, for the same pattern."""
     *inputs, cos, sin, start = node.args
-    return tuple(builder.emit("purevk.rotate_halves", x, cos, sin, start) for x in inputs)
+    if cos.type.rank == 2:
+        return tuple(builder.emit("purevk.rotate_halves", x, cos, sin, start) for x in inputs)
+    results = []
+    for x in inputs:
+        batch, heads, rows, width = x.type.dims
+        tables = [
+            builder.emit("aten.reshape.default", builder.emit("aten.expand.default", each, (batch, rows, each.type.dims[2])),
+                         (batch * rows, each.type.dims[2]))
+            for each in (cos, sin)
+        ]  # fmt: skip
+        turned = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
+        turned = builder.emit("aten.reshape.default", turned, (1, batch * rows, heads, width))
+        turned = builder.emit("purevk.rotate_halves", turned, *tables, 0)
+        turned = builder.emit("aten.view.default", turned, (batch, rows, heads, width))
+        results.append(builder.emit("aten.permute.default", turned, (0, 2, 1, 3)))
+    return tuple(results)
 
 
 register(Operator("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports)))

@@ -30,6 +30,16 @@ def test_rotary_halves(width, rotary, dtype):
             torch.testing.assert_close(made, expected, **tolerance)
 
 
+def test_rotary_halves_heads_first():
+    """transformers' layout (Phi): heads before rows, angles with a batch dim of their own, which may be 1."""
+    for batch, of_angles in ((1, 1), (2, 2), (2, 1)):
+        q, k = tensor(batch, 4, 5, 16), tensor(batch, 2, 5, 16, seed=1)
+        cos, sin = tensor(of_angles, 5, 8, seed=2), tensor(of_angles, 5, 8, seed=3)
+        have = run("et_vk.apply_rotary_emb_hf.default", (q, k, cos, sin, 0))
+        for made, expected in zip(have, et_vk.apply_rotary_emb_hf(q, k, cos, sin, 0)):
+            torch.testing.assert_close(made, expected, **ROUNDING)
+
+
 def test_rotary_halves_at_a_position_of_the_call():
     """The position moves between calls of one recording; one beyond the table is refused."""
     cos, sin = tensor(9, 16, seed=2), tensor(9, 16, seed=3)

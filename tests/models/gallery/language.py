@@ -85,7 +85,7 @@ def _cached(family: str, **options: Any) -> Callable[[], Built]:
                     # The buffers, which torch.export replaces; the cache still refers to the first ones.
                     layer.keys = getattr(self.inner, f"key_cache_{number}")
                     layer.values = getattr(self.inner, f"value_cache_{number}")
-                    layer.cumulative_length = getattr(self.inner, f"cumulative_length_{number}")
+                    layer.cumulative_length = positions[0].clone()  # set from the positions at every call: no state
                 return self.inner(input_ids=ids, cache_position=positions)
 
         steps, position = [], 0
