@@ -169,10 +169,11 @@ def models_page() -> str:
         _MADE,
         "Small models of many architectures, each with seeded random weights (tests/models/gallery has them), run by"
         " `python scripts/models.py --json docs/data/models.json` in two ways: straight from torch with `purevk.compile`, and"
-        " as a `.pte` that ExecuTorch's VulkanPartitioner made. Both are compared with eager torch.\n\n"
+        " as a `.pte` that ExecuTorch's VulkanPartitioner made (a few after ExecuTorch's own folding of constants, without"
+        " which it cannot lower them). Both are compared with eager torch.\n\n"
         f"{len(rows)} models; of {len(ways)} runs {one} are one GPU segment with nothing on the CPU"
         f" and {len(ways) - len(agree)} failed.\n\n"
-        f"Device: {data['device']}, 2 cores; {packages}.\n\n"
+        f"Device: {data['device']}, 2 cores that had other work too; {packages}.\n\n"
         "- *error*: the largest difference from eager torch over all outputs and calls, relative to the largest output.\n"
         "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one token for models with a"
         " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so that this compares what a"
