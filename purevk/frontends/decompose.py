@@ -14,20 +14,32 @@ PYTHON = {
     operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
 }  # fmt: skip
 BATCH_NORM = "aten.batch_norm.default"
+INSTANCE_NORM = "aten.instance_norm.default"
 BATCH_NORM_INFERENCE = "aten._native_batch_norm_legit_no_training.default"
 
 
-def decompositions() -> Any:
-    """The decompositions of torch for operators that have no row here."""
+def decompositions(program: Any = None) -> Any:
+    """The decompositions of torch for operators that have no row here, or that a program uses as their rows cannot."""
     import torch
+
+    updating = program is not None and any(_updates_statistics(node) for node in program.graph.nodes)
 
     table = torch.export.default_decompositions()
     for target in list(table.keys()):
         if isinstance(target, torch._ops.OpOverload):
             row = registry.find(name_of(target))
-            if row is not None and row.form is not None:
+            if row is not None and row.form is not None and not (updating and row.name == INSTANCE_NORM):
                 del table[target]
     return table
+
+
+def _updates_statistics(node: Any) -> bool:
+    """Whether a node is an instance norm that updates running statistics, which its schema does not say."""
+    import torch
+
+    if not isinstance(node.target, torch._ops.OpOverload) or name_of(node.target) != INSTANCE_NORM:
+        return False
+    return node.args[3] is not None and bool(node.args[5])
 
 
 def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any = None) -> Any:
@@ -45,7 +57,7 @@ def decompose(program: Any) -> Any:
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     with higher_order.sub_graphs_may_write(program):
-        return program.run_decompositions(decompositions())
+        return program.run_decompositions(decompositions(program))
 
 
 def is_decomposed(program: Any) -> bool:
@@ -60,7 +72,7 @@ def is_decomposed(program: Any) -> bool:
         name = name_of(node.target)
         if name.startswith(("aten._assert", "aten.sym_")) or name in ("aten.item.default", "aten._local_scalar_dense.default"):
             continue
-        if node.target._schema.is_mutable and not _writes_alone(node) or name == BATCH_NORM and node.args[5]:
+        if node.target._schema.is_mutable and not _writes_alone(node) or name == BATCH_NORM and node.args[5] or _updates_statistics(node):
             return False  # torch makes these operators that write into nothing
         row = registry.find(out_of_place(node, node.target))
         if row is None or row.form is None:

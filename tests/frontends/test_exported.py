@@ -132,6 +132,25 @@ def test_inputs_that_are_written() -> None:
             program.forward(x.numpy(), *arrays)
 
 
+def test_an_instance_norm_keeps_its_statistics() -> None:
+    mine, theirs = (torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True) for _ in range(2))
+    x = torch.randn(2, 3, 8)
+    with purevk.compile(mine, (x,)) as program:
+        for _ in range(2):
+            torch.testing.assert_close(program.forward(x), theirs(x))
+        assert program.report()["cpu_nodes"] == 0
+    module = torch.nn.InstanceNorm1d(3, track_running_stats=True)
+    state = [torch.zeros(3), torch.ones(3)]
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True, momentum=0.1)
+
+    with purevk.compile(Norm(), (x, torch.zeros(3), torch.ones(3))) as program:
+        torch.testing.assert_close(program.forward(x, *state), module(x))
+    torch.testing.assert_close(state, [module.running_mean, module.running_var])
+
+
 def test_complex_numbers_run_on_the_cpu() -> None:
     class Spectrum(torch.nn.Module):
         def __init__(self) -> None:
