@@ -200,7 +200,7 @@ _row("linalg_inv_ex", _inverse_shape, _inverse)
 
 
 def _determinant(builder: Any, a: Value, logarithm: bool) -> tuple[Value, ...]:
-    lu, pivots, _ = _lu(builder, a)
+    lu, pivots, _ = _lu(builder, _turned(builder, a))  # as torch does it, whose factors are results too
     at = _lead(a.type)
     step = "sign = d < 0.0 ? -sign : d == 0.0 ? 0.0 : sign; size += pv_log(abs(d));" if logarithm else "sign *= d;"
     body = (

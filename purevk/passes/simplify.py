@@ -233,7 +233,8 @@ def _symbols(arg: Any) -> set[Symbol]:
 
 
 def drop_empty(graph: Graph) -> Graph:
-    """Tensors without elements are constants of no bytes, whatever would have made them."""
+    """Tensors without elements are constants of no bytes, whatever would have made them; those whose other sizes are known
+    at a call only, as the places in a scalar are, stay what they were."""
     constants = dict(graph.constants)
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
@@ -251,7 +252,7 @@ def drop_empty(graph: Graph) -> Graph:
 
 
 def _is_empty(value: Value) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in value.type.dims)
+    return value.type.is_static and 0 in value.type.dims
 
 
 def static_value(graph_constants: dict, value: Value) -> float | int | bool | None:

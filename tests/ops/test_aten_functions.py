@@ -36,6 +36,10 @@ def test_one_operand():
 def test_two_operands():
     a, x = torch.tensor([0.0, 0.1, 0.7, 1.0, 3.0, 9.9, 10.1, 40.0, 200.0])[:, None], torch.tensor([0.0, 0.05, 0.5, 1.1, 4.0, 11.0, 42.0, 190.0, math.inf])
     cases = [close(fn, a, x, rtol=3e-5) for fn in (torch.special.gammainc, torch.special.gammaincc)]
+    large = torch.tensor([201.0, 3000.0, 6e4])[:, None]
+    near = large * torch.tensor([0.6, 0.75, 0.98, 0.999, 1.0, 1.001, 1.02, 1.3, 1.5])
+    tiny = torch.tensor([1e-3, 0.02, 0.4])[:, None], torch.tensor([1e-3, 0.3, 1.0, 1.2, 5.0])
+    cases += [close(fn, *both, rtol=2e-5, atol=1e-7) for fn in (torch.special.gammainc, torch.special.gammaincc) for both in ((large, near), tiny)]
     cases += [close(torch.special.zeta, torch.tensor([1.5, 2.0, 5.0])[:, None], torch.tensor([0.5, 1.0, 7.0]), rtol=1e-5)]
     cases += [Case(torch.ldexp, (tensor(5), torch.tensor([-3, 0, 1, 10, 20]))), Case(torch.lcm, (torch.arange(-6, 6), torch.tensor(4)))]
     points, degrees = torch.tensor([-1.5, -1.0, -0.3, 0.0, 0.6, 1.0, 2.5])[:, None], torch.arange(-1, 9).float()

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarnin
 
 
 def test_products():
-    a, b, v, w = tensor(5, 7), tensor(7, 3), tensor(7), tensor(5)
+    a, v, w = tensor(5, 7), tensor(7), tensor(5)
     batch_a, batch_b = tensor(4, 5, 7), tensor(4, 7, 3)
     cases = [Case(torch.dot, (v, tensor(7, seed=1))), Case(torch.mv, (a, v)), Case(torch.outer, (v, w)), Case(torch.trace, (a,))]
     for kwargs in ({}, {"beta": 0.5, "alpha": -2.0}, {"beta": 0}):

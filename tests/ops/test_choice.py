@@ -6,7 +6,6 @@ import dataclasses
 import random
 
 import pytest
-import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context

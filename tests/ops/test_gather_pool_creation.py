@@ -45,8 +45,8 @@ def test_index_select():
         cases.append(Case(aten.index_select.default, (tensor(6, dtype=dtype), 0, indices(9, below=6, dtype=index_type))))
     x = tensor(4, 6, 8)
     for name, layout in {"permuted": lambda t: t.permute(2, 0, 1), "slice": lambda t: t[1:, ::2], "expanded": lambda t: t[:, :1].expand(4, 3, 8)}.items():
-        cases.append(Case(lambda t, i, l=layout: torch.index_select(l(t), 1, i) + 1, (x, indices(5, below=3)), name=name))
-        cases.append(Case(lambda t, i, l=layout: torch.index_select(l(t), 0, i[::2]), (x, indices(7, below=3)), name=f"{name}, strided index"))
+        cases.append(Case(lambda t, i, view=layout: torch.index_select(view(t), 1, i) + 1, (x, indices(5, below=3)), name=name))
+        cases.append(Case(lambda t, i, view=layout: torch.index_select(view(t), 0, i[::2]), (x, indices(7, below=3)), name=f"{name}, strided index"))
     check(cases)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.ao.quantization.fx._decomposed  # noqa: E402, F401
+import torch.ao.quantization.fx._decomposed  # noqa: E402, F401, F811
 
 from tests.ops.harness import Case, check, tensor  # noqa: E402
 

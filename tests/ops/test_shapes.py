@@ -133,9 +133,17 @@ def _smaller(leaf: Any, symbols: dict[int, Symbol], env: dict[Symbol, int]) -> A
 
 
 def test_most_rows_are_called_by_torchs_samples():
-    """The rows that torch's samples do not reach are few."""
-    missing = [name for name in ROWS if not calls().get(name)]
-    assert len(missing) < len(ROWS) // 4, missing
+    """The rows that torch's samples do not reach are few: what linear algebra alone calls (its samples take long, and have
+    tests of their own), and what torch takes apart before a dispatch mode sees it."""
+    seen = [name for name in ROWS if not _is_composite(name)]
+    missing = [name for name in seen if not calls().get(name)]
+    assert len(missing) < len(seen) // 8, missing
+
+
+def _is_composite(name):
+    _, op, overload = name.split(".")
+    full = f"aten::{op}" if overload == "default" else f"aten::{op}.{overload}"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd")
 
 
 def test_parameters_are_those_of_the_schema():

@@ -112,7 +112,7 @@ def test_uses_of_layouts(use):
     for name, layout in LAYOUTS.items():
         for dtype in (torch.float32, torch.float16) if use in ("copy", "arithmetic", "softmax") else (torch.float32,):
             x = tensor(4, 6, 12, dtype=dtype)
-            cases.append(Case(lambda t, l=layout: USES[use](l(t)), (x,), name=f"{use} of {name}", atol=1e-5 if dtype is torch.float32 else None))
+            cases.append(Case(lambda t, view=layout: USES[use](view(t)), (x,), name=f"{use} of {name}", atol=1e-5 if dtype is torch.float32 else None))
     check(cases)
 
 
