@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from purevk.cli import NAMES, load_commands, make_parser
+from purevk.cli import load_commands, make_parser
 
 ROOT = Path(__file__).parent.parent.parent
 
