@@ -52,6 +52,35 @@ _HOW_TO_GET_ONE = (
 )
 
 
+# SPIR-V's numbers: instructions, and the capability that an integer constant of so many bits needs.
+_OP_CAPABILITY, _OP_TYPE_INT, _OP_CONSTANT, _OP_FUNCTION = 17, 21, 43, 54
+_NARROW = {8: 39, 16: 22}
+
+
+def declare_narrow_integers(spirv: bytes) -> bytes:
+    """Declares `Int8` and `Int16` in a module with constants of these types that lacks them.
+
+    A shader that only stores such numbers needs the capabilities of the storage alone; the optimizer folds a conversion of a
+    constant, and leaves a constant of the narrow type that the module is then not valid with.
+    """
+    words = memoryview(spirv).cast("I")
+    declared, narrow, needed = set(), {}, set()
+    at = 5
+    while at < len(words):
+        length, op = words[at] >> 16, words[at] & 0xFFFF
+        if op == _OP_FUNCTION or not length:
+            break
+        if op == _OP_CAPABILITY:
+            declared.add(words[at + 1])
+        elif op == _OP_TYPE_INT and words[at + 2] in _NARROW:
+            narrow[words[at + 1]] = _NARROW[words[at + 2]]
+        elif op == _OP_CONSTANT and words[at + 1] in narrow:
+            needed.add(narrow[words[at + 1]])
+        at += length
+    added = [word for capability in sorted(needed - declared) for word in (2 << 16 | _OP_CAPABILITY, capability)]
+    return spirv if not added else spirv[:20] + b"".join(word.to_bytes(4, "little") for word in added) + spirv[20:]
+
+
 class Compiler:
     """A loaded shaderc. Its methods may be called from several threads at once.
 
@@ -114,7 +143,7 @@ class Compiler:
             raise self._refusal(name, macros, source_files(source, name=name, include=include), messages)
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != b"\x03\x02\x23\x07":
             raise ShaderCompilerError(f"{self.origin} returned {len(spirv)} bytes that are no SPIR-V", where=name)
-        return spirv
+        return declare_narrow_integers(spirv) if optimize else spirv
 
     def compile_job(self, job: CompileJob) -> bytes:
         """`compile` with the arguments of a job."""

@@ -181,6 +181,9 @@ class Runner:
         at = 0
         for sample in samples:
             many = len(sample.wanted)
+            if not tensors:  # arrays, and numpy has no bfloat16
+                halves = [want.dtype is torch.bfloat16 for want in sample.wanted]
+                made[at : at + many] = [torch.from_numpy(each).view(torch.bfloat16) if half else each for each, half in zip(made[at:], halves)]
             wrong = compare(sample, made[at : at + many], tolerance)
             where = {source for output in graph.outputs[at : at + many] if isinstance(output, Value) for source in sources[output]}
             cpu = {hosts[source] for source in where if source in hosts}
@@ -340,7 +343,8 @@ def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> lis
     for number, sample in enumerate(found):
         leaves, spec = _pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
         why = next((why for why, names in WITHOUT.items() if re.search(names, info.name)), "")
-        if sample.kwargs.get("dropout_p") or sample.kwargs.get("dropout"):
+        drops = sample.kwargs.get("dropout_p") or sample.kwargs.get("dropout")
+        if drops or info.name.endswith("multi_head_attention_forward") and sample.kwargs.get("training") and any(isinstance(arg, float) and arg for arg in sample.args):
             why = "random"
         if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
             why = "sparse tensors"

@@ -88,6 +88,7 @@ class Importer:
         self._checks: dict[Guard, str] = {}
         self._fresh: set[Symbol] = set()
         self._derived: set[Symbol] = set()  # sizes whose bounds follow from those of the inputs
+        self._misstated: dict[Symbol, int] = {}  # bounds that exporters state though they do not hold
         self.names_of_sizes: list[str] = []  # of the sizes that the next node brings about, where they have names already
         self._outer: frozenset[Symbol] = frozenset()  # of a sub-graph: the symbols around it
         self._inner: set[Symbol] = set()  # symbols that belong to sub-graphs
@@ -210,6 +211,8 @@ class Importer:
         if isinstance(right, int) and op == "<=" and _dims.symbols(left) <= self._derived:
             if self.sizes is not None or _dims.upper(left) <= right:
                 return  # torch has derived it from the bounds that the inputs had
+        if isinstance(right, int) and op == "<=" and _bound_of_symbol(left, right) in self._misstated.items():
+            return
         self._checks[guard] = message
         if op in ("<=", "<") and isinstance(left, Dim):
             self.limit(left, _dims.upper(right) - (op == "<"))
@@ -366,12 +369,16 @@ class Importer:
         upper = None if size.upper is None else _dims.upper(size.upper)
         if stated is not None and (upper is None or self.sizes is None):
             bound = stated.upper if isinstance(stated, Bound) else stated
+            if size.misstated is not None and bound == _dims.upper(size.misstated):
+                bound = None
             upper = bound if upper is None else upper if bound is None else min(bound, upper)
         if upper == 0:
             return 0
         symbol = self._fresh_symbol(upper, size.guess)
         if size.upper is not None:
             self._derived.add(symbol)
+        if size.misstated is not None:
+            self._misstated[symbol] = _dims.upper(size.misstated)
         return Dim.of(symbol)
 
     def _unknown(self, type: TensorType, moves: bool, exact: bool) -> TensorType:

@@ -317,6 +317,8 @@ def _bag(builder: Any, node: Node, weight: Value, indices: Value, offsets: Value
         bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
     if mode == 2:
         return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
+    if best.dims != sizes.dims:
+        return made, bags, lengths, builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1)
     return made, bags, lengths, lengths
 
 
@@ -337,7 +339,20 @@ def _renorm(builder: Any, node: Node, weight: Value, indices: Value, max_norm: f
 
 
 row("aten.embedding_renorm.default", _renorm_shape, _renorm)
-row("aten._embedding_bag.default", _bag_shape, _bag, "aten._embedding_bag_forward_only.default")
+
+
+def _forward_bag_shape(weight: TensorType, indices: TensorType, offsets: TensorType, scale_grad_by_freq: bool = False, mode: int = 0,
+                       sparse: bool = False, per_sample_weights: TensorType | None = None, include_last_offset: bool = False,
+                       padding_idx: int = -1) -> tuple[TensorType, ...]:  # fmt: skip
+    """What torch.export records: as many lengths as there are offsets, the last one included."""
+    out, bags, _, best = _bag_shape(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    )
+    return out, bags, offsets, best
+
+
+row("aten._embedding_bag.default", _bag_shape, _bag)
+row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag)
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------

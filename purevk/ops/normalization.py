@@ -130,13 +130,17 @@ register(
 )  # fmt: skip
 
 
+# Of each type: the distance from 1 to the next larger number.
+_EPSILON = {DType.float32: 2.0**-23, DType.float16: 2.0**-10, DType.bfloat16: 2.0**-7, DType.float64: 2.0**-52}
+
+
 def _aten_rms_norm_shape(x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, eps: float | None = None) -> TensorType:
     return x
 
 
 def _expand_aten_rms_norm(builder: Any, node: Node) -> Value:
     x, shape, weight, eps = node.args
-    eps = {DType.float32: 1.1920928955078125e-07, DType.float16: 0.0009765625}[x.type.dtype] if eps is None else eps
+    eps = _EPSILON[x.type.dtype] if eps is None else eps
     return builder.emit(NAME, x, weight, None, len(shape), eps, True, None, ())
 
 

@@ -145,7 +145,11 @@ def _expand_average(builder: Any, node: Node) -> Value:
     return _like(builder, made, node.result)
 
 
-register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average)))
+def _refuse_doubles(node: Node, traits: Any) -> str | None:
+    return "no kernel for float64" if node.inputs[0].type.dtype is DType.float64 else None
+
+
+register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_doubles)))
 
 
 def _expand_max_backward(builder: Any, node: Node) -> Value:

@@ -211,6 +211,7 @@ register(
     Operator(
         f"{_SPACE}.convert_element_type.no_fuse", lambda x, dtype: x.with_dtype(_dtype(dtype, x.dtype)),
         Rewrite(lambda builder, node: builder.emit("aten._to_copy.default", node.args[0], node.result.type.dtype)),
+        names=("prims.convert_element_type.default",),
     )
 )  # fmt: skip
 

@@ -168,11 +168,13 @@ class Counted:
         upper: what it never exceeds; None: nothing is known of it.
         key: sizes of one node with the same key are one size.
         guess: where there is no bound, what to plan for at first.
+        misstated: a bound that exporters state though it does not hold.
     """
 
     upper: Size | None
     key: int = 0
     guess: int = 64
+    misstated: Size | None = None
 
 
 class UnknownSizes(ShapeError):

@@ -10,6 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Symbol, Value
 from purevk.ops import registry
 from purevk.ops.lowering import DeviceTraits
+from purevk.passes.expand import expand_rewrites
 from purevk.passes.layout import HOST
 from purevk.passes.rewrite import Rewriter
 
@@ -66,9 +67,24 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
     return supports(node, traits) if supports is not None else None
 
 
+def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
+    """Why what a node expands to cannot run on the device: asked of nodes in double precision alone, for which GLSL has few
+    functions."""
+    row = registry.find(node.op)
+    if row is None or not isinstance(row.form, registry.Rewrite):
+        return None
+    if all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
+        return None
+    inside = expand_rewrites(graph.with_nodes((node,)), traits)
+    return next((reason for each in inside.nodes if (reason := refusal(each, traits)) is not None), None)
+
+
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
     """Wraps each node that the device cannot run into a `purevk.host` node, whose first argument is the operator's name."""
-    reasons = {node: None if registry.is_control(node) else refusal(node, traits) for node in graph.nodes}
+    reasons = {
+        node: None if registry.is_control(node) else refusal(node, traits) or _refused_inside(graph, node, traits)
+        for node in graph.nodes
+    }  # fmt: skip
     _stay_on_host(graph, reasons)
     rewriter = Rewriter(graph)
     for node in graph.nodes:

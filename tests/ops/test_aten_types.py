@@ -19,7 +19,7 @@ def test_bfloat16():
     x, image = bf16(4, 7, 8), bf16(2, 8, 9, 7)
     cases = [
         Case(torch.softmax, (x, 1)), Case(torch.log_softmax, (x, -1)), Case(F.layer_norm, (x, (8,), bf16(8), bf16(8, seed=1))),
-        Case(F.rms_norm, (x, (8,), bf16(8), 1e-5)), Case(torch.matmul, (x, bf16(8, 5))), Case(torch.bmm, (x, bf16(4, 8, 3))),
+        Case(F.rms_norm, (x, (8,), bf16(8), 1e-5)), Case(F.rms_norm, (x, (8,))), Case(torch.matmul, (x, bf16(8, 5))), Case(torch.bmm, (x, bf16(4, 8, 3))),
         Case(F.linear, (x, bf16(6, 8), bf16(6))), Case(F.conv2d, (image, bf16(4, 8, 3, 3), bf16(4), 2, 1)), Case(F.max_pool2d, (image, 3, 2, 1)),
         Case(F.avg_pool2d, (image, 2)), Case(F.scaled_dot_product_attention, (bf16(2, 3, 5, 8), bf16(2, 3, 9, 8), bf16(2, 3, 9, 8, seed=1))),
         Case(torch.sum, (x, (1,))), Case(torch.mean, (x, (0, 2), True)), Case(torch.amax, (x, 1)), Case(torch.prod, (x, 1)),
@@ -46,3 +46,17 @@ def test_products_of_whole_numbers(dtype):
     if dtype is torch.int64:
         cases.append(Case(torch.mm, (a * 2**33, b)))
     check(cases)
+
+
+def test_double_precision_has_its_digits():
+    """On the device where GLSL has the functions, otherwise on the CPU, also where an operator is made of several."""
+    x, y = tensor(3, 8, dtype=torch.float64), tensor(3, 8, dtype=torch.float64, seed=1)
+    cases = [
+        Case(torch.isclose, (x, x + 1e-9)), Case(torch.logsumexp, (x, 1)), Case(torch.nansum, (x, 1)),
+        Case(F.glu, (x,)), Case(torch.frexp, (x,)), Case(F.avg_pool2d, (x[None, None], 2)),
+        Case(torch.sum, (x, 0)), Case(F.softmax, (x, 1)), Case(torch.matmul, (x, y.t())),
+        Case(torch.addcmul, (x, x, y)), Case(F.rms_norm, (x, (8,))),
+    ]  # fmt: skip
+    for case in cases:
+        case.host, case.rtol, case.atol = True, 1e-12, 1e-12
+        check([case])

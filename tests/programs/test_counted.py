@@ -251,3 +251,20 @@ def test_a_saved_program(tmp_path: Path) -> None:
     with purevk.load(tmp_path / "counted.pvk") as program:
         for count, many in ((4, 2), (7, 0), (4, 90), (20, 3)):
             agrees(program, function, tensor(count, 3, seed=many), torch.full((count,), many))
+
+
+@pytest.mark.export
+def test_a_mask_that_broadcasts_what_it_takes_from():
+    """torch.export takes the elements before the broadcast for the most that there can be."""
+    x, mask = tensor(10, 1), tensor(10, 7, seed=1) > -2
+    with compiled(lambda x, mask: torch.masked_select(x, mask) * 2, x, mask) as program:
+        torch.testing.assert_close(program.forward(x, mask), torch.masked_select(x, mask) * 2)
+
+
+@pytest.mark.export
+def test_bags_that_end_with_the_last_offset():
+    table, index, offsets = tensor(7, 3), torch.tensor([0, 2, 6, 1, 1]), torch.tensor([0, 2, 5])
+    for mode in ("sum", "mean", "max"):
+        bag = torch.nn.EmbeddingBag(7, 3, mode=mode, include_last_offset=True, _weight=table).eval()
+        with torch.no_grad(), purevk.compile(bag, (index, offsets)) as program:
+            torch.testing.assert_close(program.forward(index, offsets), bag(index, offsets))

@@ -184,3 +184,19 @@ def test_load_from_many_threads_gives_one_compiler(compiler: shaderc.Compiler, m
 
 def test_version_is_for_people(compiler: shaderc.Compiler) -> None:
     assert re.search(r"shaderc.*SPIR-V 1\.\d", compiler.version)
+
+
+@pytest.mark.parametrize(("bits", "capability"), [(8, 39), (16, 22)])
+def test_folded_constants_of_narrow_integers_are_valid(compiler: shaderc.Compiler, tmp_path: Path, bits: int, capability: int) -> None:
+    """A shader that only stores such numbers does not declare their arithmetic, until the optimizer makes constants of them."""
+    source = f"""#version 450
+#extension GL_EXT_shader_{bits}bit_storage : require
+layout(local_size_x = 64) in;
+layout(set = 0, binding = 0) buffer Data {{ int{bits}_t data[]; }};
+int zero(int a) {{ return a < 0 ? 0 : a; }}
+void main() {{ data[gl_GlobalInvocationID.x] = int{bits}_t(zero(-3)); }}
+"""
+    spirv = compiler.compile(source, name="narrow.comp")
+    validate(spirv, "vulkan1.1", tmp_path / "out.spv")
+    assert words(spirv)[5:].count(2 << 16 | 17) >= 2 and capability in words(spirv)[5:30]
+    assert shaderc.declare_narrow_integers(spirv) == spirv
