@@ -10,17 +10,19 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from purevk import knobs
-from purevk.cli.ops import operators
+from purevk import knobs  # noqa: E402
+from purevk.cli.ops import operators  # noqa: E402
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
 SAMPLES = ROOT / "docs" / "data" / "opinfo.json"
+TYPES = ROOT / "docs" / "data" / "operator_dtypes.json"
 MODELS = ROOT / "docs" / "data" / "models.json"
 _MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
 # What the front end takes care of, so that no row is needed.
@@ -69,6 +71,8 @@ def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
 def ops_page() -> str:
     """The operators, as Markdown."""
     table = read_etvk()
+    types = json.loads(TYPES.read_text(encoding="utf-8"))["rows"]
+    refused = read_refusals()
     rows = [row for row in operators() if not row["operator"].startswith("purevk.")]
     seen: set[str] = set()
     body = []
@@ -79,7 +83,9 @@ def ops_page() -> str:
         shown = "; ".join(f"`{name}`: {limit}" if len(names) > 1 else limit for name, limit in limits)
         etvk = (shown or "yes") if names else "no"
         others = ", ".join(f"`{name}`" for name in row["names"])
-        body.append(f"| `{row['operator']}` | {others} | {row['form']} | {_cell(etvk)} |\n")
+        entry = types.get(row["operator"])
+        limit = limits_here(entry, [why for name in (row["operator"], *row["names"]) for why in refused.get(name, ())])
+        body.append(f"| `{row['operator']}` | {others} | {row['form']} | {dtypes_here(entry)} | {_cell(limit)} | {_cell(etvk)} |\n")
     missing = [name for name in table if name not in seen and not name.startswith(_NO_ROW)]
     lines = [
         "# Operators\n",
@@ -88,10 +94,12 @@ def ops_page() -> str:
         " CPU through torch (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
         "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of"
         " the same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own;"
-        " *cpu*, no kernel yet. The last column says whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its"
-        " limit there.\n\n",
-        "| operator | other names | form | in ExecuTorch's Vulkan backend |\n",
-        "|---|---|---|---|\n",
+        " *cpu*, no kernel yet. *Dtypes* are those of the first argument that run on the device, of those that eager torch takes;"
+        " nothing is said of what torch takes apart before it can be asked, and of formats with dtypes of their own"
+        " (`python scripts/operator_dtypes.py --update` finds out). *Runs on the CPU*: what no kernel takes. The last column says"
+        " whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit there.\n\n",
+        "| operator | other names | form | dtypes | runs on the CPU | in ExecuTorch's Vulkan backend |\n",
+        "|---|---|---|---|---|---|\n",
         *body,
     ]
     if missing:
@@ -102,6 +110,50 @@ def ops_page() -> str:
             *[f"| `{name}` | {_cell(table[name])} |\n" for name in sorted(missing)],
         ]
     return "".join(lines) + samples_section()
+
+
+_KINDS = {"floats": {"float32", "float16", "bfloat16"}, "integers": {"int64", "int32", "int16", "int8", "uint8"}}
+
+
+def dtypes_here(entry: dict | None) -> str:
+    """The dtypes that run on the device, briefly: "floats" are float32, float16 and bfloat16, "integers" all five."""
+    if entry is None:
+        return ""
+    left, shown = set(entry["device"]), []
+    for name, kind in _KINDS.items():
+        if kind <= left:
+            shown.append(name)
+            left -= kind
+    return ", ".join([*shown, *(dtype for dtype in DTYPES if dtype in left)])
+
+
+_NO_DOUBLE = {"GLSL has this function for float32 alone", "no kernel for float64"}
+
+
+def limits_here(entry: dict | None, refused: list[str]) -> str:
+    """What of an operator runs on the CPU: dtypes, then what PyTorch's samples came upon."""
+    found: dict[str, None] = {}
+    for dtype, why in (entry or {}).get("cpu", {}).items():
+        found[dtype if why in _NO_DOUBLE or why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"] = None
+    for why in refused:
+        dtype = why.removeprefix("no kernel for ")
+        if why in _NO_DOUBLE:
+            found.setdefault("float64")
+        elif not any(each.endswith(why) for each in found) and dtype not in found:
+            found[why] = None
+    return "; ".join(found)
+
+
+def read_refusals() -> dict[str, list[str]]:
+    """Why nodes of PyTorch's samples ran on the CPU though there is a row, by operator."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in json.loads(SAMPLES.read_text(encoding="utf-8"))["operators"].values():
+        for outcome, reasons, _ in entry.get("why", []):
+            for reason in re.split(r", (?=[a-z_]+\.)", reasons) if outcome == "fallback" else ():
+                name, _, why = reason.partition(": ")
+                if why:
+                    found.setdefault(name, {})[why] = None
+    return {name: list(reasons) for name, reasons in found.items()}
 
 
 def samples_section(path: Path = SAMPLES) -> str:
@@ -128,6 +180,11 @@ def samples_section(path: Path = SAMPLES) -> str:
         counts = [sum(column) for column in zip(*(_four(entry[dtype]) for entry in operators.values() if dtype in entry))]
         limit = table["limits"].get(dtype)
         lines.append(f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n")
+    lines.append(
+        "\nIn float64 only what needs no function that GLSL has for float32 alone runs on the device, and no sum; it is left out of"
+        " what follows.\n"
+    )
+    dtypes = [dtype for dtype in dtypes if dtype != "float64"]
     done, rest = [], []
     for name, entry in sorted(operators.items()):
         total = sum(sum(entry[dtype]) for dtype in dtypes if dtype in entry)
@@ -138,7 +195,7 @@ def samples_section(path: Path = SAMPLES) -> str:
         shown = [
             "" if dtype not in entry else f"{_four(entry[dtype])[0]}/{sum(entry[dtype])}" for dtype in dtypes
         ]  # fmt: skip
-        why = "; ".join(f"{'on the CPU' if outcome == 'fallback' else outcome}: {reason}" for outcome, reason, _ in entry.get("why", []))
+        why = "; ".join(dict.fromkeys(f"{'on the CPU' if outcome == 'fallback' else outcome}: {_brief(reason)}" for outcome, reason, of in entry.get("why", []) if of != ["float64"]))
         rest.append(f"| `{name}` | {' | '.join(shown)} | {_cell(why)} |\n")
     lines += [
         f"\nAll samples of {len(done)} operators pass on the device (name and number of samples of all dtypes): ",
@@ -149,6 +206,11 @@ def samples_section(path: Path = SAMPLES) -> str:
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+def _brief(reason: str) -> str:
+    """A message of torch's without what differs from sample to sample."""
+    return re.split(r"(?<=Error): |(?<=Exception): |(?<=NotFound): ", reason)[0] if reason.startswith(("torch.export", "eager torch")) else reason
 
 
 def _four(counts: list[int]) -> list[int]:

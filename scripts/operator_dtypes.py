@@ -79,7 +79,7 @@ def in_dtype(recorded: list[Call], dtype: torch.dtype) -> list[Call]:
         made = []
         for call in recorded:
             main = main_dtype(call)
-            if main in kind and len(made) < TRIES and (cast := in_another(call, main, dtype)) is not None:
+            if main in kind and len(made) < TRIES and not is_empty(call) and (cast := in_another(call, main, dtype)) is not None:
                 made.append(cast)
         if made:
             return made
@@ -90,6 +90,11 @@ def main_dtype(call: Call) -> torch.dtype | None:
     """That of the first tensor, or of what the call makes."""
     leaves = pytree.tree_leaves((call.args, call.kwargs, call.results))
     return next((leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+
+
+def is_empty(call: Call) -> bool:
+    """Whether it is of no elements, for which nothing runs."""
+    return any(leaf.numel() == 0 for leaf in pytree.tree_leaves(call.results) if isinstance(leaf, torch.Tensor))
 
 
 def in_another(call: Call, main: torch.dtype, dtype: torch.dtype) -> Call | None:

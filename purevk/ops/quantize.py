@@ -207,6 +207,21 @@ for _overload in ("default", "tensor", "tensor2"):
     register(Operator(f"{_SPACE}.dequantize_per_tensor.{_overload}", _dequantize_shape, Rewrite(_expand_dequantize)))
 
 
+# The same for int8, as files made from ExecuTorch's sources in the autumn of 2025 have them around convolutions.
+register(
+    Operator(
+        "et_vk.quantize_q8ta_for_conv2d.default", lambda x, scale, zero_point: x.with_dtype(DType.int8),
+        Rewrite(lambda builder, node: emit_quantize(
+            builder, node.args[0], *(_one(builder, each) for each in node.args[1:]), -128, 127, DType.int8)),
+    )
+)  # fmt: skip
+register(
+    Operator(
+        "et_vk.dequantize_q8to_from_conv2d.default", lambda x, scale, zero_point: x.with_dtype(REAL), Rewrite(_expand_dequantize),
+    )
+)  # fmt: skip
+
+
 register(
     Operator(
         f"{_SPACE}.convert_element_type.no_fuse", lambda x, dtype: x.with_dtype(_dtype(dtype, x.dtype)),

@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 
 import torch.ao.quantization.fx._decomposed  # noqa: E402, F401, F811
 
-from tests.ops.harness import Case, check, tensor  # noqa: E402
+from purevk.program import Program  # noqa: E402
+from tests.ops.harness import Case, Recorder, check, context, tensor  # noqa: E402
 
 qd = torch.ops.quantized_decomposed
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-(2**15), 2**15 - 1)}
@@ -158,3 +159,16 @@ def test_torchao_blocks(block):
                     )
                 )
     check(cases)
+
+
+def test_codes_around_a_convolution():
+    """`quantize_q8ta_for_conv2d` and `dequantize_q8to_from_conv2d` are the operators per tensor, for int8."""
+    x, recorder = ties(2, 5, 6, 7), Recorder()
+    codes = recorder.importer.emit("et_vk.quantize_q8ta_for_conv2d.default", (recorder.input(x), 0.25, 3), [], [], "test")[0]
+    back = recorder.importer.emit("et_vk.dequantize_q8to_from_conv2d.default", (codes, 0.25, 3), [], [], "test")[0]
+    graph = recorder.importer.finish([codes, back])
+    wanted = qd.quantize_per_tensor.default(x, 0.25, 3, -128, 127, torch.int8)
+    with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+        made = program.forward(x)
+    assert torch.equal(made[0], wanted)
+    assert torch.equal(made[1], qd.dequantize_per_tensor.default(wanted, 0.25, 3, -128, 127, torch.int8))
