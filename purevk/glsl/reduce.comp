@@ -165,6 +165,9 @@ State initial() { return State(ACC(0), -1); }
 
 bool is_nan(float v) { return pv_isnan(v); }
 bool is_nan(int v) { return false; }
+#if HAS_FLOAT64
+bool is_nan(double v) { return pv_isnan(v); }
+#endif
 #if HAS_INT64
 bool is_nan(int64_t v) { return false; }
 #endif

@@ -96,6 +96,9 @@ struct State {
 State initial() { return State(ACC(0), -1); }
 State first(ACC v, int i) { return State(v, i); }
 bool is_nan(float v) { return pv_isnan(v); }
+#if HAS_FLOAT64
+bool is_nan(double v) { return pv_isnan(v); }
+#endif
 bool is_nan(int v) { return false; }
 #if HAS_INT64
 bool is_nan(int64_t v) { return false; }

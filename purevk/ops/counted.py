@@ -93,7 +93,7 @@ def _nonzero(builder: Any, node: Node, x: Value) -> Any:
     return _coordinates(builder, x, node.result.type.dims[0], node.result.type.dtype)
 
 
-row("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default", supports=_refuse)
+row("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
 
 
 def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) -> Any:
@@ -106,7 +106,7 @@ def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) ->
     return mapped(builder, body, {"FOUND": found, "TOTAL": total}, node.result.type.with_dtype(DType.int32), numbers={"fill": fill})
 
 
-row("aten.nonzero_static.default", lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)), _nonzero_static, supports=_refuse)
+row("aten.nonzero_static.default", lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)), _nonzero_static)
 
 
 def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:

@@ -42,8 +42,8 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
     return x.with_dims(())
 
 
-row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default", supports=_refuse)
-row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b), supports=_refuse)
+row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
+row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b))
 
 
 def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
@@ -51,10 +51,10 @@ def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
 
 
 row("aten.outer.default", lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])), _outer,
-    "aten.ger.default", supports=_refuse)  # fmt: skip
+    "aten.ger.default")  # fmt: skip
 
 
-def _added(name: str, product: Any, shape: Any, supports: Any = _refuse) -> None:
+def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
     """beta * x + alpha * product(a, b)"""
 
     def expand(builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
@@ -108,7 +108,7 @@ def _trace(builder: Any, node: Node, x: Value) -> Value:
     return builder.emit("aten.sum.dim_IntList", builder.emit("aten.diagonal.default", x, 0, 0, 1), (0,), False, node.result.type.dtype)
 
 
-row("aten.trace.default", lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()), _trace, supports=_refuse)
+row("aten.trace.default", lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()), _trace)
 
 
 def _cross_shape(x: TensorType, y: TensorType, dim: int | None = -1) -> TensorType:
@@ -137,8 +137,8 @@ def _cross(builder: Any, node: Node, x: Value, y: Value, dim: int | None) -> Val
     return builder.emit("aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", turned[1], turned[2]), 1)
 
 
-row("aten.linalg_cross.default", _cross_shape, _cross, supports=_refuse)
-row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross, supports=_refuse)
+row("aten.linalg_cross.default", _cross_shape, _cross)
+row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
 
 
 # -- distances ---------------------------------------------------------------------------------------------------------

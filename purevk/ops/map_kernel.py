@@ -166,6 +166,8 @@ class _Writer:
         macros["BUFFERS"] = " ".join(self._declare(number, text) for number in range(len(self.operands)))
         if any(operand.dtype is DType.int64 for operand in self.operands):
             macros["HAS_INT64"] = "1"
+        if any(operand.dtype is DType.float64 for operand in self.operands):
+            macros["HAS_FLOAT64"] = "1"
         count = _dims.product(self.sizes)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)

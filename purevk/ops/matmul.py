@@ -32,10 +32,13 @@ def _matmul_shape(
     return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
+_KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
+
+
 def supports_float(node: Node, traits: Any) -> str | None:
     """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16):
+        if value.type.dtype not in _KERNEL_TYPES:
             return f"no kernel for {value.type.dtype.name}"
     return None
 
@@ -198,15 +201,10 @@ register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_f
 
 
 # -- what is a matrix product ------------------------------------------------------------------------------------------
-def _supports_numbers(node: Node, traits: Any) -> str | None:
-    wide = any(value.type.dtype is DType.float64 for value in node.inputs)
-    return "no kernel for float64" if wide else None
-
-
 def _multiply(builder: Any, a: Value, b: Value) -> Value:
-    """The product of matrices; whole numbers have a kernel of their own, which multiplies them exactly."""
+    """The product of matrices; whole numbers and double precision have a kernel of their own."""
     dtype = promote_types(a.type.dtype, b.type.dtype)
-    if dtype.is_float:
+    if dtype in _KERNEL_TYPES:
         return builder.emit(NAME, a, b, None, None, ())
     from purevk.ops.linalg import multiply_elements
 
@@ -218,8 +216,8 @@ def _expand_mm(builder: Any, node: Node) -> Value:
     return _multiply(builder, a, b)
 
 
-register(Operator("aten.mm.default", _product, Rewrite(_expand_mm, _supports_numbers)))
-register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm, _supports_numbers)))
+register(Operator("aten.mm.default", _product, Rewrite(_expand_mm)))
+register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm)))
 
 
 def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
@@ -242,7 +240,7 @@ def _expand_matmul(builder: Any, node: Node) -> Value:
     return builder.emit("aten.view.default", product, node.result.type.dims)
 
 
-register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul, _supports_numbers)))
+register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul)))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -261,6 +259,10 @@ def _expand_linear(builder: Any, node: Node) -> Value:
         product = _linear_in_parts(builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize))
         return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
     packed = builder.emit("aten.permute.default", weight, (1, 0))
+    if x.type.dtype not in _KERNEL_TYPES:
+        product = _multiply(builder, flat, packed)
+        product = product if bias is None else builder.emit("aten.add.Tensor", product, bias, 1)
+        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
     if weight in builder.graph.constants:
         packed = builder.emit("purevk.copy", packed)
     product = builder.emit(NAME, flat, packed, bias, None, ())
@@ -278,7 +280,7 @@ def _linear_in_parts(builder: Any, flat: Value, weight: Value, bias: Value | Non
     return builder.emit("aten.cat.default", tuple(parts), 1)
 
 
-register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear, supports_float)))
+register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
 
 
 def _addmm_shape(bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1) -> TensorType:
@@ -287,7 +289,7 @@ def _addmm_shape(bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, 
 
 def _expand_addmm(builder: Any, node: Node) -> Value:
     bias, a, b, beta, alpha = node.args
-    plain = alpha == 1 and beta == 1 and a.type.dtype.is_float
+    plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
     if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
         return builder.emit(NAME, a, b, bias, None, ())
     product = _multiply(builder, a, b)
@@ -296,4 +298,4 @@ def _expand_addmm(builder: Any, node: Node) -> Value:
     return builder.emit("aten.add.Tensor", product, bias, beta)
 
 
-register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm, _supports_numbers)))
+register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))

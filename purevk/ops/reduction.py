@@ -41,7 +41,7 @@ class Reduction:
 
 _KINDS = {
     "sum": Reduction(),
-    "mean": Reduction(finish="(n > 0 ? a / float(n) : PV_NAN)"),
+    "mean": Reduction(finish="(n > 0 ? a / ACC(n) : ACC(PV_NAN))"),
     "prod": Reduction("ACC(1)", "((a) * (b))"),
     "amax": Reduction("LOWEST", "pv_max(a, b)"),
     "amin": Reduction("HIGHEST", "pv_min(a, b)"),
@@ -54,6 +54,7 @@ _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
     "int": ("(-2147483647 - 1)", "2147483647"),
     "int64_t": ("PV_INT64_MIN", "PV_INT64_MAX"),
+    "double": ("double(-PV_INF)", "double(PV_INF)"),
 }
 NAME = "purevk.reduce"
 
@@ -73,6 +74,8 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
         macros["FROM_X(v)"] = f"{acc}(v)"
     if DType.int64 in (source, target) or acc == "int64_t":
         macros["HAS_INT64"] = "1"
+    if acc == "double":
+        macros["HAS_FLOAT64"] = "1"
     if source.itemsize == 1 or target.itemsize == 1:
         macros["HAS_8BIT"] = "1"
     if source is DType.bfloat16:
@@ -204,7 +207,7 @@ def _emit(
 
 
 PART = 4096  # elements of a row from which on an invocation's share is worth a dispatch of its own
-_PARTIAL_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64}
+_PARTIAL_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64, "double": DType.float64}
 
 
 def _parts(lowering: Lowering, walk: _Walk) -> int:
@@ -239,12 +242,15 @@ def _computing(kind: str, source: DType, target: DType) -> str:
         return "int"
     if DType.int64 in (source, target) and not source.is_float:
         return "int64_t"
+    if DType.float64 in (source, target):
+        return "double"
     return "float" if source.is_float or target.is_float else "int"
 
 
 def _supports(node: Node, traits: Any) -> str | None:
+    """Double precision has the reductions with names; the others are written for float."""
     dtypes = {value.type.dtype for value in (*node.inputs, *node.results)}
-    return "no kernel for float64" if DType.float64 in dtypes else None
+    return "no kernel for float64" if DType.float64 in dtypes and isinstance(node.args[1], Reduction) else None
 
 
 register(Operator(NAME, _reduce_shape, Kernel(_reduce_lower, supports=_supports)))
@@ -278,7 +284,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
             result(x, None), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
         ),
     }
-    register(Operator(name, shapes[parameters], Rewrite(expand, _supports), names=names))
+    register(Operator(name, shapes[parameters], Rewrite(expand), names=names))
 
 
 def _expand_reduction(builder: Any, x: Value, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType) -> Value:

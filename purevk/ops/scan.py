@@ -75,7 +75,7 @@ def emit_scan(
 ) -> None:  # fmt: skip
     """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost first) address."""
     traits, out = lowering.traits, outs[0]
-    acc = "int64_t" if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float else "float" if out.dtype.is_float else "int"
+    acc = "int64_t" if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float else out.dtype.acc if out.dtype.is_float else "int"
     many, long = _dims.upper(rows), _dims.upper(length)
     if traits.is_cpu:
         alone = long <= traits.max_iterations and many >= 8
@@ -118,7 +118,7 @@ def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-_ACC_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64}
+_ACC_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64, "double": DType.float64}
 
 
 def _carry(
@@ -175,8 +175,8 @@ def _refuse(node: Node, traits: Any) -> str | None:
     return "no kernel for float64" if wide else None
 
 
-row("aten.cumsum.default", _cumulative_shape, _cumulative("sum"), supports=_refuse)
-row("aten.cumprod.default", _cumulative_shape, _cumulative("prod"), supports=_refuse)
+row("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
+row("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
 
 
 def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
@@ -188,4 +188,4 @@ def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
 row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp, supports=_refuse)
 for _name in ("max", "min"):
     row(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)),
-        lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype), supports=_refuse)  # fmt: skip
+        lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype))  # fmt: skip

@@ -38,7 +38,9 @@ _DOUBLE = {
         "rsub.Scalar", "mul.Tensor", "div.Tensor", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor",
         "ge.Tensor", "where.self", "masked_fill.Scalar", "sqrt.default", "floor.default", "ceil.default",
         "trunc.default", "sign.default", "reciprocal.default", "square.default", "logical_not.default",
-        "logical_and.default", "logical_or.default", "logical_xor.default",
+        "logical_and.default", "logical_or.default", "logical_xor.default", "isnan.default", "isinf.default",
+        "maximum.default", "minimum.default", "clamp.default", "clamp_min.default", "clamp_max.default", "max.other", "min.other",
+        "hardtanh.default", "relu6.default", "hardsigmoid.default", "hardswish.default",
     )
 }  # fmt: skip
 
