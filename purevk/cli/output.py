@@ -173,8 +173,10 @@ def duration(seconds: float | None) -> str | None:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: "1 node", "3 nodes"."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+    """A number with its noun: "1 node", "3 nodes", "2 entries"."""
+    if number != 1:
+        noun = noun[:-1] + "ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun}"
 
 
 def version_text(parts: Sequence[int]) -> str:

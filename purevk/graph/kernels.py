@@ -149,7 +149,7 @@ class KernelStore:
                 if not error.why.startswith("tried"):
                     raise
                 raise ShaderCompilerError(
-                    f"{len(jobs)} kernels are not in the cache and no compiler was found", where=str(self.cache),
+                    f"kernels are not in the cache and no compiler was found: {len(jobs)}", where=str(self.cache),
                     why=error.why, next=error.next,
                 ) from error  # fmt: skip
             meta = {"compiler": shaderc.load().version}
