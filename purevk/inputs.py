@@ -93,7 +93,7 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
         else:
             array = _as_array(given, value.type.dtype, position, where)
             dtype = DType.from_numpy(array.dtype) if array.dtype.isbuiltin == 1 else None
-            if array.dtype.name == "bfloat16":
+            if dtype is None and array.dtype.name == "bfloat16":
                 bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
             elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
                 dtype = DType.bfloat16  # the bits, as results give them
@@ -144,7 +144,10 @@ def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
 
 
 def _where(method: "Method") -> str:
-    return f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+    """Text for messages, kept: a call needs it before it is known whether there is one."""
+    if method.described is None:
+        method.described = f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+    return method.described
 
 
 def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
@@ -223,6 +226,9 @@ def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarra
 
 def _check(array: np.ndarray, dtype: DType | None, value: Value, position: int, where: str) -> None:
     wanted = value.type
+    if dtype is wanted.dtype and all(not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)):
+        if array.ndim == wanted.rank:
+            return
     shown = f"{array.dtype if dtype is None else dtype.name}{list(array.shape)}"
     if dtype is not wanted.dtype:
         raise InputError(

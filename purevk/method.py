@@ -106,6 +106,7 @@ class Method:
         self.program, self.name, self.source = program, name, source
         self.specializations: list[Specialization] = []
         self._calls = 0
+        self.described: str | None = None  # its inputs, for messages
         self.lock = threading.RLock()
         self.graph: Graph = self._prepare(None).graph
         if self.graph.labels:

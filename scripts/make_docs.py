@@ -224,6 +224,7 @@ def models_page() -> str:
     rows = data["models"]
     ways = [way for row in rows.values() for way in (row.get("compile"), row.get("pte")) if way is not None]
     agree = [way for way in ways if "failed" not in way]
+    exporter = sum(way.get("failed", "").startswith("NotExported") for way in ways)
     one = sum(way["segments"] == 1 and not way["cpu"] for way in agree)
     packages = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     lines = [
@@ -234,8 +235,8 @@ def models_page() -> str:
         " as a `.pte` that ExecuTorch's VulkanPartitioner made (a few after ExecuTorch's own folding of constants, without"
         " which it cannot lower them). Both are compared with eager torch.\n\n"
         f"{len(rows)} models; of {len(ways)} runs {one} are one GPU segment with nothing on the CPU"
-        f" and {len(ways) - len(agree)} failed.\n\n"
-        f"Device: {data['device']}, 2 cores that had other work too; {packages}.\n\n"
+        f", {exporter} could not be exported by ExecuTorch, and {len(ways) - len(agree) - exporter} failed.\n\n"
+        f"Device: {data['device']}, 2 cores; {packages}.\n\n"
         "- *error*: the largest difference from eager torch over all outputs and calls, relative to the largest output.\n"
         "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one token for models with a"
         " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so that this compares what a"
@@ -267,7 +268,8 @@ def _model_line(name: str, row: dict) -> str:
 def _way_cells(way: dict | None, file: bool = False) -> list[str]:
     if way is None or "failed" in way:
         reason = "" if way is None else way["failed"].split(":")[0]
-        return [""] * file + [f"failed: {reason}" if reason else "", "", "", ""]
+        reason = "not exported by ExecuTorch" if reason == "NotExported" else reason and f"failed: {reason}"
+        return [""] * file + [reason, "", "", ""]
     host = ", ".join(f"`{name}`" + (f" x {count}" if count > 1 else "") for name, count in way["cpu"].items())
     first = [f"{way['delegates']}" + (f" + {way['kernels']}" if way["kernels"] else "")] if file else []
     return [

@@ -98,6 +98,10 @@ def measure(program: Any, built: Any, wanted: list[list[Any]], seconds: float) -
     }
 
 
+class NotExported(Exception):
+    """executorch could not make the file."""
+
+
 def failure(error: BaseException) -> dict[str, Any]:
     """What a way that raised leaves in the row."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -162,7 +166,10 @@ def through_file(build: Callable[[], Any], wanted: list[list[Any]], keep: Path |
     built = build()
     trace_patterns_once()
     start = time.perf_counter()
-    blob, folded = lowered(built)
+    try:
+        blob, folded = lowered(built)
+    except Exception as error:  # whatever executorch trips over
+        raise NotExported(f"{type(error).__name__}: {error}") from error
     export = time.perf_counter() - start
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

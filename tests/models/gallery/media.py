@@ -129,7 +129,7 @@ def _sam() -> Built:
     generator = seeded()
     module = from_config(
         "SamVisionModel", "SamVisionConfig", image_size=96, patch_size=8, output_channels=32, window_size=5,
-        global_attn_indexes=[1], num_pos_feats=16, mlp_dim=128,
+        global_attn_indexes=[1], num_pos_feats=16, mlp_dim=128, initializer_range=0.05,
         **{key: value for key, value in _SIZES.items() if key != "intermediate_size"},
     )  # fmt: skip
     return built(first_of(module, "last_hidden_state"), torch.randn(1, 3, 96, 96, generator=generator))
