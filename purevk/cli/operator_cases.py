@@ -83,7 +83,7 @@ def _square(nbytes: int) -> tuple[int, int]:
 
 
 # -- one element at a time ---------------------------------------------------------------------------------------------
-_INTEGERS = ("bitwise", "gcd")  # operators that have no floats
+_INTEGERS = ("bitwise", "gcd", "lcm")  # operators that have no floats
 _EXTRA = {"aten._to_copy.default": (DType.float16,), "aten.div.Tensor_mode": ("floor",)}
 
 
