@@ -1,7 +1,8 @@
 """Sorting along a dim, and what follows from it: topk, median, kthvalue, bucketize.
 
-Short rows: every element counts those before it. Longer ones: blocks are sorted in shared memory (`sort.comp`) and merged by
-a bitonic network; for the k first of a row only those of each block go on to the next round.
+Few elements of a row are selected without sorting it (`selection.py`). Short rows: every element counts those before it.
+Longer ones: blocks are sorted in shared memory (`sort.comp`) and merged by a bitonic network; for the k first of a row only
+those of each block go on to the next round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from purevk.ops.rearrange import is_empty, row
 from purevk.ops.reduction import conversions
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.rows import collapse
+from purevk.ops.selection import can_select, emit_select, select
 from purevk.ops.shapes import reduced, wrap
 
 NAME = "purevk.sort"
@@ -37,7 +39,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     values, places = (lowering.operand(value) for value in node.results)
     if is_empty(values.type):
         return
-    if _dims.upper(x.dims[dim]) <= SHORT:
+    if can_select(lowering.traits, x.type, dim, count):
+        emit_select(lowering, x, values, places, dim, descending, count)
+    elif _dims.upper(x.dims[dim]) <= SHORT:
         _count_before(lowering, x, values, places, dim, descending)
     else:
         _Sorter(lowering, x, values, places, dim, descending, count).run()
@@ -221,19 +225,15 @@ row("aten.topk.default", _topk_shape,
     lambda builder, node, x, k, dim, largest, _: sort(builder, x, dim, largest, k if x.type.rank else None), supports=_refuse)  # fmt: skip
 
 
-def _pick(builder: Any, sorted: tuple[Value, Value], dim: int, place: str, keepdim: bool, numbers: dict[str, Size]) -> tuple[Value, Value]:
-    """The elements at a place of sorted rows: `place` sets `at` from SORTED at coordinates "j" and n, the length."""
-    values, indices = sorted
-    rank = values.type.rank
-    sizes = tuple(1 if d == dim else size for d, size in enumerate(values.type.dims))
-    there = coordinates(rank, **{f"d{dim}": "at"})
-    body = f"int n = sorted_size_{dim}, at = 0; {place} r = SORTED({there}); r1 = PLACES({there});"
-    inputs = {"SORTED": values, "PLACES": indices}
-    types = TensorType(values.type.dtype, sizes), TensorType(indices.type.dtype, sizes)
-    made = mapped(builder, body, inputs, *types, numbers=numbers)
+def _pick(builder: Any, x: Value, dim: int, keepdim: bool, rank: str, number: Size = 1) -> tuple[Value, Value]:
+    """The element of a rank along a dim, and its index; see `select`."""
+    if not x.type.rank:
+        return sort(builder, x, 0, False)
+    at = wrap(dim, x.type.rank)
+    made = select(builder, x, at, rank, number)
     if keepdim:
         return made
-    return tuple(builder.emit("aten.squeeze.dims", value, (dim,)) for value in made)
+    return tuple(builder.emit("aten.squeeze.dims", value, (at,)) for value in made)
 
 
 def _rank_shape(x: TensorType, dim: int = -1, keepdim: bool = False) -> tuple[TensorType, TensorType]:
@@ -241,49 +241,23 @@ def _rank_shape(x: TensorType, dim: int = -1, keepdim: bool = False) -> tuple[Te
     return made, made.with_dtype(DType.int64)
 
 
-def _kth(builder: Any, node: Node, x: Value, k: int, dim: int, keepdim: bool) -> Any:
-    if not x.type.rank:
-        return sort(builder, x, 0, False)
-    at = wrap(dim, x.type.rank)
-    return _pick(builder, sort(builder, x, at, False), at, "at = kth - 1;", keepdim, {"kth": k})
+row("aten.kthvalue.default", lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim),
+    lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k), supports=_refuse)  # fmt: skip
 
 
-row("aten.kthvalue.default", lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim), _kth, supports=_refuse)
-
-
-def _middle(x: TensorType, dim: int, skip_nan: bool) -> str:
-    """The lower median; NaNs come last. With one among the elements it is the median, or, if they are skipped, no element."""
-    if not x.dtype.is_float:
-        return "at = (n - 1) / 2;"
-    there = coordinates(x.rank, **{f"d{dim}": "m"})
-    # The number of elements before the first NaN, by bisection.
-    count = f"int low = 0, high = n; for (; low < high;) {{ int m = (low + high) / 2; if (pv_isnan(SORTED({there}))) high = m; else low = m + 1; }}"
-    return count + (" at = max(low - 1, 0) / 2;" if skip_nan else " at = low < n ? low : (n - 1) / 2;")
-
-
-def _median(skip_nan: bool) -> Any:
-    def expand(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> Any:
-        if not x.type.rank:
-            return sort(builder, x, 0, False)
-        at = wrap(dim, x.type.rank)
-        return _pick(builder, sort(builder, x, at, False), at, _middle(x.type, at, skip_nan), keepdim, {})
-
-    return expand
-
-
-def _median_of_all(skip_nan: bool) -> Any:
+def _median_of_all(name: str) -> Any:
     def expand(builder: Any, node: Node, x: Value) -> Value:
         if is_empty(x.type):
             return builder.emit("aten.full.default", (), float("nan"), x.type.dtype)
-        flat = builder.emit("aten.view.default", x, (x.type.numel,))
-        return _pick(builder, sort(builder, flat, 0, False), 0, _middle(flat.type, 0, skip_nan), False, {})[0]
+        return _pick(builder, builder.emit("aten.view.default", x, (x.type.numel,)), 0, False, name)[0]
 
     return expand
 
 
-for _name, _skip in {"median": False, "nanmedian": True}.items():
-    row(f"aten.{_name}.dim", _rank_shape, _median(_skip), supports=_refuse)
-    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_skip), supports=_refuse)
+for _name in ("median", "nanmedian"):
+    row(f"aten.{_name}.dim", _rank_shape,
+        lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name), supports=_refuse)  # fmt: skip
+    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name), supports=_refuse)
 
 
 # -- places in sorted sequences ----------------------------------------------------------------------------------------

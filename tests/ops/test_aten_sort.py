@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.ops.harness import Case, aten, check, program_of, tensor
+from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -52,6 +52,55 @@ def test_medians():
         cases += [Case(fn, (distinct(9, dtype=dtype),)) for dtype in (torch.float16, torch.int32, torch.int64)]
     cases += [Case(torch.kthvalue, (distinct(5, 12, 3), k, 1, keep)) for k in (1, 5, 12) for keep in (False, True)]
     check(cases)
+
+
+def rows_of(kind, length, dtype):
+    """Rows that are hard to select from."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(3, length, generator=generator)
+    if kind == "few values":
+        x = x.round()
+    elif kind == "equal":
+        x = torch.ones(3, length)
+    elif kind == "masked":
+        x = torch.where(x < 0, -math.inf, x)
+        x[1, ::3] = math.nan
+    elif kind == "wide":
+        x = torch.exp(20 * x) * torch.where(torch.rand(3, length, generator=generator) < 0.5, -1.0, 1.0)
+        x[:, ::5], x[:, 1::5] = 0.0, -0.0
+    elif kind == "narrow":
+        x = 5 + 1e-6 * x
+    return x.to(dtype) if dtype.is_floating_point else x.nan_to_num(0, 3, -3).clamp(-100, 100).to(dtype)
+
+
+@pytest.mark.parametrize("kind", ["few values", "equal", "masked", "wide", "narrow"])
+def test_selection_agrees_with_sorting(kind):
+    """Which of equal elements are taken, too: those of the lowest indices."""
+    cases = []
+    for length, count, dtype in [(130, 3, torch.float32), (4100, 1000, torch.int32), (300, 20, torch.int64), (2049, 64, torch.bfloat16)]:
+        x = rows_of(kind, length, dtype)
+        if dtype is torch.int64:
+            x = x * (2**40 + 1)
+        values, places = x.sort(dim=1, stable=True)
+        largest = count % 20 != 0
+        first = tuple(each[:, :count] for each in x.sort(dim=1, stable=True, descending=largest))
+        cases.append(Case(aten.topk.default, (x, count, 1, largest), expected=first))
+        cases.append(Case(aten.topk.default, (x.T.contiguous().T, count, 1, largest), expected=first))
+        if not dtype.is_floating_point:
+            cases.append(Case(aten.kthvalue.default, (x, length - 7, 1), expected=(values[:, length - 8], places[:, length - 8])))
+            continue
+        numbers = length - x.isnan().sum(1, keepdim=True)
+        at = torch.where(numbers < length, numbers, (length - 1) // 2)
+        cases.append(Case(aten.median.dim, (x, 1, True), expected=(values.gather(1, at), places.gather(1, at))))
+        at = (numbers - 1).clamp(min=0) // 2
+        cases.append(Case(aten.nanmedian.dim, (x, 1, True), expected=(values.gather(1, at), places.gather(1, at))))
+    check(cases)
+
+
+def test_selection_reads_rows_once():
+    for run in (lambda x: x.topk(8), lambda x: x.median(1), lambda x: x.kthvalue(100, 1)):
+        with program_of(run, (tensor(4, 4096),)) as program:
+            assert dispatches(program) == ["select.comp"]
 
 
 def test_places_in_sorted_rows():

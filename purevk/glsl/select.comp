@@ -1,0 +1,408 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// The elements of each row that come first in its order, or the one of a given rank, without sorting the row. Elements are
+// mapped to unsigned keys of the same order. The keys between the least and the largest are counted in bins, the bin that has
+// the wanted rank is divided again, and so on, until few are left in it; where these are equal, their indices are
+// divided. What comes before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
+//
+// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements and their indices.
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of the outer dims 0 .. 3
+//   8, 9, 10 sizes of the outer dims 0 .. 2
+//   11 how many come first, or (RANK) the rank, from 1 on
+//   12 parts of a row, each a row of its own; the first in the grid is the innermost  13 length of a part
+//   14 offset of the elements  15 stride along a row of them  16, 17, 18, 19 strides of the outer dims  20 stride of the parts
+//   21 .. 27 the same of the indices
+// Macros:
+//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and conversions
+//   VEC4         1: 4 neighbours are read at once
+//   LOCAL        invocations of a workgroup; BINS: bins, 4 LOCAL, a power of 2
+//   PER          elements that an invocation reads at once; a multiple of 4 if VEC4
+//   CACHED       1: a row has at most LOCAL PER elements, and is read once
+//   FULL         1: rows are a multiple of LOCAL PER
+//   DESCENDING   0 or 1
+//   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower median of all but NaNs
+//   LIST         elements that are put in order, at most; LIMIT of these may be in the last bin
+//   BITONIC      1: they are many, and LIST is a power of 2
+//   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
+//   INDEXED      1: x has indices beside it; 0: an element's index is its place
+// Specialization constant 100: LOCAL.
+#include "rows.glslh"
+#include "math.glslh"
+
+#ifndef T_KEY
+#define T_KEY T_X
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_KEY
+#define TO_KEY(v) T_KEY(v)
+#endif
+#ifndef BINS
+#define BINS 256
+#endif
+#ifndef PER
+#define PER 4
+#endif
+#ifndef CACHED
+#define CACHED 0
+#endif
+#ifndef FULL
+#define FULL 0
+#endif
+#ifndef DESCENDING
+#define DESCENDING 0
+#endif
+#ifndef RANK
+#define RANK 0
+#endif
+#ifndef LIST
+#define LIST 128
+#endif
+#ifndef LIMIT
+#define LIMIT 64
+#endif
+#ifndef BITONIC
+#define BITONIC 0
+#endif
+#ifndef INDEXED
+#define INDEXED 0
+#endif
+#ifndef WIDE_KEY
+#define WIDE_KEY 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(rows)
+PARAM_2(whole_length)
+PARAM_3(step)
+PARAM_4(stride_0)
+PARAM_5(stride_1)
+PARAM_6(stride_2)
+PARAM_7(stride_3)
+PARAM_8(size_0)
+PARAM_9(size_1)
+PARAM_10(size_2)
+PARAM_11(keep)
+PARAM_12(parts)
+PARAM_13(part_length)
+PARAM_14(v_offset)
+PARAM_15(v_step)
+PARAM_16(v_stride_0)
+PARAM_17(v_stride_1)
+PARAM_18(v_stride_2)
+PARAM_19(v_stride_3)
+PARAM_20(v_part)
+PARAM_21(p_offset)
+PARAM_22(p_step)
+PARAM_23(p_stride_0)
+PARAM_24(p_stride_1)
+PARAM_25(p_stride_2)
+PARAM_26(p_stride_3)
+PARAM_27(p_part)
+
+#if INDEXED
+layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
+#define OUTPUT 2
+#else
+#define OUTPUT 1
+#endif
+layout(set = 0, binding = OUTPUT) writeonly buffer BufKeys { T_KEY buf_keys[]; };
+layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
+
+#if VEC4
+#define ELEMENT(i) FROM_X(READ4_X(i)[(i) & 3])
+#else
+#define ELEMENT(i) FROM_X(READ_X(i))
+#endif
+
+// ---- keys: the order of numbers, NaN above all, and -0 as 0
+#if WIDE_KEY
+#define KEY uint64_t
+KEY key_of(int64_t v) { return uint64_t(v) ^ (uint64_t(1) << 63); }
+#else
+#define KEY uint
+KEY key_of(int v) { return uint(v) ^ 0x80000000u; }
+KEY key_of(float v) {
+    uint bits = floatBitsToUint(v), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0xffffffffu;
+    return magnitude == 0u || bits == magnitude ? magnitude | 0x80000000u : ~bits;
+}
+#endif
+#define ORDERED(v) (DESCENDING == 1 ? ~key_of(v) : key_of(v))
+#define DIGIT findMSB(uint(BINS))
+
+// The greatest number of so many bits.
+KEY all_ones(int bits) { return bits == 0 ? KEY(0) : KEY(~KEY(0)) >> (32 * (WIDE_KEY + 1) - bits); }
+
+// Neighbours of 4 bins are read by an invocation: padded, so that these are in different banks.
+#define BIN(b) ((b) + ((b) >> 5))
+shared uint bins[BIN(BINS)];
+shared uint sums[LOCAL];
+shared uint least, largest, listed, nans;
+shared uint found[3];  // bin, elements before it, elements in it
+shared KEY list_key[LIST];
+shared int list_place[LIST];
+
+KEY keys[PER];
+int base, row_length;
+
+#if SUBGROUP
+#define MINE (int(gl_SubgroupID) * int(gl_SubgroupSize) + int(gl_SubgroupInvocationID))
+#else
+#define MINE int(gl_LocalInvocationIndex)
+#endif
+
+// Element j of this invocation, among those from `first` on.
+#if VEC4
+#define PLACE(j) (first + ((j) / 4 * LOCAL + MINE) * 4 + (j) % 4)
+#else
+#define PLACE(j) (first + (j) * LOCAL + MINE)
+#endif
+#if FULL
+#define HAS(j) true
+#else
+#define HAS(j) (PLACE(j) < row_length)
+#endif
+
+void load(int first) {
+#if VEC4
+    X4 some[PER / 4];
+    UNROLL for (int j = 0; j < PER; j += 4) {
+        if (HAS(j)) some[j / 4] = READ4_X(base + PLACE(j));
+    }
+    UNROLL for (int j = 0; j < PER; j++) keys[j] = ORDERED(FROM_X(some[j / 4][j % 4]));
+#else
+    ACC some[PER];
+    UNROLL for (int j = 0; j < PER; j++) {
+        some[j] = ACC(0);
+        if (HAS(j)) some[j] = FROM_X(READ_X(base + PLACE(j) * step));
+    }
+    UNROLL for (int j = 0; j < PER; j++) keys[j] = ORDERED(some[j]);
+#endif
+}
+
+#define SPAN (LOCAL * PER)
+#if CACHED
+#define EACH_SPAN for (int first = 0; first == 0; first++)
+#define LOAD
+#else
+#define EACH_SPAN for (int first = 0; first < row_length; first += SPAN)
+#define LOAD load(first);
+#endif
+#define EACH UNROLL for (int j = 0; j < PER; j++) if (HAS(j))
+
+// The sum of `v` of the invocations before this one.
+uint sum_before(uint v) {
+#if SUBGROUP
+    uint before = subgroupExclusiveAdd(v);
+    if (gl_NumSubgroups == 1u) return before;
+    if (gl_SubgroupInvocationID == gl_SubgroupSize - 1u) sums[gl_SubgroupID] = before + v;
+    barrier();
+    for (uint s = 0u; s < gl_SubgroupID; s++) before += sums[s];
+    return before;
+#else
+    sums[MINE] = v;
+    barrier();
+    for (int distance = 1; distance < LOCAL; distance *= 2) {
+        uint more = MINE >= distance ? sums[MINE - distance] : 0u;
+        barrier();
+        sums[MINE] += more;
+        barrier();
+    }
+    return sums[MINE] - v;
+#endif
+}
+
+bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
+
+#if BITONIC
+void order(int low, int high, int count) {
+    if (high >= count || !before(list_key[high], list_place[high], list_key[low], list_place[low])) return;
+    KEY k = list_key[low];
+    int p = list_place[low];
+    list_key[low] = list_key[high];
+    list_place[low] = list_place[high];
+    list_key[high] = k;
+    list_place[high] = p;
+}
+
+// A bitonic network; the first step of a merge compares mirrored places, so that what is behind the end can be left out.
+void sort_list(int count) {
+    int all = 1;
+    while (all < count) all *= 2;
+    for (int whole = 2; whole <= all; whole *= 2) {
+        for (int span = whole; span > 1; span /= 2) {
+            int half_span = span / 2;
+            for (int c = MINE; c < all / 2; c += LOCAL) {
+                int group = c / half_span, at = c - group * half_span, low = group * span + at;
+                order(low, span == whole ? group * span + span - 1 - at : low + half_span, count);
+            }
+            barrier();
+        }
+    }
+}
+#endif
+
+void main() {
+    int all_rows = rows * parts;
+    for (int i = WORKGROUP; i < all_rows; i += WORKGROUPS) {
+        int row = i / parts, part = i - row * parts, skipped = part * part_length;
+        int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
+        ivec4 at = ivec4(row - q1 * size_0, q1 - q2 * size_1, q2 - q3 * size_2, q3);
+        base = x_offset + at.x * stride_0 + at.y * stride_1 + at.z * stride_2 + at.w * stride_3 + skipped * step;
+        row_length = min(part_length, whole_length - skipped);
+        if (MINE == 0) {
+            least = 0xffffffffu;
+            largest = 0u;
+            listed = 0u;
+            nans = 0u;
+        }
+        barrier();
+#if CACHED
+        load(0);
+#endif
+        // The range of the keys.
+        KEY low = KEY(0);
+        int bits = 64;
+#if !WIDE_KEY
+        uint mine_least = 0xffffffffu, mine_largest = 0u;
+        EACH_SPAN {
+            LOAD
+            EACH {
+                mine_least = min(mine_least, keys[j]);
+                mine_largest = max(mine_largest, keys[j]);
+            }
+        }
+#if SUBGROUP
+        mine_least = subgroupMin(mine_least);
+        mine_largest = subgroupMax(mine_largest);
+        if (gl_SubgroupInvocationID == 0u)
+#endif
+        {
+            atomicMin(least, mine_least);
+            atomicMax(largest, mine_largest);
+        }
+        barrier();
+        low = least;
+        bits = findMSB(largest - least) + 1;
+#endif
+        int wanted = keep - 1;  // counted from 0
+#if RANK > 1
+        wanted = (row_length - 1) / 2;
+        if (largest == 0xffffffffu) {
+            uint mine = 0u;
+            EACH_SPAN {
+                LOAD
+                EACH mine += keys[j] == 0xffffffffu ? 1u : 0u;
+            }
+            atomicAdd(nans, mine);
+            barrier();
+            int numbers = row_length - int(nans);
+            wanted = RANK == 2 ? numbers : max(numbers - 1, 0) / 2;
+        }
+#endif
+        // What is left: `inside` elements with keys from `low` on of so many bits, after `passed` others; or, all having the
+        // key `same`, those with indices from `low` on.
+        bool by_index = false;
+        KEY same = KEY(0);
+        int passed = 0, inside = row_length;
+        while (inside > LIMIT && !(by_index && bits == 0)) {
+            if (bits == 0) {
+                by_index = true;
+                same = low;
+                low = KEY(0);
+                bits = findMSB(uint(row_length)) + 1;
+            }
+            int shift = max(bits - DIGIT, 0);
+            KEY width = all_ones(bits);
+            for (int b = MINE; b < BIN(BINS); b += LOCAL) bins[b] = 0u;
+            barrier();
+            EACH_SPAN {
+                LOAD
+                EACH {
+                    KEY d = (by_index ? KEY(uint(PLACE(j))) : keys[j]) - low;
+                    if (d <= width && (!by_index || keys[j] == same)) atomicAdd(bins[BIN(uint(d >> shift))], 1u);
+                }
+            }
+            barrier();
+            uint some[4], total = 0u;
+            UNROLL for (int b = 0; b < 4; b++) {
+                some[b] = bins[BIN(4 * MINE + b)];
+                total += some[b];
+            }
+            uint ahead = sum_before(total), rest = uint(wanted - passed);
+            if (ahead <= rest && rest - ahead < total) {
+                int b = 0;
+                UNROLL for (int n = 0; n < 3; n++) {
+                    if (b == n && ahead + some[n] <= rest) {
+                        ahead += some[n];
+                        b++;
+                    }
+                }
+                found[0] = uint(4 * MINE + b);
+                found[1] = ahead;
+                found[2] = b == 0 ? some[0] : b == 1 ? some[1] : b == 2 ? some[2] : some[3];
+            }
+            barrier();
+            low += KEY(found[0]) << shift;
+            bits = shift;
+            passed += int(found[1]);
+            inside = int(found[2]);
+        }
+        // Those that are before the end of what is left (of one rank only: and not before its beginning).
+        KEY width = all_ones(bits);
+        EACH_SPAN {
+            LOAD
+            EACH {
+                KEY v = by_index ? KEY(uint(PLACE(j))) : keys[j];
+                bool taken = v - low <= width || RANK == 0 && v < low;
+                if (by_index) taken = keys[j] == same ? taken : RANK == 0 && keys[j] < same;
+                if (taken) {
+                    uint n = atomicAdd(listed, 1u);
+                    list_key[n] = keys[j];
+                    list_place[n] = PLACE(j);
+                }
+            }
+        }
+        barrier();
+        int count = int(listed);
+        ivec4 v_strides = ivec4(v_stride_0, v_stride_1, v_stride_2, v_stride_3);
+        ivec4 p_strides = ivec4(p_stride_0, p_stride_1, p_stride_2, p_stride_3);
+        int v_at = v_offset + part * v_part, p_at = p_offset + part * p_part;
+        v_at += at.x * v_strides.x + at.y * v_strides.y + at.z * v_strides.z + at.w * v_strides.w;
+        p_at += at.x * p_strides.x + at.y * p_strides.y + at.z * p_strides.z + at.w * p_strides.w;
+#if BITONIC
+        sort_list(count);
+#endif
+        for (int e = MINE; e < count; e += LOCAL) {
+            int place = list_place[e], rank = e;
+#if !BITONIC
+            KEY key = list_key[e];
+            rank = 0;
+            for (int other = 0; other < count; other++) rank += before(list_key[other], list_place[other], key, place) ? 1 : 0;
+#endif
+#if RANK
+            if (passed + rank != wanted) continue;
+            rank = 0;
+#else
+            if (rank >= keep) continue;
+#endif
+            int from = base + place * step;
+            buf_keys[v_at + rank * v_step] = TO_KEY(ELEMENT(from));
+#if INDEXED
+            buf_places[p_at + rank * p_step] = T_INDEX(buf_from[row * whole_length + place]);
+#else
+            buf_places[p_at + rank * p_step] = T_INDEX(skipped + place);
+#endif
+        }
+        barrier();
+    }
+}
