@@ -181,7 +181,7 @@ def _fused_shape(expression: Expression, inputs: tuple, scalars: tuple, sizes: t
 for _name, _glsl in {
     "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",
     "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "(ACC(1) / x)",
-    "sigmoid": "pv_sigmoid(x)", "tanh": "pv_tanh(x)", "sin": "sin(x)", "cos": "cos(x)", "tan": "tan(x)",
+    "sigmoid": "pv_sigmoid(x)", "tanh": "pv_tanh(x)", "sin": "pv_sin(x)", "cos": "pv_cos(x)", "tan": "pv_tan(x)",
     "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
     "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
 }.items():  # fmt: skip
@@ -213,7 +213,7 @@ unary("aten.ceil.default", _only_float("ceil(x)"))
 unary("aten.trunc.default", _only_float("trunc(x)"))
 unary("aten.round.default", _only_float("roundEven(x)"))
 unary("aten.square.default", "(x * x)", compute=lambda x, **_: result_type((x if isinstance(x, TensorType) else x.type, 2)))
-unary("aten.relu.default", "(x < ACC(0) ? ACC(0) : x)")
+unary("aten.relu.default", "pv_max(x, ACC(0))")
 unary("aten.relu6.default", "pv_clamp(x, ACC(0), ACC(6))")
 unary("aten.hardtanh.default", "pv_clamp(x, ACC(min_val), ACC(max_val))", params={"min_val": -1.0, "max_val": 1.0})
 unary("aten.hardsigmoid.default", "(pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))")
@@ -252,8 +252,8 @@ def _divide(rounding_mode: str | None, dtype: DType, **_: Any) -> str:
     if rounding_mode == "floor":
         return "pv_floor_divide(x, y)"
     if rounding_mode == "trunc":
-        return "trunc(x / y)" if dtype.is_float else "pv_trunc_divide(x, y)"
-    return "(x / y)"
+        return "pv_trunc_divide(x, y)"
+    return "pv_quotient(x, y)"
 
 
 binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1})
@@ -261,7 +261,7 @@ binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1})
 binary("aten.rsub.Scalar", lambda alpha, **_: "(y - x)" if alpha == 1 else "(y - x * ACC(alpha))", "aten.rsub.Tensor",
        params={"alpha": 1})  # fmt: skip
 binary("aten.mul.Tensor", "(x * y)", "aten.mul.Scalar")
-binary("aten.div.Tensor", "(x / y)", "aten.div.Scalar", "aten.true_divide.Tensor", compute="float")
+binary("aten.div.Tensor", "pv_quotient(x, y)", "aten.div.Scalar", "aten.true_divide.Tensor", compute="float")
 binary("aten.div.Tensor_mode", _divide, "aten.div.Scalar_mode", params={"rounding_mode": None},
        compute=lambda rounding_mode, **_: "promote" if rounding_mode else "float")  # fmt: skip
 binary("aten.floor_divide.default", lambda dtype, **_: _divide("floor", dtype))

@@ -66,3 +66,19 @@ def test_losses_and_closeness():
     cases += [Case(torch.isclose, (near, near[:, None]), {"equal_nan": flag}) for flag in (False, True)]
     cases += [Case(torch.isclose, (tensor(5, dtype=torch.int32), tensor(5, dtype=torch.int32, seed=2)))]
     check(cases)
+
+
+def test_trigonometry_near_and_far_from_zero():
+    """Relative precision where the result is small, and arguments of many turns."""
+    small = torch.logspace(-30, 0, 61)
+    x = torch.cat([small, -small, torch.linspace(-20, 20, 401), torch.linspace(-8000, 8000, 301), torch.tensor([0.0, -0.0, math.pi, math.inf, -math.inf, math.nan])])
+    cases = [Case(fn, (x,), rtol=2e-6, atol=2e-7) for fn in (torch.sin, torch.cos)]
+    cases += [Case(torch.sin, (small,), rtol=1e-6, atol=0.0), Case(torch.tan, (x[x.abs() < 1.5],), rtol=5e-6, atol=1e-7), Case(torch.sinc, (x,))]
+    cases += [Case(torch.sin, (tensor(64, dtype=torch.float16),)), Case(torch.cos, (tensor(64, dtype=torch.bfloat16),))]
+    check(cases)
+
+
+def test_quotients_of_large_numbers():
+    """A device may take the reciprocal of the largest numbers for 0."""
+    big = torch.tensor([3e38, -3e38, 1.7e38, 8.6e37, 4.1e37, 3.9e37, 1.0])
+    check([Case(torch.div, (big[:, None], big)), Case(torch.div, (big, 3e38)), Case(torch.div, (torch.ones(3), torch.tensor([math.inf, 2.0, -math.inf])))])
