@@ -55,6 +55,7 @@ _HOW_TO_GET_ONE = (
 # SPIR-V's numbers: instructions, and the capability that an integer constant of so many bits needs.
 _OP_CAPABILITY, _OP_TYPE_INT, _OP_CONSTANT, _OP_FUNCTION = 17, 21, 43, 54
 _NARROW = {8: 39, 16: 22}
+_OP_DECORATE, _NO_CONTRACTION, _FLOAT_SUMS_AND_PRODUCTS = 71, 42, (129, 131, 133)
 
 
 def declare_narrow_integers(spirv: bytes) -> bytes:
@@ -79,6 +80,32 @@ def declare_narrow_integers(spirv: bytes) -> bytes:
         at += length
     added = [word for capability in sorted(needed - declared) for word in (2 << 16 | _OP_CAPABILITY, capability)]
     return spirv if not added else spirv[:20] + b"".join(word.to_bytes(4, "little") for word in added) + spirv[20:]
+
+
+PRECISE = "#pragma purevk precise"
+"""In a template: none of its sums and products may be contracted, as if every float were `precise`. The optimizer unrolls loops
+and leaves the copies of a `precise` operation without that property."""
+
+
+def forbid_contraction(spirv: bytes) -> bytes:
+    """Decorates every OpFAdd, OpFSub and OpFMul of a module with NoContraction."""
+    words = memoryview(spirv).cast("I")
+    decorated, results, place, at = set(), [], None, 5
+    while at < len(words):
+        length, op = words[at] >> 16, words[at] & 0xFFFF
+        if not length:
+            break
+        if op == _OP_DECORATE:
+            place = at if place is None else place
+            if words[at + 2] == _NO_CONTRACTION:
+                decorated.add(words[at + 1])
+        elif op in _FLOAT_SUMS_AND_PRODUCTS:
+            results.append(words[at + 2])
+        at += length
+    added = [word for each in results if each not in decorated for word in (3 << 16 | _OP_DECORATE, each, _NO_CONTRACTION)]
+    if place is None or not added:  # every kernel has decorations, those of its bindings
+        return spirv
+    return spirv[: 4 * place] + b"".join(word.to_bytes(4, "little") for word in added) + spirv[4 * place :]
 
 
 class Compiler:
@@ -143,6 +170,8 @@ class Compiler:
             raise self._refusal(name, macros, source_files(source, name=name, include=include), messages)
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != b"\x03\x02\x23\x07":
             raise ShaderCompilerError(f"{self.origin} returned {len(spirv)} bytes that are no SPIR-V", where=name)
+        if PRECISE in text:
+            spirv = forbid_contraction(spirv)
         return declare_narrow_integers(spirv) if optimize else spirv
 
     def compile_job(self, job: CompileJob) -> bytes:

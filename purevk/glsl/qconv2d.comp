@@ -1,5 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
+#pragma purevk precise
 // 2-D convolution of int8 codes as an implicit product: rows are output pixels, columns output channels, K runs over the
 // taps and the input channels of a group, as the weight [OC, KH * KW * IC] has them (channels fastest).
 //

@@ -1,5 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
+#pragma purevk precise
 // Depthwise 2-D convolution of int8 codes: 4 channels an invocation, each with its own weight [KH, KW, channels].
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC unused, and parameter 8

@@ -1,5 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
+#pragma purevk precise
 // The product of int8 codes with a quantized weight, added up in integers, by tiles: for many rows.
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh.
