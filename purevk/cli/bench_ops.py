@@ -15,7 +15,7 @@ from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operator_cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
-from purevk.cli.profile import Timing, time_dispatches
+from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.importer import Importer
@@ -24,10 +24,9 @@ from purevk.program import Program
 
 if TYPE_CHECKING:
     from purevk.graph.context import Context
-    from purevk.graph.executable import Executable
 
 _MIB = 1 << 20
-_SETTLE_SECONDS, _MOST_RUNS = 0.04, 500
+_SETTLE_SECONDS = 0.04
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
         graph, nbytes = build(case)
         inputs = [_random(tensor) for tensor in _tensors(case) if not tensor.constant]
         with Program(case.op, {"forward": lambda sizes: graph}, context) as program:
-            timings = _settled(program.method("forward").executable, inputs)
+            timings = time_dispatches(program.method("forward").executable, inputs, 3, settle=_SETTLE_SECONDS)
     except PurevkError as error:
         return {**row, "error": f"{error.what}: {error.why}" if error.why else error.what}
     seconds, flops = sum(timing.seconds for timing in timings), sum(timing.flops for timing in timings)
@@ -90,12 +89,6 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
         "limit_share": max(memory, arithmetic) / seconds if seconds else None,
         "bound": "memory" if memory >= arithmetic else "arithmetic",
     }
-
-
-def _settled(executable: Executable, inputs: Sequence[np.ndarray]) -> list[Timing]:
-    """Times of an operator's dispatches, after so much work that a GPU has left its idle clocks."""
-    first = sum(timing.seconds for timing in time_dispatches(executable, inputs, runs=3))
-    return time_dispatches(executable, inputs, runs=min(max(int(_SETTLE_SECONDS / max(first, 1e-6)), 3), _MOST_RUNS))
 
 
 # -- the graph of one operator -----------------------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from purevk.ir import Graph, Symbol, Value
 from purevk.ir import dims as _dims
 
 
+_MOST_RUNS = 500
+
+
 @dataclass(frozen=True)
 class Timing:
     """One dispatch: its label, template, seconds, bytes moved and arithmetic operations."""
@@ -40,13 +43,16 @@ def input_env(graph: Graph, inputs: Sequence[Any]) -> dict[Symbol, int]:
     return env
 
 
-def time_dispatches(executable: Executable, inputs: Sequence[Any], runs: int = 5) -> list[Timing]:
+def time_dispatches(
+    executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
+) -> list[Timing]:
     """Times every dispatch of a call; each waits for the one before, so that none overlap.
 
     Args:
         executable: what runs the method within the exported bounds.
         inputs: of a call, as numpy arrays and integers.
         runs: the median of so many is taken.
+        settle: seconds of work to fill, by more runs, so that a GPU leaves its idle clocks.
 
     Raises:
         DeviceError: the device has no timestamps.
@@ -60,7 +66,11 @@ def time_dispatches(executable: Executable, inputs: Sequence[Any], runs: int = 5
         dispatches = executable.graph.dispatches[cut.first : cut.last]
         if not dispatches:
             continue
-        for dispatch, nanoseconds in zip(dispatches, executable.graph.profile(number, env, runs)):
+        times = executable.graph.profile(number, env, runs)
+        more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
+        if more > runs:
+            times = executable.graph.profile(number, env, more)
+        for dispatch, nanoseconds in zip(dispatches, times):
             timings.append(
                 Timing(
                     dispatch.label,
