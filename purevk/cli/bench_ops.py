@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from purevk.graph.context import Context
 
 _MIB = 1 << 20
-_SETTLE_SECONDS = 0.04
+_SETTLE_SECONDS = 0.15
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:

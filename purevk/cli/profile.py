@@ -15,7 +15,7 @@ from purevk.ir import Graph, Symbol, Value
 from purevk.ir import dims as _dims
 
 
-_MOST_RUNS = 500
+_MOST_RUNS = 4000
 
 
 @dataclass(frozen=True)

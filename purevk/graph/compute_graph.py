@@ -22,6 +22,7 @@ from purevk.ir import dims as _dims
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
 from purevk.ops.lowering import MAX_PUSH, Dispatch
 
+_RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
 _COPIED = 64 << 10  # bytes of a result from which on it is copied into the host's memory rather than written there
 
 
@@ -308,8 +309,9 @@ class ComputeGraph:
             buffer.flush()
 
     def _record(
-        self, number: int, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None
+        self, number: int, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None, runs: int = 1
     ) -> api.CommandBuffer:
+        """Records a segment; with `queries` it is timed, `runs` times, and fetches nothing."""
         self.recorded += 1
         commands = self._pool.buffer()
         cut, tables = self.cuts[number], self._tables[number]
@@ -320,20 +322,23 @@ class ComputeGraph:
         if queries is not None:
             commands.reset_queries(queries)
         commands.barrier(api.Access.HOST | api.Access.COMPUTE | api.Access.TRANSFER, api.Access.COMPUTE)
-        if queries is not None:
-            commands.write_timestamp(queries, 0)
         barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
         record, barrier = commands.record_dispatch, commands.barrier
-        for at, (start, count) in enumerate(tables.spans):
-            dispatch = cut.first + at
-            if barriers[dispatch] or queries is not None:
-                barrier()
-            x, y, z = grids[3 * at : 3 * at + 3]
-            if x and y and z:
-                record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
+        for run in range(runs):
+            query = run * (len(tables.spans) + 1)
             if queries is not None:
-                commands.write_timestamp(queries, at + 1)
-        copies = [value for value in cut.downloads if value in self._copies]
+                barrier()
+                commands.write_timestamp(queries, query)
+            for at, (start, count) in enumerate(tables.spans):
+                dispatch = cut.first + at
+                if barriers[dispatch] or queries is not None and at:
+                    barrier()
+                x, y, z = grids[3 * at : 3 * at + 3]
+                if x and y and z:
+                    record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
+                if queries is not None:
+                    commands.write_timestamp(queries, query + at + 1)
+        copies = [value for value in cut.downloads if value in self._copies and queries is None]
         if copies:
             commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
             for value in copies:
@@ -352,17 +357,21 @@ class ComputeGraph:
         return min(max(nbytes, 4), self._sizes[value])
 
     def profile(self, number: int, env: Mapping[Symbol, int], runs: int = 5) -> list[float]:
-        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch waiting for the one before."""
+        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch waiting for the one before.
+
+        Runs follow one another without a pause, `_RUNS` at a time: a GPU that waits lowers its clocks.
+        """
         cut = self.cuts[number]
         self._write_params(number, env)
         count = cut.last - cut.first
-        queries = api.TimestampPool(self.device, count + 1)
+        together = max(min(runs, _RUNS, _QUERIES // (count + 1)), 1)
+        queries = api.TimestampPool(self.device, (count + 1) * together)
         try:
-            commands = self._record(number, env, queries)
-            times = []
-            for _ in range(runs):
+            commands = self._record(number, env, queries, together)
+            times: list[np.ndarray] = []
+            while len(times) < runs:
                 self.device.queue.run(commands)
-                times.append(np.diff(queries.read()))
+                times += list(np.diff(np.reshape(queries.read(), (together, count + 1)), axis=1))
             commands.destroy()
             return np.median(np.array(times), axis=0).tolist()
         finally:
