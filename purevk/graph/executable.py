@@ -76,7 +76,7 @@ class Plan:
 
 def make_plan(graph: Graph, context_traits: Any) -> Plan:
     """Places, segments and lowers an optimized graph."""
-    placed = place_values(graph)
+    placed = place_values(graph, context_traits)
     storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
     split = split_constant(placed.graph, storage_of)
     kept = split.kept

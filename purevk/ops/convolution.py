@@ -8,11 +8,13 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
+from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, works_on_planes
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
 from purevk.ops.matmul_choice import add_parts, bind, emit, first_extra, parts_of, split_size
 from purevk.ops.matmul_choice import choose as choose_matmul
+from purevk.ops.planes import as_planes, keeps_planes
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
 
@@ -143,8 +145,18 @@ def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
 def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras = node.args
     out = lowering.operand(node.result)
-    weight, bias = packed(lowering, weight_value), packed(lowering, bias_value)
-    x, pixel = pixels(lowering, lowering.operand(x_value))
+    plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
+    bias = packed(lowering, bias_value)
+    x = lowering.operand(x_value)
+    if as_planes(x) and as_planes(out) and works_on_planes(node):
+        if plain:
+            lower_product(lowering, x, weight_value, bias, out, epilogue, extras)
+        else:
+            weight = packed(lowering, weight_value)
+            lower_groups(lowering, x, weight, bias, out, epilogue, extras, (stride, padding, dilation), groups)
+        return
+    weight = packed(lowering, weight_value)
+    x, pixel = pixels(lowering, x)
     batches, channels, height, width = x.dims
     kh, kw, group_in, out_channels = weight.dims
     _, _, out_height, out_width = out.dims
@@ -152,7 +164,6 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     depthwise = groups == channels and out_channels == channels and group_in == 1 and groups > 1
     group_out = out_channels if depthwise else out_channels // groups
     vector_out = gcd4(group_out)
-    plain = (kh, kw) == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
     vector_a = gcd4(pixel, x.offset, channels if depthwise else group_in)
     vector_b = gcd4(group_out, out_channels)
     half = x.dtype is weight.dtype is DType.float16
@@ -240,9 +251,16 @@ def _as_matmul(
     )  # fmt: skip
 
 
+def _conv2d_layouts(node: Node, places: Any) -> tuple:
+    planes = works_on_planes(node) and keeps_planes(node, node.args[0], places, True, works_on_planes)
+    return (None if planes else CHANNELS_LAST,)
+
+
 register(
     Operator(
         NAME, _conv2d_shape,
-        Kernel(_conv2d_lower, layouts=lambda node, layout_of: (CHANNELS_LAST,), supports=supports_float, epilogue=True, bfloat16=False),
+        Kernel(
+            _conv2d_lower, layouts=_conv2d_layouts, supports=supports_float, epilogue=True, bfloat16=False, adapt=adapt,
+        ),
     )
 )  # fmt: skip

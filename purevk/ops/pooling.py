@@ -7,9 +7,10 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.convolution import CHANNELS_LAST
+from purevk.ops.convolution import CHANNELS_LAST, works_on_planes
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
+from purevk.ops.planes import as_planes, column_rows, keeps_planes
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.rows import bind_x
 from purevk.ops.shapes import pair
@@ -28,10 +29,10 @@ def _out(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil
 
 def _pool_shape(
     x: TensorType, average: bool, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, sizes: tuple,
-    count_include_pad: bool = True, divisor: int = 0, indices: bool = False,
+    count_include_pad: bool = True, divisor: int = 0, indices: DType | None = None,
 ) -> Any:  # fmt: skip
     result = x.with_dims((*x.dims[:2], *sizes))
-    return (result, result.with_dtype(DType.int32)) if indices else result
+    return result if indices is None else (result, result.with_dtype(indices))
 
 
 def _pool_lower(lowering: Lowering, node: Node) -> None:
@@ -42,45 +43,69 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     batches, channels, height, width = x.dims
     n, c, h, w = (0, 1, 2, 3)
     last = isinstance(x.strides[c], int) and x.strides[c] == 1
-    vector = last and x.dtype in (DType.float32, DType.float16) and gcd4(
-        channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
-    )  # fmt: skip
     acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
     lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "PV_INT64_MIN"}[acc]
     macros: dict[str, Any] = {
         "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "ACC": acc, "AVERAGE": int(average), "LOWEST": lowest,
         **({"HAS_INT64": 1} if x.dtype is DType.int64 else {}),
-        "COUNT_INCLUDE_PAD": int(count_include_pad), "CHANNELS_LAST": int(last), "VEC4": int(vector), "INDICES": int(indices),
+        "COUNT_INCLUDE_PAD": int(count_include_pad), "INDICES": int(indices is not None),
     }  # fmt: skip
+    second = None
+    if indices is not None:
+        second = lowering.operand(node.results[1])
+        # An index is not negative and takes 32 bits, so that no arithmetic of 64 is needed.
+        wide = {"T_INDEX": "uvec2", "TO_INDEX(v)": "uvec2(uint(v), 0u)"}
+        macros |= wide if indices is DType.int64 else {"T_INDEX": "int"}
+    window = [*kernel, *stride, *padding, *dilation]
+    flops = out.type.numel * kernel[0] * kernel[1]
+    rows = column_rows(lowering.traits, out.dims, kernel, stride, dilation)
+    if as_planes(x) and as_planes(out) and rows:
+        buffers = [(x, "r"), (out, "w"), *([(second, "w")] if second is not None else [])]
+        params = [
+            x.offset, out.offset, batches * channels, channels, height, width, *sizes, *window, x.strides[n], x.strides[c],
+            x.strides[h], divisor, second.offset if second is not None else 0,
+        ]  # fmt: skip
+        local = min(256, lowering.traits.max_invocations)
+        work = batches * channels * _dims.ceil_div(sizes[0], rows) * sizes[1]
+        lowering.dispatch(
+            "pool_planes.comp", buffers, macros={**macros, "ROWS": rows}, params=params, specialize=range(len(params)),
+            constants={100: local}, grid=lowering.linear_grid(work, local), flops=flops,
+        )  # fmt: skip
+        return
+    vector = last and x.dtype in (DType.float32, DType.float16) and gcd4(
+        channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
+    )  # fmt: skip
+    macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector)}
     texel, binding = bind_x(lowering, x, vector)
     macros |= texel
-    buffers = [binding, (out, "w")]
-    offset = 0
-    if indices:
-        second = lowering.operand(node.results[1])
-        macros["T_INDEX"] = "int"
-        buffers.append((second, "w"))
-        offset = second.offset
+    buffers = [binding, (out, "w"), *([(second, "w")] if second is not None else [])]
     count = out.type.numel
     local = 64
     order = (n, h, w, c)
     params = [
-        x.offset, out.offset, count, channels, height, width, *sizes, *kernel, *stride, *padding, *dilation,
-        *(x.strides[d] for d in order), *(out.strides[d] for d in order), divisor, offset,
+        x.offset, out.offset, count, channels, height, width, *sizes, *window, *(x.strides[d] for d in order),
+        *(out.strides[d] for d in order), divisor, second.offset if second is not None else 0,
     ]  # fmt: skip
     lowering.dispatch(
         "pool.comp", buffers, macros=macros, params=params, specialize=lowering.fixed(len(params), range(8, 16)),
         constants={100: local},
-        grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
-        flops=count * kernel[0] * kernel[1],
+        grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local), flops=flops,
     )  # fmt: skip
 
 
-def _pool_layouts(node: Node, layout_of: Any) -> tuple:
-    return (CHANNELS_LAST,) * len(node.results)
+def _pool_layouts(node: Node, places: Any) -> tuple:
+    planes = keeps_planes(node, node.args[0], places, False, works_on_planes)
+    return (None if planes else CHANNELS_LAST,) * len(node.results)
 
 
-register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts, bfloat16=False)))
+def _pool_adapt(node: Node, orders: tuple, places: Any) -> Node:
+    """The node without the indices, where nobody reads these."""
+    if len(node.results) == 1 or places.read(node.results[1]):
+        return node
+    return Node(NAME, (*node.args[:-1], None), node.results[:1], node.source, node.alias)
+
+
+register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt, bfloat16=False)))
 
 
 def _window(x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple:
@@ -117,11 +142,10 @@ def _expand_max(builder: Any, node: Node) -> Any:
     x = node.args[0]
     kernel, stride, padding, dilation, sizes = _window(x.type, *node.args[1:6])
     images = _as_images(builder, x)
-    # Kernels with and without indices: the one that nobody reads is dropped.
-    values = builder.emit(NAME, images, False, kernel, stride, padding, dilation, sizes)
+    window = (images, False, kernel, stride, padding, dilation, sizes)
     if len(node.results) == 1:
-        return _like(builder, values, node.result)
-    _, indices = builder.emit(NAME, images, False, kernel, stride, padding, dilation, sizes, True, 0, True)
+        return _like(builder, builder.emit(NAME, *window), node.result)
+    values, indices = builder.emit(NAME, *window, True, 0, node.results[1].type.dtype)
     return _like(builder, values, node.results[0]), _like(builder, indices, node.results[1])
 
 

@@ -68,11 +68,14 @@ class Kernel:
     Attributes:
         lower: `lower(lowering, node)` emits the dispatches.
         layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in memory (outermost first), or
-            None for row-major; `layout_of(value)` is where an argument lies. None: all results are row-major.
+            None for row-major; `layout_of(value)` is where an argument lies, and it has what `planes.Places` has. None: all
+            results are row-major.
         supports: `supports(node, traits)` returns a reason not to run this node on the device, or None.
         epilogue: a pointwise program on the result may be computed by this kernel; the operator then has the parameters
             `epilogue` (an `Expression` whose input 0 is the kernel's own result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
+        adapt: `adapt(node, orders, places)` returns the node as it suits the chosen orders of its results and what is read of
+            these; `places` as for `layouts`. What `places.copied` copies of constants is copied once, at load.
     """
 
     lower: Callable[..., None]
@@ -80,6 +83,7 @@ class Kernel:
     supports: Callable[..., str | None] | None = None
     epilogue: bool = False
     bfloat16: bool = True
+    adapt: Callable[..., Node] | None = None
 
 
 @dataclass(frozen=True)

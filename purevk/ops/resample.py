@@ -9,9 +9,10 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
-from purevk.ops.map_kernel import coordinates, mapped
+from purevk.ops.map_kernel import MapSpec, coordinates, mapped
 from purevk.ops.rearrange import others, row
 from purevk.ops.registry import ShapeError
+from purevk.ops.resample_strips import resized, sampled
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -32,22 +33,25 @@ def _out_sizes(x: TensorType, count: int, size: Any, factors: Any) -> tuple[Size
     return tuple(_scaled(x.dims[2 + d], factors[d]) for d in range(count))
 
 
-def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool) -> str:
-    """How far apart neighbours of the result are in the input along dim d, in torch's float32."""
+def _step(x: TensorType, d: int, out: Size, factor: float | None, align: bool) -> float | None:
+    """How far apart neighbours of the result are in the input along dim d, in torch's float32; None: it depends on the call."""
     size = x.dims[d]
+    known = isinstance(size, int) and isinstance(out, int)
     if align:
-        if isinstance(size, int) and isinstance(out, int):
-            return _float(np.float32(size - 1) / np.float32(out - 1) if out > 1 else 0.0)
-        return f"(r_size_{d} > 1 ? float(x_size_{d} - 1) / float(r_size_{d} - 1) : 0.0)"
+        return float(np.float32(size - 1) / np.float32(out - 1) if out > 1 else 0.0) if known else None
     if factor is not None and factor > 0:
-        return _float(np.float32(1.0 / factor))
-    if isinstance(size, int) and isinstance(out, int):
-        return _float(np.float32(size) / np.float32(out) if out else 0.0)
+        return float(np.float32(1.0 / factor))
+    return float(np.float32(size) / np.float32(out) if out else 0.0) if known else None
+
+
+def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool) -> str:
+    """The same as GLSL."""
+    number = _step(x, d, out, factor, align)
+    if number is not None:
+        return f"({number!r})"
+    if align:
+        return f"(r_size_{d} > 1 ? float(x_size_{d} - 1) / float(r_size_{d} - 1) : 0.0)"
     return f"(float(x_size_{d}) / float(r_size_{d}))"
-
-
-def _float(number: Any) -> str:
-    return f"({float(number)!r})"
 
 
 def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
@@ -115,6 +119,12 @@ def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bo
     else:
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)
+    if count == 2 and kind in ("linear", "cubic"):
+        steps = [_step(x.type, 2 + n, type.dims[2 + n], factors[n], align) for n in range(count)]
+        plain = MapSpec(body, ("X",), order=0, lanes=tuple(others(range(2, rank), rank).items()), flops=flops)
+        made = resized(builder, x, type, plain, 2 if kind == "linear" else 4, steps, align)
+        if made is not None:
+            return made
     return mapped(builder, body, {"X": x}, type, order=0, lanes=others(range(2, rank), rank), flops=flops)
 
 
@@ -197,6 +207,7 @@ def _grid(builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: i
         if mode != 2:
             place = f"pv_bring_back({place}, x_size_{d}, {padding}, {flag})"
         out.append(f"float p{d} = {place};")
+    places = " ".join(out)
     if mode == 1:
         out += [f"int q{d} = int(roundEven(p{d}));" for d in dims]
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
@@ -217,7 +228,13 @@ def _grid(builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: i
             "r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
             f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }}"
         )
-    return mapped(builder, " ".join(out), {"X": x, "GRID": grid}, node.result.type, order=0, lanes={1: (1, None)}, flops=2 ** (count + 2))
+    body, flops = " ".join(out), 2 ** (count + 2)
+    if mode == 0 and count == 2:
+        plain = MapSpec(body, ("X", "GRID"), order=0, lanes=((1, (1, None)),), flops=flops)
+        made = sampled(builder, x, grid, node.result.type, plain, places)
+        if made is not None:
+            return made
+    return mapped(builder, body, {"X": x, "GRID": grid}, node.result.type, order=0, lanes={1: (1, None)}, flops=flops)
 
 
 def _refuse_grid(node: Node, traits: Any) -> str | None:

@@ -7,6 +7,8 @@ from typing import Mapping
 
 from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.ops import registry
+from purevk.ops.lowering import DeviceTraits
+from purevk.ops.planes import Places
 from purevk.passes.rewrite import Rewriter
 
 HOST = "purevk.host"
@@ -27,17 +29,18 @@ class Placed:
     layouts: Mapping[Value, Layout]
 
 
-def place_values(graph: Graph) -> Placed:
-    """Turns views into layouts, and gives each kernel's result its order of dims."""
-    return _Placer(graph).run()
+def place_values(graph: Graph, traits: DeviceTraits | None = None) -> Placed:
+    """Turns views into layouts, and gives each kernel's result its order of dims, which may depend on the device."""
+    return _Placer(graph, traits).run()
 
 
 class _Placer:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, traits: DeviceTraits | None) -> None:
         self.rewriter = Rewriter(graph)
         self.graph = graph
         self.storages: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout] = {}
+        self.places = Places(self.layout, self._copied, traits, graph.users(), graph.output_values())
 
     def run(self) -> Placed:
         for node in self.graph.nodes:
@@ -54,7 +57,7 @@ class _Placer:
             elif node.graphs:
                 node = self._control(node)
             elif row is not None and isinstance(row.form, registry.Kernel):
-                self._results(node, row.form)
+                node = self._results(node, row.form)
             self.rewriter.keep(node)
         outputs = []
         for output in self.graph.outputs:
@@ -110,10 +113,17 @@ class _Placer:
             return {}
         return {value: self.rewriter.emit("purevk.copy", value)}
 
-    def _results(self, node: Node, form: registry.Kernel) -> None:
+    def _results(self, node: Node, form: registry.Kernel) -> Node:
         if form.layouts is None:
-            return
-        orders = form.layouts(node, self.layout)
+            return node
+        orders = form.layouts(node, self.places)
         for value, order in zip(node.results, orders):
             if order is not None and tuple(order) != tuple(range(value.type.rank)):
                 self.layouts[value] = Layout.dense(value.type.dims, order)
+        return node if form.adapt is None else form.adapt(node, orders, self.places)
+
+    def _copied(self, value: Value, order: tuple[int, ...]) -> Value:
+        """A copy with another order of dims in memory."""
+        made: Value = self.rewriter.emit("purevk.copy", value, order)
+        self.layouts[made] = Layout.dense(made.type.dims, order)
+        return made

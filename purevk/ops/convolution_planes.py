@@ -1,0 +1,114 @@
+"""Convolutions over planes (NCHW): those of 1 x 1 windows, which are matrix products in this order too, and those in groups of
+few channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4, make_epilogue
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.matmul import dense
+from purevk.ops.matmul_choice import choose, emit, first_extra
+from purevk.ops.planes import MAX_LOADS, column_rows
+
+WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion
+ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
+
+
+def is_product(kernel: tuple, stride: tuple, padding: tuple, groups: int) -> bool:
+    """Whether a convolution is a matrix product."""
+    return kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
+
+
+def is_product_node(node: Node) -> bool:
+    """`is_product` of a node."""
+    return is_product(tuple(node.args[1].type.dims[:2]), *(tuple(node.args[at]) for at in (3, 4)), node.args[6])
+
+
+def works_on_planes(node: Node) -> bool:
+    """Whether a convolution node can read and write planes as well as it can work channels last."""
+    x, weight, groups = node.args[0], node.args[1], node.args[6]
+    kh, kw, group_in, out = weight.type.dims
+    if is_product_node(node):
+        return gcd4(_dims.product(x.type.dims[2:]))
+    dilation = node.args[5]
+    return (
+        groups > 1 and min(group_in, out // groups) < WIDE and ((kh - 1) * dilation[0] + 1) * kw <= MAX_LOADS
+    )
+
+
+def adapt(node: Node, orders: tuple, places: Any) -> Node:
+    """The node with the weight that a product over planes reads."""
+    if orders[0] is not None or not is_product_node(node):
+        return node
+    args = (node.args[0], places.copied(node.args[1], ROWS_FIRST), *node.args[2:])
+    return Node(node.op, args, node.results, node.source, node.alias)
+
+
+def lower_product(
+    lowering: Lowering, x: Operand, weight_value: Value, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple
+) -> None:  # fmt: skip
+    """[out channels, channels] x [channels, pixels] for each image."""
+    batches, channels, height, width = x.dims
+    pixels = height * width
+    one_row = isinstance(height, int) and height == 1
+    if not one_row and x.strides[2] != width or not isinstance(x.offset, int):
+        x = dense(lowering, x)
+    weight = lowering.operand(weight_value)
+    if not (isinstance(weight.strides[2], int) and weight.strides[2] == 1 and isinstance(weight.offset, int)):
+        weight = dense(lowering, weight, ROWS_FIRST)
+    rows, pitch, plane = weight.dims[3], weight.strides[3], x.strides[1]
+    a = Operand(weight.storage, Layout(weight.offset, (pitch, 1)), TensorType(weight.dtype, (rows, channels)))
+    b = Operand(x.storage, Layout(x.offset, (x.strides[0], plane, 1)), TensorType(x.dtype, (batches, channels, pixels)))
+    vectors = (gcd4(channels, pitch, weight.offset), gcd4(pixels, plane, x.strides[0], x.offset), gcd4(pixels, out.offset))
+    half = x.dtype is weight.dtype is DType.float16
+    choice = choose(lowering.traits, rows, pixels, channels, batches, half, False, vectors[:2])
+    made = make_epilogue(
+        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", None, vectors[2], (1, "m")
+    )
+    if bias is not None:
+        made.macros["BIAS_OF_ROWS"] = "1"
+    emit(
+        choice, lowering, a=a, b=b, bias=bias, out=out, epilogue=made, sizes=(rows, pixels, channels),
+        strides=(pitch, plane, pixels), batch=(batches, batches, [0, x.strides[0], rows * pixels], [0, 0, 0]),
+        transposed=False, vectors=vectors,
+    )  # fmt: skip
+
+
+def lower_groups(
+    lowering: Lowering, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple,
+    window: tuple[tuple, tuple, tuple], groups: int,
+) -> None:  # fmt: skip
+    """The kernel for groups of few channels."""
+    batches, _, height, width = x.dims
+    kh, kw, group_in, channels = weight.dims
+    group_out = channels // groups
+    stride, padding, dilation = window
+    each = next(count for count in (8, 4, 2, 1) if group_out % count == 0)
+    rows = column_rows(lowering.traits, out.dims, (kh, kw), stride, dilation, each)
+    made = make_epilogue(
+        lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", (1, "n"), False
+    )
+    macros = {
+        "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None), "ROWS": rows,
+        "EACH": each, "VEC4_B": int(gcd4(each, group_out, weight.offset)), **made.macros,
+    }  # fmt: skip
+    buffers = [(x, "r"), (weight, "r")]
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers.append((bias, "r"))
+    _, _, out_height, out_width = out.dims
+    params: list[Size] = [
+        x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0, batches, group_in, group_out, channels,
+        height, width, out_height, out_width, kh, kw, *stride, *padding, *dilation, *x.strides[:3],
+    ]  # fmt: skip
+    local = min(256, lowering.traits.max_invocations)
+    work = batches * (channels // each) * _dims.ceil_div(out_height, rows) * out_width
+    lowering.dispatch(
+        "conv2d_planes.comp", [*buffers, (out, "w"), *made.buffers], macros=macros, params=params,
+        specialize=range(len(params)), constants={100: local}, grid=lowering.linear_grid(work, local),
+        flops=2 * out.type.numel * kh * kw * group_in,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Images that stay planes (NCHW) on a GPU: pooling, products and convolutions in groups without conversions around them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from purevk.graph.context import default_context
+from tests.ops.harness import Case, check, dispatches, program_of, tensor
+
+pytestmark = pytest.mark.device
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """A GPU of one processor, so that small images give every invocation several outputs."""
+    context = default_context()
+    monkeypatch.setattr(context, "traits", dataclasses.replace(context.traits, is_cpu=False, cores=1, max_texels=0))
+
+
+def templates(case):
+    with program_of(case.fn, case.args) as program:
+        return dispatches(program)
+
+
+def pooled(x, *args):
+    return F.max_pool2d(x, *args, return_indices=True)
+
+
+def test_pooling():
+    x = tensor(2, 6, 33, 37)
+    ties = torch.zeros(2, 8, 24, 28)
+    ties[:, 1], ties[:, 2], ties[:, 3, ::3] = float("nan"), -float("inf"), float("nan")
+    cases = []
+    for kernel, stride, padding, dilation, ceil in [
+        (2, 2, 0, 1, False), (3, 1, 1, 1, False), ((3, 2), (1, 2), (1, 0), 1, True), (3, 2, 1, 2, True), ((1, 5), (1, 3), (0, 2), 1, False), ((2, 3), 3, 1, (3, 1), False),
+    ]:  # fmt: skip
+        cases += [Case(pooled, (each, kernel, stride, padding, dilation, ceil)) for each in (x, ties)]
+        if dilation == 1:
+            cases += [Case(lambda t, *a, i=include: F.avg_pool2d(t, *a, i), (x, kernel, stride, padding, ceil)) for include in (True, False)]
+    cases += [
+        Case(pooled, (x.half(), 3, 1, 1)), Case(F.avg_pool2d, (x.half(), 3, 2, 1, False, True, 7)), Case(F.max_pool2d, ((x * 9).int(), 3, 1, 1)),
+        Case(pooled, (tensor(5, 20, 22, dtype=torch.int64, low=-9, high=9), 2, 2)), Case(lambda t: pooled(t[:, 1:, 2:, 3:], 3, 1, 1), (x,)), Case(F.max_pool2d, (x, 13, 1, 6)),
+        Case(lambda t: F.max_pool2d(F.max_pool2d(t.relu(), 2).sigmoid(), 3, 1, 1) + 1, (x,)), Case(F.max_pool2d, (tensor(1, 3, 1, 2), 2, 1, 1)),
+    ]  # fmt: skip
+    check(cases)
+    assert templates(Case(lambda t: F.max_pool2d(t, 3, 1, 1), (x,))) == ["pool_planes.comp"]
+    assert templates(Case(lambda t: pooled(t, 2), (x,))) == ["pool_planes.comp"]
+
+
+def convolved(x, weight, bias, stride, padding, dilation, groups):
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+GROUPS = [  # channels, out, kernel, stride, padding, dilation, groups
+    (8, 8, (3, 3), 1, 1, 1, 8), (6, 12, (5, 3), (2, 1), (2, 0), 1, 6), (16, 32, (3, 3), 1, 1, 1, 2), (12, 12, (3, 2), (1, 3), 1, (2, 1), 3), (10, 4, (1, 1), 2, 0, 1, 2), (4, 4, (7, 7), 1, 3, 1, 4),
+]  # fmt: skip
+PRODUCTS = [(8, 12, (1, 1), 1, 0, 1, 1), (7, 5, (1, 1), 1, 0, 1, 1)]
+
+
+def test_convolutions():
+    cases = []
+    for channels, out, kernel, stride, padding, dilation, groups in (*GROUPS, *PRODUCTS):
+        x, w, b = tensor(2, channels, 18, 20, low=-1, high=1), tensor(out, channels // groups, *kernel, low=-1, high=1, seed=1), tensor(out, seed=2)
+        for bias in (b, None):
+            cases.append(Case(convolved, (x, w, bias, stride, padding, dilation, groups), constants=(1, 2) if bias is not None else (1,), atol=2e-5))
+        r = convolved(x, w, b, stride, padding, dilation, groups)
+        fn = lambda x, w, b, r, *a: F.hardswish(convolved(x, w, b, *a) * r) + b[:, None, None]  # noqa: E731
+        cases.append(Case(fn, (x, w, b, r, stride, padding, dilation, groups), constants=(1,), atol=2e-5))
+        cases.append(Case(convolved, (x.half(), w.half(), b.half(), stride, padding, dilation, groups), atol=2e-2))
+    x, w = tensor(2, 8, 13, 20, low=-1, high=1), tensor(4, 8, 1, 1, low=-1, high=1)
+    cases += [
+        Case(lambda t, w: F.conv2d(t[:, :, 1:, 4:], w), (x, w), atol=2e-5), Case(lambda t, w: F.conv2d(t.transpose(2, 3), w), (x, w), atol=2e-5),
+        Case(F.conv1d, (tensor(2, 8, 24, low=-1, high=1), tensor(4, 8, 1, low=-1, high=1), tensor(4)), atol=2e-5), Case(F.conv2d, (x[0], w), atol=2e-5),
+        Case(F.conv_transpose2d, (x, tensor(8, 6, 2, 2, low=-1, high=1), tensor(6), 2), atol=2e-5),
+    ]  # fmt: skip
+    check(cases)
+
+
+def test_no_conversions():
+    x, grouped, product = tensor(2, 8, 18, 20), tensor(8, 4, 3, 3, seed=1), tensor(12, 8, 1, 1, seed=1)
+    weights = [tensor(8, 8, 3, 3, seed=seed) for seed in (1, 2)]
+    conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 1)  # noqa: E731
+    assert templates(Case(lambda t: F.conv2d(t, grouped, None, 1, 1, 1, 2), (x,))) == ["conv2d_planes.comp"]
+    assert len(templates(Case(lambda t: F.conv2d(t, product).relu(), (x,)))) == 1
+    # Converted once, by the pooling, rather than before each of its readers.
+    found = templates(Case(lambda t: conv(F.max_pool2d(t, 2), 0).relu() + conv(F.max_pool2d(t, 2), 1).relu(), (x,)))
+    assert "pool_planes.comp" not in found and found.count("pointwise.comp") == 1
+    # What lies channels last stays so.
+    assert sorted(set(templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,))))) == ["conv2d_tiled.comp", "pointwise.comp", "pool.comp"]
+
+
+def test_resizing():
+    x, cases = tensor(2, 6, 17, 19), []
+    for mode in ("bilinear", "bicubic"):
+        for size, align in [((34, 38), False), ((34, 38), True), ((51, 57), False), ((17, 33), False), ((40, 41), True), ((18, 31), False)]:
+            fn = lambda t, s, m=mode, a=align: F.interpolate(t, s, mode=m, align_corners=a)  # noqa: E731
+            cases.append(Case(fn, (x, size), atol=2e-5))
+        fn = lambda t, m=mode: F.interpolate(t, scale_factor=1.7, mode=m)  # noqa: E731
+        cases += [Case(fn, (x,), atol=2e-5), Case(fn, (x[:, :5].contiguous().half(),)), Case(lambda t, f=fn: f(t[:, :, 1:]), (x[:1].contiguous(),), atol=2e-5)]
+        cases += [Case(lambda t, f=fn: f(t.permute(0, 3, 1, 2)), (x,), atol=2e-5), Case(lambda t, f=fn: f(t[:, :3]), (x,), atol=2e-5)]
+    check(cases)
+    assert "int plane = i0 * 4" in str(program_macros(lambda t: F.interpolate(t, (34, 38), mode="bicubic"), x))
+
+
+def test_sampling():
+    x, cases = tensor(2, 8, 17, 19), []
+    grid = tensor(2, 24, 25, 2, low=-1.3, high=1.3, seed=1)
+    for padding in ("zeros", "border", "reflection"):
+        for align in (True, False):
+            fn = lambda t, g, p=padding, a=align: F.grid_sample(t, g, "bilinear", p, a)  # noqa: E731
+            cases += [Case(fn, (x, grid), atol=2e-5), Case(lambda t, g, f=fn: f(t.permute(0, 3, 1, 2), g), (tensor(2, 17, 19, 8), grid), atol=2e-5)]
+    infinite = x.clone()
+    infinite[:, :, 0, 0] = float("inf")
+    cases += [Case(lambda t, g: F.grid_sample(t, g, align_corners=False), (each, grid), atol=2e-5) for each in (infinite, x[:, :6].contiguous())]
+    check(cases)
+
+
+def program_macros(fn, *tensors):
+    """The macros of the kernels of a function."""
+    with program_of(fn, tensors) as program:
+        return [dispatch.kernel.macros for dispatch in program.method("forward").executable.plan.dispatches]
