@@ -22,11 +22,12 @@
 //   ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and the index (T_INDEX,
 //          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals the first is taken,
 //          and NaN is better than all else, as in torch.
-//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first). Needs
-//          SPLIT 0, and VEC4 0 if COLUMN.
+//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first)
+//   LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD applies first)
+//   AHEAD    elements, or vec4s, that an invocation reads before it uses the first of them, by default 1
 //   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last ones may be shorter); out is partial
 //          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second dispatch reduces
-//          those. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
+//          those. Not with ARG and VARIANCE. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
 //          vec4): llvmpipe leaves them after that many.
 //   PARTS 1: x is such partial results; n is parameter 15.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
@@ -36,10 +37,11 @@
 //   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim 0 has stride 1.
 //          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other strides and both offsets
 //          are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows = outputs, or outputs / 4 if VEC4.
+//          With WIDTH w > 1 a workgroup makes w of them (4 w if VEC4): local_size_x / w invocations share each.
 #ifndef COLUMN
 #define COLUMN 0
 #endif
-#if COLUMN
+#if COLUMN && !defined(WIDTH)
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #endif
@@ -97,14 +99,20 @@
 #ifndef VARIANCE
 #define VARIANCE 0
 #endif
+#ifndef LOGARITHM
+#define LOGARITHM 0
+#endif
+#ifndef AHEAD
+#define AHEAD 1
+#endif
 #ifndef SPLIT
 #define SPLIT 0
 #endif
 #ifndef PARTS
 #define PARTS 0
 #endif
-#if VARIANCE && (SPLIT || (COLUMN && VEC4))
-#error VARIANCE needs SPLIT 0, and VEC4 0 if COLUMN
+#if SPLIT && (ARG || VARIANCE)
+#error ARG and VARIANCE need SPLIT 0
 #endif
 
 PARAM_0(x_offset)
@@ -190,24 +198,103 @@ State take(State s, ACC v, int r) {
 #if SUBGROUP || ROW_PER_SUBGROUP
 State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), subgroupShuffleXor(s.i, d)); }
 #endif
+#elif VARIANCE
+// How many elements, their mean, and the sum of their squared distances from it.
+struct State {
+    float n, mean, squares;
+};
+State initial() { return State(0.0, 0.0, 0.0); }
+State join(State a, State b) {
+    float n = a.n + b.n, share = b.n / max(n, 1.0), apart = b.mean - a.mean;
+    return State(n, a.mean + apart * share, a.squares + b.squares + apart * apart * a.n * share);
+}
+State take(State s, ACC v, int r) { return join(s, State(1.0, LOAD(v), 0.0)); }
+#if SUBGROUP || ROW_PER_SUBGROUP
+State shuffle_xor(State s, uint d) {
+    return State(subgroupShuffleXor(s.n, d), subgroupShuffleXor(s.mean, d), subgroupShuffleXor(s.squares, d));
+}
+#endif
+#define RESULT(s) (s).squares
+#elif LOGARITHM
+// The largest element, and the sum of exp(element - subtrahend).
+struct State {
+    float most, sum;
+};
+State initial() { return State(-PV_INF, 0.0); }
+// Infinity minus itself is NaN: nothing is subtracted where the largest element is infinite.
+float subtrahend(float most) { return pv_isinf(most) ? 0.0 : most; }
+State join(State a, State b) {
+    float most = max(a.most, b.most), s = subtrahend(most);
+    return State(most, a.sum * exp(a.most - s) + b.sum * exp(b.most - s));
+}
+State take(State s, ACC v, int r) {
+    ACC e = LOAD(v);
+    return join(s, State(e, pv_isinf(e) ? exp(e) : 1.0));
+}
+#if SUBGROUP || ROW_PER_SUBGROUP
+State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.most, d), subgroupShuffleXor(s.sum, d)); }
+#endif
+#define RESULT(s) (subtrahend((s).most) + log((s).sum))
 #else
 #define State ACC
 #define initial() INIT
 #define join(a, b) COMBINE(a, b)
 #define shuffle_xor(s, d) subgroupShuffleXor(s, d)
-#if VARIANCE
-int pass;
-ACC mean;
-State take(State s, ACC v, int r) {
-    ACC distance = LOAD(v) - mean;
-    return s + (pass == 0 ? distance : distance * distance);
-}
-#else
 State take(State s, ACC v, int r) { return COMBINE(s, LOAD(v)); }
 #endif
+#ifndef RESULT
+#define RESULT(s) (s)
 #endif
 
-DEFINE_JOIN(State, join_all, join)
+// Rows that are read as vec4 have four elements of an output in each of them, columns one of four outputs.
+#if VEC4 && !COLUMN
+#define EACH 4
+#else
+#define EACH 1
+#endif
+#define BATCH (AHEAD * EACH)
+#define PLACE(k) ((k) / EACH * EACH * LANES + (k) % EACH)
+
+// Element k of a batch is element r + PLACE(k) of the row.
+State take_batch(State s, ACC v[BATCH], int r) {
+#if VARIANCE
+    float sum = 0.0, squares = 0.0;
+    UNROLL for (int k = 0; k < BATCH; k++) {
+        v[k] = LOAD(v[k]);
+        sum += v[k];
+    }
+    float mean = sum * (1.0 / float(BATCH));
+    UNROLL for (int k = 0; k < BATCH; k++) squares += (v[k] - mean) * (v[k] - mean);
+    return join(s, State(float(BATCH), mean, squares));
+#elif LOGARITHM
+    float most = s.most;
+    UNROLL for (int k = 0; k < BATCH; k++) {
+        v[k] = LOAD(v[k]);
+        most = max(most, v[k]);
+    }
+    float less = subtrahend(most), sum = s.sum * exp(s.most - less);
+    UNROLL for (int k = 0; k < BATCH; k++) sum += exp(v[k] - less);
+    return State(most, sum);
+#else
+    UNROLL for (int k = 0; k < BATCH; k++) s = take(s, v[k], r + PLACE(k));
+    return s;
+#endif
+}
+
+// What an invocation works on: an output, or four neighbouring ones.
+#if COLUMN && VEC4
+struct States {
+    State a, b, c, d;
+};
+States all_initial() { return States(initial(), initial(), initial(), initial()); }
+States each_joined(States s, States t) { return States(join(s.a, t.a), join(s.b, t.b), join(s.c, t.c), join(s.d, t.d)); }
+#else
+#define States State
+#define all_initial() initial()
+#define each_joined(s, t) join(s, t)
+#endif
+
+DEFINE_JOIN(States, join_all, each_joined)
 
 int outer_base(int i) {
     int at = x_offset;
@@ -243,68 +330,12 @@ void store(State s, int at, int n) {
     buf_out[out_offset + o] = TO_OUT(EPILOGUE(s.i, o));
 #endif
 #else
-    buf_out[out_offset + o] = TO_OUT(EPILOGUE(FINISH(s, n), o));
+    buf_out[out_offset + o] = TO_OUT(EPILOGUE(FINISH(RESULT(s), n), o));
 #endif
 }
 
-#if COLUMN && VEC4
-// Four neighbouring outputs.
-struct States {
-    State a, b, c, d;
-};
-
-States scan(int base, int from, int to) {
-    States total = States(initial(), initial(), initial(), initial());
-    for (int r0 = 0; r0 < size_r0; r0++) {
-#if REDUCE_DIMS > 1
-        int start = base + r0 * stride_r0;
-#else
-        int start = base;
-#endif
-        for (int r = from; r < to;) {
-            States s = States(initial(), initial(), initial(), initial());
-            int end = min(to, r + BLOCK);
-            for (; r < end; r++) {
-                X4 v = READ4_X(start + r * stride_r1);
-                int i = r0 * size_r1 + r;
-                s = States(take(s.a, FROM_X(v.x), i), take(s.b, FROM_X(v.y), i), take(s.c, FROM_X(v.z), i),
-                           take(s.d, FROM_X(v.w), i));
-            }
-            total = States(join(total.a, s.a), join(total.b, s.b), join(total.c, s.c), join(total.d, s.d));
-        }
-    }
-    return total;
-}
-#elif ROW_PER_INVOCATION
-State scan(int base, int from, int to) {
-    State total = initial();
-    for (int r0 = 0; r0 < size_r0; r0++) {
-#if REDUCE_DIMS > 1
-        int start = base + r0 * stride_r0;
-#else
-        int start = base;
-#endif
-        for (int r = from; r < to;) {
-            State s = initial();
-            int end = min(to, r + BLOCK);
-#if VEC4
-            for (; r < end; r += 4) {
-                X4 v = READ4_X(start + r);
-                int i = r0 * size_r1 + r;
-                s = take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1);
-                s = take(take(s, FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
-            }
-#else
-            for (; r < end; r++) s = take(s, FROM_X(READ_X(start + r * stride_r1)), r0 * size_r1 + r);
-#endif
-            total = join(total, s);
-        }
-    }
-    return total;
-}
-#else
 int address(int base, int r) {
-#if REDUCE_DIMS > 1
+#if REDUCE_DIMS > 1 && !ROW_PER_INVOCATION
     int r0 = r / size_r1;
     return base + r0 * stride_r0 + (r - r0 * size_r1) * stride_r1;
 #else
@@ -312,27 +343,72 @@ int address(int base, int r) {
 #endif
 }
 
-// The invocation's part of the elements from..to of a row, r0 and r1 counted as one.
-State scan(int base, int from, int to) {
-    State total = initial();
-    const int each = VEC4 == 1 ? 4 : 1;
-    for (int r = from + each * LANE; r < to;) {
-        State s = initial();
-        int end = min(to, r + BLOCK * LANES);
-        for (; r < end; r += each * LANES) {
-#if VEC4
-            X4 v = READ4_X(address(base, r));
-            s = take(take(s, FROM_X(v.x), r), FROM_X(v.y), r + 1);
-            s = take(take(s, FROM_X(v.z), r + 2), FROM_X(v.w), r + 3);
+// The invocation's part of the elements from..to of a row. r0 and r1 are counted as one, or, where an invocation is alone,
+// from..to are those of r1.
+States scan(int base, int from, int to) {
+    States total = all_initial();
+#if REDUCE_DIMS > 1 && ROW_PER_INVOCATION
+    for (int r0 = 0; r0 < size_r0; r0++) {
+        int before = r0 * size_r1, start = base + r0 * stride_r0;
 #else
-            s = take(s, FROM_X(READ_X(address(base, r))), r);
+    {
+        const int before = 0;
+        int start = base;
 #endif
+        for (int r = from + EACH * LANE; r < to;) {
+            States s = all_initial();
+            int end = min(to, r + BLOCK * LANES);
+#if AHEAD > 1
+            for (; r + (AHEAD - 1) * EACH * LANES < end; r += BATCH * LANES) {
+#if VEC4
+                X4 v[AHEAD];
+                UNROLL for (int k = 0; k < AHEAD; k++) v[k] = READ4_X(address(start, r + k * EACH * LANES));
+#endif
+                ACC e[BATCH];
+#if VEC4 && COLUMN
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].x);
+                s.a = take_batch(s.a, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].y);
+                s.b = take_batch(s.b, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].z);
+                s.c = take_batch(s.c, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].w);
+                s.d = take_batch(s.d, e, before + r);
+#else
+#if VEC4
+                UNROLL for (int k = 0; k < AHEAD; k++) {
+                    e[4 * k] = FROM_X(v[k].x);
+                    e[4 * k + 1] = FROM_X(v[k].y);
+                    e[4 * k + 2] = FROM_X(v[k].z);
+                    e[4 * k + 3] = FROM_X(v[k].w);
+                }
+#else
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(READ_X(address(start, r + k * LANES)));
+#endif
+                s = take_batch(s, e, before + r);
+#endif
+            }
+#endif
+            for (; r < end; r += EACH * LANES) {
+                int i = before + r;
+#if VEC4
+                X4 v = READ4_X(address(start, r));
+#if COLUMN
+                s = States(take(s.a, FROM_X(v.x), i), take(s.b, FROM_X(v.y), i), take(s.c, FROM_X(v.z), i),
+                           take(s.d, FROM_X(v.w), i));
+#else
+                s = take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1);
+                s = take(take(s, FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
+#endif
+#else
+                s = take(s, FROM_X(READ_X(address(start, r))), i);
+#endif
+            }
+            total = each_joined(total, s);
         }
-        total = join(total, s);
     }
     return total;
 }
-#endif
 
 void main() {
 #if COLUMN && VEC4
@@ -350,8 +426,9 @@ void main() {
 #else
     int n = size_r0 * size_r1;
 #endif
-    for (int first = ROW_FIRST * each; ROW_MORE(first, outputs); first += ROW_STEP * each) {
-        int i = min(first, outputs - each);
+    int units = outputs / each;
+    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
+        int i = min(unit, units - 1) * each;
         o = i;
 #if SPLIT
 #if COLUMN
@@ -363,22 +440,16 @@ void main() {
 #else
         int base = outer_base(i), from = 0, to = length;
 #endif
+        States s = join_all(scan(base, from, to));
+        if (LANE == 0 && unit < units) {
 #if COLUMN && VEC4
-        States s = scan(base, from, to);
-        store(s.a, i, n);
-        store(s.b, i + 1, n);
-        store(s.c, i + 2, n);
-        store(s.d, i + 3, n);
+            store(s.a, i, n);
+            store(s.b, i + 1, n);
+            store(s.c, i + 2, n);
+            store(s.d, i + 3, n);
 #else
-#if VARIANCE
-        pass = 0;
-        mean = ACC(0);
-        ACC sum = join_all(scan(base, from, to));
-        pass = 1;
-        mean = sum / ACC(n);
+            store(s, i, n);
 #endif
-        State s = join_all(scan(base, from, to));
-        if (LANE == 0 && first < outputs) store(s, i, n);
-#endif
+        }
     }
 }

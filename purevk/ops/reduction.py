@@ -9,7 +9,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -26,7 +26,8 @@ class Reduction:
         combine: joins a and b.
         load: what is done to an element v first.
         finish: what is done at last to the result a of n elements.
-        variance: combine gets the squared distances from the mean.
+        variance: finish gets the sum of the squared distances from the mean.
+        logarithm: finish gets the logarithm of the sum of exponentials.
         best: the index of the element that is before all others by this comparison of a and b is the result, or, with two
             results, the element and its index.
     """
@@ -37,6 +38,7 @@ class Reduction:
     finish: str = "(a)"
     variance: bool = False
     best: str = ""
+    logarithm: bool = False
 
 
 _KINDS = {
@@ -101,7 +103,9 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
     lowest, highest = _EXTREMES.get(acc, ("", ""))
-    joined = {"INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest), "COMBINE(a, b)": how.combine}
+    joined: dict[str, Any] = {"INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest), "COMBINE(a, b)": how.combine}
+    if how.variance or how.logarithm:
+        joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
     last = {"FINISH(a, n)": how.finish}
     macros: dict[str, Any] = {**names, **joined, "LOAD(v)": how.load}
     outs = [out]
@@ -110,9 +114,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         outs += [lowering.operand(node.results[1])] if index else []
         if index is DType.int64:
             macros["HAS_INT64"] = "1"
-    if how.variance:
-        macros["VARIANCE"] = 1
-    parts = 1 if how.best or how.variance else _parts(lowering, walk)
+    parts = 1 if how.best or how.variance else _parts(lowering, walk, x.dtype)
     if parts == 1:
         _emit(lowering, x, outs, walk, {**macros, **last})
         return
@@ -168,32 +170,33 @@ def _emit(
     """Appends one dispatch of the template; `parts` of each row are reduced for themselves, `last` is parameter 15."""
     outer, outer_steps, inner, inner_steps = walk.outer, walk.outer_steps, walk.inner, walk.inner_steps
     traits, out = lowering.traits, outs[0]
-    variance = "VARIANCE" in macros
+    moments = macros.get("VARIANCE") or macros.get("LOGARITHM")
     macros = {**macros, "OUTER_DIMS": len(outer), "REDUCE_DIMS": 1 if isinstance(inner[0], int) and inner[0] == 1 else 2}
     outputs = _dims.product(outer) * parts
     length = _dims.ceil_div(inner[0] * inner[1], parts)
     column = walk.columns or not walk.unit and not traits.is_cpu
-    # One invocation a column walks it alone: not where columns are few and long.
-    if parts == 1 and _dims.upper(length) > (traits.max_iterations if traits.is_cpu else max(4096, _dims.upper(outputs))):
-        column = False
-    team = 0 if traits.is_cpu or parts > 1 or not (column and walk.columns) else _team(lowering, outputs, length)
-    reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
-    if team:
-        vector = False
-        macros.update({"WIDTH": TEAM_WIDTH, "LOCAL": team})
-        local, grid = team, lowering.linear_grid(outputs, TEAM_WIDTH)
-    elif column:
-        vector = reads_vectors and walk.columns and not variance and gcd4(outer[0], inner_steps[1], out.offset, *rest)
-        local = COLUMNS
+    reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
+    vector = reads_vectors and walk.columns and gcd4(outer[0], inner_steps[1], out.offset, *rest)
+    team = _Team.of(traits, x.dtype.itemsize, vector, outputs, length, macros) if walk.columns and not traits.is_cpu else None
+    # One invocation a column walks it alone: not where columns are few and long.
+    if not team and parts == 1 and _dims.upper(length) > (traits.max_iterations if traits.is_cpu else max(4096, _dims.upper(outputs))):
+        column = False
+    if column:
         per = _dims.ceil_div(outputs, 4) if vector else outputs
-        macros.update({"COLUMN": 1, "VEC4": int(vector), "LOCAL": local})
-        grid = lowering.linear_grid(per, local)
+        local = team.local if team else COLUMNS
+        macros.update({"COLUMN": 1, "VEC4": int(vector), "LOCAL": local, **({"WIDTH": team.width} if team else {})})
+        grid = lowering.linear_grid(per, team.width if team else local)
+        each = _dims.ceil_div(length, team.lanes if team else 1)
     else:
         vector = reads_vectors and walk.unit and gcd4(inner[1], outer_steps[0], *rest)
         work = spread(traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0])
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
+        each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))
+    # Reads in flight keep the memory of a GPU busy; a CPU gains where a batch is cheaper than its elements.
+    most = (4 if moments else 1) if traits.is_cpu else 8
+    macros["AHEAD"] = next(n for n in (8, 4, 2, 1) if n <= most and (n <= _dims.upper(each) or n == 1))
     texel, binding = bind_x(lowering, x, vector)
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
@@ -210,7 +213,7 @@ PART = 4096  # elements of a row from which on an invocation's share is worth a 
 _PARTIAL_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64, "double": DType.float64}
 
 
-def _parts(lowering: Lowering, walk: _Walk) -> int:
+def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     """Into how many parts rows are cut, where there are too few to keep the device busy; else 1."""
     if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
         return 1
@@ -218,23 +221,47 @@ def _parts(lowering: Lowering, walk: _Walk) -> int:
     wanted = 4 * traits.processors  # workgroups
     if not walk.columns:
         return max(min(wanted // outputs, length // PART), 1) if outputs * 4 < wanted else 1
-    if outputs * 4 >= wanted * (COLUMNS if traits.is_cpu else TEAM_WIDTH):
+    if not traits.is_cpu:
+        # A workgroup takes columns that 128 bytes hold, and is as large as it can be: one a processor will do.
+        groups = -(-outputs * dtype.itemsize // LINE)
+        return 1 if groups * 4 >= traits.processors * 3 else max(min(2 * traits.processors // groups, length // 256), 1)
+    if outputs * 4 >= wanted * COLUMNS:
         return 1
-    least = -(-length // traits.max_iterations) if traits.is_cpu else 1
-    parts = max(min(wanted * COLUMNS // outputs, length // 256), least)
+    parts = max(min(wanted * COLUMNS // outputs, length // 256), -(-length // traits.max_iterations))
     return parts if parts > 1 else 1
 
 
 COLUMNS = 64  # columns of a workgroup, where each invocation has one
-TEAM_WIDTH = 32  # neighbouring columns that a workgroup takes
+LINE = 128  # bytes of neighbouring columns that the invocations of a workgroup read at a time
 
 
-def _team(lowering: Lowering, columns: Size, length: Size) -> int:
-    """Invocations of a workgroup, where columns are too few to keep a device busy with one invocation each; 0 elsewhere."""
-    lanes, most = 32, lowering.traits.max_invocations // TEAM_WIDTH
-    while lanes > most or lanes > 2 and (lanes * 8 > _dims.upper(length) or lanes * _dims.upper(columns) > 2**19):
-        lanes //= 2
-    return lanes * TEAM_WIDTH if lanes * 4 <= _dims.upper(length) and _dims.upper(columns) < 2**17 else 0
+@dataclass(frozen=True)
+class _Team:
+    """A workgroup that takes `width` columns (of four, if it reads vectors) at a time, `lanes` invocations each of them."""
+
+    width: int
+    lanes: int
+
+    @property
+    def local(self) -> int:
+        return self.width * self.lanes
+
+    @classmethod
+    def of(cls, traits: DeviceTraits, itemsize: int, vector: bool, outputs: Size, length: Size, macros: dict[str, Any]) -> _Team | None:
+        """None where there are columns enough to keep a GPU busy with one invocation each, or they are short."""
+        count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)
+        if count >= 2048 * traits.processors:
+            return None
+        # Bytes of shared memory that an invocation needs: of a column, the state that lanes join.
+        state = 12 if macros.get("VARIANCE") else 16 if macros.get("ARG") or macros["ACC"] in ("int64_t", "double") else 8
+        room = min(traits.max_invocations, 1024, traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)))
+        width = min(max(LINE // (itemsize * (4 if vector else 1)), 1), 32)
+        lanes = 1 << max(room // width, 1).bit_length() - 1
+        while lanes > 1 and lanes * 8 > rows:
+            lanes //= 2
+        while width * lanes < 256 and width * 2 * lanes <= room and width < count:
+            width *= 2
+        return cls(width, lanes) if lanes > 1 else None
 
 
 def _computing(kind: str, source: DType, target: DType) -> str:

@@ -24,12 +24,14 @@ WAYS = {
     "subgroup": {"ROW_PER_SUBGROUP": 1},
     "invocation": {"ROW_PER_INVOCATION": 1},
     "column": {"COLUMN": 1},
+    "columns": {"COLUMN": 1, "WIDTH": 4},
+    "ahead": {"AHEAD": 4, "SUBGROUP": 1},
 }
-ROW_WAYS = [way for way in WAYS if way != "column"]
+ROW_WAYS = [way for way in WAYS if not way.startswith("column")]
 
 
 def groups_of(way: str, rows: int, local: int) -> int:
-    rows_each = {"subgroup": local // subgroup_size(), "invocation": local, "column": local}.get(way, 1)
+    rows_each = {"subgroup": local // subgroup_size(), "invocation": local, "column": local, "columns": 4}.get(way, 1)
     return -(-rows // rows_each)
 
 
@@ -53,7 +55,7 @@ def reduce(
     }  # fmt: skip
     if split:
         macros["SPLIT"] = split
-    columns = 4 if macros.get("VEC4") and way == "column" else 1
+    columns = 4 if macros.get("VEC4") and macros.get("COLUMN") else 1
     (out,) = run(
         "reduce.comp",
         [x, Out((outputs,), out_dtype, 8)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
+from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
 from tests.ops.quantized import kernels_of
 from tests.ops.test_pointwise import works
 
@@ -188,6 +189,8 @@ def test_few_long_rows_are_cut(device):
         Case(aten.prod.dim_int, (1 + columns * 1e-6, 0), rtol=5e-3),  # 70001 roundings
     ]  # fmt: skip
     with kernels_of(device):
+        shared = context()
+        shared.traits = dataclasses.replace(shared.traits, cores=4)  # kernels_of puts the traits back
         check(cases)
         with program_of(lambda x: x.sum(0), (columns,)) as program:
             assert dispatches(program) == ["reduce.comp", "reduce.comp"]
