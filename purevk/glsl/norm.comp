@@ -159,13 +159,14 @@ layout(set = 0, binding = OUT_BINDING + 1) buffer BufMean { T_STATS buf_mean[]; 
 #endif
 layout(set = 0, binding = OUT_BINDING + (RMS == 1 ? 1 : 2)) buffer BufRstd { T_STATS buf_rstd[]; };
 #endif
-EXTRA_BUFFERS
-
-#if SUBGROUP || ROW_PER_SUBGROUP
-float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+// The first element of a row, counted from the first of x.
+int beginning(int row) {
+#if GROUP == 2
+    return row / groups * (groups * group_channels * area) + row % groups * group_channels;
+#else
+    return row * columns;
 #endif
-float add(float a, float b) { return a + b; }
-DEFINE_JOIN(float, sum_all, add)
+}
 
 // The element of column col, counted from the row's beginning.
 int place(int col) {
@@ -186,6 +187,14 @@ int channel(int row, int col) {
     return col;
 #endif
 }
+
+EXTRA_BUFFERS
+
+#if SUBGROUP || ROW_PER_SUBGROUP
+float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+#endif
+float add(float a, float b) { return a + b; }
+DEFINE_JOIN(float, sum_all, add)
 
 V load(int base, int col) {
 #if VEC4
@@ -215,8 +224,7 @@ void store(V v, int base, int row, int col) {
 void main() {
     for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
 #if GROUP == 2
-        int start = row / groups * (groups * group_channels * area) + row % groups * group_channels;
-        int base = x_offset + start, out_base = out_offset + start;
+        int base = x_offset + beginning(row), out_base = out_offset + beginning(row);
 #else
         int base = x_offset + row * x_row, out_base = out_offset + row * out_row;
 #endif

@@ -1,7 +1,7 @@
 """Normalizations whose statistics are of channels or groups of channels: batch, instance and group norm.
 
-All of them are `x * scale + shift` with one number of each a channel (and, but for batch norm, an image), so that x stays
-where it lies in memory.
+Groups that are many or small enough for a workgroup each have a kernel. All else is `x * scale + shift` with one number of each
+a channel (and, but for batch norm, an image). Either way x stays where it lies in memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.normalization import batch_norm_factors
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering
+from purevk.ops.matmul import dense, packed
+from purevk.ops.normalization import alike, batch_norm_factors, emit_norm
 from purevk.ops.rearrange import row
 from purevk.ops.reduction import Reduction
-from purevk.ops.registry import ShapeError
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.statistics import reduce
 
 _BIASED = Reduction(finish="(a / float(n))", variance=True)
@@ -45,11 +48,63 @@ def _refuse(node: Node, traits: Any) -> str | None:
 
 
 # -- group norm --------------------------------------------------------------------------------------------------------
+NAME = "purevk.group_norm"
+_MANY, _LARGE = 16, 16384  # groups that keep a device busy; elements of one that are worth it
+
+
+def _kernel_shape(
+    x: TensorType, weight: TensorType | None, bias: TensorType | None, groups: int, eps: float, epilogue: Any = None, extras: tuple = ()
+) -> TensorType:
+    return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+
+
+def _channels_last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+def _kernel_lower(lowering: Lowering, node: Node) -> None:
+    x_value, weight_value, bias_value, groups, eps, epilogue, extras = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    batch, channels, area = x.dims[0], x.dims[1], _dims.product(x.dims[2:])
+    last = not out.layout.is_contiguous(out.dims)
+    order = _channels_last(len(x.dims)) if last else None
+    wanted = Layout.dense(x.dims, order).strides
+    if not isinstance(x.offset, int) or any(size != 1 and a != b for size, a, b in zip(x.dims, x.strides, wanted)):
+        x = dense(lowering, x, order)
+    weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
+    offsets = [operand.offset for operand in ((x, out, weight, bias) if last else (x, out)) if operand is not None]
+    inner = channels // groups
+    vector = gcd4(inner if last else area, *offsets)
+    channel = (1, "channel(row, col)")
+    if last:
+        place = {"full": "beginning(row) + place(col)", "column": channel}
+    else:
+        place = {"full": "row * columns + col", "column": None, "row": channel}
+    emit_norm(
+        lowering, x, out, weight, bias, batch * groups, inner * area, eps, vector, {"GROUP": 2 if last else 1},
+        (inner, area, groups), epilogue, extras, place,
+    )  # fmt: skip
+
+
+def _kernel_order(node: Node, layout_of: Any) -> tuple:
+    sizes = node.result.type.dims
+    last = _channels_last(len(sizes))
+    return (last if layout_of(node.args[0]).dense_order(sizes) == last else None,)
+
+
+register(Operator(NAME, _kernel_shape, Kernel(_kernel_lower, layouts=_kernel_order, epilogue=True, bfloat16=False)))
+
+
 def _normalize_groups(builder: Any, x: Value, weight: Any, bias: Any, groups: int, eps: float) -> tuple[Value, Value, Value]:
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
     mean, variance = _moments(builder, seen, range(2, seen.type.rank))
     rstd = _rstd(builder, variance, eps)
+    if _dims.upper(batch * groups) >= _MANY or _dims.upper(_dims.product(seen.type.dims[2:])) <= _LARGE:
+        made = builder.emit(NAME, x, *alike(builder, weight, bias), groups, eps, None, ())
+        return made, *(_as(builder, value, x.type.dtype, (batch, groups)) for value in (mean, rstd))
     flat = [builder.emit("aten.view.default", value, (batch, groups, 1)) for value in (mean, rstd)]
     sizes = (1, groups, channels // groups)
     scale = flat[1] if weight is None else builder.emit("aten.mul.Tensor", flat[1], _as(builder, weight, DType.float32, sizes))

@@ -35,30 +35,45 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
     columns = _dims.product(x.dims[len(x.dims) - count :])
     weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
     offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
-    vector = gcd4(columns, *offsets)
+    place = {"full": "row * columns + col", "column": (len(out.dims) - 1, "col") if count == 1 else None}
+    emit_norm(
+        lowering, x, out, weight, bias, rows, columns, eps, gcd4(columns, *offsets), {"RMS": int(rms)}, (), epilogue, extras, place
+    )
+
+
+def emit_norm(
+    lowering: Lowering, x: Operand, out: Operand, weight: Operand | None, bias: Operand | None, rows: Size, columns: Size,
+    eps: float, vector: bool, macros: dict[str, Any], group: tuple[Size, ...], epilogue: Any, extras: tuple, place: dict[str, Any],
+) -> None:  # fmt: skip
+    """Appends a dispatch of `norm.comp`.
+
+    Args:
+        vector: all that VEC4 reads and writes 4 at a time is aligned.
+        macros: those of the kind of norm.
+        group: parameters 11 and following.
+        place: the keywords of `make_epilogue` that say where an element is.
+    """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
-    own = 2 + (weight is not None) + (bias is not None)
-    column = (len(out.dims) - 1, "col") if count == 1 else None
-    made = make_epilogue(lowering, epilogue, extras, out, own, "row, col", "row * columns + col", column, vector)
-    texel, binding = bind_x(lowering, x, vector)
-    buffers: list[tuple[Operand, str]] = [binding]
     scales = [operand for operand in (weight, bias) if operand is not None]
-    forms = [lowering.texel(operand, vector) for operand in scales]
+    made = make_epilogue(lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place)
+    texel, binding = bind_x(lowering, x, vector)
+    forms = [lowering.texel(operand, vector and macros.get("GROUP") != 1) for operand in scales]
+    buffers: list[tuple[Operand, str]] = [binding]
     buffers += [(operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)]
     buffers += [(out, "w"), *made.buffers]
     params = [
         x.offset, out.offset, rows, columns, columns, columns, bits_of(eps), weight.offset if weight else 0,
-        bias.offset if bias else 0,
+        bias.offset if bias else 0, *((0, 0, *group) if group else ()),
     ]  # fmt: skip
     lowering.dispatch(
         "norm.comp", buffers,
         macros={
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "T_W": (weight or bias or x).dtype.glsl,
-            "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "RMS": int(rms), "VEC4": int(vector),
-            "TEXEL_W": int(bool(forms) and all(forms)), **texel, **work.macros, **made.macros,
+            "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "VEC4": int(vector),
+            "TEXEL_W": int(bool(forms) and all(forms)), **macros, **texel, **work.macros, **made.macros,
         },
-        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(rows),
-        flops=8 * x.type.numel,
+        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params), range(11, len(params))),
+        grid=work.grid(rows), flops=8 * x.type.numel,
     )  # fmt: skip
 
 
@@ -74,9 +89,15 @@ def _layer_norm_shape(
     return x, stats, stats
 
 
-def _normalized(builder: Any, x: Value, weight: Any, bias: Any, count: int, eps: float) -> Value:
+def alike(builder: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    """Weight and bias with the same dtype, as the kernel has them."""
     if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
         bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
+    return weight, bias
+
+
+def _normalized(builder: Any, x: Value, weight: Any, bias: Any, count: int, eps: float) -> Value:
+    weight, bias = alike(builder, weight, bias)
     return builder.emit(NAME, x, weight, bias, count, eps, False, None, ())
 
 

@@ -50,6 +50,11 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
         local = lanes * (4 if each >= 4 else 2 if each >= 2 else 1)
         return RowWork(_cached({"ROW_PER_SUBGROUP": 1, "LOCAL": local}, -(-count // lanes), cache), local, local // lanes)
     local = min(256, traits.max_invocations)
+    # The registers of a larger workgroup may hold a longer row; where rows are few, it has more reads in flight.
+    large = min(1024, traits.max_invocations)
+    if cache and 8 * local < count and (count <= 8 * large or _dims.upper(rows) < 4 * traits.processors):
+        while local < large and local * 8 < count:
+            local *= 2
     macros = {"SUBGROUP": int(shuffles), "LOCAL": local}
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
