@@ -17,6 +17,10 @@
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
 //   VEC4 1        x and out are read and written as vec4: the column strides are 1; columns, other strides and both
 //                 offsets are multiples of 4
+//   COLUMN 1      neighbouring rows have neighbouring elements: with VEC4 an invocation works on four rows, and outer dim 0
+//                 has the stride 1, its size, both column strides, other strides and both offsets are multiples of 4.
+//                 Grid: rows.glslh, with rows / 4 rows. WIDTH may be set.
+//   AHEAD         elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if CACHE 0; by default 1
 //   CACHE n > 0   a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
 //                 at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read twice.
 #include "rows.glslh"
@@ -55,6 +59,12 @@
 #ifndef CACHE
 #define CACHE 0
 #endif
+#ifndef COLUMN
+#define COLUMN 0
+#endif
+#ifndef AHEAD
+#define AHEAD 1
+#endif
 
 PARAM_0(x_offset)
 PARAM_1(out_offset)
@@ -75,28 +85,55 @@ PARAM_13(size_1)
 
 #if VEC4
 layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
-#define V vec4
-#define EACH 4
-#define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
-#define LARGEST(v) max(max((v).x, (v).y), max((v).z, (v).w))
 #else
+layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+#endif
+#if COLUMN || !VEC4
 PARAM_4(x_column)
 PARAM_5(out_column)
-layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
-#define V float
-#define EACH 1
-#define SUM(v) (v)
-#define LARGEST(v) (v)
+#else
+#define x_column 1
+#define out_column 1
 #endif
 EXTRA_BUFFERS
 
+// V: what is read at a time, of EACH columns and ROWS rows. R: one number of each of these rows.
+#if VEC4 && COLUMN
+#define V vec4
+#define R vec4
+#define EACH 1
+#define ROWS 4
+#define SUM(v) (v)
+#define LARGEST(v) (v)
+#elif VEC4
+#define V vec4
+#define R float
+#define EACH 4
+#define ROWS 1
+#define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
+#define LARGEST(v) max(max((v).x, (v).y), max((v).z, (v).w))
+#else
+#define V float
+#define R float
+#define EACH 1
+#define ROWS 1
+#define SUM(v) (v)
+#define LARGEST(v) (v)
+#endif
+
 #define MINUS_INF uintBitsToFloat(0xff800000u)
+
+// Element `lane` of a vec4 is of row `row + lane`, or of column `col + lane`.
+#if COLUMN
+#define OF(DO, v, lane) DO(v, (row + lane), col)
+#else
+#define OF(DO, v, lane) DO(v, row, (col + lane))
+#endif
 
 V load(int base, int row, int col) {
 #if VEC4
-    X4 v = READ4_X(base + col);
-    return vec4(LOAD(FROM_X(v.x), row, (col)), LOAD(FROM_X(v.y), row, (col + 1)), LOAD(FROM_X(v.z), row, (col + 2)),
-                LOAD(FROM_X(v.w), row, (col + 3)));
+    X4 v = READ4_X(base + col * x_column);
+    return vec4(OF(LOAD, FROM_X(v.x), 0), OF(LOAD, FROM_X(v.y), 1), OF(LOAD, FROM_X(v.z), 2), OF(LOAD, FROM_X(v.w), 3));
 #else
     float v = FROM_X(READ_X(base + col * x_column));
     return LOAD(v, row, col);
@@ -105,9 +142,8 @@ V load(int base, int row, int col) {
 
 void store(V v, int base, int row, int col) {
 #if VEC4
-    buf_out[(base + col) >> 2] =
-        TO_OUT4(vec4(EPILOGUE(v.x, row, (col)), EPILOGUE(v.y, row, (col + 1)), EPILOGUE(v.z, row, (col + 2)),
-                     EPILOGUE(v.w, row, (col + 3))));
+    buf_out[(base + col * out_column) >> 2] =
+        TO_OUT4(vec4(OF(EPILOGUE, v.x, 0), OF(EPILOGUE, v.y, 1), OF(EPILOGUE, v.z, 2), OF(EPILOGUE, v.w, 3)));
 #else
     buf_out[base + col * out_column] = TO_OUT(EPILOGUE(v, row, col));
 #endif
@@ -116,33 +152,67 @@ void store(V v, int base, int row, int col) {
 // A row of -inf has no largest element to subtract; exp(-inf - 0) is 0 then, as it should be.
 float subtrahend(float largest) { return largest < -3.4028234e38 ? 0.0 : largest; }
 
+// 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x)) for x.
+float last_step(float total) {
+#if LOG
+    return total == 0.0 ? uintBitsToFloat(0x7fc00000u) : log(total);
+#elif ZERO_ROWS
+    return total == 0.0 ? 0.0 : 1.0 / total;
+#else
+    return total == 0.0 ? uintBitsToFloat(0x7fc00000u) : 1.0 / total;
+#endif
+}
+#if VEC4 && COLUMN
+vec4 subtrahend(vec4 v) { return vec4(subtrahend(v.x), subtrahend(v.y), subtrahend(v.z), subtrahend(v.w)); }
+vec4 last_step(vec4 v) { return vec4(last_step(v.x), last_step(v.y), last_step(v.z), last_step(v.w)); }
+#endif
+
 #if CACHE
 #if SUBGROUP || ROW_PER_SUBGROUP
 float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
 #endif
-float add(float a, float b) { return a + b; }
-DEFINE_JOIN(float, max_all, max)
-DEFINE_JOIN(float, sum_all, add)
+R add(R a, R b) { return a + b; }
+DEFINE_JOIN(R, max_all, max)
+DEFINE_JOIN(R, sum_all, add)
 #else
-// x: the largest element. y: the sum of exp(element - largest).
-vec2 join(vec2 a, vec2 b) {
-    float largest = max(a.x, b.x), s = subtrahend(largest);
-    return vec2(largest, a.y * exp(a.x - s) + b.y * exp(b.x - s));
+// The largest element, and the sum of exp(element - largest).
+struct Pair {
+    R most, sum;
+};
+Pair join(Pair a, Pair b) {
+    R most = max(a.most, b.most), s = subtrahend(most);
+    return Pair(most, a.sum * exp(a.most - s) + b.sum * exp(b.most - s));
 }
 #if SUBGROUP || ROW_PER_SUBGROUP
-vec2 shuffle_xor(vec2 v, uint d) { return subgroupShuffleXor(v, d); }
+Pair shuffle_xor(Pair v, uint d) { return Pair(subgroupShuffleXor(v.most, d), subgroupShuffleXor(v.sum, d)); }
 #endif
-DEFINE_JOIN(vec2, join_all, join)
+DEFINE_JOIN(Pair, join_all, join)
+
+// The pair with n more elements.
+#define TAKE(pair, v, n)                                                    \
+    {                                                                       \
+        R before = pair.most;                                               \
+        UNROLL for (int k = 0; k < n; k++) pair.most = max(pair.most, LARGEST(v[k])); \
+        R less = subtrahend(pair.most);                                     \
+        pair.sum *= exp(before - less);                                     \
+        UNROLL for (int k = 0; k < n; k++) {                                \
+            V e = exp(v[k] - less);                                         \
+            pair.sum += SUM(e);                                             \
+        }                                                                   \
+    }
 #endif
 
 #if LOG
-#define RESULT(v) ((v) - s - log_total)
+#define RESULT(v) ((v) - s - last)
 #else
-#define RESULT(v) (exp((v) - s) * inverse)
+#define RESULT(v) (exp((v) - s) * last)
 #endif
 
 void main() {
-    for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
+    int units = rows / ROWS;
+    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
+        int row = min(unit, units - 1) * ROWS;
+        bool live = unit < units;
         int base = x_offset, out_base = out_offset;
 #if OUTER_DIMS > 1
         int q = row / size_0, i = row - q * size_0;
@@ -161,7 +231,7 @@ void main() {
         base += row * x_stride_0;
         out_base += row * out_stride_0;
 #endif
-        float s, total;
+        R s, total;
 #if CACHE
         V kept[CACHE];
         V most = V(MINUS_INF);
@@ -183,39 +253,44 @@ void main() {
         }
         total = sum_all(SUM(sum));
 #else
-        float largest = MINUS_INF;
-        total = 0.0;
-        for (int col = EACH * LANE; col < columns; col += EACH * LANES) {
-            V v = load(base, row, col);
-            float before = largest;
-            largest = max(largest, LARGEST(v));
-            s = subtrahend(largest);
-            V e = exp(v - s);
-            total = total * exp(before - s) + SUM(e);
+        Pair mine = Pair(R(MINUS_INF), R(0.0));
+        int at = EACH * LANE;
+#if AHEAD > 1
+        for (; at + (AHEAD - 1) * EACH * LANES < columns; at += AHEAD * EACH * LANES) {
+            V v[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; k++) v[k] = load(base, row, at + k * EACH * LANES);
+            TAKE(mine, v, AHEAD)
         }
-        vec2 all_of_row = join_all(vec2(largest, total));
-        s = subtrahend(all_of_row.x);
-        total = all_of_row.y;
 #endif
-        // 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x)) for x.
-#if LOG
-        float log_total = total == 0.0 ? uintBitsToFloat(0x7fc00000u) : log(total);
-#elif ZERO_ROWS
-        float inverse = total == 0.0 ? 0.0 : 1.0 / total;
-#else
-        float inverse = total == 0.0 ? uintBitsToFloat(0x7fc00000u) : 1.0 / total;
+        for (; at < columns; at += EACH * LANES) {
+            V v[1] = V[1](load(base, row, at));
+            TAKE(mine, v, 1)
+        }
+        mine = join_all(mine);
+        s = subtrahend(mine.most);
+        total = mine.sum;
 #endif
+        R last = last_step(total);
+        if (!live) continue;
 #if CACHE
         UNROLL for (int k = 0; k < CACHE; k++) {
             int col = EACH * (LANE + k * LANES);
 #if LOG
             if (col < columns) store(RESULT(kept[k]), out_base, row, col);
 #else
-            if (col < columns) store(kept[k] * inverse, out_base, row, col);
+            if (col < columns) store(kept[k] * last, out_base, row, col);
 #endif
         }
 #else
-        for (int col = EACH * LANE; col < columns; col += EACH * LANES) {
+        int col = EACH * LANE;
+#if AHEAD > 1
+        for (; col + (AHEAD - 1) * EACH * LANES < columns; col += AHEAD * EACH * LANES) {
+            V v[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; k++) v[k] = load(base, row, col + k * EACH * LANES);
+            UNROLL for (int k = 0; k < AHEAD; k++) store(RESULT(v[k]), out_base, row, col + k * EACH * LANES);
+        }
+#endif
+        for (; col < columns; col += EACH * LANES) {
             V v = load(base, row, col);
             store(RESULT(v), out_base, row, col);
         }

@@ -59,6 +59,31 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
+LINE, SECTOR = 128, 32  # bytes that memory moves at best, and at least
+
+
+def spread_columns(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, itemsize: int) -> RowWork:
+    """The same where neighbouring rows have neighbouring elements, for kernels with COLUMN that keep the `columns` elements of a row
+    in registers, or else read ahead; of a vec4 each element is of another row. For GPUs."""
+    each = 4 if vector else 1
+    count, depth, bytes_ = -(-_dims.upper(rows) // each), _dims.upper(columns), itemsize * each
+    room = min(1024, traits.max_invocations, traits.max_shared_memory // (8 * each))
+    room = 1 << room.bit_length() - 1
+    width, least = max(min(LINE // bytes_, 32), 1), max(min(SECTOR // bytes_, 32), 1)
+    while width > least and depth * width > 8 * room:
+        width //= 2
+    if depth * width > 8 * room:
+        width = min(least * 2, room)
+        return RowWork({"COLUMN": 1, "WIDTH": width, "LOCAL": room, "AHEAD": 8}, room, width)
+    lanes = 1
+    while lanes * 8 < depth:
+        lanes *= 2
+    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
+        width *= 2
+    macros = {"COLUMN": 1, "LOCAL": width * lanes, **({"WIDTH": width} if lanes > 1 else {"ROW_PER_INVOCATION": 1})}
+    return RowWork(_cached(macros, -(-depth // lanes), True), width * lanes, width)
+
+
 def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> dict[str, int]:
     if cache and 0 < each <= limit:
         power = 1

@@ -11,7 +11,7 @@ from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import bind_x, collapse, spread
+from purevk.ops.rows import bind_x, collapse, spread, spread_columns
 from purevk.ops.shapes import wrap
 
 NAME = "purevk.softmax"
@@ -42,8 +42,13 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     rows, columns = _dims.product(sizes), x.dims[at]
     step, out_step = x.strides[at], out.strides[at]
     unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
-    vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
-    work = spread(lowering.traits, rows, columns, vector, cache=True)
+    beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
+    if beside and not unit and not lowering.traits.is_cpu:
+        vector = gcd4(sizes[0], x.offset, out.offset, step, out_step, *mine[1:], *theirs[1:])
+        work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
+    else:
+        vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
+        work = spread(lowering.traits, rows, columns, vector, cache=True)
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, rows, columns, step, out_step, *pad(mine, 3), *pad(theirs, 3), *pad(sizes, 2),
@@ -55,8 +60,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
             "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros, **texel,
         },
-        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(rows),
-        flops=5 * x.type.numel,
+        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(_dims.ceil_div(rows, 4) if vector and not unit else rows), flops=5 * x.type.numel,
     )  # fmt: skip
 
 

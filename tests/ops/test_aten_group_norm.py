@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.harness import Case, aten, check, program_of, tensor
+from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
+from tests.ops.quantized import kernels_of
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -21,6 +22,27 @@ def test_group_norm():
     cases += [Case(F.group_norm, (x.contiguous(memory_format=torch.channels_last), 4, tensor(8)), atol=1e-5)]
     cases += [Case(F.group_norm, (x.half(), 4, tensor(8).half(), tensor(8).half()), atol=5e-3), Case(F.group_norm, ((x + 100), 2), rtol=1e-4, atol=1e-4)]
     check(cases)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_group_norm_and_what_follows(device):
+    """Long groups, and a program behind the norm, whether channels come first or last."""
+    x, w, b, k = tensor(2, 8, 6, 10), tensor(8), tensor(8, seed=1), tensor(8, 8, 3, 3) * 0.2
+
+    def last(x, k, w, b, s):
+        return F.silu(F.group_norm(F.conv2d(x, k, padding=1), 2, w, b)) * s
+
+    def first(x, w, b, s):
+        return F.silu(F.group_norm(x, 2, w, b)) * (1 + s) + x
+
+    scales = (tensor(1, 8, 1, 1), tensor(2, 8, 1, 1))
+    cases = [case for s in scales for case in (Case(last, (x, k, w, b, s), atol=1e-5), Case(first, (x, w, b, s), atol=1e-5))]
+    cases += [Case(F.group_norm, (tensor(n, 8, h, 100), 2, w, b), atol=2e-5) for n, h in ((16, 96), (1, 96), (1, 24), (20, 7))]
+    cases += [Case(F.group_norm, (tensor(20, 8, 7, 7), 2, w, b), atol=1e-5)]
+    with kernels_of(device):
+        check(cases)
+        with program_of(first, (x, w, b, scales[0])) as program:
+            assert dispatches(program) == ["norm.comp"]
 
 
 def test_batch_norm():

@@ -194,3 +194,22 @@ def test_few_long_rows_are_cut(device):
         check(cases)
         with program_of(lambda x: x.sum(0), (columns,)) as program:
             assert dispatches(program) == ["reduce.comp", "reduce.comp"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "plain"])
+def test_columns(device):
+    """Workgroups that share neighbouring columns: whole ones, ends, several outer dims, and numbers that are none."""
+    odd = tensor(600, 64)
+    odd[3, 5], odd[:, 7], odd[9, 8], odd[599, 9], odd[5, 10] = math.nan, -math.inf, math.inf, math.nan, -math.inf
+    cases = [Case(f, (odd, [0])) for f in (aten.logsumexp.default, aten.amax.default, aten.var.correction)]
+    cases += [Case(aten.max.dim, (odd, 0)), Case(aten._softmax.default, (odd, 0, False)), Case(aten._softmax.default, (odd.repeat(20, 1), 0, False))]
+    for x, dim in ((tensor(1031, 96), 0), (tensor(1031, 95), 0), (tensor(2, 515, 64), 1), (tensor(3, 200, 7, 12), 1), (tensor(40, 4096), 0)):
+        cases += [Case(aten.sum.dim_IntList, (x, [dim]), atol=1e-3), Case(aten.var.correction, (x, [dim])), Case(aten.max.dim, (x, dim))]
+        cases += [Case(aten.logsumexp.default, (x * 30, [dim])), Case(aten.argmin.default, ((x * 9).long(), dim))]
+        cases += [Case(aten._softmax.default, (x * 9, dim, False)), Case(aten._log_softmax.default, (x.half() * 9, dim, False))]
+    cases += [Case(aten.var.correction, (tensor(5001, 8) * 1e-2 + 1000, [0]), rtol=1e-3)]  # the spread is far below the mean
+    with kernels_of(device):
+        check(cases)
+        with program_of(lambda x: (x.sum(0), x.var(0), x.logsumexp(0), x.softmax(0)), (tensor(1031, 96),)) as program:
+            kernels = [dispatch.kernel for dispatch in program.methods["forward"].executable.plan.dispatches]
+            assert len(kernels) == 4 and all(dict(kernel.macros)["WIDTH"] == "8" for kernel in kernels)
