@@ -50,14 +50,38 @@ class Expression:
 
     def glsl(self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t") -> tuple[str, tuple[str, ...]]:
         """The statements, and the names that hold the outputs, for inputs that are already in variables."""
-        names = [*inputs, *scalars]
-        statements = []
+        _, (text,), (results,) = self.glsl_of_lanes([inputs], [False] * len(inputs), scalars, (prefix,))
+        return text, results
+
+    def glsl_of_lanes(
+        self, inputs: Sequence[Sequence[str]], same: Sequence[bool], scalars: Sequence[str] = (), prefixes: Sequence[str] = (),
+    ) -> tuple[str, list[str], list[tuple[str, ...]]]:
+        """The statements for several elements: those that all have in common, then those of each, and the names that hold the
+        outputs of each.
+
+        Args:
+            inputs: for each element, the variables of its inputs.
+            same: inputs that are the same for all.
+            prefixes: of the names of each element's steps.
+        """
+        if len(inputs) > 1:
+            common = [*same, *[True] * len(self.scalars)]
+            prefixes = prefixes or [f"t{lane}_" for lane in range(len(inputs))]
+        else:
+            common = [False] * (len(same) + len(self.scalars))
+            prefixes = prefixes or ["t"]
+        names = [[*lane, *scalars] for lane in inputs]
+        once: list[str] = []
+        each: list[list[str]] = [[] for _ in inputs]
         for step in self.steps:
-            name = f"{prefix}{len(names)}"
-            text = re.sub(r"\$(\d+)", lambda match: names[step.operands[int(match[1])]], step.glsl)
-            statements.append(f"{step.dtype.acc} {name} = {text};")
-            names.append(name)
-        return " ".join(statements), tuple(names[output] for output in self.outputs)
+            common.append(len(inputs) > 1 and all(common[operand] for operand in step.operands))
+            for lane, prefix in enumerate(prefixes):
+                name = f"{'t' if common[-1] else prefix}{len(names[lane])}"
+                text = re.sub(r"\$(\d+)", lambda match: names[lane][step.operands[int(match[1])]], step.glsl)  # noqa: B023
+                if not common[-1] or lane == 0:
+                    (once if common[-1] else each[lane]).append(f"{step.dtype.acc} {name} = {text};")
+                names[lane].append(name)
+        return " ".join(once), [" ".join(text) for text in each], [tuple(lane[o] for o in self.outputs) for lane in names]
 
 
 class ExpressionBuilder:

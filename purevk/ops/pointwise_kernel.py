@@ -1,7 +1,9 @@
 """Lowers pointwise programs, and everything that copies elements, onto the template `pointwise.comp`.
 
 The iteration runs over the output in the order of its memory; dims that lie densely within one another for all operands
-are one. Where the innermost run is a multiple of 4, an invocation makes 4 neighbours.
+are one. Where the innermost run is a multiple of 4, an invocation makes 4 neighbours. A GPU reads and writes elements of one
+byte as words, and of programs of such elements alone an invocation makes 16 neighbours: what it takes to find them is shared,
+and all accesses are of 16 bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ _VECTOR = {
     DType.bool: "u8vec4", DType.int16: "i16vec4",
 }  # fmt: skip
 _ACC_VECTOR = {"float": "vec4", "int": "ivec4", "bool": "bvec4"}
+_UNPACK = {DType.int8: "pv_signed", DType.uint8: "pv_unsigned", DType.bool: "pv_flags"}
+_WIDE_GROUPS = 256  # invocations a processor that 16 elements each have to leave
 LOCAL = 64  # invocations of a workgroup on a software device
 LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
 
@@ -78,10 +82,13 @@ def emit_pointwise(
     strides = [broadcast_strides(operand, sizes) for operand in operands]
     loop, steps = _collapse(sizes, strides, len(inputs))
     vector = _can_vectorize(loop, steps, operands, len(inputs))
-    writer = _Writer(expression, operands, len(inputs), loop, steps, vector, len(scalars))
+    words = vector and not lowering.traits.is_cpu
+    enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
+    wide = words and enough and _only_bytes(loop, steps, operands, len(inputs))
+    writer = _Writer(expression, operands, len(inputs), loop, steps, vector, len(scalars), words, wide)
     params = [*loop, *(operand.offset for operand in operands), *(s for step in steps for s in step), *scalars]
     count = _dims.product(loop)
-    work = _dims.ceil_div(count, 4) if vector else count
+    work = _dims.ceil_div(count, 16 if wide else 4) if vector else count
     local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
     grid = lowering.linear_grid(work, local)
     writer.finish(lowering, params, work, local, grid, label)
@@ -91,19 +98,34 @@ def _can_vectorize(loop: list[Size], steps: list[list[Size]], operands: Sequence
     if _dims.gcd_of(loop[-1]) % 4:
         return False
     for number, operand in enumerate(operands):
-        if operand.dtype not in _VECTOR:
+        # What is the same along a dim is small, and may be read an element at a time.
+        repeated = number < first_output and any(isinstance(step[number], int) and step[number] == 0 for step in steps)
+        if operand.dtype not in _VECTOR and not repeated:
             return False
         if number >= first_output and not _is_aligned(number, steps, operand):
             return False
     return True
 
 
-def _is_aligned(number: int, steps: list[list[Size]], operand: Operand) -> bool:
-    """Whether 4 neighbours of the innermost dim can be read or written as one vector."""
+def _is_aligned(number: int, steps: list[list[Size]], operand: Operand, count: int = 4) -> bool:
+    """Whether `count` neighbours of the innermost dim can be read or written as one vector."""
     inner = steps[-1][number]
     if not (isinstance(inner, int) and inner == 1):
         return False
-    return all(_dims.gcd_of(size) % 4 == 0 for size in (operand.offset, *(step[number] for step in steps[:-1])))
+    return all(_dims.gcd_of(size) % count == 0 for size in (operand.offset, *(step[number] for step in steps[:-1])))
+
+
+def _only_bytes(loop: list[Size], steps: list[list[Size]], operands: Sequence[Operand], first_output: int) -> bool:
+    """Whether 16 neighbours can be made together, and all that is read and written along the innermost dim are bytes."""
+    if _dims.gcd_of(loop[-1]) % 16:
+        return False
+    for number, operand in enumerate(operands):
+        inner = steps[-1][number]
+        if number < first_output and isinstance(inner, int) and inner == 0:
+            continue
+        if operand.dtype.itemsize != 1 or not _is_aligned(number, steps, operand, 16):
+            return False
+    return True
 
 
 class _Writer:
@@ -111,10 +133,11 @@ class _Writer:
 
     def __init__(
         self, expression: Expression, operands: Sequence[Operand], first_output: int, loop: list[Size],
-        steps: list[list[Size]], vector: bool, scalars: int,
+        steps: list[list[Size]], vector: bool, scalars: int, words: bool, wide: bool,
     ) -> None:  # fmt: skip
         self.expression, self.operands, self.first_output = expression, operands, first_output
-        self.loop, self.steps, self.vector, self.scalars = loop, steps, vector, scalars
+        self.loop, self.steps, self.vector, self.scalars, self.wide = loop, steps, vector, scalars, wide
+        self.words = {n for n, operand in enumerate(operands) if words and operand.dtype in _UNPACK and self._as_vector(n)}
         self.lanes = 4 if vector else 1
 
     def finish(self, lowering: Lowering, params: list[Size], work: Size, local: int, grid: tuple, label: str) -> None:
@@ -165,18 +188,21 @@ class _Writer:
         return found
 
     def _as_vector(self, number: int) -> bool:
-        return self.vector and _is_aligned(number, self.steps, self.operands[number])
+        operand = self.operands[number]
+        return self.vector and operand.dtype in _VECTOR and _is_aligned(number, self.steps, operand)
 
     def _declare(self, number: int) -> str:
         dtype = self.operands[number].dtype
         element = _VECTOR[dtype] if self._as_vector(number) else dtype.glsl
+        if number in self.words:
+            element = "uvec4" if self.wide else "uint"
         mode = "readonly" if number < self.first_output else "writeonly"
         return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
 
     def _statements(self, literal: dict[str, str]) -> str:
         out: list[str] = []
         rank, count = len(self.loop), len(self.operands)
-        out.append(f"int r = int(id){' * 4' if self.vector else ''};")
+        out.append(f"int r = int(id){' * 16' if self.wide else ' * 4' if self.vector else ''};")
         for n in reversed(range(rank)):
             if n:
                 out.append(f"int i{n} = r % d{n}; r /= d{n};")
@@ -193,18 +219,26 @@ class _Writer:
                 terms.append(offset)
             out.append(f"int x{k} = {' + '.join(terms)};")
         lanes: list[list[str]] = [[] for _ in range(self.lanes)]
+        same = [self.vector and literal.get(name, name) == "0" for name in (f"s{rank - 1}_{k}" for k in range(self.first_output))]
+        each: list[str] = []
         for k in range(self.first_output):
-            for lane, name in enumerate(self._load(k, literal, out)):
+            if self.wide and k in self.words:
+                out.append(f"uvec4 p{k} = b{k}[x{k} >> 4];")
+            for lane, name in enumerate(self._load(k, literal, each if self.wide and not same[k] else out)):
                 lanes[lane].append(name)
         scalars = [f"c{n}" for n in range(self.scalars)]
-        results: list[tuple[str, ...]] = []
-        for lane in range(self.lanes):
-            body, names = self.expression.glsl(lanes[lane], scalars, prefix=f"t{lane}_" if self.vector else "t")
-            out.append(body)
-            results.append(names)
+        once, texts, results = self.expression.glsl_of_lanes(lanes, same, scalars)
+        out.append(once)
+        each += texts
         for number in range(self.first_output, count):
             place = number - self.first_output
-            out.append(self._store(number, [names[place] for names in results]))
+            each.append(self._store(number, [names[place] for names in results]))
+        if not self.wide:
+            return " ".join(out + each)
+        outputs = range(self.first_output, count)
+        out += [f"uvec4 p{number};" for number in outputs]
+        out.append(f"UNROLL for (int w = 0; w < 4; w++) {{ {' '.join(each)} }}")
+        out += [f"b{number}[x{number} >> 4] = p{number};" for number in outputs]
         return " ".join(out)
 
     def _read(self, k: int, at: str) -> str:
@@ -222,6 +256,9 @@ class _Writer:
         if not self.vector or inner == "0":
             out.append(f"{acc} v{k} = {self._read(k, f'x{k}')};")
             return [f"v{k}"] * self.lanes
+        if k in self.words:
+            out.append(f"{_ACC_VECTOR[acc]} v{k} = {_UNPACK[dtype]}({f'p{k}[w]' if self.wide else f'b{k}[x{k} >> 2]'});")
+            return [f"v{k}.{c}" for c in "xyzw"]
         if self._as_vector(k):
             if dtype is DType.bool:
                 out.append(f"bvec4 v{k} = notEqual(uvec4(b{k}[x{k} >> 2]), uvec4(0u));")
@@ -237,6 +274,9 @@ class _Writer:
 
     def _store(self, number: int, names: list[str]) -> str:
         dtype = self.operands[number].dtype
+        if number in self.words:
+            word = f"p{number}[w]" if self.wide else f"b{number}[x{number} >> 2]"
+            return f"{word} = pv_pack({_ACC_VECTOR[dtype.acc]}({', '.join(names)}));"
         if not self.first_output and dtype.itemsize < 4:
             names = [f"pv_opaque({name})" for name in names]
         if self.vector:

@@ -72,10 +72,27 @@ def emit_quantize(
     program = Program(builder, x.type.dims)
     if isinstance(scale, Value) and scale.type.dtype is DType.float64:
         return _quantize_double(program, x, scale, zero, low, high, dtype, moved)
-    numbers = [program.real(x), inverse_of(program, scale), program.real(0 if zero is None else zero)]
-    numbers += [program.real(low), program.real(high)]
-    name = "pv_code_moved" if moved else "pv_code"
-    return program.emit((program.step(f"{name}($0, $1, $2, $3, $4)", *numbers, dtype=DType.int32), dtype))
+    return program.emit((code_of(program, program.real(x), inverse_of(program, scale), zero, low, high, dtype, moved), dtype))
+
+
+_FAR = 2**20
+
+
+def code_of(
+    program: Program, number: tuple, inverse: tuple, zero: Value | int | None, low: Any, high: Any, dtype: DType,
+    moved: bool = False,
+) -> tuple:  # fmt: skip
+    """The code of a number, as int32; see `emit_quantize`."""
+    known = [each for each in (0 if zero is None else zero, low, high) if not isinstance(each, Value)]
+    byte = dtype.itemsize == 1 and all(abs(each) < _FAR and each == int(each) for each in known)
+    byte = byte and not any(isinstance(each, Value) for each in (low, high))
+    byte = byte and not (isinstance(zero, Value) and zero.type.dtype.is_float)
+    move = program.real(0 if zero is None else zero)
+    if byte and isinstance(zero, Value) and zero.type.dtype.itemsize > 1:
+        move = program.step(f"clamp($0, {-_FAR}.0, {_FAR}.0)", move)
+    name = f"pv_code{'_byte' if byte else ''}{'_moved' if moved else ''}"
+    numbers = (number, inverse, move, program.real(low), program.real(high))
+    return program.step(f"{name}($0, $1, $2, $3, $4)", *numbers, dtype=DType.int32)
 
 
 def _quantize_double(

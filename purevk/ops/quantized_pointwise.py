@@ -6,7 +6,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
-from purevk.ops.quantize import Program, inverse_of
+from purevk.ops.quantize import Program, code_of, inverse_of
 from purevk.ops.registry import Operator, Rewrite, register
 from purevk.ops.shapes import broadcast
 
@@ -16,8 +16,7 @@ def _real(program: Program, codes: Value, scale: float, zero: int) -> tuple:
 
 
 def _codes(program: Program, number: tuple, inverse: tuple, zero: int, low: int, high: int, dtype: DType) -> Value:
-    bounds = program.real(zero), program.real(low), program.real(high)
-    return program.emit((program.step("pv_code($0, $1, $2, $3, $4)", number, inverse, *bounds, dtype=DType.int32), dtype))
+    return program.emit((code_of(program, number, inverse, zero, low, high, dtype), dtype))
 
 
 # -- et_vk -------------------------------------------------------------------------------------------------------------
@@ -32,7 +31,10 @@ def _expand_add(builder: Any, node: Node) -> Value:
     a, b, a_scale, a_zero, b_scale, b_zero, scale, zero, alpha = node.args
     program = Program(builder, node.result.type.dims)
     numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
-    total = program.step("pv_plus($0, $1, $2)", *numbers, program.real(alpha))
+    if alpha == 1:
+        total = program.step("($0 + $1)", *numbers)
+    else:
+        total = program.step("pv_plus($0, $1, $2)", *numbers, program.real(alpha))
     return _codes(program, total, inverse_of(program, scale), zero, -128, 127, DType.int8)
 
 

@@ -172,3 +172,27 @@ def test_codes_around_a_convolution():
         made = program.forward(x)
     assert torch.equal(made[0], wanted)
     assert torch.equal(made[1], qd.dequantize_per_tensor.default(wanted, 0.25, 3, -128, 127, torch.int8))
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (4, 16, 1040), (65600,)], ids=str)
+def test_sixteen_codes_an_invocation(shape):
+    """A GPU makes 16 bytes at a time where there are enough of them."""
+    x, y = (tensor(*shape, dtype=torch.int8, low=-128, high=127, seed=seed) for seed in (1, 2))
+    scales, zeros = tensor(shape[0], low=0.01, high=0.3), tensor(shape[0], dtype=torch.int64, low=-9, high=9)
+    flags = x > 3
+
+    def choose(x, y, flags):
+        return torch.where(flags, x, y)
+
+    def moved(x):
+        number = qd.dequantize_per_tensor.default(x, 0.04, 3, -128, 127, torch.int8)
+        return qd.quantize_per_tensor.default(number.relu(), 0.07, -5, -128, 127, torch.int8)
+
+    cases = [
+        exactly(torch.maximum, x, y), exactly(torch.bitwise_not, x), exactly(torch.logical_and, flags, y > 3), exactly(choose, x, y, flags),
+        exactly(lambda x: x[..., :1] + x, x), exactly(torch.add, x.view(torch.uint8), y.view(torch.uint8)), exactly(torch.gt, x, y),
+        exactly(qd.quantize_per_channel.default, tensor(*shape, low=-30, high=30), scales, zeros, 0, -128, 127, torch.int8),
+        exactly(qd.quantize_per_tensor.default, ties(*shape), 0.25, 3, -128, 127, torch.int8),
+        exactly(moved, x),
+    ]  # fmt: skip
+    check(cases)
