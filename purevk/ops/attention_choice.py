@@ -64,20 +64,23 @@ class Tiled:
 
 @dataclass(frozen=True)
 class Decode:
-    """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a share of its keys."""
+    """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a part of its keys. With `subgroup`, the
+    size of subgroups, lanes add up by shuffles."""
 
     splits: int = 1
     local: int = 128
+    subgroup: int | None = None
 
     def emit(
         self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
     ) -> None:
         batches, heads, queries, keys, width = sizes
-        macros = {**macros, "LOCAL": self.local}
+        macros = {**macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
         if self.splits == 1:
             lowering.dispatch(
                 "attention_decode.comp", buffers, macros=macros, params=[*params, 1, keys],
-                specialize=lowering.fixed(len(params) + 1), grid=(queries, heads, batches), flops=flops,
+                specialize=lowering.fixed(len(params) + 1), grid=(queries, heads, batches), subgroup_size=self.subgroup,
+                flops=flops,
             )  # fmt: skip
             return
         shares = lowering.temporary(TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4)))
@@ -86,12 +89,13 @@ class Decode:
         lowering.dispatch(
             "attention_decode.comp", [*buffers[:-1], (shares, "w")], macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
-            specialize=lowering.fixed(len(params) + 2), grid=(queries * self.splits, heads, batches), flops=flops,
+            specialize=lowering.fixed(len(params) + 2), grid=(queries * self.splits, heads, batches),
+            subgroup_size=self.subgroup, flops=flops,
         )  # fmt: skip
         lowering.dispatch(
             "attention_join.comp", [(shares, "r"), (out, "w")], macros={"T_OUT": out.dtype.glsl},
             params=[queries, width, self.splits, *params[14:17], 0, out.offset],
-            specialize=lowering.fixed(8), grid=(_dims.ceil_div(queries * width, 256), heads, batches),
+            specialize=lowering.fixed(8), grid=(queries, heads, batches),
         )  # fmt: skip
 
 
@@ -111,11 +115,13 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        # Measured on an H200: parts of 256 keys or more, for as long as a processor has less than four workgroups.
+        # Parts of 128 keys or more, for as long as a processor has less than four workgroups; what is short is not split, to
+        # save a dispatch.
         groups *= _dims.upper(queries)
-        splits = min(max(4 * cores // max(groups, 1), 1), max(_dims.upper(keys) // 256, 1), 32)
-        local = min(256, traits.max_invocations)
-        return Decode(splits, 1 << (local.bit_length() - 1))
+        most = _dims.upper(keys) // 128 if _dims.upper(keys) > 256 else 1
+        splits = max(min(4 * cores // max(groups, 1), most, 64), 1)
+        shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (8, 16, 32, 64)
+        return Decode(splits, 128, traits.subgroup_size if shuffles else None)
     # More queries read keys fewer times, fewer make more workgroups.
     for rows in (32, 16, 8):
         steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim
 SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
-KINDS = ["subgroup", "tiled", "shuffled", "decode", "split"]
+KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled"]
 VARIANTS = {
     "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
     "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
@@ -107,15 +107,19 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
         kernel = Heavy("attention_tiled.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     else:
-        splits = 3 if kind == "split" else 1
-        macros["SPLIT"] = int(kind == "split")
+        splits = 1 if kind == "decode" else 3
+        if kind == "split_shuffled":
+            if subgroup_size() % 8:
+                pytest.skip("subgroups are not whole groups of lanes")
+            macros["SHUFFLE"] = 1
+        macros["SPLIT"] = int(splits > 1)
         kernel = Heavy("attention_decode.comp", macros, [*params, splits, ceil_div(keys, splits)], len(buffers) + 1)
         grid = (queries * splits, q_heads, batch)
-    if kind == "split":
+    if kind.startswith("split"):
         (shares,), _ = kernel.run([*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid)
         to = [queries, values, splits, *strides(q_heads, queries, values, rows_first), 0, 0]
         join = Heavy("attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
-        (got,), _ = join.run([shares, Out(shape, dtype)], (ceil_div(queries * values // 4, 64), q_heads, batch))
+        (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
     else:
         (got,), _ = kernel.run([*buffers, Out(shape, dtype)], grid)
     close(got.swapaxes(1, 2) if rows_first else got, want, dtype)
