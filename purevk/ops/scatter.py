@@ -3,7 +3,8 @@
 A row is what the indices do not choose between. One invocation takes the entries of its row in their order, so that the
 result is the same at every call, and of several entries for one element the last holds, as on torch's CPU. Where there are
 many entries for few rows, every entry is an invocation of its own: sums and the like are then made with atomic operations, and
-for writes a first pass finds the last entry of each element.
+for writes a first pass finds the last entry of each element. On a GPU, scatters along one dim are mostly one dispatch
+(`scatter_tiles.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.map_kernel import MapSpec, acc_of, emit_map
 from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.scatter_tiles import emit_tiles
 
 NAME = "purevk.scatter"
 # What becomes of an element `a` and an entry `b`.
@@ -110,11 +112,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     x, out = lowering.operand(x_value), lowering.operand(node.result)
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
-    emit_copy(lowering, x, out)
     indices = [lowering.operand(value) for value in index_values]
     source = lowering.operand(source_value) if isinstance(source_value, Value) else None
     places = _Places(out, indices, source, along, given)
     if any(isinstance(size, int) and size == 0 for size in (*places.entries, *places.rows)):
+        emit_copy(lowering, x, out)
         return
     inputs = {f"INDEX{n}": index for n, index in enumerate(indices)}
     if source is not None:
@@ -122,6 +124,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         entry = f"SOURCE({places.source_at})"
     else:
         entry = literal(source_value, out.dtype) if out.dtype is not DType.bool else str(int(bool(source_value)))
+    if include_self and mode != "mean" and _in_tiles(lowering, x, out, indices, source, entry, along, given, mode):
+        return
+    emit_copy(lowering, x, out)
     kernel = _Emitter(lowering, out, places, inputs, entry)
     if mode == "mean":
         kernel.mean(include_self)
@@ -131,6 +136,23 @@ def _lower(lowering: Lowering, node: Node) -> None:
         if not include_self:
             kernel.each(_identity(mode, out.dtype), "set")
         kernel.each("b = " + entry, mode)
+
+
+def _in_tiles(
+    lowering: Lowering, x: Operand, out: Operand, indices: Sequence[Operand], source: Operand | None, value: str,
+    along: int | None, given: Sequence[int], mode: str,
+) -> bool:  # fmt: skip
+    """Emits the one dispatch of a scatter along one dim where that is better than what follows; returns whether it is."""
+    index = indices[0]
+    if along is not None:
+        others = [d for d in range(len(out.dims)) if d != along]
+        if any(index.dims[d] != out.dims[d] for d in others):
+            return False
+        return emit_tiles(lowering, x, out, index, source, value, along, index.dims[along], False, mode, _COMBINE[mode])
+    if len(given) != 1 or len(index.dims) > 1:
+        return False
+    entries = index.dims[0] if index.dims else 1
+    return emit_tiles(lowering, x, out, index, source, value, given[0], entries, True, mode, _COMBINE[mode])
 
 
 def _many_for_few(lowering: Lowering, places: _Places) -> bool:

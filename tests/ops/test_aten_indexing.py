@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
+from purevk.graph.context import default_context
 from purevk.ir import TensorType
 from purevk.program import Program
 from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
@@ -155,7 +158,52 @@ def test_dynamic_sizes():
 def test_kernels_of_scatter():
     """What the choice between one invocation a row and one an entry rests on."""
     with program_of(lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), places(64, below=64))) as program:
-        assert dispatches(program).count("map.comp") == 1
+        made = dispatches(program)
+        assert made.count("map.comp") == 1 if context().traits.is_cpu else "scatter.comp" in made
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A software device that is taken for a GPU."""
+    shared = default_context()
+    monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=16384))
+
+
+def test_scatter_in_one_dispatch(gpu):
+    x, wide = tensor(3, 2100, 5), tensor(70, 512)
+    cases = []
+    for dim, dtype in [(1, torch.float32), (2, torch.int32), (0, torch.float32), (1, torch.float16)]:
+        index, source = places(3, 2100, 5, below=x.shape[dim]), tensor(3, 2100, 5, seed=1).mul(100).to(dtype)
+        base = x.mul(100).to(dtype)
+        cases.append(Case(aten.scatter.src, (base, dim, index, source), expected=last_of(base, dim, index, source)))
+        if dtype.itemsize == 4:
+            cases.append(Case(aten.scatter_add.default, (base, dim, index, source), rtol=1e-4, atol=1e-3))
+            cases.append(Case(aten.scatter_reduce.two, (base, dim, index, source, "amax")))
+    cases.append(Case(aten.scatter.value, (x, 1, places(3, 7, 5, below=2100), 2.5)))
+    rows = torch.tensor([3, -1, 3, 69, 0, 3])
+    for dtype in (torch.float32, torch.float16, torch.int64, torch.uint8):
+        base, source = wide.mul(50).to(dtype), tensor(6, 512, seed=2).mul(50).to(dtype)
+        cases.append(Case(aten.index_put.default, (base, [rows], source), expected=last_of(base, 0, (rows % 70)[:, None].expand(6, 512), source)))
+        if dtype.itemsize >= 4:
+            cases.append(Case(aten.index_add.default, (base, 0, rows % 70, source)))
+    many = places(3000, below=70)
+    cases.append(Case(aten.index_add.default, (wide, 0, many, tensor(3000, 512)), rtol=1e-4, atol=1e-3))
+    cases.append(Case(aten.index_add.default, (tensor(2, 70, 8, 33), 1, many[:900], tensor(2, 900, 8, 33)), rtol=1e-4, atol=1e-3))
+    cases.append(Case(aten.index_put.default, (tensor(2, 3, 40, 16), [None, None, torch.tensor([7])], tensor(2, 3, 1, 16, seed=1))))
+    cases.append(Case(aten.index_reduce.default, (wide, 0, rows % 70, tensor(6, 512), "amin")))
+    cases.append(Case(aten.index_fill.int_Scalar, (wide, 1, torch.tensor([5, 500]), -1.0)))
+    check(cases)
+    for run in (lambda x, i: x.scatter_add(0, i, x), lambda x, i: x.scatter(1, i % 12, x), lambda x, i: x.index_copy(0, i[0], x)):
+        with program_of(run, (tensor(12, 12), places(12, 12, below=12))) as program:
+            assert [name for name in dispatches(program) if name != "pointwise.comp"] == ["scatter.comp"]
+
+
+def last_of(x, dim, index, source):
+    """What torch leaves open: of several entries for an element the last holds."""
+    x = x.clone()
+    for n in range(index.shape[dim]):
+        x.scatter_(dim, index.narrow(dim, n, 1), source.narrow(dim, n, 1))
+    return x
 
 
 def test_reading_with_many_indices():

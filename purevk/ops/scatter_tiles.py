@@ -1,0 +1,121 @@
+"""Scatters in one dispatch, on GPUs: a workgroup makes part of the result and looks for the entries that belong to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Size
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.map_kernel import acc_of
+from purevk.ops.pointwise_kernel import broadcast_strides
+from purevk.ops.reduction import conversions
+from purevk.ops.rows import collapse
+
+_EACH = 8  # rows of an invocation, where whole rows are moved
+_SECTOR = 8  # neighbouring columns that are read together
+_MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
+
+
+class _Shape:
+    """(outer, n, inner) of x and the result and (outer, m, inner) of the indices and the source, with their strides; None in
+    `fits` if dims cannot be joined so."""
+
+    def __init__(self, x: Operand, out: Operand, index: Operand, source: Operand | None, dim: int, entries: Size, shared: bool) -> None:
+        before, after = x.dims[:dim], x.dims[dim + 1 :]
+        entry = (*before, entries, *after)
+        if shared:
+            wide = [0] * len(before) + list(index.strides or (0,)) + [0] * len(after)
+        else:
+            wide = list(index.strides)
+        given = [0] * len(entry) if source is None else source.strides if not shared else broadcast_strides(source, entry)
+        self.steps: list[list[Size]] = [[0, each[dim], 0] for each in (x.strides, out.strides, wide, given)]
+        self.sizes: list[Size] = [1, x.dims[dim], 1]
+        self.entries, self.fits = entries, True
+        for place, some in ((0, range(dim)), (2, range(dim + 1, len(x.dims)))):
+            loop, strides = collapse([x.dims[d] for d in some], *([each[d] for d in some] for each in (x.strides, out.strides, wide, given)))
+            self.fits &= len(loop) <= 1
+            if len(loop) == 1:
+                self.sizes[place] = loop[0]
+                for mine, theirs in zip(self.steps, strides):
+                    mine[place] = theirs[0]
+        self.fits &= all(isinstance(size, int) for size in (*self.sizes, entries))
+
+
+def emit_tiles(
+    lowering: Lowering, x: Operand, out: Operand, index: Operand, source: Operand | None, value: str, dim: int, entries: Size,
+    shared: bool, mode: str, combine: str,
+) -> bool:  # fmt: skip
+    """Appends the dispatch of a scatter along a dim, if this kernel is the one to take; returns whether it is.
+
+    Args:
+        source: the entries; None: all are `value` (GLSL).
+        entries: how many the indices are along the dim.
+        shared: whether the indices are the same for all of the other dims, one tensor of rank 1 or 0.
+    """
+    traits, dtype = lowering.traits, out.dtype
+    if traits.is_cpu or mode != "set" and dtype not in (DType.float32, DType.int32):
+        return False
+    shape = _Shape(x, out, index, source, dim, entries, shared)
+    if not shape.fits:
+        return False
+    outer, n, inner = shape.sizes
+    offsets = [operand.offset if operand is not None else 0 for operand in (x, out, index, source)]
+    vector = (
+        shared and mode in ("set", "add", "prod") and dtype in (DType.float32, DType.float16, DType.int32)
+        and all(steps[2] == 1 for k, steps in enumerate(shape.steps) if k < 2 or k == 3 and source is not None)
+        and all(gcd4(inner, offsets[k], *shape.steps[k][:2]) for k in (0, 1, 3))
+    )  # fmt: skip
+    columns = inner // 4 if vector else inner
+    local = min(256, traits.max_invocations)
+    rows = shared and columns >= _SECTOR
+    if rows:
+        width = min(_power(columns), local)
+        reach = local // width * _EACH
+        parts, blocks = -(-n // reach), -(-columns // width)
+        # Every workgroup reads all indices: not where that is more than what it moves.
+        if entries * 2 > reach * width * (4 if vector else 1) and entries > 1024:
+            return False
+    else:
+        space = min(traits.max_shared_memory, 49152) // 4
+        width = 1 if inner == 1 else max(min(_power(inner), _SECTOR, 32), min(_power(space // 2 // n), 32, _power(inner)))
+        parts = -(-n * width // space)
+        reach = -(-n // parts)
+        blocks = -(-inner // width)
+        if reach * width > 4096:
+            local = min(512, traits.max_invocations)
+        few = outer * parts * blocks < traits.processors
+        if parts > _MOST_PARTS or few and entries * width > 65536:
+            return False
+    acc = acc_of(dtype)
+    names: dict[str, Any] = conversions(dtype, dtype, acc)
+    if index.dtype is DType.int64:
+        names["HAS_INT64"] = "1"
+    if acc == "int":
+        names["INTEGERS"] = "1"
+    params = [*shape.sizes, entries]
+    for offset, steps in zip(offsets, shape.steps):
+        params += [offset, *steps]
+    groups = outer * parts * blocks
+    given = [(source, "r")] if source is not None else []
+    moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
+    lowering.dispatch(
+        "scatter.comp", [(x, "r"), (index, "r"), *given, (out, "rw")],
+        macros={
+            **names, "T_INDEX": index.dtype.glsl, "LOCAL": local, "ROWS": int(rows), "WIDTH": width, "SET": int(mode == "set"),
+            "COMBINE(a, b)": combine, "REACH": reach, "VEC4": int(vector and rows), "SOURCE": int(source is not None),
+            **({} if source is not None else {"VALUE": value}),
+        },
+        params=[*params, parts, blocks], constants={100: local}, specialize=lowering.fixed(22),
+        grid=lowering.linear_grid(groups, 1), flops=outer * inner * entries,
+        nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
+    )  # fmt: skip
+    return True
+
+
+def _power(number: int) -> int:
+    power = 1
+    while power < number:
+        power *= 2
+    return power
