@@ -11,14 +11,19 @@
 //   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and conversions
 //   INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of an element and the element
 //   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b replaces a
+//   LOGARITHM 1 the logarithm of the running sum of exponentials; ACC float
 //   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part goes to totals[row, part]
 //   ROW_PER_INVOCATION 1  an invocation walks along its row, alone
+//   ROW_PER_SUBGROUP 1    a subgroup has a row; lanes take neighbouring elements
 //   WIDTH       rows that a workgroup has at a time: rows.glslh. Needs TOTALS 0
-//   ITEMS       elements that an invocation takes at a time, if a workgroup has a row
+//   VEC4 1      x, out and the indices are read and written four elements at a time; T_X float, float16_t or int, and T_OUT the
+//               vec4 of which ACC's is converted to; indices of 64 bits (INDEX_PAIRS 1) are pairs of words. All but the size and
+//               the stride of what vectors lie along is a multiple of 4: of the row, whose stride is 1, or
+//   COLUMN 1    with WIDTH, of outer dim 0, whose stride is 1: a vector is of four rows
+//   ITEMS       elements that an invocation takes at a time (if ROW_PER_SUBGROUP and VEC4: vec4s), a multiple of 4 if VEC4 and a
+//               workgroup has one row
 //   LOCAL       a power of 2, the invocations of a workgroup
-// Grid: rows.glslh, with rows = rows * parts.
-#undef VEC4
-#define VEC4 0
+// Grid: rows.glslh, with rows = rows * parts, or rows / 4 if COLUMN and VEC4.
 #include "rows.glslh"
 #include "math.glslh"
 
@@ -45,6 +50,15 @@
 #endif
 #ifndef BEATS
 #define BEATS(b, a) ((b) >= (a))
+#endif
+#ifndef LOGARITHM
+#define LOGARITHM 0
+#endif
+#ifndef COLUMN
+#define COLUMN 0
+#endif
+#ifndef INDEX_PAIRS
+#define INDEX_PAIRS 0
 #endif
 #ifndef TOTALS
 #define TOTALS 0
@@ -81,8 +95,14 @@ PARAM_18(parts)
 PARAM_19(index_offset)
 #endif
 
+#if VEC4
+layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#else
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
-#if ARG
+#endif
+#if ARG && VEC4
+layout(set = 0, binding = 2) buffer BufIndex { ivec4 buf_index[]; };
+#elif ARG
 layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
 #elif TOTALS
 layout(set = 0, binding = 2) buffer BufTotals { ACC buf_totals[]; };
@@ -109,52 +129,129 @@ State join(State a, State b) {
     if (a.i < 0) return b;
     return is_nan(b.v) || (!is_nan(a.v) && BEATS(b.v, a.v)) ? b : a;
 }
+#if ROW_PER_SUBGROUP
+State shuffle(State s, uint from) { return State(subgroupShuffle(s.v, from), subgroupShuffle(s.i, from)); }
+#endif
+#define RESULT(s) (s).v
+#elif LOGARITHM
+// The largest element, and the sum of exp(element - largest).
+struct State {
+    float most, sum;
+};
+State initial() { return State(-PV_INF, 0.0); }
+State first(float v, int i) { return State(v, 1.0); }
+State join(State a, State b) {
+    float share = exp(a.most == b.most ? 0.0 : -abs(a.most - b.most));
+    return State(max(a.most, b.most), b.most > a.most ? b.sum + a.sum * share : a.sum + b.sum * share);
+}
+#if ROW_PER_SUBGROUP
+State shuffle(State s, uint from) { return State(subgroupShuffle(s.most, from), subgroupShuffle(s.sum, from)); }
+#endif
+#define RESULT(s) ((s).most + log((s).sum))
 #else
 #define State ACC
 #define initial() INIT
 #define first(v, i) (v)
 #define join(a, b) COMBINE(a, b)
+#define shuffle(s, from) subgroupShuffle(s, from)
+#define RESULT(s) (s)
 #endif
 
-void put(State s, int at) {
-#if ARG
-    buf_out[out_offset + at] = TO_OUT(s.v);
-    buf_index[index_offset + at] = T_INDEX(s.i);
-#else
-    buf_out[out_offset + at] = TO_OUT(s);
+#if VEC4
+void put4(State a, State b, State c, State d, int at) {
+    buf_out[(out_offset + at) >> 2] = VEC4_OF(T_OUT)(VEC4_OF(ACC)(RESULT(a), RESULT(b), RESULT(c), RESULT(d)));
+#if INDEX_PAIRS
+    buf_index[(index_offset + at) >> 1] = ivec4(a.i, 0, b.i, 0);
+    buf_index[((index_offset + at) >> 1) + 1] = ivec4(c.i, 0, d.i, 0);
+#elif ARG
+    buf_index[(index_offset + at) >> 2] = ivec4(a.i, b.i, c.i, d.i);
 #endif
 }
+#else
+void put(State s, int at) {
+    buf_out[out_offset + at] = TO_OUT(RESULT(s));
+#if ARG
+    buf_index[index_offset + at] = T_INDEX(s.i);
+#endif
+}
+#endif
 
-#if !ROW_PER_INVOCATION
-shared State shared_state[LOCAL];
+// What is scanned: the elements of a row, or of four rows.
+#if COLUMN && VEC4
+struct States {
+    State a, b, c, d;
+};
+States none() { return States(initial(), initial(), initial(), initial()); }
+States joined(States s, States t) { return States(join(s.a, t.a), join(s.b, t.b), join(s.c, t.c), join(s.d, t.d)); }
+#define ROWS 4
+#else
+#define States State
+#define none() initial()
+#define joined(s, t) join(s, t)
+#define ROWS 1
+#endif
+
+#if !ROW_PER_INVOCATION && !ROW_PER_SUBGROUP
+shared States shared_state[LOCAL];
 
 // The join of the states of all invocations before this one; `all` becomes that of all.
-State before(State mine, out State all) {
+States before(States mine, out States all) {
     int at = int(gl_LocalInvocationIndex), lane = LANE;
     shared_state[at] = mine;
     barrier();
     for (int step = 1; step < LANES; step *= 2) {
-        State other = lane >= step ? shared_state[at - step * WIDTH] : initial();
+        States other = none();
+        if (lane >= step) other = shared_state[at - step * WIDTH];
         barrier();
-        if (lane >= step) shared_state[at] = join(other, shared_state[at]);
+        mine = joined(other, mine);
+        if (lane >= step) shared_state[at] = mine;
         barrier();
     }
     all = shared_state[(LANES - 1) * WIDTH + SIDE];
-    State made = lane > 0 ? shared_state[at - WIDTH] : initial();
+    States made = none();
+    if (lane > 0) made = shared_state[at - WIDTH];
     barrier();
     return made;
 }
 #endif
 
+#if ROW_PER_SUBGROUP
+#if VEC4
+#define EACH 4
+#else
+#define EACH 1
+#endif
+
+// The elements from j on, joined one after the other to `left`, which becomes the join of all of the subgroup.
+void take(State s[EACH], inout State left, int j, int to, int out_base) {
+    uint lane = gl_SubgroupInvocationID;
+    UNROLL for (int k = 1; k < EACH; k++) s[k] = join(s[k - 1], s[k]);
+    State sum = s[EACH - 1];
+    for (uint step = 1; step < gl_SubgroupSize; step *= 2) {
+        State other = shuffle(sum, lane >= step ? lane - step : lane);
+        if (lane >= step) sum = join(other, sum);
+    }
+    State mine = shuffle(sum, max(lane, 1u) - 1u);
+    mine = lane > 0 ? join(left, mine) : left;
+    left = join(left, shuffle(sum, gl_SubgroupSize - 1u));
+    if (j >= to) return;
+#if VEC4
+    put4(join(mine, s[0]), join(mine, s[1]), join(mine, s[2]), join(mine, s[3]), out_base + j);
+#else
+    put(join(mine, s[0]), out_base + j * out_step);
+#endif
+}
+#endif
+
 void main() {
 #if TOTALS
-    int all_rows = rows * parts;
+    int units = rows * parts;
 #else
-    int all_rows = rows;
+    int units = rows / ROWS;
 #endif
-    for (int first_row = ROW_FIRST; ROW_MORE(first_row, all_rows); first_row += ROW_STEP) {
-        int i = min(first_row, all_rows - 1);
-        bool live = first_row < all_rows;
+    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
+        int i = min(unit, units - 1) * ROWS;
+        bool live = unit < units;
 #if TOTALS
         int row = i / parts, from = (i - row * parts) * part, to = min(row_length, from + part);
 #else
@@ -164,32 +261,94 @@ void main() {
         int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
         int x_base = x_offset + c0 * x_0 + c1 * x_1 + c2 * x_2 + q3 * x_3;
         int out_base = c0 * out_0 + c1 * out_1 + c2 * out_2 + q3 * out_3;
-        State carry = initial();
+        States carry = none();
 #if ROW_PER_INVOCATION
         for (int j = from; j < to; j++) {
             State e = first(FROM_X(READ_X(x_base + j * x_step)), j);
             carry = j == from ? e : join(carry, e);
             put(carry, out_base + j * out_step);
         }
+#elif ROW_PER_SUBGROUP
+        for (int start = from; start < to; start += ITEMS * EACH * LANES) {
+#if VEC4
+            X4 v[ITEMS];
+            UNROLL for (int k = 0; k < ITEMS; k++) {
+                int j = start + (k * LANES + LANE) * EACH;
+                v[k] = READ4_X(x_base + min(j, to - EACH));
+            }
+#else
+            ACC v[ITEMS];
+            UNROLL for (int k = 0; k < ITEMS; k++) v[k] = FROM_X(READ_X(x_base + min(start + k * LANES + LANE, to - 1) * x_step));
+#endif
+            UNROLL for (int k = 0; k < ITEMS; k++) {
+                int j = start + (k * LANES + LANE) * EACH;
+                State s[EACH];
+#if VEC4
+                s[0] = first(FROM_X(v[k].x), j);
+                s[1] = first(FROM_X(v[k].y), j + 1);
+                s[2] = first(FROM_X(v[k].z), j + 2);
+                s[3] = first(FROM_X(v[k].w), j + 3);
+#else
+                s[0] = first(v[k], j);
+#endif
+                take(s, carry, j, to, out_base);
+            }
+        }
 #else
         for (int start = from; start < to; start += ITEMS * LANES) {
             int mine = start + LANE * ITEMS;
-            State s[ITEMS];
+            States s[ITEMS];
+#if VEC4 && COLUMN
+            X4 v[ITEMS];
+            UNROLL for (int k = 0; k < ITEMS; k++) v[k] = READ4_X(x_base + min(mine + k, to - 1) * x_step);
             UNROLL for (int k = 0; k < ITEMS; k++) {
-                State e = initial();
-                if (mine + k < to) e = first(FROM_X(READ_X(x_base + (mine + k) * x_step)), mine + k);
-                s[k] = e;
-                if (k > 0) s[k] = join(s[max(k - 1, 0)], s[k]);
+                int j = mine + k;
+                s[k] = none();
+                if (j < to)
+                    s[k] = States(first(FROM_X(v[k].x), j), first(FROM_X(v[k].y), j), first(FROM_X(v[k].z), j), first(FROM_X(v[k].w), j));
             }
-            State all;
-            State left = join(carry, before(s[ITEMS - 1], all));
-            UNROLL for (int k = 0; k < ITEMS; k++)
-                if (live && mine + k < to) put(join(left, s[k]), out_base + (mine + k) * out_step);
-            carry = join(carry, all);
+#else
+            ACC v[ITEMS];
+#if VEC4
+            UNROLL for (int k = 0; k < ITEMS; k += 4) {
+                X4 four = READ4_X(x_base + min(mine + k, to - 4));
+                v[k] = FROM_X(four.x);
+                v[k + 1] = FROM_X(four.y);
+                v[k + 2] = FROM_X(four.z);
+                v[k + 3] = FROM_X(four.w);
+            }
+#else
+            UNROLL for (int k = 0; k < ITEMS; k++) v[k] = FROM_X(READ_X(x_base + min(mine + k, to - 1) * x_step));
+#endif
+            UNROLL for (int k = 0; k < ITEMS; k++) {
+                s[k] = none();
+                if (mine + k < to) s[k] = first(v[k], mine + k);
+            }
+#endif
+            UNROLL for (int k = 1; k < ITEMS; k++) s[k] = joined(s[k - 1], s[k]);
+            States all;
+            States left = joined(carry, before(s[ITEMS - 1], all));
+#if VEC4 && !COLUMN
+            UNROLL for (int k = 0; k < ITEMS; k += 4)
+                if (live && mine + k < to)
+                    put4(join(left, s[k]), join(left, s[k + 1]), join(left, s[k + 2]), join(left, s[k + 3]), out_base + mine + k);
+#else
+            UNROLL for (int k = 0; k < ITEMS; k++) {
+                if (!live || mine + k >= to) continue;
+                States t = joined(left, s[k]);
+                int at = out_base + (mine + k) * out_step;
+#if VEC4
+                put4(t.a, t.b, t.c, t.d, at);
+#else
+                put(t, at);
+#endif
+            }
+#endif
+            carry = joined(carry, all);
         }
 #endif
 #if TOTALS
-        if (LANE == 0) buf_totals[i] = carry;
+        if (LANE == 0) buf_totals[i] = RESULT(carry);
 #endif
     }
 }

@@ -13,7 +13,7 @@ from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.rows import bind_x, collapse, spread
+from purevk.ops.rows import LINE, bind_x, collapse, spread
 from purevk.ops.shapes import reduced, wrap_all
 
 
@@ -232,7 +232,6 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
 
 
 COLUMNS = 64  # columns of a workgroup, where each invocation has one
-LINE = 128  # bytes of neighbouring columns that the invocations of a workgroup read at a time
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.epilogue import gcd4
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.map_kernel import MapSpec, emit_map
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.rearrange import is_empty, row
 from purevk.ops.reduction import conversions
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
-from purevk.ops.rows import collapse
+from purevk.ops.rows import LINE, collapse
 from purevk.ops.shapes import wrap
 
 NAME = "purevk.scan"
@@ -24,17 +25,19 @@ PART = 4096  # elements of a row that one workgroup takes, where rows are long a
 
 @dataclass(frozen=True)
 class Scan:
-    """Start and step; `beats`: when b replaces a, where the index is wanted too."""
+    """Start and step; `beats`: when b replaces a, where the index is wanted too; `logarithm`: the kernel keeps sums of exponentials
+    rather than their logarithms."""
 
     start: str = "ACC(0)"
     combine: str = "((a) + (b))"
     beats: str = ""
+    logarithm: bool = False
 
 
 _KINDS = {
     "sum": Scan(),
     "prod": Scan("ACC(1)", "((a) * (b))"),
-    "logsumexp": Scan("-PV_INF", "pv_logaddexp(a, b)"),
+    "logsumexp": Scan("-PV_INF", "pv_logaddexp(a, b)", logarithm=True),
     "max": Scan(beats="((b) >= (a))"),
     "min": Scan(beats="((b) <= (a))"),
 }
@@ -77,18 +80,27 @@ def emit_scan(
     traits, out = lowering.traits, outs[0]
     acc = "int64_t" if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float else out.dtype.acc if out.dtype.is_float else "int"
     many, long = _dims.upper(rows), _dims.upper(length)
+    unit, beside = _is_one(step) and _is_one(out_step), bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step)
     if traits.is_cpu:
         alone = long <= traits.max_iterations and many >= 8
     else:
-        alone = long <= 64 or many >= 2**16 and long <= 4096
+        alone = not beside and (long <= 64 or many >= 2**16 and long <= 4096)
     cut = not alone and not how.beats and long >= 4 * PART and many < 64
-    local = 64 if traits.is_cpu else min(256, traits.max_invocations)
     # Columns beside one another are walked together.
-    columns = not (alone or cut or traits.is_cpu) and bool(mine) and not _is_one(step) and _is_one(mine[0])
-    macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": how.start, "COMBINE(a, b)": how.combine, "LOCAL": local}
+    columns = beside and not (alone or cut or traits.is_cpu)
+    shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
+    subgroup = unit and shuffles and not traits.is_cpu and long >= traits.subgroup_size and many >= 16 * traits.processors
+    if subgroup:
+        alone = cut = False
+    others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
+    others += [sizes[0], step, out_step] if columns else [length]
+    vector = not traits.is_cpu and not alone and not cut and (unit or columns) and gcd4(*others) and _four_at_once(x, out)
+    macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": how.start, "COMBINE(a, b)": how.combine, "VEC4": int(vector)}
     buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
     if how.beats:
         macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
+        macros["INDEX_PAIRS"] = int(vector and outs[1].dtype is DType.int64)
+    macros["LOGARITHM"] = int(how.logarithm)
     if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     parts = _dims.ceil_div(length, PART) if cut else 1
@@ -96,22 +108,55 @@ def emit_scan(
         totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts)))
         buffers.append((totals, "w"))
         macros["TOTALS"] = 1
+    local, width = 64 if traits.is_cpu else min(256, traits.max_invocations), 1
     if alone:
         macros["ROW_PER_INVOCATION"] = 1
-    if columns:
-        macros.update({"WIDTH": 32, "ITEMS": 16})
+        width = local
+    elif subgroup:
+        local = min(128, traits.max_invocations) // traits.subgroup_size * traits.subgroup_size
+        width = local // traits.subgroup_size
+        macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
+    elif columns:
+        local, width = _columns(traits, x.dtype.itemsize * (4 if vector else 1), -(-many // (4 if vector else 1)), long, macros)
+        macros.update({"WIDTH": width, "COLUMN": 1, "ITEMS": ITEMS})
+    elif vector:
+        macros["ITEMS"] = 16
+    macros["LOCAL"] = local
     pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
     params = [
         x.offset, out.offset, rows, length, step, out_step, *pad(mine, 4, 0), *pad(theirs, 4, 0), *pad(sizes, 3, 1), PART, parts,
         outs[-1].offset,
     ]  # fmt: skip
-    groups = rows * parts
+    units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
         "scan.comp", buffers, macros=macros, params=params, constants={100: local},
-        grid=lowering.linear_grid(groups, local if alone else 32 if columns else 1), flops=rows * length,
+        specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(units, width), flops=rows * length,
     )  # fmt: skip
     if cut:
         _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
+
+
+ITEMS = 8  # elements of a column that an invocation takes at a time
+
+
+def _four_at_once(x: Operand, out: Operand) -> bool:
+    return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (DType.float32, DType.float16, DType.int32)
+
+
+def _columns(traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]) -> tuple[int, int]:
+    """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a time: those of 128 bytes, or more
+    where they are short."""
+    double = bool(macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double"))
+    state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
+    room = min(512 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
+    room = 1 << room.bit_length() - 1
+    width = max(min(LINE // nbytes, 32), 1)
+    lanes = room // width
+    while lanes > 1 and (lanes // 2) * ITEMS >= long:
+        lanes //= 2
+    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
+        width *= 2
+    return width * lanes, width
 
 
 def _is_one(size: Size) -> bool:
