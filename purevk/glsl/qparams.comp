@@ -8,6 +8,7 @@
 // Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples of 4.
 //   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also over s, the scale.
 //   LX, SUBGROUP as in qmatvec.comp
+//   AHEAD  elements, or vec4s, that an invocation reads before it uses the first of them, by default 1
 // Grid: (rows), spread over y
 #include "common.glslh"
 #ifdef HAS_8BIT
@@ -36,6 +37,9 @@
 #endif
 #ifndef LX
 #define LX 32
+#endif
+#ifndef AHEAD
+#define AHEAD 1
 #endif
 #ifndef SUBGROUP
 #define SUBGROUP 0
@@ -72,23 +76,35 @@ layout(set = 0, binding = 2) writeonly buffer BufZero { T_ZERO buf_zero[]; };
 #endif
 shared vec2 parts[PARTS];
 
+#if VEC4_A
+#define EACH 4
+#define V vec4
+void take(vec4 v, inout float least, inout float most) {
+    least = min(min(min(least, v.x), min(v.y, v.z)), v.w);
+    most = max(max(max(most, v.x), max(v.y, v.z)), v.w);
+}
+#else
+#define EACH 1
+#define V float
+void take(float v, inout float least, inout float most) {
+    least = min(least, v);
+    most = max(most, v);
+}
+#endif
+
 void main() {
     int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
     if (row >= rows) return;
     float a = PV_INF, b = -PV_INF;
-#if VEC4_A
-    for (int k = lane * 4; k < K; k += LX * 4) {
-        vec4 v = vec4(buf_a[(offset + row * stride + k) >> 2]);
-        a = min(min(min(a, v.x), min(v.y, v.z)), v.w);
-        b = max(max(max(b, v.x), max(v.y, v.z)), v.w);
-    }
-#else
-    for (int k = lane; k < K; k += LX) {
-        float v = float(buf_a[offset + row * stride + k]);
-        a = min(a, v);
-        b = max(b, v);
+    int k = lane * EACH;
+#if AHEAD > 1
+    for (; k + (AHEAD - 1) * LX * EACH < K; k += AHEAD * LX * EACH) {
+        V v[AHEAD];
+        UNROLL for (int i = 0; i < AHEAD; i++) v[i] = V(buf_a[(offset + row * stride + k + i * LX * EACH) / EACH]);
+        UNROLL for (int i = 0; i < AHEAD; i++) take(v[i], a, b);
     }
 #endif
+    for (; k < K; k += LX * EACH) take(V(buf_a[(offset + row * stride + k) / EACH]), a, b);
 #if SUBGROUP
     a = subgroupMin(a);
     b = subgroupMax(b);

@@ -68,9 +68,12 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     rule, subgroups = _RULES[choice.rule], lowering.traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = lowering.traits.subgroup_size if subgroups else 32
     wide = lanes if lowering.traits.is_cpu else min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
+    vector = gcd4(columns, x.strides[0], x.offset)
+    each = _dims.upper(columns) // (wide * (4 if vector else 1))
     macros: dict[str, Any] = {
+        "AHEAD": 1 if lowering.traits.is_cpu or each < 2 else 2 if each < 4 else 4,
         "T_A": x.dtype.glsl, "T_SCALE": scale.dtype.glsl, "T_ZERO": zero.dtype.glsl, "SCALE": rule.scale, "ZERO": rule.zero,
-        "VEC4_A": int(gcd4(columns, x.strides[0], x.offset)), "LX": wide, "SUBGROUP": lanes if subgroups else 0,
+        "VEC4_A": int(vector), "LX": wide, "SUBGROUP": lanes if subgroups else 0,
     }  # fmt: skip
     if zero.dtype.itemsize == 1:
         macros["HAS_8BIT"] = "1"
@@ -81,7 +84,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     ]  # fmt: skip
     lowering.dispatch(
         "qparams.comp", [(x, "r"), (scale, "w"), (zero, "w")], macros=macros, params=params,
-        grid=lowering.linear_grid(rows, 1), subgroup_size=lanes if subgroups else None,
+        specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(rows, 1), subgroup_size=lanes if subgroups else None,
     )  # fmt: skip
 
 
@@ -94,7 +97,7 @@ def _choose(builder: Any, x: Value, dims: Sequence[int], choice: Choice, dtypes:
     first = x.type.rank - len(dims)
     whole = tuple(dims) == tuple(range(first, x.type.rank)) and dims
     inner = _dims.product(x.type.dims[first:])
-    simple = x.type.dtype in (DType.float32, DType.float16) and dtypes[0] in (DType.float32, DType.float16)
+    simple = x.type.dtype in (DType.float32, DType.float16) and dtypes[0] in (DType.float32, DType.float16, DType.float64)
     if whole and simple and not (first == 0 and _dims.upper(inner) > 65536):
         flat = builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:first]), inner))
         made = builder.emit(NAME, flat, choice, dtypes)

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 import torch.ao.quantization.fx._decomposed  # noqa: E402, F401, F811
 
 from purevk.program import Program  # noqa: E402
-from tests.ops.harness import Case, Recorder, check, context, tensor  # noqa: E402
+from tests.ops.harness import Case, Recorder, check, context, dispatches, program_of, tensor  # noqa: E402
+from tests.ops.quantized import kernels_of  # noqa: E402
 
 qd = torch.ops.quantized_decomposed
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-(2**15), 2**15 - 1)}
@@ -125,6 +126,14 @@ def test_parameters_of_tokens():
         cases.append(exactly(qd.choose_qparams_per_token_asymmetric.default, x, torch.int8))
         cases.append(exactly(qd.choose_qparams_per_token.default, x, torch.int8))
     check(cases)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_parameters_of_long_tokens_take_one_kernel(device):
+    with kernels_of(device):
+        check([exactly(qd.choose_qparams_per_token_asymmetric.default, x, torch.int8) for x in (tensor(9, 4096), tensor(5, 2051))])
+        with program_of(lambda x: qd.choose_qparams_per_token_asymmetric.default(x, torch.int8), (tensor(9, 4096),)) as program:
+            assert dispatches(program) == ["qparams.comp"]
 
 
 BLOCKS = [(1, 64), (1, 32), (1, 1), (4, 16), (4, 1), (8, 64), (2, 64)]
