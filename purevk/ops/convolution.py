@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
-from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, works_on_planes
+from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, spread_last, works_on_planes
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
@@ -116,13 +116,15 @@ register(Operator("et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expa
 # -- the kernel --------------------------------------------------------------------------------------------------------
 def _conv2d_shape(
     x: TensorType, weight: TensorType, bias: TensorType | None, stride: tuple, padding: tuple, dilation: tuple, groups: int,
-    epilogue: Any = None, extras: tuple = (),
+    epilogue: Any = None, extras: tuple = (), spread: tuple = (1, 1),
 ) -> TensorType:  # fmt: skip
+    """With `spread` (y, x), which only 1 x 1 windows take, the channels (dy, dx, c) of an output are the channels c of y * x
+    pixels."""
     kh, kw, _, out = weight.dims
     height = _window(x.dims[2], kh, stride[0], padding[0], dilation[0])
     width = _window(x.dims[3], kw, stride[1], padding[1], dilation[1])
     dtype = x.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
-    return TensorType(dtype, (x.dims[0], out, height, width))
+    return TensorType(dtype, (x.dims[0], out // (spread[0] * spread[1]), height * spread[0], width * spread[1]))
 
 
 def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
@@ -143,14 +145,14 @@ def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
 
 
 def _conv2d_lower(lowering: Lowering, node: Node) -> None:
-    x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras = node.args
+    x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras, spread = node.args
     out = lowering.operand(node.result)
     plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
     bias = packed(lowering, bias_value)
     x = lowering.operand(x_value)
     if as_planes(x) and as_planes(out) and works_on_planes(node):
         if plain:
-            lower_product(lowering, x, weight_value, bias, out, epilogue, extras)
+            lower_product(lowering, x, weight_value, bias, out, epilogue, extras, spread)
         else:
             weight = packed(lowering, weight_value)
             lower_groups(lowering, x, weight, bias, out, epilogue, extras, (stride, padding, dilation), groups)
@@ -160,7 +162,7 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     batches, channels, height, width = x.dims
     kh, kw, group_in, out_channels = weight.dims
     _, _, out_height, out_width = out.dims
-    rows = batches * out_height * out_width
+    rows = batches * out_height * out_width // (spread[0] * spread[1])
     depthwise = groups == channels and out_channels == channels and group_in == 1 and groups > 1
     group_out = out_channels if depthwise else out_channels // groups
     vector_out = gcd4(group_out)
@@ -174,10 +176,13 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     else:
         choice = choose(lowering.traits, rows, group_out, kh * kw, group_in, groups, half, (vector_a, vector_b))
     columns = "N" if plain or choice.splits > 1 else "pixel_o"
+    place, channel = (f"m * {columns} + n", "n") if spread == (1, 1) else spread_last(x, out, spread)
     made = make_epilogue(
-        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", f"m * {columns} + n", (1, "n"), vector_out,
+        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", place, (1, channel), vector_out,
     )  # fmt: skip
     if plain:
+        if spread != (1, 1):
+            made.macros["PLACE(b, m, n)"] = f"({place})"
         _as_matmul(lowering, choice, x, pixel, weight, bias, out, made, rows)
         return
     if choice.splits > 1:

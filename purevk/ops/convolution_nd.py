@@ -72,10 +72,23 @@ def convolve_transposed(
         wide = builder.emit("aten.expand.default", split, (groups, phases, bias.type.dims[0] // groups))
         bias = builder.emit("aten.view.default", wide, (bias.type.dims[0] * phases,))
     ones, zeros = (1,) * count, (0,) * count
+    if _is_spread(builder, x, result, stride, before, groups):
+        packed = builder.emit("purevk.copy", builder.emit("aten.permute.default", mirrored, (2, 3, 1, 0)))
+        return builder.emit("purevk.conv2d", x, packed, bias, ones, zeros, ones, groups, None, (), tuple(stride))
     made = builder.emit("aten.convolution.default", x, mirrored, bias, ones, tuple(before), ones, False, zeros, groups)
     if made.type.dims == result.dims and phases == 1 and all(before[d] == lengths[d] - 1 - padding[d] for d in range(count)):
         return made
     return _interleave(builder, made, result, stride, padding, [b - (p - 1) for b, p in zip(before, parts)], groups)
+
+
+def _is_spread(builder: Any, x: Value, result: TensorType, stride: Sequence[int], before: Sequence[int], groups: int) -> bool:
+    """Whether each pixel of an image becomes a block of its own, which a matrix product can write where it belongs."""
+    sizes = result.dims
+    return (
+        len(stride) == 2 and groups == 1 and not any(before) and not builder.traits.is_cpu
+        and all(isinstance(size, int) for size in (*x.type.dims[1:], *sizes[1:])) and sizes[1] % 4 == 0
+        and all(sizes[2 + d] == x.type.dims[2 + d] * stride[d] for d in range(2)) and _product(stride) > 1
+    )
 
 
 def _product(numbers: Sequence[int]) -> int:

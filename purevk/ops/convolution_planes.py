@@ -33,7 +33,7 @@ def works_on_planes(node: Node) -> bool:
     x, weight, groups = node.args[0], node.args[1], node.args[6]
     kh, kw, group_in, out = weight.type.dims
     if is_product_node(node):
-        return gcd4(_dims.product(x.type.dims[2:]))
+        return gcd4(_dims.product(x.type.dims[2:]) if node.args[9] == (1, 1) else x.type.dims[3])
     dilation = node.args[5]
     return (
         groups > 1 and min(group_in, out // groups) < WIDE and ((kh - 1) * dilation[0] + 1) * kw <= MAX_LOADS
@@ -48,8 +48,25 @@ def adapt(node: Node, orders: tuple, places: Any) -> Node:
     return Node(node.op, args, node.results, node.source, node.alias)
 
 
+def spread_last(x: Operand, out: Operand, spread: tuple[int, int]) -> tuple[str, str]:
+    """Where a product's row m (a pixel of the input) and column n (dy, dx, channel) go channels last, and the channel."""
+    channels, width = out.dims[1], x.dims[3]
+    phase, line = f"(n) / {channels}", f"(m) / {width}"
+    row, column = f"({line}) * {spread[0]} + ({phase}) / {spread[1]}", f"(m) % {width} * {spread[1]} + ({phase}) % {spread[1]}"
+    return f"(({row}) * {width * spread[1]} + {column}) * {channels} + (n) % {channels}", f"(n) % {channels}"
+
+
+def _spread_planes(x: Operand, out: Operand, spread: tuple[int, int]) -> tuple[str, str]:
+    """The same for row m (dy, dx, channel) and column n (a pixel) of image b, as planes."""
+    _, channels, height, width = out.dims
+    phase, across = f"(m) / {channels}", x.dims[3]
+    row, column = f"(n) / {across} * {spread[0]} + ({phase}) / {spread[1]}", f"(n) % {across} * {spread[1]} + ({phase}) % {spread[1]}"
+    return f"(((b) * {channels} + (m) % {channels}) * {height} + {row}) * {width} + {column}", f"(m) % {channels}"
+
+
 def lower_product(
-    lowering: Lowering, x: Operand, weight_value: Value, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple
+    lowering: Lowering, x: Operand, weight_value: Value, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple,
+    spread: tuple[int, int],
 ) -> None:  # fmt: skip
     """[out channels, channels] x [channels, pixels] for each image."""
     batches, channels, height, width = x.dims
@@ -63,18 +80,23 @@ def lower_product(
     rows, pitch, plane = weight.dims[3], weight.strides[3], x.strides[1]
     a = Operand(weight.storage, Layout(weight.offset, (pitch, 1)), TensorType(weight.dtype, (rows, channels)))
     b = Operand(x.storage, Layout(x.offset, (x.strides[0], plane, 1)), TensorType(x.dtype, (batches, channels, pixels)))
-    vectors = (gcd4(channels, pitch, weight.offset), gcd4(pixels, plane, x.strides[0], x.offset), gcd4(pixels, out.offset))
+    vectors = (gcd4(channels, pitch, weight.offset), gcd4(pixels, plane, x.strides[0], x.offset))
+    plain = spread == (1, 1)
+    vector_out = plain and gcd4(pixels, out.offset)
     half = x.dtype is weight.dtype is DType.float16
-    choice = choose(lowering.traits, rows, pixels, channels, batches, half, False, vectors[:2])
+    choice = choose(lowering.traits, rows, pixels, channels, batches, half, False, vectors)
+    place, channel = ("(b * M + m) * N + n", "m") if plain else _spread_planes(x, out, spread)
     made = make_epilogue(
-        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", None, vectors[2], (1, "m")
+        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", place, None, vector_out, (1, channel)
     )
+    if not plain:
+        made.macros |= {"PLACE(b, m, n)": f"({place})", "PLACE_STEP": str(spread[1])}
     if bias is not None:
         made.macros["BIAS_OF_ROWS"] = "1"
     emit(
         choice, lowering, a=a, b=b, bias=bias, out=out, epilogue=made, sizes=(rows, pixels, channels),
         strides=(pitch, plane, pixels), batch=(batches, batches, [0, x.strides[0], rows * pixels], [0, 0, 0]),
-        transposed=False, vectors=vectors,
+        transposed=False, vectors=(*vectors, vector_out),
     )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class MapSpec:
         atomic: several invocations may come to one element of the outputs, which are written by these alone: `R_ADD(a, b, v)`
             (float32, int32, int64), `R_MAX(a, b, v)` (int32, from 0 on), `R_JOIN(a, b, v)` (float32, int32): COMBINE(old, v).
         flops: operations per place, for profiles.
+        local: invocations of a workgroup on a GPU, or as many as it takes.
     """
 
     body: str
@@ -60,6 +61,7 @@ class MapSpec:
     flops: int = 1
     atomic: bool = False
     pushed: tuple[str, ...] = ()
+    local: int = 256
 
 
 def acc_of(dtype: DType) -> str:
@@ -170,7 +172,7 @@ class _Writer:
             macros["HAS_FLOAT64"] = "1"
         count = _dims.product(self.sizes)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
-        local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+        local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
         constants[LOCAL_ID] = local
         buffers = []
         for number, operand in enumerate(self.operands):

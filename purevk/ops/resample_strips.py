@@ -123,7 +123,7 @@ def sampled(
     traits: DeviceTraits = builder.traits
     planes = next(
         (
-            count for count in (8, 4, 2)
+            count for count in (4, 2)
             if channels % count == 0 and _dims.product(type.dims) // count >= _ENOUGH * traits.processors
         ), None,
     )  # fmt: skip
@@ -142,5 +142,6 @@ def sampled(
     out.append(
         f"UNROLL for (int k = 0; k < {planes}; k++) {{ int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms}); }}"
     )
-    spec = MapSpec(" ".join(out), ("X", "GRID"), stores=False, flops=plain.flops * planes)
+    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves several.
+    spec = MapSpec(" ".join(out), ("X", "GRID"), stores=False, flops=plain.flops * planes, local=1024)
     return builder.emit(NAME, plain, spec, (batches, channels // planes, height, width), (x, grid), type)

@@ -123,3 +123,21 @@ def program_macros(fn, *tensors):
     """The macros of the kernels of a function."""
     with program_of(fn, tensors) as program:
         return [dispatch.kernel.macros for dispatch in program.method("forward").executable.plan.dispatches]
+
+
+def test_pixels_that_become_blocks():
+    """Transposed convolutions whose kernel is their stride, as planes and channels last, with what follows them."""
+    x, cases = tensor(2, 8, 6, 12, low=-1, high=1), []
+    dense = tensor(8, 8, 3, 3, seed=3, low=-1, high=1)
+    for out, stride, bias in [(8, (2, 2), True), (4, (3, 1), False), (12, (1, 2), True), (6, (2, 2), True)]:
+        w, b = tensor(8, out, *stride, low=-1, high=1, seed=1), tensor(out, seed=2) if bias else None
+        r = F.conv_transpose2d(x, w, b, stride)
+        for name, before in (("planes", lambda t: t), ("last", lambda t: F.conv2d(t, dense.to(t.dtype), None, 1, 1))):
+            fn = lambda t, w, b, before=before, s=stride: F.conv_transpose2d(before(t), w, b, s)  # noqa: E731
+            cases.append(Case(fn, (x, w, b), constants=(1,), atol=5e-5, name=name))
+            after = lambda t, w, r, b, fn=fn: F.gelu(fn(t, w, b) * r) + (r[:1, :, :1, :1] if b is None else b[:, None, None])  # noqa: E731
+            cases += [Case(after, (x, w, r, b), constants=(1,), atol=5e-5, name=f"{name} epilogue"), Case(fn, (x.half(), w.half(), b.half() if bias else None), constants=(1,), atol=5e-2)]
+    cases.append(Case(lambda t, w: F.conv_transpose2d(t[:, :, :, :7], w, None, 2), (x, tensor(8, 4, 2, 2)), atol=5e-5))
+    check(cases)
+    w = tensor(8, 4, 2, 2)
+    assert len(templates(Case(lambda t: F.conv_transpose2d(t, w, None, 2).relu(), (x,)))) == 1
