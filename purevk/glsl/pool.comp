@@ -19,6 +19,8 @@
 //   CHANNELS_LAST 1  neighbouring invocations make neighbouring channels; 0: neighbouring columns
 //   VEC4 1           (CHANNELS_LAST) four channels an invocation: strides of c are 1; C, other strides and offsets are
 //                    multiples of 4
+//   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small windows on GPUs. Parameters
+//                    8 to 15 are specialization constants
 //   EPILOGUE(v, at)  at: the output's element index without the offset
 // ceil_mode is in OH and OW.
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
@@ -65,6 +67,9 @@
 #endif
 #ifndef CHANNELS_LAST
 #define CHANNELS_LAST 1
+#endif
+#ifndef UNROLLED
+#define UNROLLED 0
 #endif
 #ifndef EPILOGUE
 #define EPILOGUE(v, at) (v)
@@ -169,20 +174,33 @@ void main() {
             where[j] = h0 * W + w0;
 #endif
         }
-        for (int h = h0; h < h1; h += step_h) {
-            for (int w = w0; w < w1; w += step_w) {
 #if VEC4
-                X4 v = READ4_X(base + h * x_h + w * x_w);
+#define LOADED X4
+#define LOAD READ4_X
 #define ELEMENT(j) FROM_X(v[j])
 #else
-#define ELEMENT(j) FROM_X(READ_X(base + h * x_h + w * x_w))
+#define LOADED ACC
+#define LOAD(i) FROM_X(READ_X(i))
+#define ELEMENT(j) v
+#endif
+#if UNROLLED
+        UNROLL for (int kh = 0; kh < kernel_h; kh++) {
+            UNROLL for (int kw = 0; kw < kernel_w; kw++) {
+                int h = oh * stride_h - pad_h + kh * dilation_h, w = ow * stride_w - pad_w + kw * dilation_w;
+                bool inside = h >= 0 && h < H && w >= 0 && w < W;
+                LOADED v = LOAD(base + clamp(h, 0, H - 1) * x_h + clamp(w, 0, W - 1) * x_w);
+#else
+        for (int h = h0; h < h1; h += step_h) {
+            for (int w = w0; w < w1; w += step_w) {
+                const bool inside = true;
+                LOADED v = LOAD(base + h * x_h + w * x_w);
 #endif
                 UNROLL for (int j = 0; j < EACH; j++) {
                     ACC e = ELEMENT(j);
 #if AVERAGE
-                    best[j] += e;
+                    best[j] += inside ? e : ACC(0);
 #else
-                    bool better = wins(e, best[j]);
+                    bool better = inside && wins(e, best[j]);
                     best[j] = better ? e : best[j];
 #if INDICES
                     where[j] = better ? h * W + w : where[j];

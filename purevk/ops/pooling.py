@@ -16,6 +16,7 @@ from purevk.ops.rows import bind_x
 from purevk.ops.shapes import pair
 
 NAME = "purevk.pool2d"
+MAX_UNROLLED = 25  # elements of a window that a GPU reads at once
 
 
 def _out(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
@@ -75,7 +76,8 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     vector = last and x.dtype in (DType.float32, DType.float16) and gcd4(
         channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
     )  # fmt: skip
-    macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector)}
+    unrolled = not lowering.traits.is_cpu and kernel[0] * kernel[1] <= MAX_UNROLLED
+    macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector), "UNROLLED": int(unrolled)}
     texel, binding = bind_x(lowering, x, vector)
     macros |= texel
     buffers = [binding, (out, "w"), *([(second, "w")] if second is not None else [])]

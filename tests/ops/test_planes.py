@@ -39,12 +39,14 @@ def test_pooling():
         (2, 2, 0, 1, False), (3, 1, 1, 1, False), ((3, 2), (1, 2), (1, 0), 1, True), (3, 2, 1, 2, True), ((1, 5), (1, 3), (0, 2), 1, False), ((2, 3), 3, 1, (3, 1), False),
     ]:  # fmt: skip
         cases += [Case(pooled, (each, kernel, stride, padding, dilation, ceil)) for each in (x, ties)]
+        cases += [Case(lambda t, *a: pooled(t.permute(0, 3, 1, 2), *a), (each.permute(0, 2, 3, 1).contiguous(), kernel, stride, padding, dilation, ceil)) for each in (x, ties)]
         if dilation == 1:
             cases += [Case(lambda t, *a, i=include: F.avg_pool2d(t, *a, i), (x, kernel, stride, padding, ceil)) for include in (True, False)]
     cases += [
         Case(pooled, (x.half(), 3, 1, 1)), Case(F.avg_pool2d, (x.half(), 3, 2, 1, False, True, 7)), Case(F.max_pool2d, ((x * 9).int(), 3, 1, 1)),
         Case(pooled, (tensor(5, 20, 22, dtype=torch.int64, low=-9, high=9), 2, 2)), Case(lambda t: pooled(t[:, 1:, 2:, 3:], 3, 1, 1), (x,)), Case(F.max_pool2d, (x, 13, 1, 6)),
         Case(lambda t: F.max_pool2d(F.max_pool2d(t.relu(), 2).sigmoid(), 3, 1, 1) + 1, (x,)), Case(F.max_pool2d, (tensor(1, 3, 1, 2), 2, 1, 1)),
+        Case(lambda t: F.avg_pool2d(t.permute(0, 3, 1, 2), 3, 2, 1, True, False), (tensor(2, 9, 11, 8),)), Case(lambda t: F.max_pool2d(t.permute(0, 3, 1, 2), 6, 2, 3), (tensor(2, 9, 11, 8),)),
     ]  # fmt: skip
     check(cases)
     assert templates(Case(lambda t: F.max_pool2d(t, 3, 1, 1), (x,))) == ["pool_planes.comp"]
