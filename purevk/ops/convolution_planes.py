@@ -14,6 +14,7 @@ from purevk.ops.matmul import dense
 from purevk.ops.matmul_choice import choose, emit, first_extra
 from purevk.ops.planes import MAX_LOADS, column_rows
 
+MOST_IMAGES = 65535  # a dim of a grid, on any device
 WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion
 ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
 
@@ -33,7 +34,8 @@ def works_on_planes(node: Node) -> bool:
     x, weight, groups = node.args[0], node.args[1], node.args[6]
     kh, kw, group_in, out = weight.type.dims
     if is_product_node(node):
-        return gcd4(_dims.product(x.type.dims[2:]) if node.args[9] == (1, 1) else x.type.dims[3])
+        batches, _, height, width = x.type.dims
+        return gcd4(height * width if node.args[9] == (1, 1) else width) and _dims.upper(batches) <= MOST_IMAGES
     dilation = node.args[5]
     return (
         groups > 1 and min(group_in, out // groups) < WIDE and ((kh - 1) * dilation[0] + 1) * kw <= MAX_LOADS
