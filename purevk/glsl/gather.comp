@@ -24,9 +24,10 @@
 //   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read: needs no 64-bit
 //                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay
 //                   those of the int64 elements
+//   PLACES n        without ACC: places of an invocation (1), a workgroup's width apart
 //   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x
 //                   strides, steps and both offsets are multiples of 4
-// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "rows.glslh"
@@ -56,6 +57,9 @@
 #endif
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
+#endif
+#ifndef PLACES
+#define PLACES 1
 #endif
 #ifndef DIMS
 #define DIMS 2
@@ -178,52 +182,71 @@ int wrap(T_INDEX i, int limit) {
 #endif
 #define INDEXED(k) (wrap(buf_index##k[(offset_i##k + PLACE(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
 
-void main() {
-    for (int o = ROW_FIRST * EACH; o < outputs; o += ROW_STEP * EACH) {
-        ivec4 at = ivec4(o, 0, 0, 0);
+// Where output o comes from.
+int source_of(int o) {
+    ivec4 at = ivec4(o, 0, 0, 0);
 #if DIMS > 1
-        at.y = at.x / size_0;
-        at.x -= at.y * size_0;
+    at.y = at.x / size_0;
+    at.x -= at.y * size_0;
 #endif
 #if DIMS > 2
-        at.z = at.y / size_1;
-        at.y -= at.z * size_1;
+    at.z = at.y / size_1;
+    at.y -= at.z * size_1;
 #endif
 #if DIMS > 3
-        at.w = at.z / size_2;
-        at.z -= at.w * size_2;
+    at.w = at.z / size_2;
+    at.z -= at.w * size_2;
 #endif
-        int from = x_offset + at.x * x_stride_0;
+    int from = x_offset + at.x * x_stride_0;
 #if DIMS > 1
-        from += at.y * x_stride_1;
+    from += at.y * x_stride_1;
 #endif
 #if DIMS > 2
-        from += at.z * x_stride_2;
+    from += at.z * x_stride_2;
 #endif
 #if DIMS > 3
-        from += at.w * x_stride_3;
+    from += at.w * x_stride_3;
 #endif
-        from += INDEXED(0);
+    from += INDEXED(0);
 #if INDICES > 1
-        from += INDEXED(1);
+    from += INDEXED(1);
 #endif
 #if INDICES > 2
-        from += INDEXED(2);
+    from += INDEXED(2);
 #endif
 #if INDICES > 3
-        from += INDEXED(3);
+    from += INDEXED(3);
 #endif
-#ifndef ACC
-#if TEXEL_X && VEC4
-        buf_out[(out_offset + o) >> 2] = VEC4_OF(T_OUT)(READ4_X(from));
-#elif TEXEL_X
-        buf_out[out_offset + o] = T_OUT(READ_X(from));
-#elif VEC4
-        buf_out[(out_offset + o) >> 2] = buf_x[from >> 2];
+    return from;
+}
+
+// What a copy holds, and how it reads it: small types are widened, as in rows.glslh.
+#define WIDE_OF_float float
+#define WIDE_OF_float16_t float
+#define WIDE_OF_int int
+#define WIDE_OF_int8_t int
+#define WIDE_OF_int16_t int
+#define WIDE_OF_uint8_t uint
+#define WIDE_OF_uint16_t uint
+#define WIDE_OF_int64_t int64_t
+#define WIDE_OF_double double
+#define WIDE_OF_PASTE(T) WIDE_OF_##T
+#define WIDE_OF(T) WIDE_OF_PASTE(T)
+#if VEC4
+#define ELEMENTS X4
+#define LOAD(from) READ4_X(from)
+#define STORED(v) VEC4_OF(T_OUT)(v)
 #else
-        buf_out[out_offset + o] = READ_X(from);
+#define ELEMENTS WIDE_OF(T_X)
+#define LOAD(from) ELEMENTS(READ_X(from))
+#define STORED(v) T_OUT(v)
 #endif
-#elif VEC4
+
+void main() {
+#ifdef ACC
+    for (int o = ROW_FIRST * EACH; o < outputs; o += ROW_STEP * EACH) {
+        int from = source_of(o);
+#if VEC4
         X4 v = READ4_X(from);
         buf_out[(out_offset + o) >> 2] =
             TO_OUT4(VEC4_OF(ACC)(EPILOGUE(FROM_X(v.x), (o)), EPILOGUE(FROM_X(v.y), (o + 1)),
@@ -232,4 +255,18 @@ void main() {
         buf_out[out_offset + o] = TO_OUT(EPILOGUE(FROM_X(READ_X(from)), o));
 #endif
     }
+#else
+    // All indices first, then all elements: they are under way at the same time. Places beyond the end repeat the last one.
+    int start = (WORKGROUP * PLACES * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
+    for (; start < outputs; start += WORKGROUPS * PLACES * step) {
+        int from[PLACES];
+        UNROLL for (int p = 0; p < PLACES; p++) from[p] = source_of(min(start + p * step, outputs - EACH));
+        ELEMENTS v[PLACES];
+        UNROLL for (int p = 0; p < PLACES; p++) v[p] = LOAD(from[p]);
+        UNROLL for (int p = 0; p < PLACES; p++) {
+            int o = start + p * step;
+            if (o < outputs) buf_out[(out_offset + o) / EACH] = STORED(v[p]);
+        }
+    }
+#endif
 }

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.map_kernel import MapSpec, emit_map
@@ -36,6 +37,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
         _gather_anywhere(lowering, x, indices, out, index_dims, x_dims, steps)
         return
+    if len(indices) == 1 and _gather_rows(lowering, x, indices[0], out, loop, mine, theirs[0], steps[0]):
+        return
     loop, mine, theirs = list(reversed(loop)) or [1], list(reversed(mine)) or [0], [list(reversed(t)) or [0] for t in theirs]
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
@@ -47,21 +50,49 @@ def _lower(lowering: Lowering, node: Node) -> None:
     params: list[Size] = [x.offset, out.offset, out.type.numel, *pad(loop, 3), *pad(mine, 4)]
     for index, strides, dim in zip(indices, theirs, steps):
         params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
-    local = 64
+    # A GPU has several places under way in an invocation.
+    local, places = (64, 1) if lowering.traits.is_cpu else (min(256, lowering.traits.max_invocations), 2 if vector else 4)
     count = out.type.numel
     work = _ceil4(count) if vector else count
     lowering.dispatch(
         "gather.comp", [(x, "r"), *((index, "r") for index in indices), (out, "w")],
         macros={
             "DIMS": max(len(loop), 1), "INDICES": len(indices), "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl,
-            "T_INDEX": indices[0].dtype.glsl, "VEC4": int(vector),
+            "T_INDEX": indices[0].dtype.glsl, "VEC4": int(vector), "PLACES": places,
             **({"HAS_INT64": "1"} if DType.int64 in (x.dtype, indices[0].dtype) else {}),
             **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
         },
         params=params, constants={100: local}, specialize=lowering.fixed(64, range(31, 64)),
-        grid=lowering.linear_grid(work, local),
+        grid=lowering.linear_grid(work, local * places),
         nbytes=2 * count * x.dtype.itemsize + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
     )  # fmt: skip
+
+
+def _gather_rows(
+    lowering: Lowering, x: Operand, index: Operand, out: Operand, loop: list, mine: list, theirs: list, step: int
+) -> bool:
+    """Appends `gather_rows.comp` where a GPU picks many elements of each of many short rows; says whether it did."""
+    traits, length = lowering.traits, x.dims[step]
+    if traits.is_cpu or len(loop) != 2 or x.dtype.itemsize != 4 or not isinstance(length, int) or x.strides[step] != 1:
+        return False
+    room = (length + 3) // 4 * 4
+    if mine[1] != 0 or 4 * room > traits.max_shared_memory or length < 32:
+        return False
+    if _dims.hint(loop[0]) < traits.processors or _dims.hint(loop[1]) < max(length // 2, 128):
+        return False
+    vector = gcd4(length, x.offset, mine[0])
+    local = min(256, traits.max_invocations)
+    params = [loop[0], length, loop[1], x.offset, out.offset, mine[0], index.offset, *theirs]
+    lowering.dispatch(
+        "gather_rows.comp", [(x, "r"), (index, "r"), (out, "w")],
+        macros={
+            "VEC4": int(vector), "T_INDEX": index.dtype.glsl, "COLUMNS": room,
+            **({"HAS_INT64": "1"} if index.dtype is DType.int64 else {}),
+        },
+        params=params, constants={100: local}, specialize=lowering.fixed(9), grid=lowering.linear_grid(loop[0], 1),
+        nbytes=(loop[0] * length + out.type.numel) * 4 + index.type.numel * index.dtype.itemsize,
+    )  # fmt: skip
+    return True
 
 
 def _gather_anywhere(
@@ -82,8 +113,6 @@ def _gather_anywhere(
 
 
 def _ceil4(count: Size) -> Size:
-    from purevk.ir import dims as _dims
-
     return _dims.ceil_div(count, 4)
 
 

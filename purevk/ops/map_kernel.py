@@ -107,6 +107,10 @@ class _Writer:
         self.vector = self._lane() if by_output and walked else None
         # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are stored as one vector.
         self.four = self.vector is None and by_output and bool(walked) and spec.stores and self._stores_four()
+        # Otherwise, on a GPU, for this many places, a workgroup's width apart: what they read is under way at the same time.
+        self.apart = 0
+        if self.vector is None and not self.four and self._unrolls() and walked and not lowering.traits.is_cpu:
+            self.apart = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
         self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
         for name, operand in zip(self.names, self.operands):
             low = name.lower()
@@ -133,8 +137,13 @@ class _Writer:
                 return None
         return dims
 
+    def _unrolls(self) -> bool:
+        """Whether the statements may be made for several places one after the other, and the results stored then."""
+        spec = self.spec
+        return spec.stores and not spec.atomic and " for (" not in f" {spec.body}" and spec.template == "map.comp"
+
     def _stores_four(self) -> bool:
-        if " for (" in f" {self.spec.body}" or self.spec.template != "map.comp":
+        if not self._unrolls():
             return False
         inner = self.walked[-1]
         for operand in self.outputs:
@@ -171,8 +180,10 @@ class _Writer:
         if any(operand.dtype is DType.float64 for operand in self.operands):
             macros["HAS_FLOAT64"] = "1"
         count = _dims.product(self.sizes)
-        work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
+        work = _dims.ceil_div(count, 4) if self.vector or self.four else count
+        if self.apart:
+            work = _dims.ceil_div(count, self.apart * local) * local
         constants[LOCAL_ID] = local
         buffers = []
         for number, operand in enumerate(self.operands):
@@ -251,35 +262,60 @@ class _Writer:
         return f"pv_opaque({value})" if dtype.itemsize < 4 else value
 
     def _coordinates(self) -> str:
-        out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
-        out.append(f"int rest = int(id){' * 4' if self.vector or self.four else ''};")
-        for n, d in enumerate(reversed(self.walked)):
-            if n + 1 < len(self.walked):
-                out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
-            else:
-                out.append(f"int i{d} = rest;")
+        if self.apart:
+            count = " * ".join(f"size_{d}" for d in self.walked)
+            first = f"int(id - gl_LocalInvocationIndex) * {self.apart} + int(gl_LocalInvocationIndex)"
+            kept = (f"{self._type(len(self.inputs) + n)} q{n}[{self.apart}]; int at{n}[{self.apart}];" for n in range(len(self.outputs)))
+            return " ".join((f"int count_all = {count}, first = {first};", *kept))
+        out = self._split(f"int(id){' * 4' if self.vector or self.four else ''}")
         if self.four:
             out += [f"int first = i{self.walked[-1]};", *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs)))]
         elif self.spec.stores:
             out += self._results()
         return " ".join(out)
 
+    def _split(self, number: str) -> list[str]:
+        """Statements that declare the coordinates of a place from its number."""
+        out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
+        out.append(f"int rest = {number};")
+        for n, d in enumerate(reversed(self.walked)):
+            if n + 1 < len(self.walked):
+                out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
+            else:
+                out.append(f"int i{d} = rest;")
+        return out
+
     def _results(self) -> list[str]:
         return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]
 
     def _body(self) -> str:
-        if not self.four:
+        if not self.four and not self.apart:
             return self.spec.body
         kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
+        if self.apart:
+            kept += " ".join(f" at{n}[lane] = {self._place_here(n)};" for n in range(len(self.outputs)))
+            # Places beyond the end repeat the last one.
+            split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
+            each = " ".join((*split, *self._results(), self.spec.body, kept))
+            return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
         each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
         return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
 
+    def _place_here(self, n: int) -> str:
+        """The number, in its buffer, of result n's element at the coordinates."""
+        return re.sub(r"\bc(\d+)\b", r"i\1", self._place(f"R{n or ''}", self.outputs[n]))
+
     def _store(self) -> str:
         out = []
+        if self.apart:
+            for n, operand in enumerate(self.outputs):
+                number = len(self.inputs) + n
+                out.append(f"b{number}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};")
+            inside = "if (first + lane * int(gl_WorkGroupSize.x) < count_all)"
+            return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
         if self.four:
             for n, operand in enumerate(self.outputs):
-                given = {f"c{d}": f"i{d}" for d in range(len(operand.dims))}
-                place = re.sub(r"\bc\d+\b", lambda match: given[match[0]], self._place(f"R{n or ''}", operand))
+                place = self._place_here(n)
                 values = ", ".join(self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4))
                 out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {_VECTOR[operand.dtype]}({values});")
             return " ".join(out)

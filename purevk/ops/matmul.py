@@ -118,6 +118,13 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
         a = dense(lowering, a)
     if not (_one(b.strides[-1], n) or _one(b.strides[-2], k)) or not isinstance(b.offset, int):
         b = dense(lowering, b)
+    # The product with one column is that of one row with the transposed matrix, which GPUs read at the speed of memory.
+    column = bias_value is None and _one(0, n) and not _one(0, m) and _one(out.strides[-2], m) and not lowering.traits.is_cpu
+    if column:
+        a, b, out = _turned(b), _turned(a), _turned(out)
+        m, n = n, m
+        if not _one(a.strides[-1], k):
+            a = dense(lowering, a)
     # Many rows of the same B: batch dims of A join its rows.
     joined = _join_rows(a, b, out)
     if joined is not None:
@@ -144,10 +151,11 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
     bias = packed(lowering, bias_value)
     half = a.dtype is b.dtype is DType.float16
     choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
+    last = len(node.result.type.dims) - 1
     made = make_epilogue(
         lowering, epilogue, extras, lowering.operand(node.result) if joined is None else _like(node, out, lowering),
-        first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", (len(node.result.type.dims) - 1, "n"), vector_out,
-        (len(node.result.type.dims) - 2, "m") if joined is None or len(node.result.type.dims) == 2 else None,
+        first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", (last - column, "n"), vector_out,
+        (last - 1, "m") if not column and (joined is None or last == 1) else None,
     )  # fmt: skip
     emit(
         choice, lowering,
@@ -155,6 +163,13 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
         sizes=(m, n, k), strides=(left.row, ldb, result.row),
         batch=(batches, inner, step, outer_step), transposed=transposed, vectors=(vector_a, vector_b, vector_out),
     )  # fmt: skip
+
+
+def _turned(operand: Operand) -> Operand:
+    """A matrix transposed."""
+    (*lead, row, column), (*batch, rows, columns) = operand.strides, operand.dims
+    layout = Layout(operand.offset, (*lead, column, row))
+    return Operand(operand.storage, layout, TensorType(operand.dtype, (*batch, columns, rows)))
 
 
 def _like(node: Node, out: Operand, lowering: Lowering) -> Operand:

@@ -3,13 +3,13 @@
 The iteration runs over the output in the order of its memory; dims that lie densely within one another for all operands
 are one. Where the innermost run is a multiple of 4, an invocation makes 4 neighbours. A GPU reads and writes elements of one
 byte as words, and of programs of such elements alone an invocation makes 16 neighbours: what it takes to find them is shared,
-and all accesses are of 16 bytes.
+and all accesses are of 16 bytes. Where no vectors fit, an invocation of a GPU makes places a workgroup's width apart. Inputs
+whose neighbours lie along another dim go through tiles (`transpose_kernel.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
@@ -28,15 +28,6 @@ _UNPACK = {DType.int8: "pv_signed", DType.uint8: "pv_unsigned", DType.bool: "pv_
 _WIDE_GROUPS = 256  # invocations a processor that 16 elements each have to leave
 LOCAL = 64  # invocations of a workgroup on a software device
 LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """The iteration: sizes (outermost first) and, for each operand, strides and offset."""
-
-    sizes: tuple[Size, ...]
-    strides: tuple[tuple[Size, ...], ...]
-    offsets: tuple[Size, ...]
 
 
 def broadcast_strides(operand: Operand, sizes: Sequence[Size]) -> tuple[Size, ...]:
@@ -78,20 +69,25 @@ def emit_pointwise(
     sizes = outputs[0].dims
     if 0 in sizes:
         return
+    from purevk.ops.transpose_kernel import emit_transposed
+
     operands = [*inputs, *outputs]
     strides = [broadcast_strides(operand, sizes) for operand in operands]
     loop, steps = _collapse(sizes, strides, len(inputs))
+    if emit_transposed(lowering, expression, operands, len(inputs), loop, steps, scalars, label):
+        return
     vector = _can_vectorize(loop, steps, operands, len(inputs))
+    apart = 0
+    if not vector and not lowering.traits.is_cpu:
+        apart = 8 if all(operand.dtype.itemsize <= 2 for operand in operands) else 4
     words = vector and not lowering.traits.is_cpu
     enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
     wide = words and enough and _only_bytes(loop, steps, operands, len(inputs))
-    writer = _Writer(expression, operands, len(inputs), loop, steps, vector, len(scalars), words, wide)
-    params = [*loop, *(operand.offset for operand in operands), *(s for step in steps for s in step), *scalars]
+    writer = Writer(expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide)
     count = _dims.product(loop)
-    work = _dims.ceil_div(count, 16 if wide else 4) if vector else count
     local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
-    grid = lowering.linear_grid(work, local)
-    writer.finish(lowering, params, work, local, grid, label)
+    work = _dims.ceil_div(count, 16 if wide else 4) if vector else _dims.ceil_div(count, apart * local) * local if apart else count
+    writer.finish(lowering, "pointwise.comp", work, local, lowering.linear_grid(work, local), label)
 
 
 def _can_vectorize(loop: list[Size], steps: list[list[Size]], operands: Sequence[Operand], first_output: int) -> bool:
@@ -128,25 +124,39 @@ def _only_bytes(loop: list[Size], steps: list[list[Size]], operands: Sequence[Op
     return True
 
 
-class _Writer:
-    """Writes the macros of one specialization."""
+class Writer:
+    """Writes the macros of one specialization.
+
+    Args:
+        loop, steps: the sizes of the iteration, and for each of its dims the strides of the operands.
+        vector: an invocation makes 4 neighbours.
+        apart: otherwise, places of an invocation: a workgroup's width apart, so that neighbours of a workgroup touch
+            neighbours in memory, and all that is read is under way at once. 0: one.
+        words: elements of one byte that are read or written as vectors are so as words.
+        wide: an invocation makes 16 neighbours.
+    """
 
     def __init__(
         self, expression: Expression, operands: Sequence[Operand], first_output: int, loop: list[Size],
-        steps: list[list[Size]], vector: bool, scalars: int, words: bool, wide: bool,
+        steps: list[list[Size]], vector: bool, scalars: Sequence[Size], apart: int = 0, words: bool = False, wide: bool = False,
     ) -> None:  # fmt: skip
         self.expression, self.operands, self.first_output = expression, operands, first_output
-        self.loop, self.steps, self.vector, self.scalars, self.wide = loop, steps, vector, scalars, wide
+        self.loop, self.steps, self.vector, self.scalars = loop, steps, vector, scalars
+        self.apart, self.wide, self.lanes = apart, wide, 4 if vector else apart or 1
         self.words = {n for n, operand in enumerate(operands) if words and operand.dtype in _UNPACK and self._as_vector(n)}
-        self.lanes = 4 if vector else 1
 
-    def finish(self, lowering: Lowering, params: list[Size], work: Size, local: int, grid: tuple, label: str) -> None:
+    def finish(
+        self, lowering: Lowering, template: str, work: Size, local: int, grid: tuple, label: str,
+        macros: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Appends the dispatch; parameter 0 is `work`."""
         # Sizes and strides are written as names; those known are specialization constants where there is index
         # arithmetic to save, and the count of a plain loop stays a parameter, so that one pipeline serves all sizes.
         rank, count = len(self.loop), len(self.operands)
+        params = [*self.loop, *(operand.offset for operand in self.operands), *(s for step in self.steps for s in step), *self.scalars]
         plain = rank == 1 and all(isinstance(step, int) and step in (0, 1) for step in self.steps[0])
         names = [f"d{n}" for n in range(rank)] + [f"o{n}" for n in range(count)]
-        names += [f"s{n}_{k}" for n in range(rank) for k in range(count)] + [f"c{n}" for n in range(self.scalars)]
+        names += [f"s{n}_{k}" for n in range(rank) for k in range(count)] + [f"c{n}" for n in range(len(self.scalars))]
         declared, push, constants, literal = [], [], {}, {}
         for number, (name, size) in enumerate(zip(names, params)):
             if isinstance(size, int) and (size in (0, 1) and name[0] in "os" or plain and name[0] in "os"):
@@ -159,20 +169,22 @@ class _Writer:
                 declared.append(f"int {name} = push.p[{len(push) + 1}];")
                 push.append(size)
         constants[LOCAL_ID] = local
-        words = [work, *push]
-        text = self._statements(literal)
         buffers = [
             (operand, "r" if number < self.first_output else "w") for number, operand in enumerate(self.operands)
         ]
         lowering.dispatch(
-            "pointwise.comp", buffers,
+            template, buffers,
             macros={
                 "BUFFERS": " ".join(self._declare(number) for number in range(count)), "DECLARE": " ".join(declared),
-                "BODY": text, **self._extensions(),
+                "BODY": self._statements(literal), **self._extensions(), **(macros or {}),
             },
-            params=words, constants=constants, grid=grid, label=label,
+            params=[work, *push], constants=constants, grid=grid, label=label,
             flops=_dims.product(self.loop) * len(self.expression.steps),
         )  # fmt: skip
+
+    def can_store_vectors(self) -> bool:
+        """Whether the types of all operands have vectors of 4, and the outputs can be written so."""
+        return _can_vectorize(self.loop, self.steps, self.operands, self.first_output)
 
     def _extensions(self) -> dict[str, str]:
         dtypes = {operand.dtype for operand in self.operands} | set(self.expression.dtypes)
@@ -200,46 +212,73 @@ class _Writer:
         return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
 
     def _statements(self, literal: dict[str, str]) -> str:
+        rank = len(self.loop)
+        if not self.apart:
+            split = [f"int r = int(id){' * 16' if self.wide else ' * 4' if self.vector else ''};"]
+            split += [f"int i{n} = r % d{n}; r /= d{n};" if n else "int i0 = r;" for n in reversed(range(rank))]
+            return " ".join((*split, *self._work(literal)))
+        count = " * ".join(f"d{n}" for n in range(rank))
+        out = [f"int count = {count}, first = int(id - gl_LocalInvocationIndex) * {self.lanes} + int(gl_LocalInvocationIndex);"]
+        for lane in range(self.lanes):
+            out.append(f"int r{lane} = min(first + {lane} * int(gl_WorkGroupSize.x), count - 1);")
+            out += [f"int i{n}_{lane} = r{lane} % d{n}; r{lane} /= d{n};" for n in reversed(range(1, rank))]
+            out.append(f"int i0_{lane} = r{lane};")
+            for k in range(len(self.operands)):
+                out.append(f"int x{k}_{lane} = {self._place(k, literal, f'_{lane}')};")
+        values = [[f"v{k}_{lane}" for k in range(self.first_output)] for lane in range(self.lanes)]
+        for lane in range(self.lanes):
+            for k in range(self.first_output):
+                out.append(f"{self.operands[k].dtype.acc} v{k}_{lane} = {self._read(k, f'x{k}_{lane}')};")
+        once, texts, places = self.expression.glsl_of_lanes(values, [False] * self.first_output, self._scalars())
+        out += [once, *texts]
+        for lane in range(self.lanes):
+            stores = " ".join(
+                self._store(number, [places[lane][number - self.first_output]], f"x{number}_{lane}")
+                for number in range(self.first_output, len(self.operands))
+            )
+            out.append(f"if (first + {lane} * int(gl_WorkGroupSize.x) < count) {{ {stores} }}")
+        return " ".join(out)
+
+    def _work(self, literal: dict[str, str]) -> list[str]:
+        """What is done at the place i0, i1, ..., or for 4 neighbours from there on."""
         out: list[str] = []
-        rank, count = len(self.loop), len(self.operands)
-        out.append(f"int r = int(id){' * 16' if self.wide else ' * 4' if self.vector else ''};")
-        for n in reversed(range(rank)):
-            if n:
-                out.append(f"int i{n} = r % d{n}; r /= d{n};")
-            else:
-                out.append("int i0 = r;")
-        for k in range(count):
-            terms = []
-            for n in range(rank):
-                stride = literal.get(f"s{n}_{k}", f"s{n}_{k}")
-                if stride != "0":
-                    terms.append(f"i{n}" if stride == "1" else f"i{n} * {stride}")
-            offset = literal.get(f"o{k}", f"o{k}")
-            if offset != "0" or not terms:
-                terms.append(offset)
-            out.append(f"int x{k} = {' + '.join(terms)};")
+        for k in range(len(self.operands)):
+            out.append(f"int x{k} = {self._place(k, literal)};")
         lanes: list[list[str]] = [[] for _ in range(self.lanes)]
-        same = [self.vector and literal.get(name, name) == "0" for name in (f"s{rank - 1}_{k}" for k in range(self.first_output))]
+        inner = len(self.loop) - 1
+        same = [self.vector and literal.get(name, name) == "0" for name in (f"s{inner}_{k}" for k in range(self.first_output))]
         each: list[str] = []
         for k in range(self.first_output):
             if self.wide and k in self.words:
                 out.append(f"uvec4 p{k} = b{k}[x{k} >> 4];")
             for lane, name in enumerate(self._load(k, literal, each if self.wide and not same[k] else out)):
                 lanes[lane].append(name)
-        scalars = [f"c{n}" for n in range(self.scalars)]
-        once, texts, results = self.expression.glsl_of_lanes(lanes, same, scalars)
+        once, texts, results = self.expression.glsl_of_lanes(lanes, same, self._scalars())
         out.append(once)
         each += texts
-        for number in range(self.first_output, count):
+        outputs = range(self.first_output, len(self.operands))
+        for number in outputs:
             place = number - self.first_output
-            each.append(self._store(number, [names[place] for names in results]))
+            each.append(self._store(number, [names[place] for names in results], f"x{number}"))
         if not self.wide:
-            return " ".join(out + each)
-        outputs = range(self.first_output, count)
+            return out + each
         out += [f"uvec4 p{number};" for number in outputs]
         out.append(f"UNROLL for (int w = 0; w < 4; w++) {{ {' '.join(each)} }}")
-        out += [f"b{number}[x{number} >> 4] = p{number};" for number in outputs]
-        return " ".join(out)
+        return out + [f"b{number}[x{number} >> 4] = p{number};" for number in outputs]
+
+    def _scalars(self) -> list[str]:
+        return [f"c{n}" for n in range(len(self.scalars))]
+
+    def _place(self, k: int, literal: dict[str, str], suffix: str = "") -> str:
+        terms = []
+        for n in range(len(self.loop)):
+            stride = literal.get(f"s{n}_{k}", f"s{n}_{k}")
+            if stride != "0":
+                terms.append(f"i{n}{suffix}" if stride == "1" else f"i{n}{suffix} * {stride}")
+        offset = literal.get(f"o{k}", f"o{k}")
+        if offset != "0" or not terms:
+            terms.append(offset)
+        return " + ".join(terms)
 
     def _read(self, k: int, at: str) -> str:
         dtype = self.operands[k].dtype
@@ -272,19 +311,19 @@ class _Writer:
             names.append(f"v{k}_{lane}")
         return names
 
-    def _store(self, number: int, names: list[str]) -> str:
+    def _store(self, number: int, names: list[str], at: str) -> str:
         dtype = self.operands[number].dtype
         if number in self.words:
-            word = f"p{number}[w]" if self.wide else f"b{number}[x{number} >> 2]"
+            word = f"p{number}[w]" if self.wide else f"b{number}[{at} >> 2]"
             return f"{word} = pv_pack({_ACC_VECTOR[dtype.acc]}({', '.join(names)}));"
         if not self.first_output and dtype.itemsize < 4:
             names = [f"pv_opaque({name})" for name in names]
         if self.vector:
             values = ", ".join(f"uint8_t({name})" if dtype is DType.bool else name for name in names)
-            return f"b{number}[x{number} >> 2] = {_VECTOR[dtype]}({values});"
+            return f"b{number}[{at} >> 2] = {_VECTOR[dtype]}({values});"
         if dtype is DType.bfloat16:
-            return f"b{number}[x{number}] = uint16_t(pv_bfloat16_bits({names[0]}));"
-        return f"b{number}[x{number}] = {dtype.glsl}({names[0]});"
+            return f"b{number}[{at}] = uint16_t(pv_bfloat16_bits({names[0]}));"
+        return f"b{number}[{at}] = {dtype.glsl}({names[0]});"
 
 
 def identity(source: DType, target: DType | None = None) -> Expression:
@@ -401,12 +440,37 @@ def _cat_lower(lowering: Lowering, node: Node) -> None:
     tensors, dim = node.args
     out = lowering.operand(node.result)
     at, start = wrap(dim, len(out.dims)), 0
-    for tensor in tensors:
-        piece = lowering.operand(tensor)
-        if len(piece.dims) != len(out.dims):
-            continue
+    pieces = [piece for piece in map(lowering.operand, tensors) if len(piece.dims) == len(out.dims)]
+    if _interleaves(lowering, pieces, out, at):
+        _interleave(lowering, pieces, out, at)
+        return
+    for piece in pieces:
         emit_copy(lowering, piece, slice_of(out, at, start, piece.dims[at]))
         start = start + piece.dims[at]
+
+
+def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> bool:
+    """Whether so few neighbours come from each tensor that a GPU would write memory in pieces, once for each."""
+    runs = [_dims.upper(_dims.product(piece.dims[at:])) * out.dtype.itemsize for piece in pieces]
+    alike = all(piece.dtype is out.dtype for piece in pieces)
+    return not lowering.traits.is_cpu and alike and 1 < len(pieces) <= 8 and max(runs) < 64
+
+
+def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> None:
+    """Appends one dispatch in which each place chooses the tensor that it comes from."""
+    from purevk.ops.map_kernel import MapSpec, coordinates, emit_map
+
+    start: Size = 0
+    choices, ends = [], []
+    for n, piece in enumerate(pieces):
+        place = coordinates(len(out.dims), **({f"d{at}": f"i{at} - end_{n - 1}"} if n else {}))
+        test = f"if (i{at} < end_{n}) " if n + 1 < len(pieces) else ""
+        choices.append(f"{test}r = P{n}({place});")
+        start = start + piece.dims[at]
+        ends.append(start)
+    numbers = tuple(f"end_{n}" for n in range(len(pieces)))
+    spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), numbers)
+    emit_map(lowering, spec, pieces, ends, [out])
 
 
 register(

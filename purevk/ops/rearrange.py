@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.expression import literal
+from purevk.ops.lowering import Operand
 from purevk.ops.map_kernel import coordinates, mapped
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.pointwise_kernel import emit_copy
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair, wrap, wrap_all
 
 
@@ -339,16 +341,26 @@ def _copy(builder: Any, node: Node, x: Value, src: Value, non_blocking: bool) ->
 row("aten.copy.default", _copy_shape, _copy)
 
 
+def _reversed_lower(lowering: Any, node: Node) -> None:
+    """A copy of what lies backwards along a dim, and may lie in any order: the result is in the order of its dims."""
+    source, target, dim = lowering.operand(node.args[0]), lowering.operand(node.result), node.args[1]
+    step, last = source.strides[dim], source.dims[dim] - 1
+    layout = Layout(source.offset + last * step, tuple(-s if d == dim else s for d, s in enumerate(source.strides)))
+    emit_copy(lowering, Operand(source.storage, layout, source.type), target)
+
+
+REVERSED = "purevk.reversed"
+register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower)))
+
+
 def _join_rotated(builder: Any, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
-    a, b = dims
+    a, b = wrap_all(dims, x.type.rank)
     turns = k % 4
     if turns == 2:
         return builder.emit("aten.flip.default", x, (a, b))
     if turns == 0:
         return builder.emit("aten.alias.default", x)
-    if turns == 1:
-        return builder.emit("aten.transpose.int", builder.emit("aten.flip.default", x, (b,)), a, b)
-    return builder.emit("aten.flip.default", builder.emit("aten.transpose.int", x, a, b), (b,))
+    return builder.emit(REVERSED, builder.emit("aten.transpose.int", x, a, b), a if turns == 1 else b)
 
 
 def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorType:

@@ -261,9 +261,15 @@ for _name in ("median", "nanmedian"):
 
 
 # -- places in sorted sequences ----------------------------------------------------------------------------------------
-def _bisect(right: bool, there: str, value: str) -> str:
+def _bisect(right: bool, there: str, value: str, count: Size) -> str:
+    """Statements that find how many elements of a sorted row, whose element m is at `there`, come before a value."""
     after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
-    return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = low;"
+    if not isinstance(count, int):
+        return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = T_R(low);"
+    # As many steps for every value: nothing waits for the slowest, and several places can be looked for at a time.
+    steps = (1 << n for n in reversed(range(count.bit_length())))
+    step = "if (low + {0} <= count) {{ int m = low + {0} - 1; if ({1}) low += {0}; }}"
+    return " ".join(("int low = 0;", *(step.format(size, after) for size in steps), "r = T_R(low);"))
 
 
 def _bucketize(builder: Any, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool) -> Value:
@@ -271,7 +277,7 @@ def _bucketize(builder: Any, node: Node, x: Any, row_values: Value, out_int32: b
         x = builder.emit("aten.scalar_tensor.default", float(x), DType.float32)
     value = f"X({coordinates(x.type.rank)})"
     x, row_values = _same_type(builder, x, row_values)
-    body = _bisect(right, "m", value)
+    body = _bisect(right, "m", value, row_values.type.dims[0])
     return _counted(builder, node, body, {"X": x, "ROW": row_values}, row_values.type.dims[0])
 
 
@@ -283,8 +289,7 @@ def _same_type(builder: Any, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def _counted(builder: Any, node: Node, body: str, inputs: dict[str, Value], count: Size) -> Value:
-    made = mapped(builder, body, inputs, node.result.type.with_dtype(DType.int32), numbers={"count": count})
-    return builder.emit("aten._to_copy.default", made, node.result.type.dtype)
+    return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
 
 
 def _bucket_shape(x: Any, boundaries: TensorType, out_int32: bool = False, right: bool = False) -> TensorType:
@@ -310,7 +315,8 @@ def _search(builder: Any, node: Node, rows: Value, x: Any, out_int32: bool, righ
     x, rows = _same_type(builder, x, rows)
     rank = x.type.rank
     there = ", ".join([*(f"i{d}" for d in range(rank - 1)), "m"])
-    return _counted(builder, node, _bisect(right, there, f"X({coordinates(rank)})"), {"X": x, "ROW": rows}, rows.type.dims[-1])
+    body = _bisect(right, there, f"X({coordinates(rank)})", rows.type.dims[-1])
+    return _counted(builder, node, body, {"X": x, "ROW": rows}, rows.type.dims[-1])
 
 
 row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar", supports=_refuse)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.kernels.harness import compile_template
 
-TEMPLATES = ["reduce.comp", "softmax.comp", "norm.comp", "pool.comp", "gather.comp", "scan.comp", "sort.comp", "map.comp"]
+TEMPLATES = ["reduce.comp", "softmax.comp", "norm.comp", "pool.comp", "gather.comp", "scan.comp", "sort.comp", "map.comp",
+             "transpose.comp", "gather_rows.comp"]  # fmt: skip
 FLOAT16, INT64, INT16, INT8 = 9, 11, 22, 39  # SPIR-V capabilities of arithmetic on these types
 
 

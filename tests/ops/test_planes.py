@@ -90,7 +90,7 @@ def test_no_conversions():
     assert len(templates(Case(lambda t: F.conv2d(t, product).relu(), (x,)))) == 1
     # Converted once, by the pooling, rather than before each of its readers.
     found = templates(Case(lambda t: conv(F.max_pool2d(t, 2), 0).relu() + conv(F.max_pool2d(t, 2), 1).relu(), (x,)))
-    assert "pool_planes.comp" not in found and found.count("pointwise.comp") == 1
+    assert "pool_planes.comp" not in found and sum(name in ("pointwise.comp", "transpose.comp") for name in found) == 1
     # What lies channels last stays so.
     assert sorted(set(templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,))))) == ["conv2d_tiled.comp", "pointwise.comp", "pool.comp"]
 
