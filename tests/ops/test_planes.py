@@ -92,7 +92,8 @@ def test_no_conversions():
     found = templates(Case(lambda t: conv(F.max_pool2d(t, 2), 0).relu() + conv(F.max_pool2d(t, 2), 1).relu(), (x,)))
     assert "pool_planes.comp" not in found and sum(name in ("pointwise.comp", "transpose.comp") for name in found) == 1
     # What lies channels last stays so.
-    assert sorted(set(templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,))))) == ["conv2d_tiled.comp", "pointwise.comp", "pool.comp"]
+    found = templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,)))
+    assert set(found) - {"pointwise.comp", "transpose.comp"} == {"conv2d_tiled.comp", "pool.comp"} and len(found) == 5
 
 
 def test_resizing():
