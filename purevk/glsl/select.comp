@@ -29,6 +29,7 @@
 // Specialization constant 100: LOCAL.
 #include "rows.glslh"
 #include "math.glslh"
+#include "order.glslh"
 
 #ifndef T_KEY
 #define T_KEY T_X
@@ -123,20 +124,12 @@ layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_p
 #define ELEMENT(i) FROM_X(READ_X(i))
 #endif
 
-// ---- keys: the order of numbers, NaN above all, and -0 as 0
 #if WIDE_KEY
 #define KEY uint64_t
-KEY key_of(int64_t v) { return uint64_t(v) ^ (uint64_t(1) << 63); }
 #else
 #define KEY uint
-KEY key_of(int v) { return uint(v) ^ 0x80000000u; }
-KEY key_of(float v) {
-    uint bits = floatBitsToUint(v), magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return 0xffffffffu;
-    return magnitude == 0u || bits == magnitude ? magnitude | 0x80000000u : ~bits;
-}
 #endif
-#define ORDERED(v) (DESCENDING == 1 ? ~key_of(v) : key_of(v))
+#define ORDERED(v) (DESCENDING == 1 ? ~pv_key(v) : pv_key(v))
 #define DIGIT findMSB(uint(BINS))
 
 // The greatest number of so many bits.

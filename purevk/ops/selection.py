@@ -111,20 +111,14 @@ def _emit(
     length = x.dims[dim]
     part = length if part is None else part
     rows = _dims.product(loop)
-    acc = acc_of(dtype)
-    wide = acc == "int64_t"
+    wide = acc_of(dtype) == "int64_t"
     plan = _Plan(traits, _dims.upper(part), count if rank == "first" else 1, wide)
     mine = list(reversed(strides[0]))
     step = x.strides[dim]
     vector = dtype.itemsize < 8 and isinstance(step, int) and step == 1 and gcd4(length, part, x.offset, *mine)
     full = isinstance(part, int) and part % (plan.local * plan.per) == 0 and length == part * parts
     texel, binding = bind_x(lowering, x, vector)
-    names = conversions(dtype, dtype, acc)
-    names["T_KEY"] = names.pop("T_OUT")
-    if "TO_OUT(v)" in names:
-        names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
-    if places.dtype is DType.int64:
-        names["HAS_INT64"] = "1"
+    names = element_macros(dtype, places.dtype)
     pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
     outer = pad(reversed(loop), 3, 1)
     params = [x.offset, rows, length, step, *pad(mine, 4), *outer, count, parts, part]
@@ -137,7 +131,7 @@ def _emit(
     lowering.dispatch(
         "select.comp", [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
         macros={
-            **names, **texel, "T_INDEX": places.dtype.glsl, "VEC4": int(vector), "LOCAL": plan.local, "BINS": 4 * plan.local,
+            **names, **texel, "VEC4": int(vector), "LOCAL": plan.local, "BINS": 4 * plan.local,
             "PER": plan.per, "CACHED": int(plan.cached), "FULL": int(full), "DESCENDING": int(descending),
             "RANK": RANKS.index(rank), "LIST": plan.list, "LIMIT": plan.limit, "BITONIC": int(plan.bitonic),
             "SUBGROUP": int(plan.subgroup), "INDEXED": int(indices is not None), "WIDE_KEY": int(wide),
@@ -145,6 +139,17 @@ def _emit(
         params=params, constants={100: plan.local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,
     )  # fmt: skip
+
+
+def element_macros(dtype: DType, index: DType) -> dict[str, str]:
+    """Macros that name the types of elements and of their indices, and convert them."""
+    names = conversions(dtype, dtype, acc_of(dtype))
+    names["T_KEY"] = names.pop("T_OUT")
+    if "TO_OUT(v)" in names:
+        names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
+    if index is DType.int64:
+        names["HAS_INT64"] = "1"
+    return {**names, "T_INDEX": index.glsl}
 
 
 def _power(number: int) -> int:

@@ -1,8 +1,8 @@
 """Sorting along a dim, and what follows from it: topk, median, kthvalue, bucketize.
 
 Few elements of a row are selected without sorting it (`selection.py`). Short rows: every element counts those before it.
-Longer ones: blocks are sorted in shared memory (`sort.comp`) and merged by a bitonic network; for the k first of a row only
-those of each block go on to the next round.
+Longer ones that fit into a GPU's shared memory are sorted there (`sort_rows.comp`). Otherwise blocks are sorted in shared
+memory (`sort.comp`) and merged by a bitonic network; for the k first of a row only those of each block go on to the next round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from purevk.ops.rearrange import is_empty, row
 from purevk.ops.reduction import conversions
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.rows import collapse
-from purevk.ops.selection import can_select, emit_select, select
+from purevk.ops.selection import can_select, element_macros, emit_select, select
 from purevk.ops.shapes import reduced, wrap
 
 NAME = "purevk.sort"
@@ -43,7 +43,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         emit_select(lowering, x, values, places, dim, descending, count)
     elif _dims.upper(x.dims[dim]) <= SHORT:
         _count_before(lowering, x, values, places, dim, descending)
-    else:
+    elif not _sort_rows(lowering, x, values, places, dim, descending, count):
         _Sorter(lowering, x, values, places, dim, descending, count).run()
 
 
@@ -57,6 +57,37 @@ def _count_before(lowering: Lowering, x: Operand, values: Operand, places: Opera
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )
     emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], [], [values, places], x.dims)
+
+
+def _sort_rows(
+    lowering: Lowering, x: Operand, values: Operand, places: Operand, dim: int, descending: bool, count: Size
+) -> bool:  # fmt: skip
+    """Emits the one dispatch that sorts rows which fit into shared memory, on a GPU; returns whether it does."""
+    traits, acc = lowering.traits, acc_of(x.dtype)
+    rest = [d for d in range(len(x.dims)) if d != dim]
+    loop, strides = collapse([x.dims[d] for d in rest], *([each.strides[d] for d in rest] for each in (x, values, places)))
+    block = max(_power(_dims.upper(x.dims[dim])), 256)
+    levels = 4 if block >= 2048 else 3
+    local = block >> levels
+    shared = 8 * (block + local)
+    if traits.is_cpu or acc not in ("float", "int") or len(loop) > 4 or local > traits.max_invocations or shared > traits.max_shared_memory:
+        return False
+    names = element_macros(x.dtype, places.dtype)
+    if acc == "int":
+        names["INTEGERS"] = "1"
+    pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
+    rows = _dims.product(loop)
+    mine, *theirs = (pad(reversed(each), 4) for each in strides)
+    params = [x.offset, rows, x.dims[dim], x.strides[dim], *mine, *pad(reversed(loop), 3, 1), count]
+    for each, steps in zip((values, places), theirs):
+        params += [each.offset, each.strides[dim], *steps]
+    lowering.dispatch(
+        "sort_rows.comp", [(x, "r"), (values, "w"), (places, "w")],
+        macros={**names, "LEVELS": levels, "LOCAL": local, "DESCENDING": int(descending)},
+        params=params, constants={100: local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(rows, 1),
+        flops=rows * block,
+    )  # fmt: skip
+    return True
 
 
 class _Sorter:

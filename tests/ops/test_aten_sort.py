@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
+from purevk.graph.context import default_context
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -101,6 +103,18 @@ def test_selection_reads_rows_once():
     for run in (lambda x: x.topk(8), lambda x: x.median(1), lambda x: x.kthvalue(100, 1)):
         with program_of(run, (tensor(4, 4096),)) as program:
             assert dispatches(program) == ["select.comp"]
+
+
+def test_rows_are_sorted_in_shared_memory(monkeypatch):
+    """What a GPU does."""
+    shared = default_context()
+    monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=32768))
+    x = torch.cat([SPECIAL[0]] * 120)[:1100].repeat(2, 1)
+    with program_of(lambda x: x.sort(dim=1, stable=True, descending=True), (x,)) as program:
+        assert dispatches(program) == ["sort_rows.comp"]
+        values, places = x.sort(dim=1, stable=True, descending=True)
+        have = program.forward(x)
+        assert torch.equal(have[1], places) and torch.equal(have[0].view(torch.int32), values.view(torch.int32))
 
 
 def test_places_in_sorted_rows():

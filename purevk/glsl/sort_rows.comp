@@ -1,0 +1,187 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to unsigned keys of the same
+// order, and an invocation has EACH of them in registers for several steps of a bitonic network. Every step orders the same
+// way: the first of a merge compares mirrored places. What is behind the end of a row is behind all else. A workgroup takes
+// a row.
+//
+// Bindings: 0 x, 1 the sorted elements, 2 their indices.
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of the outer dims 0 .. 3
+//   8, 9, 10 sizes of the outer dims 0 .. 2  11 elements that are kept
+//   12 offset of the sorted elements  13 stride along a row of them  14, 15, 16, 17 strides of the outer dims
+//   18 .. 23 the same of the indices
+// Macros:
+//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to (float or int), and conversions
+//   T_INDEX      type of the indices
+//   LEVELS       log2 of the elements of an invocation
+//   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
+//   DESCENDING   0 or 1
+// Specialization constant 100: LOCAL.
+#undef VEC4
+#define VEC4 0
+#include "rows.glslh"
+#include "math.glslh"
+#include "order.glslh"
+
+#ifndef T_KEY
+#define T_KEY T_X
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_KEY
+#define TO_KEY(v) T_KEY(v)
+#endif
+#ifndef LEVELS
+#define LEVELS 4
+#endif
+#ifndef DESCENDING
+#define DESCENDING 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(rows)
+PARAM_2(row_length)
+PARAM_3(step)
+PARAM_4(stride_0)
+PARAM_5(stride_1)
+PARAM_6(stride_2)
+PARAM_7(stride_3)
+PARAM_8(size_0)
+PARAM_9(size_1)
+PARAM_10(size_2)
+PARAM_11(keep)
+PARAM_12(v_offset)
+PARAM_13(v_step)
+PARAM_14(v_stride_0)
+PARAM_15(v_stride_1)
+PARAM_16(v_stride_2)
+PARAM_17(v_stride_3)
+PARAM_18(p_offset)
+PARAM_19(p_step)
+PARAM_20(p_stride_0)
+PARAM_21(p_stride_1)
+PARAM_22(p_stride_2)
+PARAM_23(p_stride_3)
+
+layout(set = 0, binding = 1) writeonly buffer BufKeys { T_KEY buf_keys[]; };
+layout(set = 0, binding = 2) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
+
+#define EACH (1 << LEVELS)
+#define BLOCK (LOCAL * EACH)
+#define MINE int(gl_LocalInvocationIndex)
+// Padded, so that neighbouring invocations, which have EACH neighbours each, use different banks.
+#define AT(i) ((i) + ((i) >> LEVELS))
+shared uint shared_key[AT(BLOCK)];
+shared int shared_place[AT(BLOCK)];
+
+uint key[EACH];
+int place[EACH];
+
+void order(int a, int b) {
+    uint key_a = key[a], key_b = key[b];
+    int place_a = place[a], place_b = place[b];
+    bool swap = key_b < key_a || key_b == key_a && place_b < place_a;
+    key[a] = swap ? key_b : key_a;
+    key[b] = swap ? key_a : key_b;
+    place[a] = swap ? place_b : place_a;
+    place[b] = swap ? place_a : place_b;
+}
+
+// Orders the pairs of the elements of this invocation that are `distance` of them apart.
+void halve(int distance) {
+    UNROLL for (int k = 0; k < EACH; k++) {
+        if ((k & distance) == 0) order(k, k + distance);
+    }
+}
+
+// LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored or not.
+void merge(int log_span, bool mirrored, int done) {
+    int log_step = log_span - LEVELS, at = MINE & ((1 << log_step) - 1);
+    int first = ((MINE >> log_step) << log_span) + at, second = first;
+    if (mirrored) second += (1 << log_span) - 1 - 2 * at - ((EACH - 1) << log_step);
+    int to[EACH];
+    UNROLL for (int k = 0; k < EACH; k++) {
+        int from = (k < EACH / 2 ? first : second) + (k << log_step);
+        to[k] = AT(from);
+        key[k] = shared_key[to[k]];
+        place[k] = shared_place[to[k]];
+    }
+    if (mirrored) {
+        UNROLL for (int k = 0; k < EACH / 2; k++) order(k, EACH - 1 - k);
+    } else if (done == 0) {
+        halve(EACH / 2);
+    }
+    UNROLL for (int level = 1; level < LEVELS; level++) {
+        if (done <= level) halve(EACH >> (level + 1));
+    }
+    UNROLL for (int k = 0; k < EACH; k++) {
+        shared_key[to[k]] = key[k];
+        shared_place[to[k]] = place[k];
+    }
+    barrier();
+}
+
+ACC number_of(uint ordered, int x_at) {
+    uint bits = DESCENDING == 1 ? ~ordered : ordered;
+#ifdef INTEGERS
+    return int(bits ^ 0x80000000u);
+#else
+    // The keys of zeros and of NaNs do not say which these are.
+    if (bits == 0x80000000u || bits == 0xffffffffu) return FROM_X(READ_X(x_at));
+    return uintBitsToFloat((bits & 0x80000000u) != 0u ? bits ^ 0x80000000u : ~bits);
+#endif
+}
+
+void main() {
+    for (int row = WORKGROUP; row < rows; row += WORKGROUPS) {
+        int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
+        int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
+        int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3;
+        UNROLL for (int k = 0; k < EACH; k++) {
+            int e = k * LOCAL + MINE;
+            key[k] = 0xffffffffu;
+            place[k] = PV_NOWHERE;
+            if (e < row_length) {
+                uint made = pv_key(FROM_X(READ_X(base + e * step)));
+                key[k] = DESCENDING == 1 ? ~made : made;
+                place[k] = e;
+            }
+        }
+        // Those of an invocation first, in registers.
+        UNROLL for (int whole = 2; whole <= EACH; whole *= 2) {
+            UNROLL for (int k = 0; k < EACH; k++) {
+                int other = k ^ (whole - 1);
+                if (other > k) order(k, other);
+            }
+            UNROLL for (int distance = whole / 4; distance > 0; distance /= 2) halve(distance);
+        }
+        UNROLL for (int k = 0; k < EACH; k++) {
+            shared_key[AT(MINE * EACH + k)] = key[k];
+            shared_place[AT(MINE * EACH + k)] = place[k];
+        }
+        barrier();
+        for (int log_whole = LEVELS + 1; (1 << log_whole) <= BLOCK; log_whole++) {
+            merge(log_whole, true, 0);
+            for (int left = log_whole - LEVELS; left > 0; left -= LEVELS) merge(max(left, LEVELS), false, max(LEVELS - left, 0));
+        }
+        int v_at = v_offset + c0 * v_stride_0 + c1 * v_stride_1 + c2 * v_stride_2 + q3 * v_stride_3;
+        int p_at = p_offset + c0 * p_stride_0 + c1 * p_stride_1 + c2 * p_stride_2 + q3 * p_stride_3;
+        UNROLL for (int k = 0; k < EACH; k++) {
+            int e = k * LOCAL + MINE;
+            if (e < keep) {
+                int from = shared_place[AT(e)];
+                buf_keys[v_at + e * v_step] = TO_KEY(number_of(shared_key[AT(e)], base + from * step));
+                buf_places[p_at + e * p_step] = T_INDEX(from);
+            }
+        }
+        barrier();
+    }
+}
