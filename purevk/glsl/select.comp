@@ -30,6 +30,7 @@
 #include "rows.glslh"
 #include "math.glslh"
 #include "order.glslh"
+#include "before.glslh"
 
 #ifndef T_KEY
 #define T_KEY T_X
@@ -138,7 +139,6 @@ KEY all_ones(int bits) { return bits == 0 ? KEY(0) : KEY(~KEY(0)) >> (32 * (WIDE
 // Neighbours of 4 bins are read by an invocation: padded, so that these are in different banks.
 #define BIN(b) ((b) + ((b) >> 5))
 shared uint bins[BIN(BINS)];
-shared uint sums[LOCAL];
 shared uint least, largest, listed, nans;
 shared uint found[3];  // bin, elements before it, elements in it
 shared KEY list_key[LIST];
@@ -146,12 +146,6 @@ shared int list_place[LIST];
 
 KEY keys[PER];
 int base, row_length;
-
-#if SUBGROUP
-#define MINE (int(gl_SubgroupID) * int(gl_SubgroupSize) + int(gl_SubgroupInvocationID))
-#else
-#define MINE int(gl_LocalInvocationIndex)
-#endif
 
 // Element j of this invocation, among those from `first` on.
 #if VEC4
@@ -191,28 +185,6 @@ void load(int first) {
 #define LOAD load(first);
 #endif
 #define EACH UNROLL for (int j = 0; j < PER; j++) if (HAS(j))
-
-// The sum of `v` of the invocations before this one.
-uint sum_before(uint v) {
-#if SUBGROUP
-    uint before = subgroupExclusiveAdd(v);
-    if (gl_NumSubgroups == 1u) return before;
-    if (gl_SubgroupInvocationID == gl_SubgroupSize - 1u) sums[gl_SubgroupID] = before + v;
-    barrier();
-    for (uint s = 0u; s < gl_SubgroupID; s++) before += sums[s];
-    return before;
-#else
-    sums[MINE] = v;
-    barrier();
-    for (int distance = 1; distance < LOCAL; distance *= 2) {
-        uint more = MINE >= distance ? sums[MINE - distance] : 0u;
-        barrier();
-        sums[MINE] += more;
-        barrier();
-    }
-    return sums[MINE] - v;
-#endif
-}
 
 bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
 

@@ -13,7 +13,7 @@ from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.rearrange import row
 from purevk.ops.registry import Counted, Kernel, Operator, ShapeError, UnknownSizes, View, find, register
 from purevk.ops.scatter import NAME as SCATTER
-from purevk.ops.shapes import broadcast, wrap
+from purevk.ops.shapes import wrap
 
 
 def _refuse(node: Node, traits: Any) -> str | None:
@@ -353,21 +353,3 @@ def _forward_bag_shape(weight: TensorType, indices: TensorType, offsets: TensorT
 
 row("aten._embedding_bag.default", _bag_shape, _bag)
 row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag)
-
-
-# -- masks -------------------------------------------------------------------------------------------------------------
-def _masked_scatter(builder: Any, node: Node, x: Value, mask: Value, source: Value) -> Value:
-    sizes = broadcast(x.type.dims, mask.type.dims)
-    count = _dims.product(sizes)
-    wide = builder.emit("aten.expand.default", mask, sizes)
-    flat = builder.emit("aten.view.default", wide, (count,))
-    before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
-    picked = builder.emit("aten.view.default", source, (source.type.numel,))
-    whole = builder.emit("aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,))
-    body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"
-    inputs = {"X": whole, "MASK": flat, "BEFORE": before, "SOURCE": picked}
-    made = mapped(builder, body, inputs, TensorType(x.type.dtype, (count,)))
-    return builder.emit("aten.view.default", made, sizes)
-
-
-row("aten.masked_scatter.default", lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)), _masked_scatter)

@@ -20,6 +20,13 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarnin
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """A software device that is taken for a GPU."""
+    shared = default_context()
+    monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=16384))
+
+
 def places(*shape, below, seed=0, dtype=torch.int64, unique=False):
     """Indices, some counted from the end where torch allows it; without repetition along dim 0 if `unique`."""
     generator = torch.Generator().manual_seed(seed)
@@ -138,9 +145,24 @@ def test_bags_of_embeddings():
     check([Case(F.embedding_bag, (index, table, starts), {"mode": mode}) for mode in ("sum", "mean", "max")])
 
 
-def test_masked_scatter():
+def masked_cases():
     x, mask = tensor(3, 5, 7), tensor(5, 7) > 0
-    check(Case(torch.masked_scatter, (x, mask, tensor(120, seed=1))), Case(torch.masked_scatter, (tensor(7), mask, tensor(6, 7, seed=1))))
+    cases = [Case(torch.masked_scatter, (x, mask, tensor(120, seed=1))), Case(torch.masked_scatter, (tensor(7), mask, tensor(6, 7, seed=1)))]
+    for shape, dtype in [((40, 512), torch.float32), ((9001,), torch.float16), ((5, 4096), torch.int64), ((4100,), torch.uint8)]:
+        for density in (-1.0, 0.9, 3.0):
+            args = (tensor(*shape).mul(50).to(dtype), tensor(*shape, seed=1) > density, tensor(*shape, seed=2).mul(50).to(dtype))
+            cases.append(Case(torch.masked_scatter, args))
+    return cases
+
+
+def test_masked_scatter():
+    check(masked_cases())
+
+
+def test_masked_scatter_in_blocks(gpu):
+    check(masked_cases())
+    with program_of(torch.masked_scatter, masked_cases()[2].args) as program:
+        assert dispatches(program) == ["masked.comp", "masked.comp"]
 
 
 def test_dynamic_sizes():
@@ -160,13 +182,6 @@ def test_kernels_of_scatter():
     with program_of(lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), places(64, below=64))) as program:
         made = dispatches(program)
         assert made.count("map.comp") == 1 if context().traits.is_cpu else "scatter.comp" in made
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A software device that is taken for a GPU."""
-    shared = default_context()
-    monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=16384))
 
 
 def test_scatter_in_one_dispatch(gpu):
