@@ -127,6 +127,16 @@ class Tiled(GpuChoice):
 
 
 @dataclass(frozen=True)
+class Distance(Tiled):
+    """The same tiles for distances; `metric` as in `matmul_shared.glslh`."""
+
+    metric: int = 2
+
+    def macros(self) -> dict[str, int]:
+        return {**super().macros(), "METRIC": self.metric}
+
+
+@dataclass(frozen=True)
 class Units(GpuChoice):
     """The same on matrix units: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
 
@@ -294,3 +304,13 @@ def choose_gpu(traits: DeviceTraits, problem: Problem) -> Any:
     """The cheapest kernel of those that fit: a `Tiled`, `Units` or `Vector`."""
     found = list(candidates(traits, problem))
     return min([c for c in found if _runs(traits, problem, c)] or found, key=lambda c: _total(traits, problem, c))
+
+
+def choose_distance(
+    traits: DeviceTraits, metric: int, m: int, n: int, k: int, batches: int, transposed: bool, vectors: tuple[bool, bool]
+) -> Distance:
+    """The tile for distances between m and n rows of k elements."""
+    problem = Problem(m, n, k, batches, False, transposed, vectors)
+    tiles = [Distance(*sizes, metric=metric) for sizes in (*_TILES, *_LONG_TILES) if sizes[5] == 1]
+    found = [tile for tile in tiles if tile.fits(traits, problem)]
+    return min([tile for tile in found if _runs(traits, problem, tile)] or found, key=lambda tile: tile.cost(traits, problem))

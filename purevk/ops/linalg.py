@@ -8,7 +8,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.map_kernel import acc_of, mapped
-from purevk.ops.matmul import _matmul_any_shape, _product
+from purevk.ops.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
 from purevk.ops.promotion import promote_types
 from purevk.ops.rearrange import row
 from purevk.ops.registry import ShapeError
@@ -145,7 +145,7 @@ row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross
 def _distance(p: float, a: str, b: str) -> str:
     """Statements that set r to the distance between two rows of `width` elements at `k`."""
     start, step, finish = {
-        0.0: ("0.0", "r += d != 0.0 ? 1.0 : 0.0", ""), 1.0: ("0.0", "r += d", ""), 2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
+        0.0: ("0.0", "r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0", ""), 1.0: ("0.0", "r += d", ""), 2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
         math.inf: ("0.0", "r = pv_max(r, d)", ""),
     }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))  # fmt: skip
     return f"r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
@@ -165,8 +165,10 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
         for value in (x, y)
     )
     rank = type.rank
-    # Neighbouring invocations read neighbouring elements of y.
     order = (*range(rank - 2), rank - 1, rank - 2)
+    if not builder.traits.is_cpu and float(p) in METRICS and x.type.dtype is y.type.dtype and x.type.dtype.is_float:
+        return builder.emit(DISTANCES, x, builder.emit("aten.permute.default", y, order), float(p))
+    # Neighbouring invocations read neighbouring elements of y.
     y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
     lead = [f"i{d}" for d in range(rank - 2)]
     a, b = ", ".join([*lead, f"i{rank - 2}", "k"]), ", ".join([*lead, "k", f"i{rank - 1}"])

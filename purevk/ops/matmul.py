@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import math
+from typing import Any, Callable, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
+from purevk.ops.expression import Expression, Step
+from purevk.ops.gpu_tiles import choose_distance
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul_choice import choose, emit, first_extra
 from purevk.ops.pointwise_kernel import emit_copy
@@ -106,7 +109,14 @@ def packed(lowering: Lowering, value: Value | None) -> Operand | None:
 
 
 def _matmul_lower(lowering: Lowering, node: Node) -> None:
-    a_value, b_value, bias_value, epilogue, extras = node.args
+    lower_product(lowering, node, *node.args)
+
+
+def lower_product(
+    lowering: Lowering, node: Node, a_value: Value, b_value: Value, bias_value: Value | None, epilogue: Any, extras: tuple,
+    choose: Callable[..., Any] = choose, operations: int = 2,
+) -> None:  # fmt: skip
+    """Appends the dispatches of a product, by the kernel that `choose` takes; `operations` are those of a pair of elements."""
     out = lowering.operand(node.result)
     a, b = lowering.operand(a_value), lowering.operand(b_value)
     batch_sizes = out.dims[:-2]
@@ -162,6 +172,7 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
         a=a, b=b, bias=bias, out=out, epilogue=made,
         sizes=(m, n, k), strides=(left.row, ldb, result.row),
         batch=(batches, inner, step, outer_step), transposed=transposed, vectors=(vector_a, vector_b, vector_out),
+        flops=operations * m * n * k * batches,
     )  # fmt: skip
 
 
@@ -213,6 +224,29 @@ def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> O
 
 
 register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False)))
+
+
+# -- distances ---------------------------------------------------------------------------------------------------------
+DISTANCES = "purevk.distances"
+METRICS = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: 3}  # exponents, and METRIC of `matmul_shared.glslh`
+_SQUARE_ROOT = Expression((DType.float32,), (), (Step("sqrt($0)", (0,), DType.float32),), (1,))
+
+
+def _distances_lower(lowering: Lowering, node: Node) -> None:
+    a, b, p = node.args
+
+    def choose(traits: Any, m: Size, n: Size, k: Size, batches: Size, half: bool, transposed: bool, vectors: tuple) -> Any:
+        return choose_distance(traits, METRICS[p], *(_dims.upper(size) for size in (m, n, k, batches)), transposed, vectors)
+
+    lower_product(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
+
+
+# Distances of exponent p between the rows of a [..., m, k] and the columns of b [..., k, n].
+register(
+    Operator(
+        DISTANCES, lambda a, b, p: _product(a, b), Kernel(_distances_lower, supports=supports_float, bfloat16=False)
+    )
+)  # fmt: skip
 
 
 # -- what is a matrix product ------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ def first_extra(choice: Choice, bias: Operand | None) -> int:
 def emit(
     choice: Choice, lowering: Lowering, *, a: Operand, b: Operand, bias: Operand | None, out: Operand, epilogue: Epilogue,
     sizes: tuple, strides: tuple, batch: tuple, transposed: bool, vectors: tuple,
+    flops: Size | None = None,
 ) -> None:  # fmt: skip
     """Appends the dispatches of a product.
 
@@ -116,10 +117,11 @@ def emit(
             next.
         vectors: whether A, B and the result are read and written 4 elements at a time.
         epilogue: made with `first_extra`.
+        flops: None: those of a product.
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     batches, inner, step, outer_step = batch
-    flops = 2 * m * n * k * batches
+    flops = 2 * m * n * k * batches if flops is None else flops
     params = [m, n, k, lda, ldb, ldo, step[0], step[1], step[2], inner, outer_step[0], outer_step[1], outer_step[2]]
     if choice.splits > 1:
         parts = parts_of(lowering, choice.splits, batches, m, n)
