@@ -132,10 +132,21 @@ void main() {
     int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS;
     vec4 acc[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
+#if B_TRANSPOSED && ROWS > 8
+    // So much is done with what is read that the next step's values have to be under way meanwhile.
+    vec4 next[4];
+    UNROLL for (int c = 0; c < 4; c++) next[c] = slice * 4 < K ? load_bt(n + c, slice * 4) : vec4(0.0);
+#endif
     for (int k = slice * 4; k < K; k += SLICES * 4) {
         vec4 b[4];
 #if B_TRANSPOSED
+#if ROWS > 8
+        int after = k + SLICES * 4 < K ? k + SLICES * 4 : k;
+        UNROLL for (int c = 0; c < 4; c++) b[c] = next[c];
+        UNROLL for (int c = 0; c < 4; c++) next[c] = load_bt(n + c, after);
+#else
         UNROLL for (int c = 0; c < 4; c++) b[c] = load_bt(n + c, k);
+#endif
         UNROLL for (int r = 0; r < ROWS; r++) {
             vec4 a = load_a(m0 + r, k);
             UNROLL for (int c = 0; c < 4; c++) acc[r][c] += dot(a, b[c]);

@@ -121,7 +121,11 @@ class Tiled(GpuChoice):
         rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
         loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (1 if problem.vectors[1] else 4)
         fma = self.tile_k // self.slices * self.thread_m * self.thread_n
-        work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads
+        # Where thousands of products keep every processor full, shared memory is what holds them: a wide tile of an
+        # invocation reads it less often.
+        many = problem.batches > 8 * traits.processors
+        shared_reads = 1 + 0.05 * (8 / self.thread_m + 8 / self.thread_n - 2) if many else 1
+        work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads * shared_reads
         latency = 0.26 + (0.03 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0)
         return 3.6 + 0.003 * fma + steps * (latency * rounds + load * work) + 0.02 * (self.slices - 1) * load
 
@@ -261,8 +265,10 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
             yield from _split(traits, problem, tile)
     if problem.window:
         return
-    for rows in (1, 2, 4, 8):
+    for rows in (1, 2, 4, 8, 16):
         if rows > 1 and rows >= 2 * problem.m:
+            break
+        if rows == 16 and not (problem.transposed and problem.m <= 16 and problem.batches == 1):
             break
         for lanes, slices in _VECTORS_TRANSPOSED if problem.transposed else _VECTORS:
             chunk = rows
