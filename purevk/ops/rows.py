@@ -52,7 +52,7 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     local = min(256, traits.max_invocations)
     # The registers of a larger workgroup may hold a longer row; where rows are few, it has more reads in flight.
     large = min(1024, traits.max_invocations)
-    if cache and 8 * local < count and (count <= 8 * large or _dims.upper(rows) < 4 * traits.processors):
+    if 8 * local < count and (cache and count <= 8 * large or _dims.upper(rows) < 4 * traits.processors):
         while local < large and local * 8 < count:
             local *= 2
     macros = {"SUBGROUP": int(shuffles), "LOCAL": local}

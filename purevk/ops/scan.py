@@ -145,12 +145,13 @@ def _four_at_once(x: Operand, out: Operand) -> bool:
 
 def _columns(traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]) -> tuple[int, int]:
     """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a time: those of 128 bytes, or more
-    where they are short."""
+    where they are short. Where steps are costly, of 64 bytes, so that a processor has several workgroups, and one computes while
+    others read and write."""
     double = bool(macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double"))
     state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
-    room = min(512 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
+    room = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
     room = 1 << room.bit_length() - 1
-    width = max(min(LINE // nbytes, 32), 1)
+    width = max(min(LINE // (2 if double else 1) // nbytes, 32), 1)
     lanes = room // width
     while lanes > 1 and (lanes // 2) * ITEMS >= long:
         lanes //= 2
