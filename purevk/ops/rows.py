@@ -64,9 +64,11 @@ LINE, SECTOR = 128, 32  # bytes that memory moves at best, and at least
 
 def spread_columns(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, itemsize: int) -> RowWork:
     """The same where neighbouring rows have neighbouring elements, for kernels with COLUMN that keep the `columns` elements of a row
-    in registers, or else read ahead; of a vec4 each element is of another row. For GPUs."""
+    in registers, or else read ahead; of a vec4 each element is of another row."""
     each = 4 if vector else 1
     count, depth, bytes_ = -(-_dims.upper(rows) // each), _dims.upper(columns), itemsize * each
+    if traits.is_cpu:
+        return RowWork(_cached({"COLUMN": 1, "ROW_PER_INVOCATION": 1, "LOCAL": 16, "AHEAD": 4}, depth, True), 16, 16)
     room = min(1024, traits.max_invocations, traits.max_shared_memory // (8 * each))
     room = 1 << room.bit_length() - 1
     width, least = max(min(LINE // bytes_, 32), 1), max(min(SECTOR // bytes_, 32), 1)

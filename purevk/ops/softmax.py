@@ -43,7 +43,9 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     step, out_step = x.strides[at], out.strides[at]
     unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
     beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
-    if beside and not unit and not lowering.traits.is_cpu:
+    # One invocation for a column of a CPU: not where columns are few or too long for its loops.
+    fit = not lowering.traits.is_cpu or _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
+    if beside and not unit and fit:
         vector = gcd4(sizes[0], x.offset, out.offset, step, out_step, *mine[1:], *theirs[1:])
         work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
     else:
@@ -60,7 +62,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
             "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
             "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros, **texel,
         },
-        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(_dims.ceil_div(rows, 4) if vector and not unit else rows), flops=5 * x.type.numel,
+        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows), flops=5 * x.type.numel,
     )  # fmt: skip
 
 
