@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution in groups of few channels (one: depthwise), over planes (NCHW): an invocation makes ROWS outputs, one below
-// the other, of EACH channels of a group. What it reads of a channel of the input serves them all.
+// 2-D convolution of few input channels, or of few in each group (one: depthwise), over planes (NCHW): an invocation makes
+// ROWS outputs, one below the other, of EACH channels of a group. What it reads of a channel of the input serves them all.
 //
 // Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense, then what EXTRA_BUFFERS
 //   declares.
@@ -12,7 +12,10 @@
 //   20, 21, 22 strides of image, channel and row of the input; that of the column is 1
 // Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
 //   VEC4_B 1: EACH, OC and p1 are multiples of 4
+//   LAST 1: the result lies channels last
+//   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and p2 are multiples of 4
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the result, channel n.
+//   EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
 // Specialization constant 100: invocations of a workgroup.
 // Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot hold along y.
 #include "common.glslh"
@@ -45,11 +48,20 @@
 #ifndef BIAS
 #define BIAS 0
 #endif
+#ifndef LAST
+#define LAST 0
+#endif
+#ifndef VEC4_OUT
+#define VEC4_OUT 0
+#endif
 #ifndef EXTRA_BUFFERS
 #define EXTRA_BUFFERS
 #endif
 #ifndef EPILOGUE
 #define EPILOGUE(v, at, n) (v)
+#endif
+#ifndef EPILOGUE4
+#define EPILOGUE4(v, at, n) (v)
 #endif
 
 PARAM_0(offset_a)
@@ -87,7 +99,11 @@ layout(set = 0, binding = 1) readonly buffer BufB { T_B buf_b[]; };
 #if BIAS
 layout(set = 0, binding = 2) readonly buffer BufBias { T_BIAS buf_bias[]; };
 #endif
+#if VEC4_OUT
+layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#else
 layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { T_OUT buf_out[]; };
+#endif
 EXTRA_BUFFERS
 
 layout(local_size_x_id = 100) in;
@@ -150,15 +166,31 @@ void main() {
         }
         base += channel_a;
     }
-    UNROLL for (int o = 0; o < EACH; o++) {
-        int n = first + o;
-        float bias = 0.0;
 #if BIAS
-        bias = float(buf_bias[offset_bias + n]);
+    UNROLL for (int o = 0; o < EACH; o++) {
+        float bias = float(buf_bias[offset_bias + first + o]);
+        UNROLL for (int r = 0; r < ROWS; r++) acc[r][o] += bias;
+    }
 #endif
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            int at = ((image * channels + n) * OH + oy + r) * OW + ox;
-            if (oy + r < OH) buf_out[offset_o + at] = T_OUT(EPILOGUE(acc[r][o] + bias, at, n));
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        if (oy + r < OH) {
+#if LAST
+        int from = ((image * OH + oy + r) * OW + ox) * channels + first;
+        const int step = 1;
+#else
+        int step = OH * OW, from = ((image * channels + first) * OH + oy + r) * OW + ox;
+#endif
+#if VEC4_OUT
+        UNROLL for (int o = 0; o < EACH; o += 4) {
+            vec4 v = vec4(acc[r][o], acc[r][o + 1], acc[r][o + 2], acc[r][o + 3]);
+            buf_out[(offset_o + from + o) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, (from + o), (first + o)));
+        }
+#else
+        UNROLL for (int o = 0; o < EACH; o++) {
+            int at = from + o * step, n = first + o;
+            buf_out[offset_o + at] = T_OUT(EPILOGUE(acc[r][o], at, n));
+        }
+#endif
         }
     }
 }

@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
-from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, spread_last, works_on_planes
+from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, reads_planes, spread_last, works_on_planes
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
@@ -150,7 +150,8 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
     bias = packed(lowering, bias_value)
     x = lowering.operand(x_value)
-    if as_planes(x) and as_planes(out) and works_on_planes(node):
+    planes = as_planes(x) and as_planes(out) and works_on_planes(node)
+    if planes or reads_planes(lowering.traits, node, x):
         if plain:
             lower_product(lowering, x, weight_value, bias, out, epilogue, extras, spread)
         else:

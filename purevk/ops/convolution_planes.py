@@ -1,5 +1,5 @@
-"""Convolutions over planes (NCHW): those of 1 x 1 windows, which are matrix products in this order too, and those in groups of
-few channels."""
+"""Convolutions over planes (NCHW): those of 1 x 1 windows, which are matrix products in this order too, those in groups of few
+channels, and those of few channels in all, such as the colours of an image."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.matmul_choice import choose, emit, first_extra
-from purevk.ops.planes import MAX_LOADS, column_rows
+from purevk.ops.planes import MAX_LOADS, as_planes, column_rows
 
 MOST_IMAGES = 65535  # a dim of a grid, on any device
+FEW = 4  # input channels of which a convolution reads planes and writes channels last
+MANY_FLOPS = 1 << 29  # where matrix units are faster than that
 WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion
 ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
 
@@ -40,6 +42,17 @@ def works_on_planes(node: Node) -> bool:
     return (
         groups > 1 and min(group_in, out // groups) < WIDE and ((kh - 1) * dilation[0] + 1) * kw <= MAX_LOADS
     )
+
+
+def reads_planes(traits: DeviceTraits, node: Node, x: Operand) -> bool:
+    """Whether the convolution of a few planes should read them as they lie, and write channels last."""
+    weight, groups, dilation = node.args[1], node.args[6], node.args[5]
+    kh, kw, group_in, out = weight.type.dims
+    if traits.is_cpu or groups != 1 or group_in > FEW or not as_planes(x) or ((kh - 1) * dilation[0] + 1) * kw > MAX_LOADS:
+        return False
+    units = traits.matrix_shape is not None and x.dtype is DType.float16
+    work = _dims.upper(_dims.product((x.dims[0], *node.result.type.dims[1:]))) * 2 * kh * kw * group_in
+    return out % FEW == 0 and not is_product_node(node) and not (units and work > MANY_FLOPS)
 
 
 def adapt(node: Node, orders: tuple, places: Any) -> Node:
@@ -106,19 +119,21 @@ def lower_groups(
     lowering: Lowering, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple,
     window: tuple[tuple, tuple, tuple], groups: int,
 ) -> None:  # fmt: skip
-    """The kernel for groups of few channels."""
+    """The kernel for few channels; the result lies as planes or channels last."""
     batches, _, height, width = x.dims
     kh, kw, group_in, channels = weight.dims
     group_out = channels // groups
     stride, padding, dilation = window
     each = next(count for count in (8, 4, 2, 1) if group_out % count == 0)
     rows = column_rows(lowering.traits, out.dims, (kh, kw), stride, dilation, each)
+    last = not as_planes(out)
+    vector = last and gcd4(each, channels, out.offset)
     made = make_epilogue(
-        lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", (1, "n"), False
+        lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", (1, "n"), vector
     )
     macros = {
         "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None), "ROWS": rows,
-        "EACH": each, "VEC4_B": int(gcd4(each, group_out, weight.offset)), **made.macros,
+        "EACH": each, "VEC4_B": int(gcd4(each, group_out, weight.offset)), "LAST": int(last), "VEC4_OUT": int(vector), **made.macros,
     }  # fmt: skip
     buffers = [(x, "r"), (weight, "r")]
     if bias is not None:

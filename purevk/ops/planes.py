@@ -111,10 +111,9 @@ def column_rows(
     """
     loads = lambda rows: ((rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1) * kernel[1]  # noqa: E731
     work = _dims.upper(_dims.product(out)) // width
-    shared = stride[0] < kernel[0]
-    most = (8, 4, 2) if shared and stride[0] == 1 and width == 1 else (4, 2)
-    for rows in most:
-        fits = loads(rows) <= MAX_LOADS and work >= rows * 1024 * traits.processors
+    enough = (1024 if width == 1 else 256) * traits.processors  # those of several channels have more to do each
+    for rows in (8, 4, 2) if stride[0] == 1 < kernel[0] else (4, 2):
+        fits = loads(rows) <= MAX_LOADS and work >= rows * enough
         if fits and _dims.upper(out[2]) >= rows:
             return rows
     return 1 if loads(1) <= MAX_LOADS else 0

@@ -144,3 +144,20 @@ def test_pixels_that_become_blocks():
     check(cases)
     w = tensor(8, 4, 2, 2)
     assert len(templates(Case(lambda t: F.conv_transpose2d(t, w, None, 2).relu(), (x,)))) == 1
+
+
+def test_few_channels():
+    """The first convolution of an image reads its planes as they lie."""
+    cases = []
+    for channels, out, kernel, stride, padding, dilation in [(3, 32, (3, 3), 2, 1, 1), (3, 12, (7, 7), 2, 3, 1), (1, 8, (5, 3), 1, (2, 1), 1), (4, 4, (3, 3), 1, 2, 2)]:
+        x, w, b = tensor(2, channels, 30, 29, low=-1, high=1), tensor(out, channels, *kernel, low=-1, high=1, seed=1), tensor(out, seed=2)
+        window = (stride, padding, dilation, 1)
+        r = convolved(x, w, b, *window)
+        for bias in (b, None):
+            cases.append(Case(convolved, (x, w, bias, *window), constants=(1,), atol=2e-5))
+        fn = lambda x, w, b, r, *a: F.relu(convolved(x, w, b, *a) + r) * b[:, None, None]  # noqa: E731
+        cases += [Case(fn, (x, w, b, r, *window), constants=(1, 2), atol=5e-5), Case(convolved, (x.half(), w.half(), b.half(), *window), atol=3e-2)]
+    cases += [Case(lambda t, k: F.conv1d(t, k, stride=5), (tensor(2, 1, 90, low=-1, high=1), tensor(8, 1, 10)), atol=2e-5), Case(lambda t, k: F.conv2d(t[:, 1:, 2:, 3:], k), (tensor(1, 4, 12, 13, low=-1, high=1), tensor(8, 3, 3, 3)), atol=2e-5)]
+    check(cases)
+    w, v = tensor(8, 3, 3, 3, seed=1), tensor(8, 8, 3, 3, seed=2)
+    assert "pointwise.comp" not in templates(Case(lambda t: F.conv2d(F.conv2d(t, w).relu(), v).mean((2, 3)), (tensor(1, 3, 12, 12),)))
