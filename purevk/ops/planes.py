@@ -12,7 +12,7 @@ from purevk.ops.lowering import DeviceTraits, Operand
 
 # What starting a dispatch costs, in bytes that a large GPU moves meanwhile.
 DISPATCH = 8 << 20
-FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map")  # their results lie as their arguments do
+FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", "purevk.strips")  # their results lie as their arguments do
 CONVOLUTION = "purevk.conv2d"
 
 
