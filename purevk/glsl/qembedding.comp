@@ -11,6 +11,7 @@
 //   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
 //   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has the lowest bits.
 //   T_SCALE, T_ZERO, T_INDEX, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an array of vec4.
+//   QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one group.
 // Grid: ceil(count * ceil(D / 4) / 64), spread over y
 #ifdef HAS_INT64
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
@@ -27,6 +28,9 @@
 #endif
 #ifndef VEC4
 #define VEC4 0
+#endif
+#ifndef QUADS
+#define QUADS 0
 #endif
 #ifndef T_SCALE
 #define T_SCALE float
@@ -67,6 +71,28 @@ layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { VEC4_OF(T_OUT) dst[]
 layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { T_OUT dst[]; };
 #endif
 
+#if QUADS
+vec4 values(int row, int d) {
+    int at = offset_table + row * row_bytes + d * BITS / 8, place = row * groups + d / group;
+    uint word = table[at >> 2] >> ((at & 3) * 8);
+    ivec4 codes;
+    UNROLL for (int c = 0; c < 4; c++) {
+#if BITS == 8
+        codes[c] = bitfieldExtract(int(word), 8 * c, 8);
+#elif BITS == 4
+        codes[c] = int(bitfieldExtract(word, 4 * (c ^ HIGH_FIRST), 4)) - 8;
+#else
+        codes[c] = int(bitfieldExtract(word, 2 * c, 2)) - 2;
+#endif
+    }
+    vec4 numbers = vec4(codes);
+#if ZEROS
+    numbers -= float(zeros[place]);
+#endif
+    return numbers * float(scales[place]);
+}
+#endif
+
 int code(int row, int d) {
 #if BITS == 8
     int at = offset_table + row * row_bytes + d;
@@ -97,7 +123,9 @@ void main() {
     if (i >= count) return;
     int row = clamp(int(indices[offset_index + i * index_step]), 0, rows - 1);
     int at = offset_out + i * D + d;
-#if VEC4
+#if QUADS
+    dst[at >> 2] = VEC4_OF(T_OUT)(values(row, d));
+#elif VEC4
     dst[at >> 2] = VEC4_OF(T_OUT)(vec4(value(row, d), value(row, d + 1), value(row, d + 2), value(row, d + 3)));
 #else
     for (int c = 0; c < 4 && d + c < D; c++) dst[at + c] = T_OUT(value(row, d + c));

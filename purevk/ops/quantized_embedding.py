@@ -43,8 +43,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
                   for v in (scale_value, zero_value) if v is not None]  # fmt: skip
     vector = gcd4(width, out.offset) and out.dtype in (DType.float32, DType.float16)
     rows, groups = weight.dims[0], parameters[0].dims[1]
+    pitch, group = weight.strides[0], width // groups
+    quads = vector and gcd4(group) and all(_dims.gcd_of(each) % (bits // 2) == 0 for each in (pitch, weight.offset))
     macros: dict[str, Any] = {
-        "BITS": bits, "HIGH_FIRST": int(high_first), "T_SCALE": parameters[0].dtype.glsl, "T_INDEX": index.dtype.glsl,
+        "BITS": bits, "HIGH_FIRST": int(high_first), "QUADS": int(quads), "T_SCALE": parameters[0].dtype.glsl, "T_INDEX": index.dtype.glsl,
         "T_OUT": out.dtype.glsl, "ZEROS": int(zero_value is not None), "VEC4": int(vector),
     }  # fmt: skip
     if zero_value is not None:
@@ -54,12 +56,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if any(each.dtype.itemsize == 1 for each in parameters):
         macros["HAS_8BIT"] = "1"
     params = [
-        count, width, rows, groups, width // groups, weight.strides[0], 1, weight.offset, index.offset, out.offset,
+        count, width, rows, groups, group, pitch, 1, weight.offset, index.offset, out.offset,
     ]  # fmt: skip
+    read = weight.dims[1] + groups * sum(each.dtype.itemsize for each in parameters) + index.dtype.itemsize
     lowering.dispatch(
         "qembedding.comp", [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
-        macros=macros, params=params, grid=lowering.linear_grid(count * _dims.ceil_div(width, 4), 64),
-        nbytes=count * width * (out.dtype.itemsize + 1),
+        macros=macros, params=params, specialize=lowering.fixed(len(params)),
+        grid=lowering.linear_grid(count * _dims.ceil_div(width, 4), 64), nbytes=count * (read + width * out.dtype.itemsize),
     )  # fmt: skip
 
 

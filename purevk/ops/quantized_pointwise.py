@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ops.epilogue import bits_of
+from purevk.ops.lowering import Lowering
+from purevk.ops.matmul import dense
+from purevk.ops.pointwise_kernel import LOCAL_ID
 from purevk.ops.quantize import Program, code_of, inverse_of
-from purevk.ops.registry import Operator, Rewrite, register
+from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import broadcast
 
 
@@ -71,12 +77,59 @@ def _shuffle_shape(
 def _expand_shuffle(builder: Any, node: Node) -> Value:
     """The scale of the result is given as its inverse."""
     x, x_scale, x_zero, inverse, zero, factor = node.args
+    static = all(isinstance(size, int) for size in x.type.dims)
+    if factor == 2 and static and x.type.dims[-1] % 8 == 0 and 0 not in x.type.dims and not builder.traits.is_cpu:
+        numbers = x_zero, x_scale, 1.0 / (1.0 / inverse), zero
+        return builder.emit(SHUFFLED, x, tuple(bits_of(float(np.float32(each))) for each in numbers))
     program = Program(builder, x.type.dims)
     codes = _codes(program, _real(program, x, x_scale, x_zero), inverse_of(program, 1.0 / inverse), zero, -128, 127, DType.int8)
     return builder.emit("aten.pixel_shuffle.default", codes, factor)
 
 
 register(Operator("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle)))
+
+SHUFFLED = "purevk.shuffled_codes"
+
+
+def _shuffled_lower(lowering: Lowering, node: Node) -> None:
+    """Pixels shuffled by 2 and their codes moved to another scale: 16 neighbours of the result an invocation, from 8 of each of
+    two channels."""
+    value, numbers = node.args
+    x, out = lowering.operand(value), lowering.operand(node.result)
+    if x.offset != 0 or not x.layout.is_contiguous(x.dims):
+        x = dense(lowering, x)
+    height, eights = x.dims[-2], x.dims[-1] // 8
+    work = x.type.numel // 16
+    local = min(256, lowering.traits.max_invocations)
+    pairs = " ".join(
+        f"made[2 * w + {n}] = pv_pack(ivec4(moved(a.{c}), moved(b.{c}), moved(a.{d}), moved(b.{d})));"
+        for n, (c, d) in enumerate(("xy", "zw"))
+    )
+    lowering.dispatch(
+        "pointwise.comp", [(x, "r"), (out, "w")],
+        macros={
+            "BUFFERS": "layout(set = 0, binding = 0) readonly buffer Buffer0 { uvec2 b0[]; };"
+                       " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
+            "DECLARE": "layout(constant_id = 0) const int height = 1; layout(constant_id = 1) const int eights = 1;"
+                       " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(push.p[1]), intBitsToFloat(push.p[2]));"
+                       " return pv_code_byte(number, intBitsToFloat(push.p[3]), intBitsToFloat(push.p[4]), -128.0, 127.0); }",
+            "BODY": "int line = int(id) / eights, h = line / 2 % height, channel = line / 2 / height * 4 + line % 2 * 2;"
+                    " int at = (channel * height + h) * eights + int(id) % eights;"
+                    " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 made;"
+                    f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {pairs} }}"
+                    " b1[id] = made;",
+        },
+        params=[work, *numbers], constants={0: height, 1: eights, LOCAL_ID: local}, grid=lowering.linear_grid(work, local),
+        flops=10 * x.type.numel,
+    )  # fmt: skip
+
+
+register(
+    Operator(
+        SHUFFLED, lambda x, numbers: x.with_dims((*x.dims[:-3], x.dims[-3] // 4, 2 * x.dims[-2], 2 * x.dims[-1])),
+        Kernel(_shuffled_lower),
+    )
+)  # fmt: skip
 
 
 # -- quantized_decomposed ----------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -142,8 +144,7 @@ def test_elementwise():
     np.testing.assert_array_equal(have.numpy(), codes_of(real(a, 0.03, 3) + real(b[:1, :, :1, :1], 0.02, -9), 0.05, -4))
     have = run("et_vk.q8ta_relu.default", (a, 0.03, 3, 0.02, -128))
     np.testing.assert_array_equal(have.numpy(), codes_of(np.maximum(real(a, 0.03, 3), 0), 0.02, -128))
-    x = codes(1, 12, 5, 3)
-    for inverse in (1 / 0.03, 1 / 0.05):
+    for x, inverse in itertools.product((codes(1, 12, 5, 3), codes(2, 12, 5, 16)), (1 / 0.03, 1 / 0.05)):
         have = run("et_vk.q8ta_pixel_shuffle.default", (x, 0.03, 3, inverse, -2, 2))
         want = torch.nn.functional.pixel_shuffle(torch.from_numpy(codes_of(real(x, 0.03, 3), 1 / inverse, -2)), 2)
         torch.testing.assert_close(have, want, rtol=0, atol=0)
