@@ -27,6 +27,7 @@
 //           and, by GROUP, H * W (1) or channels of a group and all channels (2) are multiples of 4
 //   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
 //           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times (RMS: twice).
+//   AHEAD   elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if CACHE 0; by default 1
 #include "rows.glslh"
 #include "math.glslh"
 
@@ -85,6 +86,9 @@
 #endif
 #ifndef CACHE
 #define CACHE 0
+#endif
+#ifndef AHEAD
+#define AHEAD 1
 #endif
 
 PARAM_0(x_offset)
@@ -221,6 +225,34 @@ void store(V v, int base, int row, int col) {
 #endif
 }
 
+// DO(v, col) for all that an invocation has of a row that is not kept.
+#define REST_OF_ROW(DO)                          \
+    for (; col < columns; col += EACH * LANES) { \
+        V v = load(base, col);                   \
+        DO(v, col)                               \
+    }
+#if AHEAD > 1
+#define WHOLE_ROW(DO)                                                                             \
+    {                                                                                             \
+        int col = EACH * LANE;                                                                    \
+        for (; col + (AHEAD - 1) * EACH * LANES < columns; col += AHEAD * EACH * LANES) {         \
+            V some[AHEAD];                                                                        \
+            UNROLL for (int k = 0; k < AHEAD; k++) some[k] = load(base, col + k * EACH * LANES);  \
+            UNROLL for (int k = 0; k < AHEAD; k++) { DO(some[k], (col + k * EACH * LANES)) }      \
+        }                                                                                         \
+        REST_OF_ROW(DO)                                                                           \
+    }
+#else
+#define WHOLE_ROW(DO)          \
+    {                          \
+        int col = EACH * LANE; \
+        REST_OF_ROW(DO)        \
+    }
+#endif
+#define ADD(v, col) sum += v;
+#define ADD_SQUARE(v, col) sum += (v - mean) * (v - mean);
+#define STORE(v, col) store((v - mean) * rstd, out_base, row, col);
+
 void main() {
     for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
 #if GROUP == 2
@@ -239,7 +271,7 @@ void main() {
             sum += kept[k];
         }
 #elif !RMS
-        for (int col = EACH * LANE; col < columns; col += EACH * LANES) sum += load(base, col);
+        WHOLE_ROW(ADD)
 #endif
 #if !RMS
         mean = sum_all(SUM(sum)) / float(columns);
@@ -251,10 +283,7 @@ void main() {
             if (EACH * (LANE + k * LANES) < columns) sum += kept[k] * kept[k];
         }
 #else
-        for (int col = EACH * LANE; col < columns; col += EACH * LANES) {
-            V v = load(base, col) - mean;
-            sum += v * v;
-        }
+        WHOLE_ROW(ADD_SQUARE)
 #endif
         float rstd = 1.0 / sqrt(sum_all(SUM(sum)) / float(columns) + intBitsToFloat(eps_bits));
 #if STATS
@@ -271,8 +300,7 @@ void main() {
             if (col < columns) store(kept[k] * rstd, out_base, row, col);
         }
 #else
-        for (int col = EACH * LANE; col < columns; col += EACH * LANES)
-            store((load(base, col) - mean) * rstd, out_base, row, col);
+        WHOLE_ROW(STORE)
 #endif
     }
 }

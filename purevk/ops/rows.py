@@ -16,7 +16,7 @@ class RowWork:
     """Who works on a row, and the workgroups.
 
     Attributes:
-        macros: ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, CACHE.
+        macros: ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, CACHE, AHEAD (COLUMN and WIDTH of columns).
         local: invocations of a workgroup.
         rows: rows that a workgroup takes at a time.
     """
@@ -55,7 +55,7 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     if 8 * local < count and (cache and count <= 8 * large or _dims.upper(rows) < 4 * traits.processors):
         while local < large and local * 8 < count:
             local *= 2
-    macros = {"SUBGROUP": int(shuffles), "LOCAL": local}
+    macros = {"SUBGROUP": int(shuffles), "LOCAL": local, "AHEAD": min(4, 1 << max(count // local, 1).bit_length() - 1)}
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
