@@ -119,6 +119,7 @@ layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
 layout(set = 0, binding = OUTPUT) writeonly buffer BufKeys { T_KEY buf_keys[]; };
 layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
 
+#define ITEM (VEC4 == 1 ? 4 : 1)
 #if VEC4
 #define ELEMENT(i) FROM_X(READ4_X(i)[(i) & 3])
 #else
@@ -246,6 +247,11 @@ void main() {
                 mine_largest = max(mine_largest, keys[j]);
             }
         }
+#if RANK == 0
+        // Each invocation with elements has one that is not after the last of their first ones: enough of them bound the keys.
+        int busy = min((row_length + ITEM - 1) / ITEM, LOCAL);
+        if (keep <= busy) mine_largest = MINE < busy ? mine_least : 0u;
+#endif
 #if SUBGROUP
         mine_least = subgroupMin(mine_least);
         mine_largest = subgroupMax(mine_largest);
@@ -274,7 +280,7 @@ void main() {
             wanted = RANK == 2 ? numbers : max(numbers - 1, 0) / 2;
         }
 #endif
-        // What is left: `inside` elements with keys from `low` on of so many bits, after `passed` others; or, all having the
+        // What is left: `inside` elements (at first: at most) with keys from `low` on of so many bits, after `passed` others; or, all having the
         // key `same`, those with indices from `low` on.
         bool by_index = false;
         KEY same = KEY(0);

@@ -61,6 +61,7 @@ class MapSpec:
     flops: int = 1
     atomic: bool = False
     pushed: tuple[str, ...] = ()
+    walk: tuple[int, ...] = ()
     local: int = 256
 
 
@@ -100,7 +101,7 @@ class _Writer:
         self.operands = (*inputs, *outputs)
         self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
         # Neighbouring invocations make neighbours in memory.
-        walked = [d for d, size in enumerate(sizes) if not (isinstance(size, int) and size == 1)]
+        walked = [d for d in spec.walk or range(len(sizes)) if not (isinstance(sizes[d], int) and sizes[d] == 1)]
         if by_output:
             walked.sort(key=lambda d: -_dims.hint(outputs[0].strides[d]))
         self.walked = walked
@@ -111,6 +112,11 @@ class _Writer:
         self.apart = 0
         if self.vector is None and not self.four and self._unrolls() and walked and not lowering.traits.is_cpu:
             self.apart = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
+        # A GPU that adds floats itself needs no loop of exchanges.
+        self.adds_floats = (
+            spec.atomic and "R_ADD(" in spec.body and outputs[0].dtype is DType.float32 and not lowering.traits.is_cpu
+            and lowering.traits.has("atomic_float_add")
+        )  # fmt: skip
         self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
         for name, operand in zip(self.names, self.operands):
             low = name.lower()
@@ -179,6 +185,8 @@ class _Writer:
             macros["HAS_INT64"] = "1"
         if any(operand.dtype is DType.float64 for operand in self.operands):
             macros["HAS_FLOAT64"] = "1"
+        if self.adds_floats:
+            macros["HAS_ATOMIC_FLOAT"] = "1"
         count = _dims.product(self.sizes)
         local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
@@ -203,7 +211,7 @@ class _Writer:
         whole = self._as_vector(number) or self.four and number >= len(self.inputs)
         element = _VECTOR[dtype] if whole else dtype.glsl
         if self.spec.atomic and number >= len(self.inputs):
-            return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ uint b{number}[]; }};"
+            return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ {'float' if self.adds_floats else 'uint'} b{number}[]; }};"
         name = self.names[number]
         read = re.search(rf"\b{name}\(", text) is not None
         mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
@@ -220,7 +228,7 @@ class _Writer:
             macros[f"{name}_PLACE({given})"] = f"({place})"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
-                macros.update(_atomics(name, given, dtype, f"b{number}", place))
+                macros.update(_atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
             elif number >= len(self.inputs):
                 macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
         return macros
@@ -324,8 +332,10 @@ class _Writer:
         return " ".join(out)
 
 
-def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str) -> dict[str, str]:
-    """The macros that add to an element of a buffer of 32-bit words, or raise it to a number."""
+def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str, adds_floats: bool) -> dict[str, str]:
+    """The macros that add to an element of a buffer of 32-bit words (`adds_floats`: of floats), or raise it to a number."""
+    if adds_floats:
+        return {f"{name}_ADD({given}, v)": f"atomicAdd({buffer}[{place}], v)"}
     number, bits = ("uintBitsToFloat", "floatBitsToUint") if dtype.is_float else ("int", "uint")
 
     def exchange(made: str) -> str:

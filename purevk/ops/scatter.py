@@ -184,12 +184,12 @@ class _Emitter:
         self.numbers.update({f"x_size_{d}": out.dims[d] for d in places.chosen})
 
     def _emit(self, body: str, outputs: Sequence[Operand], over: Sequence[Size], more: dict[str, Size], atomic: bool = False,
-              inputs: dict[str, Operand] | None = None, combine: str = "") -> None:  # fmt: skip
+              inputs: dict[str, Operand] | None = None, combine: str = "", walk: tuple[int, ...] = ()) -> None:  # fmt: skip
         named = {**self.numbers, **more}
         used = {**self.inputs, **(inputs or {})}
         used = {name: operand for name, operand in used.items() if f"{name}(" in body}
         macros = (("COMBINE(a, b)", combine),) if combine else ()
-        spec = MapSpec(body, tuple(used), tuple(named), macros=macros, stores=False, atomic=atomic)
+        spec = MapSpec(body, tuple(used), tuple(named), macros=macros, stores=False, atomic=atomic, walk=walk)
         emit_map(self.lowering, spec, list(used.values()), list(named.values()), outputs, over)
 
     def each(self, made: str, mode: str) -> None:
@@ -211,17 +211,20 @@ class _Emitter:
         places = self.places
         decode = places.decode(f"i{len(places.rows)}")
         over = (*places.rows, places.count)
+        # Neighbouring invocations have neighbouring columns, if there are some.
+        last = len(places.rows)
+        walk = () if self.lowering.traits.is_cpu or _dims.upper(places.rows[-1]) < 8 else (last, *range(last))
         if mode != "set":
             join = "R_ADD" if mode == "add" else "R_JOIN"
-            self._emit(f"{decode} {join}({self.target}, {self.entry});", [self.out], over, {}, atomic=True, combine=_COMBINE[mode])
+            self._emit(f"{decode} {join}({self.target}, {self.entry});", [self.out], over, {}, atomic=True, combine=_COMBINE[mode], walk=walk)
             return
         winner = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
         nothing = MapSpec("r = 0;", ())
         emit_map(self.lowering, nothing, [], [], [winner])
         number = f"i{len(places.rows)} + 1"
-        self._emit(f"{decode} R_MAX({self.target}, {number});", [winner], over, {}, atomic=True)
+        self._emit(f"{decode} R_MAX({self.target}, {number});", [winner], over, {}, atomic=True, walk=walk)
         body = f"{decode} if (WINNER({self.target}) == {number}) R_PUT({self.target}, {self.entry});"
-        self._emit(body, [self.out], over, {}, inputs={"WINNER": winner})
+        self._emit(body, [self.out], over, {}, inputs={"WINNER": winner}, walk=walk)
 
     def mean(self, include_self: bool) -> None:
         """The mean of the entries, and of the element itself if it counts."""

@@ -207,6 +207,9 @@ def test_scatter_in_one_dispatch(gpu):
     cases.append(Case(aten.index_put.default, (tensor(2, 3, 40, 16), [None, None, torch.tensor([7])], tensor(2, 3, 1, 16, seed=1))))
     cases.append(Case(aten.index_reduce.default, (wide, 0, rows % 70, tensor(6, 512), "amin")))
     cases.append(Case(aten.index_fill.int_Scalar, (wide, 1, torch.tensor([5, 500]), -1.0)))
+    # More indices than one: atomic additions of floats, where the device has them.
+    pairs = [places(3000, below=70), places(3000, below=5, seed=1)]
+    cases.append(Case(aten.index_put.default, (tensor(70, 5, 16), pairs, tensor(3000, 16), True), rtol=1e-4, atol=1e-3))
     check(cases)
     for run in (lambda x, i: x.scatter_add(0, i, x), lambda x, i: x.scatter(1, i % 12, x), lambda x, i: x.index_copy(0, i[0], x)):
         with program_of(run, (tensor(12, 12), places(12, 12, below=12))) as program:
