@@ -79,7 +79,7 @@ def emit_pointwise(
     vector = _can_vectorize(loop, steps, operands, len(inputs))
     apart = 0
     if not vector and not lowering.traits.is_cpu:
-        apart = 8 if all(operand.dtype.itemsize <= 2 for operand in operands) else 4
+        apart = 8 if all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8 else 4
     words = vector and not lowering.traits.is_cpu
     enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
     wide = words and enough and _only_bytes(loop, steps, operands, len(inputs))
