@@ -7,12 +7,12 @@ from typing import Any, Callable, Mapping, Sequence
 
 from purevk.ir import Layout, Node, Value
 from purevk.ir import dims as _dims
-from purevk.ops import registry
 from purevk.ops.lowering import DeviceTraits, Operand
 
 # What starting a dispatch costs, in bytes that a large GPU moves meanwhile.
 DISPATCH = 8 << 20
 FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", "purevk.strips")  # their results lie as their arguments do
+ROW_MAJOR = ("aten.view.default", "aten.cat.default", "purevk.host")  # they flatten, join or give away what is row-major
 CONVOLUTION = "purevk.conv2d"
 
 
@@ -85,15 +85,9 @@ def _readers(values: Sequence[Value], places: Places, can: Callable[[Node], bool
             elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
                 more = _readers(reader.results, places, can, seen)
                 last, planes = last + more[0], planes + more[1]
-            elif _regroups(reader):
-                planes += 1
+            else:
+                planes += reader.op in ROW_MAJOR or bool(reader.graphs)
     return last, planes
-
-
-def _regroups(node: Node) -> bool:
-    """Whether a view sees other dims, as the flattening of an image does."""
-    row: Any = registry.find(node.op)
-    return row is not None and isinstance(row.form, registry.View) and row.name == "aten.view.default"
 
 
 MAX_LOADS = 96  # elements of the input that an invocation of a kernel on planes keeps in registers

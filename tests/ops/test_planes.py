@@ -32,14 +32,14 @@ def pooled(x, *args):
 
 def test_pooling():
     x = tensor(2, 6, 33, 37)
-    ties = torch.zeros(2, 8, 24, 28)
+    ties = torch.zeros(2, 8, 24, 26)
     ties[:, 1], ties[:, 2], ties[:, 3, ::3] = float("nan"), -float("inf"), float("nan")
     cases = []
     for kernel, stride, padding, dilation, ceil in [
         (2, 2, 0, 1, False), (3, 1, 1, 1, False), ((3, 2), (1, 2), (1, 0), 1, True), (3, 2, 1, 2, True), ((1, 5), (1, 3), (0, 2), 1, False), ((2, 3), 3, 1, (3, 1), False),
     ]:  # fmt: skip
         cases += [Case(pooled, (each, kernel, stride, padding, dilation, ceil)) for each in (x, ties)]
-        cases += [Case(lambda t, *a: pooled(t.permute(0, 3, 1, 2), *a), (each.permute(0, 2, 3, 1).contiguous(), kernel, stride, padding, dilation, ceil)) for each in (x, ties)]
+        cases.append(Case(lambda t, *a: pooled(t.permute(0, 3, 1, 2), *a), (ties.permute(0, 2, 3, 1).contiguous(), kernel, stride, padding, dilation, ceil)))
         if dilation == 1:
             cases += [Case(lambda t, *a, i=include: F.avg_pool2d(t, *a, i), (x, kernel, stride, padding, ceil)) for include in (True, False)]
     cases += [
@@ -132,7 +132,7 @@ def test_pixels_that_become_blocks():
     """Transposed convolutions whose kernel is their stride, as planes and channels last, with what follows them."""
     x, cases = tensor(2, 8, 6, 12, low=-1, high=1), []
     dense = tensor(8, 8, 3, 3, seed=3, low=-1, high=1)
-    for out, stride, bias in [(8, (2, 2), True), (4, (3, 1), False), (12, (1, 2), True), (6, (2, 2), True)]:
+    for out, stride, bias in [(8, (2, 2), True), (4, (3, 1), False), (6, (1, 2), True)]:
         w, b = tensor(8, out, *stride, low=-1, high=1, seed=1), tensor(out, seed=2) if bias else None
         r = F.conv_transpose2d(x, w, b, stride)
         for name, before in (("planes", lambda t: t), ("last", lambda t: F.conv2d(t, dense.to(t.dtype), None, 1, 1))):
