@@ -3,6 +3,8 @@
 // The results at one place are computed by statements that come in as a macro; map.glslh says what they can name.
 //
 // BODY  statements that set r (and r1, ... if there are several results).
+// COUNTED  if defined, a buffer of two words, calls and workgroups that are done: the last workgroup counts the call. It is
+//   written once all others have read it, so that they see the same number.
 #include "map.glslh"
 
 #ifndef BODY
@@ -16,4 +18,14 @@ void main() {
         BODY
         STORE
     }
+#ifdef COUNTED
+    barrier();
+    if (gl_LocalInvocationIndex == 0u) {
+        memoryBarrierBuffer();
+        if (atomicAdd(COUNTED[1], 1) == int(gl_NumWorkGroups.x * gl_NumWorkGroups.y) - 1) {
+            COUNTED[1] = 0;
+            COUNTED[0]++;
+        }
+    }
+#endif
 }

@@ -62,6 +62,7 @@ class MapSpec:
     atomic: bool = False
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
+    counted: bool = False
     local: int = 256
 
 
@@ -168,6 +169,8 @@ class _Writer:
         macros["STORE"] = self._store() if spec.stores else ""
         macros["BODY"] = self._body()
         macros["T_R"] = self._type(len(self.inputs))
+        if spec.counted:
+            macros["COUNTED"] = "b0"
         declared, push, constants = [], [], {}
         text = " ".join((*macros.values(), spec.body))
         mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
@@ -196,8 +199,8 @@ class _Writer:
         buffers = []
         for number, operand in enumerate(self.operands):
             name = self.names[number]
-            reads = number < len(self.inputs)
-            buffers.append((operand, "r" if reads else "rw" if spec.atomic or f"{name}(" in spec.body else "w"))
+            reads = number < len(self.inputs) and not (spec.counted and number == 0)
+            buffers.append((operand, "r" if reads else "rw" if spec.atomic or spec.counted or f"{name}(" in spec.body else "w"))
         lowering.dispatch(
             spec.template, buffers, macros=macros, params=[work, *push], constants=constants,
             grid=lowering.linear_grid(work, local), label=label, flops=count * spec.flops,
@@ -215,6 +218,8 @@ class _Writer:
         name = self.names[number]
         read = re.search(rf"\b{name}\(", text) is not None
         mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
+        if self.spec.counted and number == 0:
+            mode = ""
         return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
 
     def _accessors(self) -> dict[str, str]:
