@@ -100,6 +100,7 @@ class _Writer:
     ) -> None:  # fmt: skip
         self.lowering, self.spec, self.inputs, self.outputs, self.sizes = lowering, spec, inputs, outputs, sizes
         self.operands = (*inputs, *outputs)
+        self.words = not lowering.traits.is_cpu  # a GPU reads and writes 4 elements of a byte as a word
         self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
         # Neighbouring invocations make neighbours in memory.
         walked = [d for d in spec.walk or range(len(sizes)) if not (isinstance(sizes[d], int) and sizes[d] == 1)]
@@ -212,7 +213,7 @@ class _Writer:
     def _declare(self, number: int, text: str) -> str:
         dtype = self.operands[number].dtype
         whole = self._as_vector(number) or self.four and number >= len(self.inputs)
-        element = _VECTOR[dtype] if whole else dtype.glsl
+        element = ("uint" if self.words and dtype.itemsize == 1 else _VECTOR[dtype]) if whole else dtype.glsl
         if self.spec.atomic and number >= len(self.inputs):
             return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ {'float' if self.adds_floats else 'uint'} b{number}[]; }};"
         name = self.names[number]
@@ -258,6 +259,8 @@ class _Writer:
             return f"({at} != uint8_t(0) ? 1 : 0)"
         if dtype is DType.bfloat16:
             return f"uintBitsToFloat(uint({at}) << 16)"
+        if self.words and self._as_vector(number) and dtype.itemsize == 1:
+            return f"pv_{'signed' if dtype is DType.int8 else 'unsigned'}({at})"
         return f"{self._type(number)}({at})"
 
     def _written(self, number: int, dtype: DType, value: str) -> str:
@@ -265,6 +268,8 @@ class _Writer:
             return f"uint8_t(pv_opaque(({value}) != 0 ? 1 : 0))"
         if dtype is DType.bfloat16:
             return f"uint16_t(pv_opaque(pv_bfloat16_bits({value})))"
+        if self.words and self._as_vector(number) and dtype.itemsize == 1:
+            return f"pv_pack(ivec4({value}))"
         if dtype.itemsize < 4:
             value = f"pv_opaque({value})"
         return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
@@ -329,8 +334,13 @@ class _Writer:
         if self.four:
             for n, operand in enumerate(self.outputs):
                 place = self._place_here(n)
-                values = ", ".join(self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4))
-                out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {_VECTOR[operand.dtype]}({values});")
+                if self.words and operand.dtype.itemsize == 1:
+                    made = f"ivec4({', '.join(f'q{n}[{lane}]' for lane in range(4))})"
+                    made = f"pv_pack({f'notEqual({made}, ivec4(0))' if operand.dtype is DType.bool else made})"
+                else:
+                    values = ", ".join(self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4))
+                    made = f"{_VECTOR[operand.dtype]}({values})"
+                out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {made};")
             return " ".join(out)
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
