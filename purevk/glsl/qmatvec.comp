@@ -10,9 +10,11 @@
 //   STEPS  so many reads of each column are under way at a time, where A is not shared (1)
 //   SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS * 8 / BITS + 1) bytes. 0: it does not.
 //   ANY_GROUP 1: groups of any length; an invocation takes whole groups (WORDS is 1).
-//   LX     local size (32), a power of two
+//   LX     invocations that share the columns (32), a power of two
 //   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none is used.
-// Grid: (ceil(N / COLS), ceil(M / ROWS))
+//   TEAMS  so many times LX invocations make a workgroup (1), each LX of them other columns; they share A. More than one need
+//          SUBGROUP == LX.
+// Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
 #include "common.glslh"
 #ifndef ROWS
 #define ROWS 1
@@ -35,13 +37,16 @@
 #ifndef ANY_GROUP
 #define ANY_GROUP 0
 #endif
+#ifndef TEAMS
+#define TEAMS 1
+#endif
 #if SUBGROUP
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 
 #include "qmatmul_params.glslh"
 
-layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
+layout(local_size_x = LX, local_size_y = TEAMS, local_size_z = 1) in;
 
 #define PER_WORD (32 / BITS)
 #define CHUNK (WORDS * PER_WORD)
@@ -215,11 +220,9 @@ void multiply(int lane, int m0, int n0) {
         int chunk = min(first + lane, chunks - 1);
         UNROLL for (int c = 0; c < COLS; c++) w[c] = buf_w[rows[c] + chunk];
         barrier();
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            UNROLL for (uint j = 0; j < CHUNK4; j++) {
-                uint e = uint(lane) + j * LX;
-                tile[(uint(r) * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0 + r, first * CHUNK + int(e) * 4);
-            }
+        UNROLL for (uint j = 0; j < (ROWS * CHUNK4 + TEAMS - 1) / TEAMS; j++) {
+            uint at = gl_LocalInvocationIndex + j * (LX * TEAMS), e = at % (LX * CHUNK4), r = at / (LX * CHUNK4);
+            if (r < ROWS) tile[(r * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0 + int(r), first * CHUNK + int(e) * 4);
         }
         barrier();
         vec4 part[ROWS][COLS4];
@@ -257,7 +260,8 @@ void multiply(int lane, int m0, int n0) {
 #endif
 
 void main() {
-    int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS, n0 = int(gl_WorkGroupID.x) * COLS;
+    int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS;
+    int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int j = 0; j < COLS4; j++) total[r][j] = T_SUM(0);
     }

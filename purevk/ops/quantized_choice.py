@@ -80,6 +80,10 @@ def _few_rows(
     if not many and rows == 1 and not traits.is_cpu and 2 * lanes <= traits.max_invocations:
         local = 2 * lanes
 
+    teams = 1
+    if share and many and subgroups and rows > 1:  # what is read of A serves more columns
+        teams = max(min(8, traits.max_invocations // lanes), 1)
+
     def fits(count: int) -> bool:
         shared = rows * local * (count * 32 // bits // 4 + 1) * 16 if share else 0
         return count <= most and whole(count) and shared <= traits.max_shared_memory
@@ -88,8 +92,9 @@ def _few_rows(
     macros: dict[str, Any] = {
         "ROWS": rows, "COLS": columns, "STEPS": 1, "WORDS": together or 1, "ANY_GROUP": int(not together),
         "SHARE": int(share), "LX": local, "SUBGROUP": lanes if subgroups else 0,
+        "TEAMS": teams,
     }  # fmt: skip
-    grid = (_dims.ceil_div(n, columns), _dims.ceil_div(m, rows), 1)
+    grid = (_dims.ceil_div(n, columns * teams), _dims.ceil_div(m, rows), 1)
     return Form("qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 

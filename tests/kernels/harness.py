@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import struct
 import subprocess
@@ -45,8 +46,8 @@ def flat_grid(groups: int) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=None)
 def device() -> api.Device:
-    """The device of the tests, for the whole process."""
-    return api.open_device(validation=True)
+    """The device of the tests, for the whole process; with the validation layer unless PUREVK_VALIDATION=0."""
+    return api.open_device(validation=os.environ.get("PUREVK_VALIDATION") != "0")
 
 
 @functools.lru_cache(maxsize=None)

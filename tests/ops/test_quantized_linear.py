@@ -260,7 +260,7 @@ def test_forms():
             assert own["ROWS"] >= m and (own.get("ANY_GROUP") or words % own["WORDS"] == 0)
             if form.template == "qmatvec.comp":
                 assert own.get("ANY_GROUP") or group % codes == 0
-                assert own["LX"] <= traits.max_invocations and form.grid == (-(-n // own["COLS"]), 1, 1)
+                assert own["LX"] * own["TEAMS"] <= traits.max_invocations and form.grid == (-(-n // (own["COLS"] * own["TEAMS"])), 1, 1)
                 assert not own["SHARE"] or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
                 continue
             count += 1
