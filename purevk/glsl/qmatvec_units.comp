@@ -191,7 +191,8 @@ void put(int turn, int m0) {
                     int at = base + place_of((j * 32 + lane) * 4 + e);
 #if SPLIT
                     float v = a_next[i][j][e] * unit;
-                    float first = unpackHalf2x16(packHalf2x16(vec2(v, 0.0))).x;
+                    // Rounded to the 11 bits of a half by its bits: compilers may take a conversion there and back for none.
+                    float first = uintBitsToFloat((floatBitsToUint(v) + 0x1000u) & 0xffffe000u);
                     fragments[at] = T_HALF(first);
                     fragments[at + SECOND * B_LINE] = T_HALF((v - first) * 2048.0);
 #else
