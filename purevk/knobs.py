@@ -74,8 +74,8 @@ TIMEOUT = Knob("PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device b
 FRAGMENTS = Knob(
     "PUREVK_FRAGMENTS",
     _flag,
-    False,
-    "1 lets products of few rows with quantized weights fill the fragments of matrix units themselves: not yet tested on a GPU.",
+    True,
+    "0 keeps products of few rows with quantized weights from filling the fragments of matrix units themselves.",
 )
 POLL = Knob(
     "PUREVK_POLL",

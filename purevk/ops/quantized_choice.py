@@ -7,9 +7,11 @@ from typing import Any, Callable
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.ops.gpu_tiles import Problem, Units
 from purevk.ops.lowering import DeviceTraits
 
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
+SOME_ROWS = 64  # up to so many, reading it once for each 8 on matrix units beats tiles
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,37 @@ def choose(
         integers: the activations are int8 codes. halves: they are float16.
     """
     unit = 16 if integers else 4
+
+    def whole(count: int) -> bool:
+        """Whether rows and groups have a multiple of so many words."""
+        return _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
+
     if traits.is_cpu or m <= FEW_ROWS or group % unit:
-        return _few_rows(traits, m, n, bits, words, first_word, group, integers, halves)
+        return _few_rows(traits, m, n, bits, group, integers, halves, whole)
+    most = _dims.upper(m)
+    if most <= SOME_ROWS and (form := _units(traits, 8, m, n, bits, group, integers, halves, whole)) is not None:
+        return form
+    if integers and most <= 4 * FEW_ROWS:
+        return _few_rows(traits, m, n, bits, group, integers, halves, whole)
+    if halves and traits.matrix_shape is not None and traits.matrix_shape[0] * traits.matrix_shape[1] == 256:
+        units = _half_tile(traits, most)
+        if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
+            return Form("qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup)
     tile_m, tile_n = _tile(traits, m, n)
     grid = (_dims.ceil_div(n, tile_n), _dims.ceil_div(m, tile_m), 1)
     if integers:
         return Form("qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
+    if most <= 16:
+        grid = (_dims.ceil_div(n, 32), 1, 1)
+        return Form("qmatmul.comp", grid, {"TILE_M": 16, "TILE_N": 32, "TILE_K": 64, "THREAD_M": 4, "THREAD_N": 4, "SLICES": 4})
     depth = 16 if tile_m == 64 else 32
     return Form("qmatmul.comp", grid, {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": depth, "THREAD_M": 4, "THREAD_N": 4})
+
+
+def _half_tile(traits: DeviceTraits, rows: int) -> Units:
+    """Tiles on matrix units for activations in half."""
+    sizes = (128, 64, 32, 32, 32) if rows > 64 else (64, 64, 64, 32, 32)
+    return Units(*sizes, shape=traits.matrix_shape, subgroup=traits.subgroup_size)
 
 
 def _tile(traits: DeviceTraits, m: Size, n: Size) -> tuple[int, int]:
@@ -58,12 +83,8 @@ def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
 
 
 def _few_rows(
-    traits: DeviceTraits, m: Size, n: Size, bits: int, words: Size, first_word: int, group: int, integers: bool, halves: bool
+    traits: DeviceTraits, m: Size, n: Size, bits: int, group: int, integers: bool, halves: bool, whole: Callable[[int], bool]
 ) -> Form:
-    def whole(count: int) -> bool:
-        """Whether rows and groups have a multiple of so many words."""
-        return _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
-
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
     if rows > 2 and (form := _units(traits, rows, m, n, bits, group, integers, halves, whole)) is not None:
         return form
@@ -77,12 +98,14 @@ def _few_rows(
         most = 2 if rows == 8 else 4
     elif share:
         columns, most = 8 if rows < 8 and many else 4, 2
+        if many and rows <= 2 and subgroups:
+            columns, most = 4 if rows == 1 and bits == 4 else 8, 4 if rows == 2 or bits == 4 else 2
     if not many and rows == 1 and not traits.is_cpu and 2 * lanes <= traits.max_invocations:
         local = 2 * lanes
 
     teams = 1
-    if share and many and subgroups and rows > 1:  # what is read of A serves more columns
-        teams = max(min(8, traits.max_invocations // lanes), 1)
+    if share and many and subgroups and (rows > 1 or bits == 4):  # what is read of A serves more columns
+        teams = max(min(4 if rows < 4 else 8, traits.max_invocations // lanes), 1)
 
     def fits(count: int) -> bool:
         shared = rows * local * (count * 32 // bits // 4 + 1) * 16 if share else 0
@@ -104,6 +127,8 @@ def _units(
 ) -> Form | None:  # fmt: skip
     """The kernel on matrix units, where it is the faster one: its time hardly grows with the rows."""
     together = next((count for count in (4, 2, 1) if whole(count) and group % (128 * count // bits) == 0), 0)
+    if bits == 8 and rows < 8 and _dims.upper(n) >= 64 * traits.processors:
+        return None  # the vector kernel is as fast
     if traits.is_cpu or not traits.few_columns or not together or integers and (bits == 8 or together < 4 or not group):
         return None
     split = not (halves or integers)
