@@ -214,9 +214,14 @@ void main() {
                     int r = k * ABREAST + abreast;
                     if (r < reach) {
                         for (; before < r; before++) h += counts[before];
-                        for (int end = h + counts[r], at = h; at < end; at++) {
-                            V entry = ENTRY(from + in_order[at] % ROUND);
-                            made[k] = COMBINE(made[k], entry);
+                        for (int end = h + counts[r], at = h; at < end; at += 4) {
+                            V entry[4];
+                            UNROLL for (int c = 0; c < 4; c++) {
+                                if (at + c < end) entry[c] = ENTRY(from + in_order[at + c] % ROUND);
+                            }
+                            UNROLL for (int c = 0; c < 4; c++) {
+                                if (at + c < end) made[k] = COMBINE(made[k], entry[c]);
+                            }
                         }
                         if (from == 0 || counts[r] > 0) WRITE_OUT(first + r, made[k]);
                     }

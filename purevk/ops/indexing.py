@@ -9,6 +9,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.map_kernel import mapped
+from purevk.ops.masked import put_by_mask
 from purevk.ops.pointwise_kernel import emit_copy
 from purevk.ops.rearrange import row
 from purevk.ops.registry import Counted, Kernel, Operator, ShapeError, UnknownSizes, View, find, register
@@ -114,6 +115,8 @@ def _put_by_mask(builder: Any, x: Value, mask: Value, values: Value, accumulate:
             values = builder.emit("aten.squeeze.dims", values, (0,))
         other = builder.emit("aten.add.Tensor", x, values, 1) if accumulate else values
         return builder.emit("aten.where.self", wide, other, x)
+    if not rest and not accumulate:
+        return put_by_mask(builder, x, mask, values)
     count, width = mask.type.numel, _dims.product(rest)
     flat = builder.emit("aten.view.default", mask, (count,))
     before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)

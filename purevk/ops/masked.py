@@ -52,14 +52,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
 
 
-def _masked_scatter(builder: Any, node: Node, x: Value, mask: Value, source: Value) -> Value:
+def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
+    """x with the elements of `source`, in their order, in the places where `mask` (bool) holds."""
     sizes = broadcast(x.type.dims, mask.type.dims)
     count = _dims.product(sizes)
     wide = builder.emit("aten.expand.default", mask, sizes)
     flat = builder.emit("aten.view.default", wide, (count,))
     picked = builder.emit("aten.view.default", source, (source.type.numel,))
     whole = builder.emit("aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,))
-    if not builder.traits.is_cpu and mask.type.dtype is DType.bool and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(builder.traits):
+    if not builder.traits.is_cpu and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(builder.traits):
         return builder.emit("aten.view.default", builder.emit(NAME, whole, flat, picked), sizes)
     before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
     body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"
@@ -68,4 +69,5 @@ def _masked_scatter(builder: Any, node: Node, x: Value, mask: Value, source: Val
     return builder.emit("aten.view.default", made, sizes)
 
 
-row("aten.masked_scatter.default", lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)), _masked_scatter)
+row("aten.masked_scatter.default", lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
+    lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source))  # fmt: skip

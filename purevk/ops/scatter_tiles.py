@@ -15,6 +15,7 @@ from purevk.ops.rows import collapse
 
 _EACH = 8  # rows of an invocation, where whole rows are moved
 _SECTOR = 8  # neighbouring columns that are read together
+_MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
 _MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
 
 
@@ -76,6 +77,9 @@ def emit_tiles(
         parts, blocks = -(-n // reach), -(-columns // width)
         # Every workgroup reads all indices: not where that is more than what it moves.
         if entries * 2 > reach * width * (4 if vector else 1) and entries > 1024:
+            return False
+        # Nor where an invocation joins many entries, one after the other.
+        if mode != "set" and entries > _MOST_JOINED * parts * (local // width):
             return False
     else:
         space = min(traits.max_shared_memory, 49152) // 4

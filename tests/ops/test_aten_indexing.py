@@ -203,6 +203,7 @@ def test_scatter_in_one_dispatch(gpu):
             cases.append(Case(aten.index_add.default, (base, 0, rows % 70, source)))
     many = places(3000, below=70)
     cases.append(Case(aten.index_add.default, (wide, 0, many, tensor(3000, 512)), rtol=1e-4, atol=1e-3))
+    cases.append(Case(aten.index_add.default, (tensor(300, 64), 0, places(3000, below=300), tensor(3000, 64)), rtol=1e-4, atol=1e-3))
     cases.append(Case(aten.index_add.default, (tensor(2, 70, 8, 33), 1, many[:900], tensor(2, 900, 8, 33)), rtol=1e-4, atol=1e-3))
     cases.append(Case(aten.index_put.default, (tensor(2, 3, 40, 16), [None, None, torch.tensor([7])], tensor(2, 3, 1, 16, seed=1))))
     cases.append(Case(aten.index_reduce.default, (wide, 0, rows % 70, tensor(6, 512), "amin")))
