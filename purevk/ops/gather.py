@@ -50,10 +50,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
     params: list[Size] = [x.offset, out.offset, out.type.numel, *pad(loop, 3), *pad(mine, 4)]
     for index, strides, dim in zip(indices, theirs, steps):
         params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
-    # A GPU has several places under way in an invocation.
-    local, places = (64, 1) if lowering.traits.is_cpu else (min(256, lowering.traits.max_invocations), 2 if vector else 4)
     count = out.type.numel
     work = _ceil4(count) if vector else count
+    places = lowering.places(work, 2 if vector else 4)
+    local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
     lowering.dispatch(
         "gather.comp", [(x, "r"), *((index, "r") for index in indices), (out, "w")],
         macros={

@@ -313,6 +313,12 @@ class Lowering:
         make good use of them (a tenth to a quarter of the time of small kernels); `others` on a software device."""
         return others if self.traits.is_cpu else range(count)
 
+    def places(self, count: Size, many: int) -> int:
+        """Places of `count` that an invocation takes, so that all it reads is under way at once: `many` on a GPU, if that leaves
+        a workgroup for each processor; else 1."""
+        enough = _dims.upper(count) >= many * 256 * self.traits.processors
+        return many if enough and not self.traits.is_cpu else 1
+
     def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
         """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not suffice."""
         groups = _dims.ceil_div(count, per_group)

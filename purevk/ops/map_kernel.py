@@ -110,10 +110,11 @@ class _Writer:
         self.vector = self._lane() if by_output and walked else None
         # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are stored as one vector.
         self.four = self.vector is None and by_output and bool(walked) and spec.stores and self._stores_four()
-        # Otherwise, on a GPU, for this many places, a workgroup's width apart: what they read is under way at the same time.
-        self.apart = 0
-        if self.vector is None and not self.four and self._unrolls() and walked and not lowering.traits.is_cpu:
-            self.apart = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
+        # Otherwise, on a GPU, for this many places, a workgroup's width apart.
+        self.apart = 1
+        if self.vector is None and not self.four and self._unrolls() and walked:
+            many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
+            self.apart = lowering.places(_dims.product(sizes), many)
         # A GPU that adds floats itself needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic and "R_ADD(" in spec.body and outputs[0].dtype is DType.float32 and not lowering.traits.is_cpu
@@ -194,7 +195,7 @@ class _Writer:
         count = _dims.product(self.sizes)
         local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
-        if self.apart:
+        if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
         constants[LOCAL_ID] = local
         buffers = []
@@ -280,7 +281,7 @@ class _Writer:
         return f"pv_opaque({value})" if dtype.itemsize < 4 else value
 
     def _coordinates(self) -> str:
-        if self.apart:
+        if self.apart > 1:
             count = " * ".join(f"size_{d}" for d in self.walked)
             first = f"int(id - gl_LocalInvocationIndex) * {self.apart} + int(gl_LocalInvocationIndex)"
             kept = (f"{self._type(len(self.inputs) + n)} q{n}[{self.apart}]; int at{n}[{self.apart}];" for n in range(len(self.outputs)))
@@ -307,10 +308,10 @@ class _Writer:
         return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]
 
     def _body(self) -> str:
-        if not self.four and not self.apart:
+        if not self.four and self.apart == 1:
             return self.spec.body
         kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
-        if self.apart:
+        if self.apart > 1:
             kept += " ".join(f" at{n}[lane] = {self._place_here(n)};" for n in range(len(self.outputs)))
             # Places beyond the end repeat the last one.
             split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
@@ -325,7 +326,7 @@ class _Writer:
 
     def _store(self) -> str:
         out = []
-        if self.apart:
+        if self.apart > 1:
             for n, operand in enumerate(self.outputs):
                 number = len(self.inputs) + n
                 out.append(f"b{number}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};")

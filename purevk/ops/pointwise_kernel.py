@@ -77,16 +77,15 @@ def emit_pointwise(
     if emit_transposed(lowering, expression, operands, len(inputs), loop, steps, scalars, label):
         return
     vector = _can_vectorize(loop, steps, operands, len(inputs))
-    apart = 0
-    if not vector and not lowering.traits.is_cpu:
-        apart = 8 if all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8 else 4
+    small = all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8
+    apart = 1 if vector else lowering.places(_dims.product(loop), 8 if small else 4)
     words = vector and not lowering.traits.is_cpu
     enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
     wide = words and enough and _only_bytes(loop, steps, operands, len(inputs))
     writer = Writer(expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide)
     count = _dims.product(loop)
     local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
-    work = _dims.ceil_div(count, 16 if wide else 4) if vector else _dims.ceil_div(count, apart * local) * local if apart else count
+    work = _dims.ceil_div(count, 16 if wide else 4) if vector else _dims.ceil_div(count, apart * local) * local if apart > 1 else count
     writer.finish(lowering, "pointwise.comp", work, local, lowering.linear_grid(work, local), label)
 
 
@@ -131,18 +130,18 @@ class Writer:
         loop, steps: the sizes of the iteration, and for each of its dims the strides of the operands.
         vector: an invocation makes 4 neighbours.
         apart: otherwise, places of an invocation: a workgroup's width apart, so that neighbours of a workgroup touch
-            neighbours in memory, and all that is read is under way at once. 0: one.
+            neighbours in memory.
         words: elements of one byte that are read or written as vectors are so as words.
         wide: an invocation makes 16 neighbours.
     """
 
     def __init__(
         self, expression: Expression, operands: Sequence[Operand], first_output: int, loop: list[Size],
-        steps: list[list[Size]], vector: bool, scalars: Sequence[Size], apart: int = 0, words: bool = False, wide: bool = False,
+        steps: list[list[Size]], vector: bool, scalars: Sequence[Size], apart: int = 1, words: bool = False, wide: bool = False,
     ) -> None:  # fmt: skip
         self.expression, self.operands, self.first_output = expression, operands, first_output
         self.loop, self.steps, self.vector, self.scalars = loop, steps, vector, scalars
-        self.apart, self.wide, self.lanes = apart, wide, 4 if vector else apart or 1
+        self.apart, self.wide, self.lanes = apart, wide, 4 if vector else apart
         self.words = {n for n, operand in enumerate(operands) if words and operand.dtype in _UNPACK and self._as_vector(n)}
 
     def finish(
@@ -213,7 +212,7 @@ class Writer:
 
     def _statements(self, literal: dict[str, str]) -> str:
         rank = len(self.loop)
-        if not self.apart:
+        if self.apart == 1:
             split = [f"int r = int(id){' * 16' if self.wide else ' * 4' if self.vector else ''};"]
             split += [f"int i{n} = r % d{n}; r /= d{n};" if n else "int i0 = r;" for n in reversed(range(rank))]
             return " ".join((*split, *self._work(literal)))
