@@ -47,6 +47,8 @@ class MapSpec:
         atomic: several invocations may come to one element of the outputs, which are written by these alone: `R_ADD(a, b, v)`
             (float32, int32, int64), `R_MAX(a, b, v)` (int32, from 0 on), `R_JOIN(a, b, v)` (float32, int32): COMBINE(old, v).
         flops: operations per place, for profiles.
+        walk: the dims in the order in which neighbouring invocations go over them, the innermost last; by default that of memory.
+        counted: the first input is a counter, calls and workgroups that are done, to which the dispatch adds its call.
         local: invocations of a workgroup on a GPU, or as many as it takes.
     """
 

@@ -93,8 +93,8 @@ def _can_vectorize(loop: list[Size], steps: list[list[Size]], operands: Sequence
     if _dims.gcd_of(loop[-1]) % 4:
         return False
     for number, operand in enumerate(operands):
-        # What is the same along a dim is small, and may be read an element at a time.
-        repeated = number < first_output and any(isinstance(step[number], int) and step[number] == 0 for step in steps)
+        # What is the same for all neighbours is read once, of whatever type.
+        repeated = number < first_output and isinstance(steps[-1][number], int) and steps[-1][number] == 0 and len(loop) > 1
         if operand.dtype not in _VECTOR and not repeated:
             return False
         if number >= first_output and not _is_aligned(number, steps, operand):
