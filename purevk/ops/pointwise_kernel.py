@@ -262,7 +262,8 @@ class Writer:
         if not self.wide:
             return out + each
         out += [f"uvec4 p{number};" for number in outputs]
-        out.append(f"UNROLL for (int w = 0; w < 4; w++) {{ {' '.join(each)} }}")
+        # Not a loop: the optimizer unrolls those, and the copies of a `precise` operation lose that property.
+        out += [f"{{ const int w = {w}; {' '.join(each)} }}" for w in range(4)]
         return out + [f"b{number}[x{number} >> 4] = p{number};" for number in outputs]
 
     def _scalars(self) -> list[str]:
