@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import progress
-from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.graph.limits import DeviceLimits, device_limits, warm_up
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operator_cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from purevk.graph.context import Context
 
 _MIB = 1 << 20
-_SETTLE_SECONDS = 0.15
+_WARM_UP_SECONDS, _SETTLE_SECONDS = 2.0, 0.15
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -41,6 +41,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         limits = device_limits(context, args.remeasure)
         sizes = args.mib or ([1 / 16, 16.0] if context.device.kind == "cpu" else [1 / 16, 64.0])
         rows = []
+        if context.device.kind != "cpu":
+            warm_up(context, _WARM_UP_SECONDS)
         for mib in sizes:
             chosen = [case for case in operator_cases(int(mib * _MIB)) if _fits(case, args.ops)]
             if not chosen:

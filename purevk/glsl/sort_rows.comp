@@ -42,6 +42,9 @@
 #ifndef LEVELS
 #define LEVELS 4
 #endif
+#if LEVELS > 4
+#error "an invocation sorts 16 elements at most"
+#endif
 #ifndef DESCENDING
 #define DESCENDING 0
 #endif
@@ -102,6 +105,33 @@ void halve(int distance) {
     }
 }
 
+// The steps of the network within an invocation, one by one: loops over them would not be unrolled in full, and registers have
+// no indices.
+void order_mirrored(int whole) {
+    UNROLL for (int k = 0; k < EACH; k++) {
+        if ((k ^ (whole - 1)) > k) order(k, k ^ (whole - 1));
+    }
+}
+
+void order_own() {
+    order_mirrored(2);
+#if LEVELS > 1
+    order_mirrored(4);
+    halve(1);
+#endif
+#if LEVELS > 2
+    order_mirrored(8);
+    halve(2);
+    halve(1);
+#endif
+#if LEVELS > 3
+    order_mirrored(16);
+    halve(4);
+    halve(2);
+    halve(1);
+#endif
+}
+
 // LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored or not.
 void merge(int log_span, bool mirrored, int done) {
     int log_step = log_span - LEVELS, at = MINE & ((1 << log_step) - 1);
@@ -119,9 +149,15 @@ void merge(int log_span, bool mirrored, int done) {
     } else if (done == 0) {
         halve(EACH / 2);
     }
-    UNROLL for (int level = 1; level < LEVELS; level++) {
-        if (done <= level) halve(EACH >> (level + 1));
-    }
+#if LEVELS > 1
+    if (done <= 1) halve(EACH / 4);
+#endif
+#if LEVELS > 2
+    if (done <= 2) halve(EACH / 8);
+#endif
+#if LEVELS > 3
+    halve(1);
+#endif
     UNROLL for (int k = 0; k < EACH; k++) {
         shared_key[to[k]] = key[k];
         shared_place[to[k]] = place[k];
@@ -156,13 +192,7 @@ void main() {
             }
         }
         // Those of an invocation first, in registers.
-        UNROLL for (int whole = 2; whole <= EACH; whole *= 2) {
-            UNROLL for (int k = 0; k < EACH; k++) {
-                int other = k ^ (whole - 1);
-                if (other > k) order(k, other);
-            }
-            UNROLL for (int distance = whole / 4; distance > 0; distance /= 2) halve(distance);
-        }
+        order_own();
         UNROLL for (int k = 0; k < EACH; k++) {
             shared_key[AT(MINE * EACH + k)] = key[k];
             shared_place[AT(MINE * EACH + k)] = place[k];

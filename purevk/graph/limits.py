@@ -104,8 +104,16 @@ def _fma_rate(context: Context) -> float:
     return 2.0 * 4 * _CHAINS * count * groups * _GROUP / seconds
 
 
-def _best(context: Context, label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int]) -> float:
-    """Seconds of the fastest of several runs, by the device's clock if it has one."""
+def warm_up(context: Context, seconds: float) -> None:
+    """Multiplies for so long: a GPU takes about a second of work to leave its idle clocks."""
+    groups, count = (256, 1024) if context.device.kind == "cpu" else (4096, 4096)
+    _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1), seconds)
+
+
+def _best(
+    context: Context, label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int], seconds: float = 0.0
+) -> float:
+    """Seconds of the fastest of several runs, by the device's clock if it has one: `_ROUNDS`, or as many as fill `seconds`."""
     device = context.device
     (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)
     made: list[api.DeviceObject] = []
@@ -135,7 +143,8 @@ def _best(context: Context, label: str, source: str, sizes: list[int], count: in
             commands.write_timestamp(queries, 1)
         commands.end()
         times = []
-        for _ in range(_ROUNDS):
+        end = time.perf_counter() + seconds
+        while len(times) < _ROUNDS or time.perf_counter() < end:
             start = time.perf_counter()
             device.queue.run(commands)
             elapsed = time.perf_counter() - start
