@@ -39,7 +39,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
     # A software device would pay more for the barrier of each workgroup than for another dispatch.
     counted = not lowering.traits.is_cpu
-    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted)
+    # Large workgroups, since each counts itself in the same word.
+    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted, local=1024)
     numbers = [number, low, span] if kind == "integers" else [number]
     emit_map(lowering, spec, [calls], numbers, [out])
     if not counted:
