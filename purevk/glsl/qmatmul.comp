@@ -9,7 +9,7 @@
 // Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles: matmul_sizes.glslh, with
 // those of MATRIX_UNITS for activations in half.
 //   BACKWARD 1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no bias and no epilogue.
-// The group is a multiple of 4.
+// The group is a multiple of 4; on matrix units there are none.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M)), or ceil(K / TILE_N) first
 #include "common.glslh"
 #include "matmul_sizes.glslh"
@@ -27,8 +27,13 @@ void a_column(int k) { k_now = k; }
 
 int tile_rows() { return M; }
 
-// Codes k .. k+3 of row n of W times their scale.
+// Codes k .. k+3 of row n of W times their scale. Halves hold codes exactly, but not their products with a scale: on matrix units
+// the sums are scaled.
+#define SCALE_SUMS (MATRIX_UNITS && !GROUPED && !BACKWARD)
 LOADED4 weights(int n, int k) {
+#if SCALE_SUMS
+    return LOADED4(codes(word_at(offset_w + n * ldw, k)));
+#endif
     float scale = float(buf_scale[n * groups + min(k / group, groups - 1)]);
     return LOADED4(codes(word_at(offset_w + n * ldw, k)) * scale);
 }
@@ -75,9 +80,15 @@ LOADED4 load_bt(int n, int k) { return k < K ? weights(min(n, N - 1), k) : LOADE
 
 int tile_columns() { return N; }
 
+#if SCALE_SUMS
+vec4 tile_bias(int n) { return vec4(0.0); }
+
+void tile_store(int m, int n, vec4 v) { store4(v * scale4(n, 0) + bias4(n), offset_o + m * ldo + n, m, n); }
+#else
 vec4 tile_bias(int n) { return bias4(n); }
 
 void tile_store(int m, int n, vec4 v) { store4(v, offset_o + m * ldo + n, m, n); }
+#endif
 #endif
 
 #if MATRIX_UNITS

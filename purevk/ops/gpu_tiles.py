@@ -312,11 +312,15 @@ def choose_gpu(traits: DeviceTraits, problem: Problem) -> Any:
     return min([c for c in found if _runs(traits, problem, c)] or found, key=lambda c: _total(traits, problem, c))
 
 
+# Others take 3 to 6 times as long on an H200: registers do not suffice.
+_DISTANCE_TILES = ((128, 64, 16, 8, 8, 1), (32, 32, 32, 4, 4, 1))
+
+
 def choose_distance(
     traits: DeviceTraits, metric: int, m: int, n: int, k: int, batches: int, transposed: bool, vectors: tuple[bool, bool]
 ) -> Distance:
     """The tile for distances between m and n rows of k elements."""
     problem = Problem(m, n, k, batches, False, transposed, vectors)
-    tiles = [Distance(*sizes, metric=metric) for sizes in (*_TILES, *_LONG_TILES) if sizes[5] == 1]
+    tiles = [Distance(*sizes, metric=metric) for sizes in _DISTANCE_TILES]
     found = [tile for tile in tiles if tile.fits(traits, problem)]
     return min([tile for tile in found if _runs(traits, problem, tile)] or found, key=lambda tile: tile.cost(traits, problem))

@@ -46,9 +46,9 @@ def choose(
     most = _dims.upper(m)
     if most <= SOME_ROWS and (form := _units(traits, 8, m, n, bits, group, integers, halves, whole)) is not None:
         return form
-    if integers and most <= 4 * FEW_ROWS:
+    if most <= 4 * FEW_ROWS and (integers or traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4):
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
-    if halves and traits.matrix_shape is not None and traits.matrix_shape[0] * traits.matrix_shape[1] == 256:
+    if halves and not group and traits.matrix_shape is not None and traits.matrix_shape[0] * traits.matrix_shape[1] == 256:
         units = _half_tile(traits, most)
         if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
             return Form("qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup)
@@ -127,8 +127,8 @@ def _units(
 ) -> Form | None:  # fmt: skip
     """The kernel on matrix units, where it is the faster one: its time hardly grows with the rows."""
     together = next((count for count in (4, 2, 1) if whole(count) and group % (128 * count // bits) == 0), 0)
-    if bits == 8 and rows < 8 and _dims.upper(n) >= 64 * traits.processors:
-        return None  # the vector kernel is as fast
+    if (rows < 8 and bits == 8 or together < 2 and not integers and bits == 4) and _dims.upper(n) >= 64 * traits.processors:
+        return None  # the vector kernel is as fast, or faster
     if traits.is_cpu or not traits.few_columns or not together or integers and (bits == 8 or together < 4 or not group):
         return None
     split = not (halves or integers)

@@ -127,6 +127,8 @@ def test_nan_and_infinity(way, op):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("local", [8, 24, 256])
 def test_any_workgroup_size(way, local):
+    if way == "subgroup" and local < subgroup_size():
+        pytest.skip("smaller than a subgroup of this device")
     x = np.arange(3 * 1009, dtype=np.int32).reshape(3, 1009)
     out = reduce(x, [(3, 1009)], [(1009, 1)], {"ACC": "int"}, way, dtype=np.int32, local=local)
     np.testing.assert_array_equal(out, x.sum(1))

@@ -156,7 +156,7 @@ def test_mixed_products():
 ])  # fmt: skip
 def test_templates(rows, float_template, integer_template, device):
     """Few rows read the weight once, many go by tiles, where the device is a GPU."""
-    if device == "cpu":
+    if device == "cpu" and context().traits.is_cpu:
         float_template = integer_template = "qmatvec.comp"
     x, w, s = tensor(rows, 64), weight_codes(12, 64), tensor(12)
     _, templates = run_with_templates("aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2))
@@ -235,11 +235,11 @@ def test_matrix_units(monkeypatch, device):
 
     monkeypatch.setattr(quantized_linear, "choose", stepwise)
     for rows, dtype in ((7, torch.float16), (3, torch.float32)):
-        x, w, s = tensor(rows, 128).to(dtype), weight_codes(70, 128, 4), tensor(70, 4, low=0.01, high=0.2).to(dtype)
-        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
+        x, w, s = tensor(rows, 128).to(dtype), weight_codes(70, 128, 4), tensor(70, 2, low=0.01, high=0.2).to(dtype)
+        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 64, None)
         have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
         assert templates == ["qmatvec_units.comp"]
-        close(have, x.double() @ grouped(w, s, 32).T, dtype)
+        close(have, x.double() @ grouped(w, s, 64).T, dtype)
 
 
 GPU = DeviceTraits(
