@@ -90,7 +90,7 @@ void main() {
             float product = 0.0;
             UNROLL for (int j = 0; j < QUADS_K; j++) product += dot(q[j], k[u * QUADS_K + j]);
 #if SHUFFLE
-            UNROLL for (int step = 1; step < LANES; step *= 2) product += subgroupShuffleXor(product, uint(step));
+            UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) product += subgroupShuffleXor(product, 1u << step);
             score[u] = product;
         }
 #else

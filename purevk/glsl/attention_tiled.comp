@@ -129,8 +129,8 @@ void main() {
             }
         }
 #if SHUFFLE
-        UNROLL for (int step = LANES / 2; step > 0; step /= 2) {
-            UNROLL for (int r = 0; r < MY_QUERIES; r++) top[r] = max(top[r], subgroupShuffleXor(top[r], uint(step)));
+        UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) {
+            UNROLL for (int r = 0; r < MY_QUERIES; r++) top[r] = max(top[r], subgroupShuffleXor(top[r], uint(LANES / 2 >> step)));
         }
 #else
         barrier();
@@ -167,10 +167,11 @@ void main() {
         }
     }
 #if SHARES > 1
-    UNROLL for (int step = LANES / 2; step >= COLUMNS; step /= 2) {
+    UNROLL for (int step = 0; step < LOG2_OF(LANES / COLUMNS); step++) {
         UNROLL for (int r = 0; r < MY_QUERIES; r++) {
-            total[r] += subgroupShuffleXor(total[r], uint(step));
-            UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] += subgroupShuffleXor(acc[r][d], uint(step));
+            uint other = uint(LANES / 2 >> step);
+            total[r] += subgroupShuffleXor(total[r], other);
+            UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] += subgroupShuffleXor(acc[r][d], other);
         }
     }
 #endif
