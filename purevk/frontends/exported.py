@@ -11,10 +11,12 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
 from purevk.frontends.decompose import BATCH_NORM, BATCH_NORM_INFERENCE, PYTHON, name_of, out_of_place
+from purevk.frontends.functionalized import is_taken_over
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
 from purevk.ir import Arg, Bound, Dim, Graph, Label, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops import registry
 
 
 def mutated_buffers(program: Any) -> frozenset[str]:
@@ -61,6 +63,7 @@ class Reader:
         self.importer.traced_elsewhere = planned_only
         self.env: dict[Any, Any] = {}
         self.symbols: dict[str, Dim | int] = {}
+        self.targets: dict[Value, str] = {}  # states, and the buffers that they are
         self.kept: list[Any] = []  # tensors whose bytes the graph's constants are views of
 
     def run(self) -> Graph:
@@ -80,6 +83,8 @@ class Reader:
                     state = spec.target in mutated or _address(data) in self.mutable
                     value = self._leaf(data, Label(spec.target, _address(data)) if state else None)
                     states[spec.target] = value
+                    if state:
+                        self.targets[value] = spec.target
                     self.env[node] = value
             elif node.op == "output":
                 return self._finish(node, signature, states)
@@ -341,14 +346,14 @@ class Reader:
         self.importer.emit("purevk.store", (state, new), [], [], node.name)
         return state
 
-    def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any) -> Any:
-        """A node whose results are like the examples: tensors, numbers, None, and lists of these."""
+    def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any, host: bool = False) -> Any:
+        """A node whose results are like the examples: tensors, numbers, None, and lists of these; `host`: of torch's own."""
         types: list[TensorType] = []
         for example in _leaves(examples):
             kind = _number_kind(example)
             recorded = () if kind else tuple(self._recorded(size) for size in example.shape)
             types.append(NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), recorded))
-        results = iter(self.importer.emit(name, args, types, [False] * len(types), f"{node.name}", exact=True))
+        results = iter(self.importer.emit(name, args, types, [False] * len(types), f"{node.name}", exact=True, host=host))
 
         def shaped(example: Any) -> Any:
             if isinstance(example, (list, tuple)):
@@ -396,10 +401,20 @@ class Reader:
             self._refuse_views(node, target)
         examples = node.meta["val"]
         own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
+        row = registry.find(name_of(target))
+        in_place = row is not None and bool(row.mutates)
+        states = [self.env.get(named[name]) if hasattr(named[name], "users") else None for name in order]
+        ends = self.program.graph_signature.buffers_to_mutate
+        if in_place and all(
+            state in self.targets and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
+            for at, (name, state) in enumerate(zip(order, states))
+        ):
+            made = self._emit(node, name_of(target), self._schema_args(target, (), named), own)
+            return (*made, *states)
         # The operator leaves its arguments in the order of its schema.
         rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
         made = self._emit(
-            node, name_of(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank))
+            node, name_of(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank)), in_place
         )
         left = dict(zip(rank, made[len(own) :]))
         return (*made[: len(own)], *(left[at] for at in range(len(order))))

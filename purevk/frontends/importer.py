@@ -232,6 +232,7 @@ class Importer:
         dynamic: Sequence[bool],
         source: str,
         exact: bool = False,
+        host: bool = False,
     ) -> tuple[Value, ...]:
         """Appends a node and returns its results.
 
@@ -241,11 +242,12 @@ class Importer:
             dynamic: for each result, whether the recorded sizes are mere bounds.
             source: where in the file it stands.
             exact: the recorded sizes are what they are at every call; a `Bound` is one that comes about during it.
+            host: it runs on the CPU, also if there is a kernel.
 
         Raises:
             FileFormatError: the recorded sizes are not those that the operator gives.
         """
-        row = registry.find(op)
+        row = None if host else registry.find(op)
         if row is not None:
             full = self._complete(row, args, recorded)
             try:
@@ -261,6 +263,8 @@ class Importer:
             types = [self._unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
         node = Node(row.name if row else op, full, results, source, op)
+        if host:
+            node = Node("purevk.host", (op, "it writes into copies of its arguments", full), results, source)
         named = zip(row.parameters, full) if row else ()
         if any(isinstance(arg, Value) and arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in named):
             node = Node("purevk.host", (row.name, "an argument is a number that an operator gives", full), results, source)

@@ -232,3 +232,36 @@ def test_writes_that_others_see_are_taken_out_by_torch() -> None:
     assert not is_decomposed(exported)
     with purevk.compile(exported) as program:
         _agrees(program, module, x)
+
+
+class Cached(torch.nn.Module):
+    """executorch's operators that write into a buffer: what is before can be read as well, and a cache may be a mere value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 8, 2, 4))
+        self.register_buffer("values", torch.zeros(1, 8, 2, 4))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        start = position[0].item()
+        torch._check(start >= 0)
+        torch._check(start < 8)
+        before, own = self.keys * 1.0, self.keys * 2.0
+        torch.ops.llama.update_cache(x, self.keys, start)
+        torch.ops.llama.update_cache(x * 2, self.values, start)
+        torch.ops.llama.update_cache(x * 3, self.values, 0)
+        torch.ops.llama.update_cache(x, own, start)
+        return torch.ops.llama.custom_sdpa(x, self.keys, self.values, start, None, 0.0, True), before, own
+
+
+def test_operators_that_write_into_buffers() -> None:
+    pytest.importorskip("executorch.extension.llm.custom_ops.custom_ops")
+    torch.manual_seed(0)
+    program = purevk.compile(Cached(), (torch.randn(1, 1, 2, 4), torch.tensor([0])))
+    nodes = [node.op for node in program.methods["forward"].graph.nodes]
+    # The caches are written where they lie; only the copy of one is left to the CPU.
+    assert nodes.count("purevk.write") == 3 and nodes.count("purevk.host") == 1
+    assert "purevk.store" not in nodes
+    module = Cached()
+    for position in range(4):
+        _agrees(program, module, torch.randn(1, 1, 2, 4), torch.tensor([position]))

@@ -1,0 +1,37 @@
+"""Operators that write into their arguments, as torch.export functionalizes them: on copies, which come after their results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], target: str) -> bool:
+    """Whether a functionalized operator may write into a buffer itself.
+
+    Args:
+        node: the call of the operator. base: the node of the buffer, or of what such an operator left of it before.
+        result: the number of the node's result that is the buffer as the operator leaves it.
+        ends: names of nodes, and the buffers that they are stored to in the end.
+        target: the buffer.
+
+    Returns:
+        Whether nothing reads the buffer's value so far after the node, and what the node leaves ends in the same buffer.
+    """
+    place = {each: at for at, each in enumerate(node.graph.nodes)}
+    if any(place[user] > place[node] for user in base.users):
+        return False
+    waiting, seen = [(node, result)], set()
+    while waiting:
+        at, number = waiting.pop()
+        for left in at.users:
+            if getattr(left.target, "__name__", "") != "getitem" or left.args[1] != number or left in seen:
+                continue
+            seen.add(left)
+            if ends.get(left.name) == target:
+                return True
+            for user in left.users:
+                bases = list(user.kwargs.get("_all_bases") or ())
+                if left in bases:
+                    waiting.append((user, len(user.meta["val"]) - len(bases) + bases.index(left)))
+    return False
