@@ -11,7 +11,7 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
 from purevk.frontends.decompose import BATCH_NORM, BATCH_NORM_INFERENCE, PYTHON, name_of, out_of_place
-from purevk.frontends.functionalized import is_taken_over
+from purevk.frontends.functionalized import is_taken_over, refuse_views
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
 from purevk.ir import Arg, Bound, Dim, Graph, Label, Symbol, SymbolSource, TensorType, Value
@@ -392,13 +392,13 @@ class Reader:
             place = {name: named.pop(f"_{name}_base_index", None) for name in written}
             order = [name for name in written if place[name] is not None]
             if sorted(place[name] for name in order) != list(range(len(bases))):
-                self._refuse_views(node, target)
+                refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
             named.update({name: bases[place[name]] for name in order})
             order.sort(key=place.__getitem__)
         if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
             isinstance(named[name], (list, tuple)) for name in order
         ):
-            self._refuse_views(node, target)
+            refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
         examples = node.meta["val"]
         own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
         row = registry.find(name_of(target))
@@ -418,12 +418,6 @@ class Reader:
         )
         left = dict(zip(rank, made[len(own) :]))
         return (*made[: len(own)], *(left[at] for at in range(len(order))))
-
-    def _refuse_views(self, node: Any, target: Any) -> None:
-        raise UnsupportedProgramError(
-            f"{name_of(target)} cannot be run", where=f"{self.importer.where}, {node.name}",
-            why="it writes into views or lists of tensors", next="give it whole tensors, or return new ones",
-        )  # fmt: skip
 
     def _recorded(self, size: Any) -> Any:
         """A size that the program states; a `Bound` where it comes about during the call."""

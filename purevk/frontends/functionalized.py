@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
+
+from purevk.errors import UnsupportedProgramError
 
 
 def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], target: str) -> bool:
@@ -35,3 +37,11 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
                 if left in bases:
                     waiting.append((user, len(user.meta["val"]) - len(bases) + bases.index(left)))
     return False
+
+
+def refuse_views(where: str, name: str) -> NoReturn:
+    """Raises UnsupportedProgramError for an operator that writes into what has no copy."""
+    raise UnsupportedProgramError(
+        f"{name} cannot be run", where=where, why="it writes into views or lists of tensors",
+        next="give it whole tensors, or return new ones",
+    )  # fmt: skip
