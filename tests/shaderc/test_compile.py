@@ -231,12 +231,14 @@ void main() {{
 """
     spirv = compiler.compile(source, name="sums.comp")
     validate(spirv, "vulkan1.1", tmp_path / "out.spv")
-    operations, decorated, at = set(), set(), 5
+    operations, decorated, fused, at = set(), set(), 0, 5
     code = words(spirv)
     while at < len(code):
         if code[at] & 0xFFFF in (129, 131, 133):
             operations.add(code[at + 2])
+        fused += code[at] & 0xFFFF == 12 and code[at + 4] == 50  # some releases make Fma of them
         if code[at] & 0xFFFF == 71 and code[at + 2] == 42:
             decorated.add(code[at + 1])
         at += code[at] >> 16
-    assert operations and decorated == (operations if asked else set())
+    assert decorated == (operations if asked else set())
+    assert len(operations) == 8 and not fused if asked else operations or fused
