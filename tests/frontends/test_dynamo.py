@@ -50,6 +50,7 @@ def _mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.GELU(), torch.nn.Linear(32, 3)).eval()
 
 
+@pytest.mark.slow
 def test_a_module_with_its_weights_on_the_device_once() -> None:
     """A graph for each size, made anew by dynamo: one program, whose weights do not grow."""
     before = set(_programs())

@@ -46,6 +46,7 @@ def test_attention(size, kind, variant):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_smaller_tiles_and_wide_heads(kind):
     check((1, 1, 1, 5, 70, 128), kind, more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {})
 

@@ -203,6 +203,7 @@ def test_convolutions_read_layouts():
     check(cases)
 
 
+@pytest.mark.slow
 def test_epilogues_of_convolutions():
     """Activations, residuals and batch norms become part of the convolution."""
     cases = []

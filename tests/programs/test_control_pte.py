@@ -89,11 +89,13 @@ def test_a_choice_between_delegates(vulkan):
     check(Between(), [(tensor(5, 4), choice) for choice in (TRUE, FALSE)], None, vulkan, delegates=vulkan, control=1)
 
 
+@pytest.mark.slow
 def test_nested_choices_and_choices_by_size():
     check(Nested(), [(tensor(3, 4), a, b.clone()) for a in (TRUE, FALSE) for b in (TRUE, FALSE)])
     check(Sizes(), [(tensor(size, 4),) for size in (3, 9, 4, 16)], {"x": BATCH}, control=1)
 
 
+@pytest.mark.slow
 def test_maps_and_scans():
     torch.manual_seed(2)
     check(RowsOfOne(), [(tensor(n, 4), tensor(4, seed=1)) for n in (3, 7)], {"x": BATCH, "y": None}, control=1)
@@ -101,6 +103,7 @@ def test_maps_and_scans():
     check(ChoiceInMap(), [(tensor(3, 4), TRUE), (tensor(3, 4), FALSE)])
 
 
+@pytest.mark.slow
 def test_a_cache_that_one_branch_changes():
     calls = [(tensor(1, 4, seed=at), torch.tensor([at]), TRUE if at % 2 else FALSE) for at in range(6)]
     check(Returned(), calls, None, vulkan=True, delegates=True)

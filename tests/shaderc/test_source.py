@@ -65,6 +65,7 @@ def test_conditional_and_repeated_includes_mean_what_glslc_says(tmp_path: Path) 
 @needs_glslc
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
+@pytest.mark.slow
 def test_random_include_trees_mean_what_glslc_says(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
