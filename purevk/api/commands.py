@@ -180,11 +180,6 @@ class CommandBuffer(DeviceObject):
         region = vk.ffi.new("VkBufferCopy *", (source_offset, destination_offset, nbytes))
         self._functions.vkCmdCopyBuffer(self.handle, source.handle, destination.handle, 1, region)
 
-    def copy_regions(self, source: "Buffer", destination: "Buffer", regions: list[tuple[int, int, int]]) -> None:
-        """Copies many ranges, each (source offset, destination offset, bytes), with one call."""
-        array = vk.ffi.new("VkBufferCopy[]", regions)
-        self._functions.vkCmdCopyBuffer(self.handle, source.handle, destination.handle, len(regions), array)
-
     def fill_buffer(self, buffer: "Buffer", offset: int, nbytes: int, word: int = 0) -> None:
         """Fills with a 32-bit word. `offset` and `nbytes` are multiples of 4."""
         self._functions.vkCmdFillBuffer(self.handle, buffer.handle, offset, nbytes, word)

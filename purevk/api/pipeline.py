@@ -24,7 +24,6 @@ DESCRIPTOR_TYPES = {
     "texel": vk.const("VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER"),
 }
 _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
-_BIND_COMPUTE = 1
 
 
 class ShaderModule(DeviceObject):

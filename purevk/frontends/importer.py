@@ -262,9 +262,10 @@ class Importer:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
             types = [self._unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
-        node = Node(row.name if row else op, full, results, source, op)
         if host:
             node = Node("purevk.host", (op, "it writes into copies of its arguments", full), results, source)
+        else:
+            node = Node(row.name if row else op, full, results, source, op)
         named = zip(row.parameters, full) if row else ()
         if any(isinstance(arg, Value) and arg in self.numbers and name not in _NUMBER_OR_TENSOR for name, arg in named):
             node = Node("purevk.host", (row.name, "an argument is a number that an operator gives", full), results, source)

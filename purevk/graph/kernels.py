@@ -119,10 +119,6 @@ class KernelStore:
         """The pipeline of a spec that was prepared and is held."""
         return self._pipelines[spec]
 
-    def is_cached(self, spec: KernelSpec) -> bool:
-        """Whether the spec needs no compiler."""
-        return self.cache.get_spirv(self.key(spec)) is not None
-
     def _spirv(self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None) -> dict[tuple, bytes]:
         found: dict[tuple, bytes] = {}
         jobs: dict[tuple, CompileJob] = {}

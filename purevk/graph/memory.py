@@ -6,7 +6,6 @@ from typing import Callable, Iterable
 
 from purevk import api
 from purevk.graph.shared import Contents
-from purevk.ir import Constant, Value
 from purevk.memory_planner import ALIGNMENT
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
@@ -157,8 +156,3 @@ def _pieces(work: list[tuple[Place, memoryview | None]], limit: int) -> Iterable
         length = place.nbytes if data is None else len(data)
         for start in range(0, length, limit):
             yield place, data, start, min(limit, length - start)
-
-
-def constant_items(values: Iterable[Value], constants: dict[Value, Constant]) -> list[tuple[Value, memoryview]]:
-    """What `DeviceStore.upload` takes for constants."""
-    return [(value, constants[value].data) for value in values]

@@ -21,6 +21,11 @@ def _unknown() -> bool:
     return False
 
 
+def power_of_two(number: int) -> int:
+    """The least power of 2 that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 @dataclass(frozen=True)
 class DeviceTraits:
     """What the choice of kernels depends on.

@@ -173,10 +173,6 @@ def _converted(builder: ExpressionBuilder, ref: tuple, source: DType, target: DT
     return ref if text == "$0" else builder.step(text, [ref], target)
 
 
-def _fused_shape(expression: Expression, inputs: tuple, scalars: tuple, sizes: tuple, dtypes: tuple) -> tuple:
-    return tuple(TensorType(dtype, sizes) for dtype in dtypes)
-
-
 # -- functions of real numbers -----------------------------------------------------------------------------------------
 for _name, _glsl in {
     "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,7 @@ def spread_columns(traits: DeviceTraits, rows: Size, columns: Size, vector: bool
 
 def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> dict[str, int]:
     if cache and 0 < each <= limit:
-        power = 1
-        while power < each:
-            power *= 2
-        macros["CACHE"] = power
+        macros["CACHE"] = power_of_two(each)
     return macros
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ops.epilogue import gcd4
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.lowering import Lowering, Operand, power_of_two
 from purevk.ops.map_kernel import acc_of
 from purevk.ops.pointwise_kernel import broadcast_strides
 from purevk.ops.reduction import conversions
@@ -72,7 +72,7 @@ def emit_tiles(
     local = min(256, traits.max_invocations)
     rows = shared and columns >= _SECTOR
     if rows:
-        width = min(_power(columns), local)
+        width = min(power_of_two(columns), local)
         reach = local // width * _EACH
         parts, blocks = -(-n // reach), -(-columns // width)
         # Every workgroup reads all indices: not where that is more than what it moves.
@@ -83,7 +83,7 @@ def emit_tiles(
             return False
     else:
         space = min(traits.max_shared_memory, 49152) // 4
-        width = 1 if inner == 1 else max(min(_power(inner), _SECTOR, 32), min(_power(space // 2 // n), 32, _power(inner)))
+        width = 1 if inner == 1 else max(min(power_of_two(inner), _SECTOR, 32), min(power_of_two(space // 2 // n), 32, power_of_two(inner)))
         parts = -(-n * width // space)
         reach = -(-n // parts)
         blocks = -(-inner // width)
@@ -116,10 +116,3 @@ def emit_tiles(
         nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
     )  # fmt: skip
     return True
-
-
-def _power(number: int) -> int:
-    power = 1
-    while power < number:
-        power *= 2
-    return power

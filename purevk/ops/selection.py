@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
-from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
 from purevk.ops.map_kernel import acc_of
 from purevk.ops.matmul import dense
 from purevk.ops.pointwise_kernel import emit_copy
@@ -32,13 +32,13 @@ class _Plan:
         smallest = max(32, traits.subgroup_size)
         largest = min(64 if traits.is_cpu else 1024 if traits.max_shared_memory >= 32768 else 256, traits.max_invocations)
         most = _PER // 2 if traits.is_cpu else _PER
-        self.local = max(min(_power(-(-length // most)), largest), min(smallest, largest))
-        self.per = max(min(_power(-(-length // self.local)), most), 4)
+        self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
+        self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
         self.cached = length <= self.local * self.per
         self.subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and self.local % traits.subgroup_size == 0
         self.limit = _FEW if self.local >= 128 else _FEW // 4
         self.bitonic = count > _FEW
-        self.list = _power(count + self.limit) if self.bitonic else count + self.limit
+        self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
         if self.bitonic:
             self.limit = self.list - count
         shared = 4 * (5 * self.local + self.local // 8) + self.list * (12 if wide else 8) + 64
@@ -150,13 +150,6 @@ def element_macros(dtype: DType, index: DType) -> dict[str, str]:
     if index is DType.int64:
         names["HAS_INT64"] = "1"
     return {**names, "T_INDEX": index.glsl}
-
-
-def _power(number: int) -> int:
-    power = 1
-    while power < number:
-        power *= 2
-    return power
 
 
 # -- one element of each row -------------------------------------------------------------------------------------------

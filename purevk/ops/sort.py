@@ -12,7 +12,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.lowering import Lowering, Operand, power_of_two
 from purevk.ops.map_kernel import MapSpec, acc_of, coordinates, emit_map, mapped
 from purevk.ops.matmul import dense
 from purevk.ops.pointwise_kernel import emit_copy
@@ -66,7 +66,7 @@ def _sort_rows(
     traits, acc = lowering.traits, acc_of(x.dtype)
     rest = [d for d in range(len(x.dims)) if d != dim]
     loop, strides = collapse([x.dims[d] for d in rest], *([each.strides[d] for d in rest] for each in (x, values, places)))
-    block = max(_power(_dims.upper(x.dims[dim])), 256)
+    block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
     levels = 4 if block >= 2048 else 3
     local = block >> levels
     shared = 8 * (block + local)
@@ -147,7 +147,7 @@ class _Sorter:
         made = self._scratch(self.length)
         self._blocks(None, self.length, blocks, self.block, made)
         span = 2 * self.block
-        whole = self.block * _power(_dims.upper(blocks))
+        whole = self.block * power_of_two(_dims.upper(blocks))
         while span <= whole:
             step = span
             while step > self.block:
@@ -201,13 +201,6 @@ class _Sorter:
         names = ("span", "mirrored")
         spec = MapSpec(body, (), names, stores=False, pushed=names)
         emit_map(self.lowering, spec, [], [span, int(mirrored)], list(made), (self.rows, whole // 2))
-
-
-def _power(number: int) -> int:
-    power = 1
-    while power < number:
-        power *= 2
-    return power
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))

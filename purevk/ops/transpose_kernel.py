@@ -14,7 +14,7 @@ from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.ops.expression import Expression
-from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
 from purevk.ops.pointwise_kernel import Writer
 
 TILE = 16384  # bytes of shared memory of one input
@@ -80,21 +80,17 @@ def _is(step: Size, *numbers: int) -> bool:
     return isinstance(step, int) and step in numbers
 
 
-def _power(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
-
-
 def _extent(traits: DeviceTraits, k: int, j: int, item: int, count: int) -> tuple[int, int] | None:
     """Elements along K and groups along J: 64 by 16, longer along one dim where the other is short."""
     if j < _SHORT or k < 2:
         return None
-    groups = _power(-(-j * item // 16))
+    groups = power_of_two(-(-j * item // 16))
     most = TILE // 16
-    across = min(64, _power(k))
+    across = min(64, power_of_two(k))
     if across == 64 and groups >= 16 and count * item // TILE < 2 * traits.processors:
         return 32, 8  # few tiles: smaller ones, for more processors
     groups = min(most // across, groups)
-    across = min(most // groups, _power(k))
+    across = min(most // groups, power_of_two(k))
     return (across, groups) if across * groups >= most // 4 else None
 
 

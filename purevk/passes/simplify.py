@@ -14,9 +14,6 @@ from purevk.passes.rewrite import Rewriter, changing, each_node
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
 _BY_SIZE = {"aten.view.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints"}
-_INDEXED = {  # operators that take any integer type as an index: (position of the index)
-    "aten.embedding.default": 1,
-}
 _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "int32", "int64"))}
 
 
