@@ -4,7 +4,7 @@
 //
 // BODY  statements that set r (and r1, ... if there are several results).
 // COUNTED  if defined, a buffer of two words, calls and workgroups that are done: the last workgroup counts the call. It is
-//   written once all others have read it, so that they see the same number.
+//   written once all others have read it, so that they see the same number, `calls`. An invocation goes over several places.
 #include "map.glslh"
 
 #ifndef BODY
@@ -12,13 +12,13 @@
 #endif
 
 void main() {
-    uint id = MAP_ID;
-    if (MAP_HAS_WORK(id)) {
+#ifdef COUNTED
+    const int calls = COUNTED[0];
+    for (uint id = MAP_ID; MAP_HAS_WORK(id); id += gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_WorkGroupSize.x) {
         COORDINATES
         BODY
         STORE
     }
-#ifdef COUNTED
     barrier();
     if (gl_LocalInvocationIndex == 0u) {
         memoryBarrierBuffer();
@@ -26,6 +26,13 @@ void main() {
             COUNTED[1] = 0;
             COUNTED[0]++;
         }
+    }
+#else
+    uint id = MAP_ID;
+    if (MAP_HAS_WORK(id)) {
+        COORDINATES
+        BODY
+        STORE
     }
 #endif
 }

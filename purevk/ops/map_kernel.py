@@ -17,6 +17,7 @@ from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.registry import Kernel, Operator, register
 
 NAME = "purevk.map"
+_COUNTED_GROUPS = 8  # workgroups a processor of a dispatch that counts them: each adds to the same word
 LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
 _VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
@@ -49,7 +50,6 @@ class MapSpec:
         flops: operations per place, for profiles.
         walk: the dims in the order in which neighbouring invocations go over them, the innermost last; by default that of memory.
         counted: the first input is a counter, calls and workgroups that are done, to which the dispatch adds its call.
-        local: invocations of a workgroup on a GPU, or as many as it takes.
     """
 
     body: str
@@ -65,7 +65,6 @@ class MapSpec:
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
     counted: bool = False
-    local: int = 256
 
 
 def acc_of(dtype: DType) -> str:
@@ -195,7 +194,7 @@ class _Writer:
         if self.adds_floats:
             macros["HAS_ATOMIC_FLOAT"] = "1"
         count = _dims.product(self.sizes)
-        local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
+        local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
@@ -205,9 +204,12 @@ class _Writer:
             name = self.names[number]
             reads = number < len(self.inputs) and not (spec.counted and number == 0)
             buffers.append((operand, "r" if reads else "rw" if spec.atomic or spec.counted or f"{name}(" in spec.body else "w"))
+        grid = lowering.linear_grid(work, local)
+        if spec.counted:
+            grid = (_dims.minimum(_dims.ceil_div(work, local), _COUNTED_GROUPS * lowering.traits.processors), 1, 1)
         lowering.dispatch(
             spec.template, buffers, macros=macros, params=[work, *push], constants=constants,
-            grid=lowering.linear_grid(work, local), label=label, flops=count * spec.flops,
+            grid=grid, label=label, flops=count * spec.flops,
         )  # fmt: skip
 
     def _as_vector(self, number: int) -> bool:

@@ -30,17 +30,17 @@ def _lower(lowering: Lowering, node: Node) -> None:
     for d in range(len(out.dims)):
         place = f"({place} * size_{d} + i{d})"
     more = ", low, span" if kind == "integers" else ""
+    # A software device would pay more for the barrier of each workgroup than for another dispatch.
+    counted = not lowering.traits.is_cpu
+    calls_read = "calls" if counted else "CALLS(0)"
     body = (
-        f"int place = {place}; uvec4 bits = pv_philox(uvec4(uint(place >> 2), uint(CALLS(0)), uint(number), 0u),"
+        f"int place = {place}; uvec4 bits = pv_philox(uvec4(uint(place >> 2), uint({calls_read}), uint(number), 0u),"
         f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, place & 3{more}, r);"
     )
     # Numbers, not text: one kernel serves all random operators of a kind.
     names = ("number", "low", "span") if kind == "integers" else ("number",)
     lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
-    # A software device would pay more for the barrier of each workgroup than for another dispatch.
-    counted = not lowering.traits.is_cpu
-    # Large workgroups, since each counts itself in the same word.
-    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted, local=1024)
+    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted)
     numbers = [number, low, span] if kind == "integers" else [number]
     emit_map(lowering, spec, [calls], numbers, [out])
     if not counted:
