@@ -20,6 +20,7 @@ Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
 """Where `#include` looks: a folder, or a function from the name written to (name shown in messages, text).
 None is the folder of purevk's own templates."""
 
+_REPEATED = "#pragma purevk repeated"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE)
 _VERSION = re.compile(r"^[ \t]*#[ \t]*version\b[^\n]*$", re.MULTILINE)
 _MACRO_NAME = re.compile(r"[A-Za-z_]\w*(\([\w\s,]*\))?\Z")
@@ -129,8 +130,8 @@ def source_files(source: str, *, name: str, include: Include = None) -> dict[str
 def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, include: Include = None) -> str:
     """The template as one self-contained GLSL text: macros defined after `#version`, includes put in their place.
 
-    Each included file takes effect once, whatever conditions surround its `#include`, and `#line` directives keep the
-    file names and line numbers of messages true. The text compiles with stock tools too.
+    Each included file takes effect once, whatever conditions surround its `#include` (or, with `#pragma purevk repeated`, each
+    time), and `#line` directives keep the file names and line numbers of messages true. The text compiles with stock tools too.
     """
     find = find_include(include)
     files = source_files(source, name=name, include=include)
@@ -142,9 +143,10 @@ def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, i
             between = text[position:start]
             line += between.count("\n")
             inner = find(wanted)[0]
+            condition = "#if 1" if _REPEATED in files[inner] else f"#ifndef {guards[inner]}\n#define {guards[inner]}"
             parts += [
                 between,
-                f"#ifndef {guards[inner]}\n#define {guards[inner]}\n#line 1 {_quote(inner)}\n",
+                f"{condition}\n#line 1 {_quote(inner)}\n",
                 body(inner, files[inner], 1).rstrip("\n"),
                 f"\n#endif\n#line {line + 1} {_quote(file)}",
             ]

@@ -127,7 +127,7 @@ def dtypes_here(entry: dict | None) -> str:
     return ", ".join([*shown, *(dtype for dtype in DTYPES if dtype in left)])
 
 
-_NO_DOUBLE = {"GLSL has this function for float32 alone", "no kernel for float64"}
+_NO_DOUBLE = {"this function is written for float32 alone", "no kernel for float64"}
 
 
 def limits_here(entry: dict | None, refused: list[str]) -> str:

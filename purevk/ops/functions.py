@@ -41,7 +41,7 @@ def _round(decimals: int, dtype: DType, **_: Any) -> str:
     if not dtype.is_float:
         return "x"
     scale = float(10 ** abs(decimals))
-    return f"(roundEven(x * {scale!r}) / {scale!r})" if decimals >= 0 else f"(roundEven(x / {scale!r}) * {scale!r})"
+    return f"(roundEven(x * ACC({scale!r})) / ACC({scale!r}))" if decimals >= 0 else f"(roundEven(x / ACC({scale!r})) * ACC({scale!r}))"
 
 
 unary("aten.round.decimals", _round, params={"decimals": 0})

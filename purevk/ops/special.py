@@ -31,7 +31,7 @@ unary("aten.logit.default", _logit, "aten.special_logit.default", params={"eps":
 
 # -- activations -------------------------------------------------------------------------------------------------------
 unary("aten.selu.default", "pv_elu(x, ACC(1.6732632423543772), ACC(1.0507009873554805), ACC(1))")
-unary("aten.celu.default", lambda alpha, **_: f"pv_elu(x, ACC(alpha), ACC(1), {1.0 / alpha!r})", params={"alpha": 1.0})
+unary("aten.celu.default", lambda alpha, **_: f"pv_elu(x, ACC(alpha), ACC(1), ACC({1.0 / alpha!r}))", params={"alpha": 1.0})
 unary("aten.mish.default", "pv_mish(x)")
 unary("aten.log_sigmoid.default", "(min(x, ACC(0)) - pv_log1p(pv_exp(-abs(x))))")
 unary("aten.softshrink.default", "(x > ACC(lambd) ? x - ACC(lambd) : x < -ACC(lambd) ? x + ACC(lambd) : pv_isnan(x) ? x : ACC(0))",
@@ -81,7 +81,7 @@ def _float_or(text: str, otherwise: str) -> Callable[..., str]:
 
 
 unary("aten.sgn.default", "(x > ACC(0) ? ACC(1) : x < ACC(0) ? ACC(-1) : ACC(0))")
-unary("aten.signbit.default", _float_or("(floatBitsToInt(x) < 0)", "(x < ACC(0))"), out=DType.bool)
+unary("aten.signbit.default", _float_or("(pv_copysign(ACC(1), x) < ACC(0))", "(x < ACC(0))"), out=DType.bool)
 unary("aten.frac.default", "(x - trunc(x))")
 unary("aten.positive.default", "x")
 unary("aten.isfinite.default", _float_or("(abs(x) <= ACC(3.4028234663852886e38))", "true"), out=DType.bool)
@@ -125,6 +125,10 @@ for _name, (_glsl, *_names) in {
 
 
 def _nextafter(dtype: DType, **_: Any) -> str:
+    return "pv_nextafter(x, y)" if dtype is DType.float64 else f"(pv_isnan(x) || pv_isnan(y) ? PV_NAN : {_next_bits(dtype)})"
+
+
+def _next_bits(dtype: DType) -> str:
     if dtype is DType.float16:
         return "unpackHalf2x16(uint(pv_step(int(packHalf2x16(vec2(x, 0.0))), int(packHalf2x16(vec2(y, 0.0))), 15)))[0]"
     if dtype is DType.bfloat16:
@@ -132,7 +136,7 @@ def _nextafter(dtype: DType, **_: Any) -> str:
     return "intBitsToFloat(pv_step(floatBitsToInt(x), floatBitsToInt(y), 31))"
 
 
-binary("aten.nextafter.default", lambda dtype, **_: f"(pv_isnan(x) || pv_isnan(y) ? PV_NAN : {_nextafter(dtype)})", compute="float")
+binary("aten.nextafter.default", _nextafter, compute="float")
 binary("aten.fmax.default", _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : max(x, y))", "pv_max(x, y)"))
 binary("aten.fmin.default", _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : min(x, y))", "pv_min(x, y)"))
 binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor")

@@ -31,17 +31,10 @@ _SPLIT = {
 }  # fmt: skip
 
 
-# Pointwise operators that need no function which GLSL has for float alone.
-_DOUBLE = {
-    f"aten.{name}" for name in (
-        "_to_copy.default", "alias.default", "abs.default", "neg.default", "relu.default", "add.Tensor", "sub.Tensor",
-        "rsub.Scalar", "mul.Tensor", "div.Tensor", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor",
-        "ge.Tensor", "where.self", "masked_fill.Scalar", "sqrt.default", "floor.default", "ceil.default",
-        "trunc.default", "sign.default", "reciprocal.default", "square.default", "logical_not.default",
-        "logical_and.default", "logical_or.default", "logical_xor.default", "isnan.default", "isinf.default",
-        "maximum.default", "minimum.default", "clamp.default", "clamp_min.default", "clamp_max.default", "max.other", "min.other",
-        "hardtanh.default", "relu6.default", "hardsigmoid.default", "hardswish.default",
-    )
+# Pointwise operators whose functions are written for float alone.
+_FLOAT_ALONE = {
+    "aten.i0.default", "aten.special_i0e.default", "aten.special_i1.default", "aten.special_i1e.default", "aten.igamma.default",
+    "aten.igammac.default", "aten.special_ndtri.default", "purevk.exponent", "purevk.mantissa",
 }  # fmt: skip
 
 
@@ -63,8 +56,8 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
             if value.type.nbytes > traits.max_storage_range and not isinstance(row.form, registry.View):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
     if isinstance(row.form, registry.Pointwise) and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
-        if node.op not in _DOUBLE:
-            return "GLSL has this function for float32 alone"
+        if node.op in _FLOAT_ALONE:
+            return "this function is written for float32 alone"
     supports = getattr(row.form, "supports", None)
     return supports(node, traits) if supports is not None else None
 

@@ -17,7 +17,8 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
     """The expression (of v, and of w if there are two arguments) for each element."""
     (n,) = arguments[0].shape
     macros = {
-        "T_X": glsl, "T_OUT": glsl, "ACC": glsl, "HAS_INT64": 1, "ROW_PER_INVOCATION": 1, "COMBINE(a, b)": "(b)",
+        "T_X": glsl, "T_OUT": glsl, "ACC": glsl, "HAS_INT64": 1, "HAS_FLOAT64": int(glsl == "double"),
+        "ROW_PER_INVOCATION": 1, "COMBINE(a, b)": "(b)",
         "LOAD(v)": expression if len(arguments) == 1 else "wrapped(v, buf_w[o])",
     }  # fmt: skip
     buffers = [arguments[0].astype(dtype), Out((n,), dtype)]
