@@ -88,6 +88,15 @@ def test_small_numbers_keep_their_digits(name, function):
     np.testing.assert_allclose(evaluate(name, -x), function(-torch.from_numpy(x).double()).numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_trigonometry_of_large_numbers(name):
+    random = np.random.default_rng(0)
+    far = 2.0 ** random.uniform(12, 33, 20000) * random.choice([-1, 1], 20000)
+    x = np.concatenate([far, np.arange(8000, 8400), np.pi / 2 * random.integers(1, 1 << 31, 5000)]).astype(np.float32)
+    wanted = getattr(torch, name)(torch.from_numpy(x).double()).numpy()
+    np.testing.assert_allclose(evaluate(f"pv_{name}(v)", x), wanted, rtol=1e-6, atol=2e-7 if name != "tan" else 1e-7)
+
+
 @pytest.mark.parametrize("beta, threshold", [(1.0, 20.0), (2.5, 3.0)])
 def test_softplus(beta, threshold):
     x = spread(-90, 90)
