@@ -130,7 +130,7 @@ def _refuse_sdpa(node: Node, traits: Any) -> str | None:
         return f"no kernel for ranks {q.type.rank}, {k.type.rank} and {v.type.rank}"
     if aten and node.args[7] and (q.type.rank < 3 or not _groups_divide(q.type, k.type, v.type)):
         return "no kernel for heads of keys that do not divide those of queries"
-    return _supports(node, traits)
+    return None if q.type.dtype is DType.float64 else _supports(node, traits)
 
 
 def _groups_divide(q: TensorType, *others: TensorType) -> bool:
@@ -197,9 +197,10 @@ def _attend(
 ) -> Value:
     """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two products."""
     width, value_width = q.type.dims[3], v.type.dims[3]
-    if head_width_fits(width, value_width):
+    wide = q.type.dtype is DType.float64  # in two products
+    if not wide and head_width_fits(width, value_width):
         return builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
-    if all(isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)):
+    if not wide and all(isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)):
         q, k, v = (
             builder.emit("aten.constant_pad_nd.default", each, (0, -each.type.dims[3] % 4), 0) if each.type.dims[3] % 4 else each
             for each in (q, k, v)

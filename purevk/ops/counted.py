@@ -20,10 +20,6 @@ from purevk.ops.shapes import broadcast, wrap
 from purevk.ops.sort import sort
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
-
-
 def _flat(builder: Any, x: Value) -> Value:
     return builder.emit("aten.view.default", x, (x.type.numel,))
 
@@ -213,9 +209,9 @@ def _empty_results(builder: Any, node: Node, wanted: Sequence[bool]) -> list[Val
 
 
 row("aten._unique2.default", _unique2_shape,
-    lambda builder, node, x, sorted, inverse, counts: _unique(builder, node, x, False, inverse, counts), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, sorted, inverse, counts: _unique(builder, node, x, False, inverse, counts))  # fmt: skip
 row("aten._unique.default", lambda x, sorted=True, return_inverse=False: _unknown_unique(_unique_types(x, return_inverse, False)[:2]),
-    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2], supports=_refuse)  # fmt: skip
+    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2])  # fmt: skip
 
 
 def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
@@ -237,7 +233,7 @@ def _consecutive_shape(x: TensorType, return_inverse: bool = False, return_count
 def _refuse_rows(position: int) -> Any:
     def supports(node: Node, traits: Any) -> str | None:
         many = node.args[position] is not None and node.args[0].type.rank != 1
-        return "no kernel that compares slices" if many else _refuse(node, traits)
+        return "no kernel that compares slices" if many else None
 
     return supports
 

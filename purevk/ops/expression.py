@@ -168,6 +168,14 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     return f"({text}{'lf' if wide else ''})"
 
 
+_NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+
+
+def in_double(text: str) -> str:
+    """GLSL that was written for float, in double precision."""
+    return _NUMBER.sub(r"\1lf", re.sub(r"\b(vec[234])\b", r"d\1", re.sub(r"\bfloat\b", "double", text)))
+
+
 def convert(name: str, source: DType, target: DType) -> str:
     """GLSL that converts an element from the computing type of `source` to that of `target`, as torch's `.to()`."""
     if source is target or (source.acc == target.acc and target.itemsize >= source.itemsize and source.is_float):

@@ -17,12 +17,12 @@ from purevk.ops.registry import ShapeError, row_of
 from purevk.ops.shapes import broadcast
 
 LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core
-REAL, INT = DType.float32, DType.int32
+INT = DType.int32
 
 
 def _refuse(node: Node, traits: Any) -> str | None:
     for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.int32):
+        if value.type.dtype not in (DType.float32, DType.float64, DType.int32):
             return f"no kernel for {value.type.dtype.name}"
         if any(_dims.upper(size) > LARGEST for size in value.type.dims[-2:]):
             return f"no kernel above {LARGEST} rows"
@@ -187,7 +187,7 @@ def _inverse_shape(a: TensorType, check_errors: bool = False) -> tuple[TensorTyp
 
 
 def _eye(builder: Any, like: TensorType, rows: Any, columns: Any) -> Value:
-    eye = builder.emit("aten.eye.m", rows, columns, REAL)
+    eye = builder.emit("aten.eye.m", rows, columns, like.dtype)
     return builder.emit("aten.expand.default", eye, (*like.dims[:-2], rows, columns))
 
 
@@ -207,7 +207,7 @@ def _determinant(builder: Any, a: Value, logarithm: bool) -> tuple[Value, ...]:
         "float sign = 1.0, size = 0.0; for (int k = 0; k < rows; k++)"
         f" {{ float d = LU({at}k, k); {step} if (PIVOT({at}k) != k + 1) sign = -sign; }} r = sign;" + (" r1 = size;" if logarithm else "")
     )
-    type = TensorType(REAL, a.type.dims[:-2] or (1,))
+    type = a.type.with_dims(a.type.dims[:-2] or (1,))
     made = mapped(builder, body, {"LU": lu, "PIVOT": pivots}, *([type] * (1 + logarithm)), numbers={"rows": a.type.dims[-1]})
     made = made if logarithm else (made,)
     return *(builder.emit("aten.view.default", each, a.type.dims[:-2]) for each in made), lu, pivots
@@ -249,7 +249,7 @@ def _unpack_shape(lu: TensorType, pivots: TensorType, unpack_data: bool = True, 
 
 def _unpack(builder: Any, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool) -> tuple:
     made = _parts(builder, lu, pivots, _parts_shape(lu.type))
-    nothing = builder.emit("aten.full.default", (0,), 0.0, REAL)
+    nothing = builder.emit("aten.full.default", (0,), 0.0, lu.type.dtype)
     return tuple(value if wanted else nothing for value, wanted in zip(made, (unpack_pivots, unpack_data, unpack_data)))
 
 
@@ -386,7 +386,7 @@ def _qr(builder: Any, node: Node, a: Value, mode: str) -> tuple[Value, Value]:
     q, r = (value.type for value in node.results)
     upper = _half(builder, builder.emit("aten.slice.Tensor", packed, a.type.rank - 2, 0, r.dims[-2], 1), True)
     if mode == "r":
-        return builder.emit("aten.full.default", (0,), 0.0, REAL), upper
+        return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype), upper
     return _reflect(builder, packed, factors, _eye(builder, a.type, *q.dims[-2:]), False), upper
 
 

@@ -15,6 +15,7 @@ from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering
 from purevk.ops.matmul import dense, packed
 from purevk.ops.normalization import alike, batch_norm_factors, emit_norm
+from purevk.ops.promotion import wide_type
 from purevk.ops.rearrange import row
 from purevk.ops.reduction import Reduction
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -25,7 +26,8 @@ _BIASED = Reduction(finish="(a / float(n))", variance=True)
 
 def _moments(builder: Any, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
     """Mean and variance over some dims, which keep the size 1."""
-    return reduce(builder, x, "mean", dims, True, DType.float32), reduce(builder, x, _BIASED, dims, True, DType.float32)
+    wide = wide_type(x.type.dtype)
+    return reduce(builder, x, "mean", dims, True, wide), reduce(builder, x, _BIASED, dims, True, wide)
 
 
 def _scaled(builder: Any, x: Value, scale: Value, shift: Value) -> Value:
@@ -44,7 +46,7 @@ def _as(builder: Any, value: Value, dtype: DType, sizes: Sequence[Size] | None =
 
 def _refuse(node: Node, traits: Any) -> str | None:
     dtype = node.args[0].type.dtype
-    return None if dtype.is_float and dtype is not DType.float64 else f"no kernel for {dtype.name}"
+    return None if dtype.is_float else f"no kernel for {dtype.name}"
 
 
 # -- group norm --------------------------------------------------------------------------------------------------------
@@ -107,10 +109,10 @@ def _normalize_groups(builder: Any, x: Value, weight: Any, bias: Any, groups: in
         return made, *(_as(builder, value, x.type.dtype, (batch, groups)) for value in (mean, rstd))
     flat = [builder.emit("aten.view.default", value, (batch, groups, 1)) for value in (mean, rstd)]
     sizes = (1, groups, channels // groups)
-    scale = flat[1] if weight is None else builder.emit("aten.mul.Tensor", flat[1], _as(builder, weight, DType.float32, sizes))
+    scale = flat[1] if weight is None else builder.emit("aten.mul.Tensor", flat[1], _as(builder, weight, rstd.type.dtype, sizes))
     shift = builder.emit("aten.neg.default", builder.emit("aten.mul.Tensor", flat[0], scale))
     if bias is not None:
-        shift = builder.emit("aten.add.Tensor", shift, _as(builder, bias, DType.float32, sizes), 1)
+        shift = builder.emit("aten.add.Tensor", shift, _as(builder, bias, rstd.type.dtype, sizes), 1)
     scale, shift = (builder.emit("aten.expand.default", value, (batch, groups, channels // groups)) for value in (scale, shift))
     sizes = (batch, channels, *([1] * len(rest)))
     scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))

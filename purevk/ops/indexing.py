@@ -17,13 +17,6 @@ from purevk.ops.scatter import NAME as SCATTER
 from purevk.ops.shapes import wrap
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    for value in node.inputs:
-        if value.type.dtype is DType.float64:
-            return "no kernel for float64"
-    return None
-
-
 def _scattered(
     builder: Any, x: Value, indices: Sequence[Value], source: Any, along: int | None, given: Sequence[int], mode: str,
     include_self: bool = True,
@@ -61,19 +54,19 @@ def _scatter_shape(x: TensorType, dim: int, index: TensorType, source: Any, *res
 _REDUCES = {"add": "add", "multiply": "prod", "sum": "add", "prod": "prod", "mean": "mean", "amax": "amax", "amin": "amin"}
 
 row("aten.scatter.src", lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"))  # fmt: skip
 row("aten.scatter.value", lambda x, dim, index, value: _scatter_shape(x, dim, index, value),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"))  # fmt: skip
 row("aten.scatter.reduce", lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index, src),
-    lambda builder, node, x, dim, index, source, how: _along(builder, x, dim, index, source, _REDUCES[how]), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source, how: _along(builder, x, dim, index, source, _REDUCES[how]))  # fmt: skip
 row("aten.scatter.value_reduce", lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index, value),
-    lambda builder, node, x, dim, index, source, how: _along(builder, x, dim, index, source, _REDUCES[how]), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source, how: _along(builder, x, dim, index, source, _REDUCES[how]))  # fmt: skip
 row("aten.scatter_add.default", lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"))  # fmt: skip
 row("aten.scatter_reduce.two",
     lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index, src),
     lambda builder, node, x, dim, index, source, how, include: _along(
-        builder, x, dim, index, source, _REDUCES[how], bool(include)), supports=_refuse)  # fmt: skip
+        builder, x, dim, index, source, _REDUCES[how], bool(include)))  # fmt: skip
 
 
 # -- index_put ---------------------------------------------------------------------------------------------------------
@@ -89,7 +82,7 @@ def _refuse_index_put(node: Node, traits: Any) -> str | None:
     if masks:
         if not (len(masks) == len(indices) == 1 and node.args[1][0] is masks[0]):
             return "no kernel for a boolean index among others"
-    return _refuse(node, traits)
+    return None
 
 
 def _index_put(builder: Any, node: Node, x: Value, indices: Sequence[Any], values: Value, accumulate: bool, unsafe: bool = False) -> Value:
@@ -148,19 +141,19 @@ def _index_add(builder: Any, node: Node, x: Value, dim: int, index: Value, sourc
     return _one_index(builder, x, dim, index, source, "add")
 
 
-row("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add, supports=_refuse)
+row("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add)
 row("aten.index_copy.default", lambda x, dim, index, source: x,
-    lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"))  # fmt: skip
 row("aten.index_reduce.default", lambda x, dim, index, source, reduce, include_self=True: x,
     lambda builder, node, x, dim, index, source, how, include: _one_index(
-        builder, x, dim, index, source, _REDUCES[how], bool(include)), supports=_refuse)  # fmt: skip
+        builder, x, dim, index, source, _REDUCES[how], bool(include)))  # fmt: skip
 
 
 def _index_fill(builder: Any, node: Node, x: Value, dim: int, index: Value, value: Any) -> Value:
     return _one_index(builder, x, dim, index, value, "set")
 
 
-row("aten.index_fill.int_Scalar", lambda x, dim, index, value: x, _index_fill, "aten.index_fill.int_Tensor", supports=_refuse)
+row("aten.index_fill.int_Scalar", lambda x, dim, index, value: x, _index_fill, "aten.index_fill.int_Tensor")
 
 
 def _put(builder: Any, node: Node, x: Value, index: Value, source: Value, accumulate: bool) -> Value:
@@ -169,7 +162,7 @@ def _put(builder: Any, node: Node, x: Value, index: Value, source: Value, accumu
     return builder.emit("aten.view.default", made, x.type.dims)
 
 
-row("aten.put.default", lambda x, index, source, accumulate=False: x, _put, supports=_refuse)
+row("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
 
 
 def _take(builder: Any, node: Node, x: Value, index: Value) -> Value:

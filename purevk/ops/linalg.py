@@ -15,10 +15,6 @@ from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import broadcast, wrap, wrap_all
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
-
-
 # -- products ----------------------------------------------------------------------------------------------------------
 def _scaled_sum(builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
@@ -142,6 +138,9 @@ row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross
 
 
 # -- distances ---------------------------------------------------------------------------------------------------------
+_DISTANCE_TYPES = (DType.float32, DType.float16, DType.bfloat16)  # of `purevk.distances`
+
+
 def _distance(p: float, a: str, b: str) -> str:
     """Statements that set r to the distance between two rows of `width` elements at `k`."""
     start, step, finish = {
@@ -166,7 +165,7 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
     )
     rank = type.rank
     order = (*range(rank - 2), rank - 1, rank - 2)
-    if not builder.traits.is_cpu and float(p) in METRICS and x.type.dtype is y.type.dtype and x.type.dtype.is_float:
+    if not builder.traits.is_cpu and float(p) in METRICS and x.type.dtype is y.type.dtype and x.type.dtype in _DISTANCE_TYPES:
         return builder.emit(DISTANCES, x, builder.emit("aten.permute.default", y, order), float(p))
     # Neighbouring invocations read neighbouring elements of y.
     y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
@@ -176,8 +175,8 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
     return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
 
 
-row("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse)
-row("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p), _cdist, supports=_refuse)
+row("aten._cdist_forward.default", _cdist_shape, _cdist)
+row("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p), _cdist)
 
 
 def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
@@ -196,7 +195,7 @@ def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 
 
-row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse)
+row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default")
 
 
 # -- products of three -------------------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: An
 
 
 def _refuse_integers(node: Node, traits: Any) -> str | None:
-    return None if node.result.type.dtype.is_float and not _refuse(node, traits) else f"no kernel for {node.result.type.dtype.name}"
+    return None if node.result.type.dtype.is_float else f"no kernel for {node.result.type.dtype.name}"
 
 
 row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

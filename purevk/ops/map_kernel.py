@@ -13,6 +13,7 @@ from typing import Any, Mapping, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.expression import in_double
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.registry import Kernel, Operator, register
 
@@ -32,7 +33,7 @@ class MapSpec:
     With an input X of rank 2: `X(a, b)` is an element (bool reads as 0 or 1, half precision as float), `x_size_0` a size,
     `X_PLACE(a, b)` its number in the buffer. i0, i1, ... are the coordinates of the place, r, r1, ... the results there.
 
-    T_R is the type of r.
+    T_R is the type of r. Where an input or a result is float64, `float`, `vec4` and numbers in the statements are of double precision.
 
     Attributes:
         body: statements.
@@ -170,7 +171,8 @@ class _Writer:
         macros.update(spec.macros)
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
-        macros["BODY"] = self._body()
+        wide = any(operand.dtype is DType.float64 for operand in self.operands)
+        macros["BODY"] = in_double(self._body()) if wide else self._body()
         macros["T_R"] = self._type(len(self.inputs))
         if spec.counted:
             macros["COUNTED"] = "b0"
@@ -189,7 +191,7 @@ class _Writer:
         macros["BUFFERS"] = " ".join(self._declare(number, text) for number in range(len(self.operands)))
         if any(operand.dtype is DType.int64 for operand in self.operands):
             macros["HAS_INT64"] = "1"
-        if any(operand.dtype is DType.float64 for operand in self.operands):
+        if wide:
             macros["HAS_FLOAT64"] = "1"
         if self.adds_floats:
             macros["HAS_ATOMIC_FLOAT"] = "1"

@@ -10,6 +10,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.epilogue import bits_of, gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed
+from purevk.ops.promotion import wide_type
 from purevk.ops.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.rows import bind_x, only_floats, spread
@@ -106,10 +107,11 @@ def _expand_layer_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
     dims = tuple(range(x.type.rank - len(shape), x.type.rank))
     result = _normalized(builder, x, weight, bias, len(shape), eps)
     # Mean and rstd; nodes that nobody reads are dropped.
-    wide = builder.emit("aten._to_copy.default", x, DType.float32)
-    mean = builder.emit(REDUCE, wide, "mean", dims, True, DType.float32)
+    dtype = wide_type(x.type.dtype)
+    wide = builder.emit("aten._to_copy.default", x, dtype)
+    mean = builder.emit(REDUCE, wide, "mean", dims, True, dtype)
     centred = builder.emit("aten.sub.Tensor", wide, mean, 1)
-    variance = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, DType.float32)
+    variance = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype)
     rstd = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1))
     stats = [builder.emit("aten._to_copy.default", value, node.results[1].type.dtype) for value in (mean, rstd)]
     return result, stats[0], stats[1]
@@ -178,7 +180,7 @@ def _batch_norm_shape(
 
 def batch_norm_factors(builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> tuple[Value, Value]:
     """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
-    wide = lambda value: builder.emit("aten._to_copy.default", value, DType.float32)  # noqa: E731
+    wide = lambda value: builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))  # noqa: E731
     scale = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1))
     if weight is not None:
         scale = builder.emit("aten.mul.Tensor", scale, wide(weight))

@@ -171,11 +171,7 @@ def _expand_average(builder: Any, node: Node) -> Value:
     return _like(builder, made, node.result)
 
 
-def _refuse_doubles(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if node.inputs[0].type.dtype is DType.float64 else None
-
-
-register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_doubles)))
+register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average)))
 
 
 def _expand_max_backward(builder: Any, node: Node) -> Value:

@@ -70,6 +70,11 @@ def result_type(operands: Iterable[Any]) -> DType:
     return result
 
 
+def wide_type(dtype: DType) -> DType:
+    """The dtype in which statistics of real numbers are computed."""
+    return DType.float64 if dtype is DType.float64 else DType.float32
+
+
 def float_type(dtype: DType) -> DType:
     """The dtype in which torch computes a function of real numbers on `dtype`."""
     return dtype if dtype.is_float or dtype.is_complex else DType.float32

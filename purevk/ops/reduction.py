@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
+from purevk.ops.expression import in_double
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
@@ -98,6 +99,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
         walk = _Walk.over(x, dims)
     acc = _computing(kind, x.dtype, x.dtype if how.best else out.dtype)
+    if acc == "double":
+        how = replace(how, load=in_double(how.load), finish=in_double(how.finish))
     names = conversions(x.dtype, out.dtype, acc)
     if kind in ("any", "all") and x.dtype is not DType.bool:
         wide = x.dtype.acc
@@ -273,13 +276,7 @@ def _computing(kind: str, source: DType, target: DType) -> str:
     return "float" if source.is_float or target.is_float else "int"
 
 
-def _supports(node: Node, traits: Any) -> str | None:
-    """Double precision has the reductions with names; the others are written for float."""
-    dtypes = {value.type.dtype for value in (*node.inputs, *node.results)}
-    return "no kernel for float64" if DType.float64 in dtypes and isinstance(node.args[1], Reduction) else None
-
-
-register(Operator(NAME, _reduce_shape, Kernel(_reduce_lower, supports=_supports)))
+register(Operator(NAME, _reduce_shape, Kernel(_reduce_lower)))
 
 
 def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> None:

@@ -195,6 +195,7 @@ class UnknownSizes(ShapeError):
 
 
 _rows: dict[str, Operator] = {}
+_in_double: dict[str, Callable[..., Any]] = {}
 _canonical: dict[str, str] = {}
 
 
@@ -223,6 +224,22 @@ def find(name: str) -> Operator | None:
     """The row of an operator by any of its names, or None."""
     canonical = _canonical.get(name)
     return None if canonical is None else _rows[canonical]
+
+
+def in_double(name: str, expand: Callable[..., Any], when: Callable[[Node], bool] = lambda node: True) -> None:
+    """Has an operator whose kernel lacks double precision expressed by others where a value of a node is float64.
+
+    `expand(builder, node)` as for `Rewrite`; `when(node)`: whether this node needs it.
+    """
+    _in_double[name] = lambda node: expand if when(node) else None
+
+
+def expansion(node: Node) -> Callable[..., Any] | None:
+    """How other operators express a node; None if it is run as it is."""
+    if node.op in _in_double and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
+        return _in_double[node.op](node)
+    row = find(node.op)
+    return row.form.expand if row is not None and isinstance(row.form, Rewrite) else None
 
 
 def row_of(node: Node) -> Operator:

@@ -33,20 +33,22 @@ def _out_sizes(x: TensorType, count: int, size: Any, factors: Any) -> tuple[Size
     return tuple(_scaled(x.dims[2 + d], factors[d]) for d in range(count))
 
 
-def _step(x: TensorType, d: int, out: Size, factor: float | None, align: bool) -> float | None:
-    """How far apart neighbours of the result are in the input along dim d, in torch's float32; None: it depends on the call."""
+def _step(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> float | None:
+    """How far apart neighbours of the result are in the input along dim d, in the precision in which torch computes it; None:
+    it depends on the call."""
+    real = np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
     size = x.dims[d]
     known = isinstance(size, int) and isinstance(out, int)
     if align:
-        return float(np.float32(size - 1) / np.float32(out - 1) if out > 1 else 0.0) if known else None
+        return float(real(size - 1) / real(out - 1) if out > 1 else 0.0) if known else None
     if factor is not None and factor > 0:
-        return float(np.float32(1.0 / factor))
-    return float(np.float32(size) / np.float32(out) if out else 0.0) if known else None
+        return float(real(1.0 / factor))
+    return float(real(size) / real(out) if out else 0.0) if known else None
 
 
-def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool) -> str:
+def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> str:
     """The same as GLSL."""
-    number = _step(x, d, out, factor, align)
+    number = _step(x, d, out, factor, align, kind)
     if number is not None:
         return f"({number!r})"
     if align:
@@ -111,7 +113,7 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
 
 def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bool, factors: Sequence[float | None]) -> Value:
     type, rank = node.result.type, count + 2
-    scales = [_scale(x.type, 2 + n, type.dims[2 + n], factors[n], align) for n in range(count)]
+    scales = [_scale(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)]
     if kind in ("nearest", "exact"):
         body = _nearest(rank, scales, kind == "exact")
     elif kind.endswith("aa"):
@@ -120,7 +122,7 @@ def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bo
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)
     if count == 2 and kind in ("linear", "cubic"):
-        steps = [_step(x.type, 2 + n, type.dims[2 + n], factors[n], align) for n in range(count)]
+        steps = [_step(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)]
         plain = MapSpec(body, ("X",), order=0, lanes=tuple(others(range(2, rank), rank).items()), flops=flops)
         made = resized(builder, x, type, plain, 2 if kind == "linear" else 4, steps, align)
         if made is not None:
@@ -130,7 +132,7 @@ def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bo
 
 def _refuse(node: Node, traits: Any) -> str | None:
     dtype = node.args[0].type.dtype
-    return None if dtype.is_float and dtype is not DType.float64 else f"no kernel for interpolation of {dtype.name}"
+    return None if dtype.is_float else f"no kernel for interpolation of {dtype.name}"
 
 
 def _resizes(name: str, count: int, kind: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, Sequence
 
+from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
@@ -69,7 +70,7 @@ def resized(
             and images // planes * -(-height // rows) * width >= _ENOUGH * traits.processors
         ), None,
     )  # fmt: skip
-    if traits.is_cpu or sizes is None:
+    if traits.is_cpu or sizes is None or type.dtype is DType.float64:
         return None
     rows, planes = sizes
     over = (images // planes, -(-height // rows), width)
@@ -117,7 +118,7 @@ def sampled(
     Args:
         places: statements that declare p2 and p3, the place along y and x, at i0, i2, i3.
     """
-    if not _known(*x.type.dims, *type.dims):
+    if not _known(*x.type.dims, *type.dims) or type.dtype is DType.float64:
         return None
     batches, channels, height, width = type.dims
     traits: DeviceTraits = builder.traits

@@ -121,6 +121,6 @@ def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size
 def only_floats(node: Node, traits: Any) -> str | None:
     """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in (*node.inputs, *node.results):
-        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16):
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.float64):
             return f"no kernel for {value.type.dtype.name}"
     return None

@@ -216,11 +216,6 @@ def _cumulative(kind: str) -> Any:
     return expand
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    wide = DType.float64 in (node.args[0].type.dtype, node.results[0].type.dtype)
-    return "no kernel for float64" if wide else None
-
-
 row("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
 row("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
 
@@ -231,7 +226,7 @@ def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
     return _scan(builder, x, "logsumexp", dim, x.type.dtype)
 
 
-row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp, supports=_refuse)
+row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp)
 for _name in ("max", "min"):
     row(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)),
         lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype))  # fmt: skip

@@ -8,14 +8,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.creation import constant
 from purevk.ops.map_kernel import acc_of, coordinates, mapped
+from purevk.ops.promotion import wide_type
 from purevk.ops.rearrange import row
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import reduced, wrap
 from purevk.ops.sort import NAME as SORT
-
-
-def _refuse_float64(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
 
 
 # -- the most frequent value -------------------------------------------------------------------------------------------
@@ -45,15 +42,15 @@ def _mode(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[
     return tuple(builder.emit("aten.view.default", each, result.type.dims) for each, result in zip(made, node.results))
 
 
-row("aten.mode.default", _mode_shape, _mode, supports=_refuse_float64)
+row("aten.mode.default", _mode_shape, _mode)
 
 
 # -- histograms --------------------------------------------------------------------------------------------------------
 def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: Any) -> Value:
     """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
-    dtype = node.result.type.dtype
-    counts = constant(builder, 0.0, (bins,), DType.float32)
-    x = builder.emit("aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), DType.float32)
+    dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
+    counts = constant(builder, 0.0, (bins,), wide)
+    x = builder.emit("aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), wide)
     if low == high == 0:
         low, high = (builder.emit(f"aten.{name}.default", x, (), False) for name in ("amin", "amax"))
         same = builder.emit("aten.eq.Tensor", low, high)
@@ -66,7 +63,7 @@ def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: An
         low, high = (float(low) - 1, float(high) + 1) if low == high else (float(low), float(high))
         width = high - low
     above, below = builder.emit("aten.ge.Tensor", x, low), builder.emit("aten.le.Tensor", x, high)
-    inside = builder.emit("aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), DType.float32)
+    inside = builder.emit("aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), wide)
     place = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, low, 1), float(bins))
     place = builder.emit("aten.clamp.default", builder.emit("aten.div.Tensor", place, width), 0, bins - 1)
     place = builder.emit("aten._to_copy.default", place, DType.int32)
@@ -74,7 +71,7 @@ def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: An
     return builder.emit("aten._to_copy.default", made, dtype)
 
 
-row("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram, supports=_refuse_float64)
+row("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
@@ -122,4 +119,4 @@ def _segment(
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
 
 
-row("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_float64)
+row("aten.segment_reduce.default", _segment_shape, _segment)

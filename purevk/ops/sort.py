@@ -16,6 +16,7 @@ from purevk.ops.lowering import Lowering, Operand, power_of_two
 from purevk.ops.map_kernel import MapSpec, acc_of, coordinates, emit_map, mapped
 from purevk.ops.matmul import dense
 from purevk.ops.pointwise_kernel import emit_copy
+from purevk.ops.promotion import wide_type
 from purevk.ops.rearrange import is_empty, row
 from purevk.ops.reduction import conversions
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -207,10 +208,6 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-def _refuse(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if any(value.type.dtype is DType.float64 for value in node.inputs) else None
-
-
 def sort(builder: Any, x: Value, dim: int, descending: bool, count: Size | None = None) -> tuple[Value, Value]:
     """The `count` first elements along a dim (None: all) in their order, and their indices; equal ones keep their order."""
     if not x.type.rank:
@@ -226,14 +223,14 @@ def _sort_shape(x: TensorType, dim: int = -1, descending: bool = False) -> tuple
     return x, x.with_dtype(DType.int64)
 
 
-row("aten.sort.default", _sort_shape, lambda builder, node, x, dim, descending: sort(builder, x, dim, descending), supports=_refuse)
+row("aten.sort.default", _sort_shape, lambda builder, node, x, dim, descending: sort(builder, x, dim, descending))
 row("aten.sort.stable", lambda x, stable=None, dim=-1, descending=False: _sort_shape(x, dim, descending),
-    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending))  # fmt: skip
 row("aten.argsort.default", lambda x, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
-    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1], supports=_refuse)  # fmt: skip
+    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1])  # fmt: skip
 row("aten.argsort.stable", lambda x, stable, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
-    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1], supports=_refuse)  # fmt: skip
-row("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0], supports=_refuse)
+    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1])  # fmt: skip
+row("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0])
 
 
 def _topk_shape(x: TensorType, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorType, TensorType]:
@@ -246,7 +243,7 @@ def _topk_shape(x: TensorType, k: Size, dim: int = -1, largest: bool = True, sor
 
 
 row("aten.topk.default", _topk_shape,
-    lambda builder, node, x, k, dim, largest, _: sort(builder, x, dim, largest, k if x.type.rank else None), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, k, dim, largest, _: sort(builder, x, dim, largest, k if x.type.rank else None))  # fmt: skip
 
 
 def _pick(builder: Any, x: Value, dim: int, keepdim: bool, rank: str, number: Size = 1) -> tuple[Value, Value]:
@@ -266,7 +263,7 @@ def _rank_shape(x: TensorType, dim: int = -1, keepdim: bool = False) -> tuple[Te
 
 
 row("aten.kthvalue.default", lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim),
-    lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k), supports=_refuse)  # fmt: skip
+    lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k))  # fmt: skip
 
 
 def _median_of_all(name: str) -> Any:
@@ -280,8 +277,8 @@ def _median_of_all(name: str) -> Any:
 
 for _name in ("median", "nanmedian"):
     row(f"aten.{_name}.dim", _rank_shape,
-        lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name), supports=_refuse)  # fmt: skip
-    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name), supports=_refuse)
+        lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name))  # fmt: skip
+    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name))
 
 
 # -- places in sorted sequences ----------------------------------------------------------------------------------------
@@ -298,7 +295,7 @@ def _bisect(right: bool, there: str, value: str, count: Size) -> str:
 
 def _bucketize(builder: Any, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool) -> Value:
     if not isinstance(x, Value):
-        x = builder.emit("aten.scalar_tensor.default", float(x), DType.float32)
+        x = builder.emit("aten.scalar_tensor.default", float(x), wide_type(row_values.type.dtype))
     value = f"X({coordinates(x.type.rank)})"
     x, row_values = _same_type(builder, x, row_values)
     body = _bisect(right, "m", value, row_values.type.dims[0])
@@ -321,7 +318,7 @@ def _bucket_shape(x: Any, boundaries: TensorType, out_int32: bool = False, right
     return TensorType(DType.int32 if out_int32 else DType.int64, dims)
 
 
-row("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar", supports=_refuse)
+row("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
 
 
 def _search_shape(
@@ -343,7 +340,7 @@ def _search(builder: Any, node: Node, rows: Value, x: Any, out_int32: bool, righ
     return _counted(builder, node, body, {"X": x, "ROW": rows}, rows.type.dims[-1])
 
 
-row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar", supports=_refuse)
+row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
 
 
 def _isin(builder: Any, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool) -> Value:
@@ -355,4 +352,4 @@ def _isin(builder: Any, node: Node, x: Value, tests: Value, assume_unique: bool,
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
 
 
-row("aten.isin.Tensor_Tensor", lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool), _isin, supports=_refuse)
+row("aten.isin.Tensor_Tensor", lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool), _isin)

@@ -166,19 +166,9 @@ row("aten.norm.Scalar", lambda x, p=2: _norm_shape(x, p),
 # -- sums of something else --------------------------------------------------------------------------------------------
 def _logsumexp(builder: Any, node: Node, x: Value, dim: Any, keepdim: bool) -> Value:
     dims = wrap_all(dim, x.type.rank)
-    if x.type.dtype is not DType.float64:
-        if not x.type.dtype.is_float:
-            x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
-        return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
-    if any(isinstance(x.type.dims[d], int) and x.type.dims[d] == 0 for d in dims if x.type.rank):
-        return builder.emit("aten.full.default", node.result.type.dims, -math.inf, node.result.type.dtype)
-    top = reduce(builder, x, "amax", dims, True, x.type.dtype)
-    top = builder.emit("aten.where.self", builder.emit("aten.isinf.default", top), 0.0, top)
-    powers = builder.emit("aten.exp.default", builder.emit("aten.sub.Tensor", x, top, 1))
-    total = reduce(builder, powers, "sum", dims, True, x.type.dtype)
-    made = builder.emit("aten.add.Tensor", builder.emit("aten.log.default", total), top, 1)
-    made = builder.emit("aten._to_copy.default", made, node.result.type.dtype)
-    return made if keepdim else builder.emit("aten.view.default", made, node.result.type.dims)
+    if not x.type.dtype.is_float:
+        x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
+    return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
 
 
 row("aten.logsumexp.default",

@@ -89,7 +89,7 @@ def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
     place = flat = "0"
     for d in window.dims:
         place, flat = f"({place} * x_size_{d} + from_{d})", f"({flat} * x_size_{d} + k{d})"
-    nan = " || pv_isnan(v)" if acc == "float" else ""
+    nan = " || pv_isnan(v)" if x.type.dtype.is_float else ""
     keep, first = (f" r1 = {flat};", f" r1 = {place};") if with_index else ("", "")
     body = (
         f"{window.bounds()} r = {_EXTREMES[acc][0]};{first} {window.loops()} {{ {acc} v = {window.read(x.type.rank)};"
@@ -99,8 +99,13 @@ def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
     return mapped(builder, body, {"X": x}, *types, numbers=window.numbers, order=0)
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    return "no kernel for float64" if node.args[0].type.dtype is DType.float64 else None
+def pooled(
+    builder: Any, x: Value, average: bool, window: tuple, sizes: tuple, include_pad: bool, divisor: int, with_index: bool
+) -> Any:  # fmt: skip
+    """Pooling of images by (kernel, stride, padding, dilation) to `sizes`; maxima with their places, as int32, if asked for."""
+    whole = _Window(x.type, 2, *window)
+    whole.sizes = tuple(sizes)
+    return _average(builder, x, whole, include_pad, divisor) if average else _maximum(builder, x, whole, with_index)
 
 
 def _pools(count: int) -> None:
@@ -123,9 +128,9 @@ def _pools(count: int) -> None:
     def maximum(builder: Any, node: Node, x: Value, *window: Any) -> Any:
         return _maximum(builder, x, _Window(x.type, count, *window), len(node.results) == 2)
 
-    row(f"aten.avg_pool{count}d.default", average_shape, average, supports=_refuse)
-    row(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=_refuse)
-    row(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum, supports=_refuse)
+    row(f"aten.avg_pool{count}d.default", average_shape, average)
+    row(f"aten.max_pool{count}d.default", maximum_shape, maximum)
+    row(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum)
 
 
 _pools(1)
@@ -150,8 +155,8 @@ def _adaptive(count: int) -> None:
         return _maximum(builder, x, _Window(x.type, count, sizes=sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
-    row(f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names, supports=_refuse)
-    row(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum, supports=_refuse)
+    row(f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names)
+    row(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum)
 
 
 for _count in (1, 2, 3):
@@ -172,7 +177,7 @@ def _unpool(count: int) -> None:
         made = _along(builder, target, -1, flat[1], flat[0], "set")
         return builder.emit("aten.view.default", made, type.dims)
 
-    row(f"aten.max_unpool{count}d.default", shape, expand, supports=_refuse)
+    row(f"aten.max_unpool{count}d.default", shape, expand)
 
 
 _unpool(2)

@@ -11,7 +11,7 @@ from purevk.passes.rewrite import Rewriter
 
 
 def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
-    """Expands every row of the form `Rewrite`, recursively."""
+    """Expands what other operators express, recursively."""
     rewriter = Rewriter(graph, traits)
     for node in graph.nodes:
         _expand(rewriter, rewriter.current(node))
@@ -19,14 +19,13 @@ def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
 
 
 def _expand(rewriter: Rewriter, node: Node) -> None:
-    row = registry.find(node.op)
-    form = row.form if row else None
-    if not isinstance(form, registry.Rewrite):
+    expand = registry.expansion(node)
+    if expand is None:
         rewriter.keep(node)
         return
     start = len(rewriter.nodes)
     rewriter.source = node.source
-    results: Any = form.expand(rewriter, node)
+    results: Any = expand(rewriter, node)
     added = rewriter.nodes[start:]
     del rewriter.nodes[start:]
     for each in added:

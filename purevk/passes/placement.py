@@ -58,6 +58,8 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
     if isinstance(row.form, registry.Pointwise) and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
         if node.op in _FLOAT_ALONE:
             return "this function is written for float32 alone"
+    if isinstance(row.form, registry.Kernel) and registry.expansion(node) is not None:
+        return None
     supports = getattr(row.form, "supports", None)
     return supports(node, traits) if supports is not None else None
 
@@ -65,8 +67,7 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
     """Why what a node expands to cannot run on the device: asked of nodes in double precision alone, for which GLSL has few
     functions."""
-    row = registry.find(node.op)
-    if row is None or not isinstance(row.form, registry.Rewrite):
+    if registry.expansion(node) is None:
         return None
     if all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
         return None

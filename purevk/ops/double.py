@@ -1,0 +1,206 @@
+"""Double precision where a kernel is written for float alone: the same, expressed by what runs in double precision.
+
+Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU, is. What `purevk.map` makes
+has double precision by itself (`expression.in_double`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Value
+from purevk.ir import dims as _dims
+from purevk.ops.convolution import NAME as CONVOLUTION
+from purevk.ops.group_norm import NAME as GROUP_NORM
+from purevk.ops.map_kernel import coordinates, mapped, mapped_over
+from purevk.ops.normalization import NAME as NORM
+from purevk.ops.pooling import NAME as POOL
+from purevk.ops.reduction import NAME as REDUCE
+from purevk.ops.reduction import Reduction
+from purevk.ops.registry import in_double
+from purevk.ops.scan import NAME as SCAN
+from purevk.ops.selection import NAME as SELECT
+from purevk.ops.softmax import NAME as SOFTMAX
+from purevk.ops.sort import NAME as SORT
+from purevk.ops.windows import pooled
+
+WIDE = DType.float64
+
+
+def _wide(builder: Any, value: Value) -> Value:
+    return value if value.type.dtype is WIDE else builder.emit("aten._to_copy.default", value, WIDE)
+
+
+def _typed(builder: Any, value: Value, node: Node) -> Value:
+    """A result in the dtype and with the sizes of the node's."""
+    type = node.results[0].type
+    if value.type.dtype is not type.dtype:
+        value = builder.emit("aten._to_copy.default", value, type.dtype)
+    return value if value.type.dims == type.dims else builder.emit("aten.view.default", value, type.dims)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+def _keys(builder: Any, x: Value) -> Value:
+    """Whole numbers that are ordered as the elements are: NaN above all, and -0 as 0."""
+    at = coordinates(x.type.rank)
+    body = (
+        f"double v = X({at}); int64_t bits = v == 0.0 ? int64_t(0) : packInt2x32(ivec2(unpackDouble2x32(v)));"
+        " r = pv_isnan(v) ? PV_INT64_MAX : bits < int64_t(0) ? bits ^ PV_INT64_MAX : bits;"
+    )
+    return mapped(builder, body, {"X": x}, x.type.with_dtype(DType.int64))
+
+
+def _sort(builder: Any, node: Node) -> tuple[Value, Value]:
+    x, dim, descending, count, index = node.args
+    _, places = builder.emit(SORT, _keys(builder, x), dim, descending, count, index)
+    return builder.emit("aten.gather.default", x, dim, places), places
+
+
+def _select(builder: Any, node: Node) -> tuple[Value, Value]:
+    x, dim, rank, number, index = node.args
+    if rank == "kth":
+        _, places = builder.emit(SELECT, _keys(builder, x), dim, rank, number, index)
+        return builder.emit("aten.gather.default", x, dim, places), places
+    # NaNs come last in their order.
+    _, order = builder.emit(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
+    at = lambda name: coordinates(x.type.rank, **{f"d{dim}": name})  # noqa: E731
+    found = "nans > 0 ? count - nans : (count - 1) / 2" if rank == "median" else "max((count - nans - 1) / 2, 0)"
+    body = (
+        f"int nans = 0; for (int j = 0; j < count; j++) if (pv_isnan(X({at('j')}))) nans++;"
+        f" int k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
+    )
+    types = [value.type for value in node.results]
+    inputs, numbers = {"X": x, "ORDER": order}, {"count": x.type.dims[dim]}
+    value, place = mapped(builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers)
+    return value, builder.emit("aten._to_copy.default", place, types[1].dtype)
+
+
+in_double(SORT, _sort)
+in_double(SELECT, _select)
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+def _reduce(builder: Any, node: Node) -> Value:
+    x, how, dims, keepdim, _, _ = node.args
+    x = _wide(builder, x)
+    if how.logarithm:
+        top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
+        top = builder.emit("aten.where.self", builder.emit("aten.isinf.default", top), 0.0, top)
+        powers = builder.emit("aten.exp.default", builder.emit("aten.sub.Tensor", x, top, 1))
+        total = builder.emit("aten.log.default", builder.emit(REDUCE, powers, "sum", dims, True, WIDE))
+        return _typed(builder, builder.emit("aten.add.Tensor", total, top, 1), node)
+    mean = builder.emit(REDUCE, x, "mean", dims, True, WIDE)
+    centred = builder.emit("aten.sub.Tensor", x, mean, 1)
+    total = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE)
+    body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
+    return _typed(builder, mapped(builder, body, {"X": total}, total.type, numbers={"n": _dims.product(x.type.dims[d] for d in dims)}), node)
+
+
+def _needs_parts(node: Node) -> bool:
+    how = node.args[1]
+    return isinstance(how, Reduction) and (how.logarithm or how.variance)
+
+
+def _softmax(builder: Any, node: Node) -> Value:
+    x, dim, log, zero_rows, _ = node.args
+    x = _wide(builder, x)
+    dims = (dim % x.type.rank,)
+    top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
+    below = builder.emit("aten.sub.Tensor", x, top, 1)
+    powers = builder.emit("aten.exp.default", below)
+    total = builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
+    if log:
+        return _typed(builder, builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1), node)
+    made = builder.emit("aten.div.Tensor", powers, total)
+    if zero_rows:
+        made = builder.emit("aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made)
+    return _typed(builder, made, node)
+
+
+def _scan(builder: Any, node: Node) -> Value:
+    """Running logarithms of sums of exponentials, an invocation a row."""
+    x, _, dim, _, _ = node.args
+    x = _wide(builder, x)
+    rank = x.type.rank
+    over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
+    at = coordinates(rank, **{f"d{dim}": "j"})
+    body = (
+        "double top = -PV_INF, sum = 0.0; for (int j = 0; j < count; j++) {"
+        f" double v = X({at}); if (v > top) {{ sum = sum == 0.0 ? 1.0 : sum * pv_exp(top - v) + 1.0; top = v; }}"
+        f" else sum += v == top ? 1.0 : pv_exp(v - top); R_PUT({at}, top + pv_log(sum)); }}"
+    )
+    return _typed(builder, mapped_over(builder, body, {"X": x}, over, x.type, numbers={"count": x.type.dims[dim]}), node)
+
+
+in_double(REDUCE, _reduce, _needs_parts)
+in_double(SOFTMAX, _softmax)
+in_double(SCAN, _scan, lambda node: node.args[1] == "logsumexp")
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+def _normalized(builder: Any, x: Value, dims: Sequence[int], eps: float, rms: bool = False) -> Value:
+    x = _wide(builder, x)
+    if not rms:
+        x = builder.emit("aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, WIDE), 1)
+    mean = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, WIDE)
+    root = builder.emit("aten.sqrt.default", builder.emit("aten.add.Tensor", mean, float(eps), 1))
+    return builder.emit("aten.div.Tensor", x, root)
+
+
+def _scaled(builder: Any, x: Value, weight: Any, bias: Any) -> Value:
+    made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
+    return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
+
+
+def _norm(builder: Any, node: Node) -> Value:
+    x, weight, bias, count, eps, rms, _, _ = node.args
+    made = _normalized(builder, x, range(x.type.rank - count, x.type.rank), eps, rms)
+    return _typed(builder, _scaled(builder, made, weight, bias), node)
+
+
+def _group_norm(builder: Any, node: Node) -> Value:
+    x, weight, bias, groups, eps, _, _ = node.args
+    batch, channels, *rest = x.type.dims
+    seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
+    made = builder.emit("aten.view.default", _normalized(builder, seen, range(2, seen.type.rank), eps), x.type.dims)
+    sizes = (channels, *([1] * len(rest)))
+    weight, bias = (value if value is None else builder.emit("aten.view.default", value, sizes) for value in (weight, bias))
+    return _typed(builder, _scaled(builder, made, weight, bias), node)
+
+
+in_double(NORM, _norm)
+in_double(GROUP_NORM, _group_norm)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+def _pool(builder: Any, node: Node) -> Any:
+    x, average, kernel, stride, padding, dilation, sizes, include_pad, divisor, indices = node.args
+    made = pooled(builder, x, average, (kernel, stride, padding, dilation), sizes, include_pad, divisor, indices is not None)
+    if indices is None:
+        return made
+    return made[0], builder.emit("aten._to_copy.default", made[1], indices)
+
+
+def _convolution(builder: Any, node: Node) -> Value:
+    """One invocation an element of the result; with `spread`, the channel tells where in a block of pixels it lies."""
+    x, weight, bias, stride, padding, dilation, groups, _, _, spread = node.args
+    numbers = {
+        "groups": groups, "stride_y": stride[0], "stride_x": stride[1], "pad_y": padding[0], "pad_x": padding[1],
+        "dilation_y": dilation[0], "dilation_x": dilation[1], "spread_y": spread[0], "spread_x": spread[1],
+    }  # fmt: skip
+    inputs = {"X": x, "W": weight} | ({} if bias is None else {"B": bias})
+    # The weight is [y, x, in, out]; a bias has a number for each channel after spreading, or before.
+    channel = "int o = (i2 % spread_y * spread_x + i3 % spread_x) * r_size_1 + i1, g = o / (w_size_3 / groups);"
+    body = (
+        f"{channel} r = {'0.0' if bias is None else 'B(o)'}; for (int y = 0; y < w_size_0; y++) {{"
+        " int h = i2 / spread_y * stride_y - pad_y + y * dilation_y; if (h < 0 || h >= x_size_2) continue;"
+        " for (int x = 0; x < w_size_1; x++) { int v = i3 / spread_x * stride_x - pad_x + x * dilation_x;"
+        " if (v < 0 || v >= x_size_3) continue;"
+        " for (int c = 0; c < w_size_2; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
+    )
+    return mapped(builder, body, inputs, node.result.type, numbers=numbers)
+
+
+in_double(POOL, _pool)
+in_double(CONVOLUTION, _convolution)
