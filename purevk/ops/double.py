@@ -66,12 +66,10 @@ def _select(builder: Any, node: Node) -> tuple[Value, Value]:
     _, order = builder.emit(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
     at = lambda name: coordinates(x.type.rank, **{f"d{dim}": name})  # noqa: E731
     found = "nans > 0 ? count - nans : (count - 1) / 2" if rank == "median" else "max((count - nans - 1) / 2, 0)"
-    body = (
-        f"int nans = 0; for (int j = 0; j < count; j++) if (pv_isnan(X({at('j')}))) nans++;"
-        f" int k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
-    )
+    body = f"int nans = int(NANS({at('0')})), k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
     types = [value.type for value in node.results]
-    inputs, numbers = {"X": x, "ORDER": order}, {"count": x.type.dims[dim]}
+    nans = builder.emit(REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32)
+    inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
     value, place = mapped(builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers)
     return value, builder.emit("aten._to_copy.default", place, types[1].dtype)
 
@@ -119,18 +117,27 @@ def _softmax(builder: Any, node: Node) -> Value:
 
 
 def _scan(builder: Any, node: Node) -> Value:
-    """Running logarithms of sums of exponentials, an invocation a row."""
+    """Running logarithms of sums of exponentials, an invocation a row; long rows in parts that go on where the last one ended."""
     x, _, dim, _, _ = node.args
     x = _wide(builder, x)
-    rank = x.type.rank
+    length, most = x.type.dims[dim], builder.traits.max_iterations
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
-    at = coordinates(rank, **{f"d{dim}": "j"})
-    body = (
-        "double top = -PV_INF, sum = 0.0; for (int j = 0; j < count; j++) {"
-        f" double v = X({at}); if (v > top) {{ sum = sum == 0.0 ? 1.0 : sum * pv_exp(top - v) + 1.0; top = v; }}"
+    at = coordinates(x.type.rank, **{f"d{dim}": "j"})
+    walk = (
+        f" for (int j = 0; j < x_size_{dim}; j++) {{ double v = X({at});"
+        " if (v > top) { sum = sum == 0.0 ? 1.0 : sum * pv_exp(top - v) + 1.0; top = v; }"
         f" else sum += v == top ? 1.0 : pv_exp(v - top); R_PUT({at}, top + pv_log(sum)); }}"
     )
-    return _typed(builder, mapped_over(builder, body, {"X": x}, over, x.type, numbers={"count": x.type.dims[dim]}), node)
+    parts: list[Value] = []
+    for first in range(0, max(_dims.upper(length), 1), most):
+        last = length if first + most >= _dims.upper(length) else _dims.minimum(length, first + most)
+        part = builder.emit("aten.slice.Tensor", x, dim, first, last, 1)
+        start, inputs = "double top = -PV_INF, sum = 0.0;", {"X": part}
+        if parts:
+            start = f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"
+            inputs["BEFORE"] = parts[-1]
+        parts.append(mapped_over(builder, start + walk, inputs, over, part.type))
+    return _typed(builder, parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim), node)
 
 
 in_double(REDUCE, _reduce, _needs_parts)
@@ -190,16 +197,24 @@ def _convolution(builder: Any, node: Node) -> Value:
         "dilation_y": dilation[0], "dilation_x": dilation[1], "spread_y": spread[0], "spread_x": spread[1],
     }  # fmt: skip
     inputs = {"X": x, "W": weight} | ({} if bias is None else {"B": bias})
+    height, width, depth, _ = weight.type.dims
     # The weight is [y, x, in, out]; a bias has a number for each channel after spreading, or before.
     channel = "int o = (i2 % spread_y * spread_x + i3 % spread_x) * r_size_1 + i1, g = o / (w_size_3 / groups);"
     body = (
-        f"{channel} r = {'0.0' if bias is None else 'B(o)'}; for (int y = 0; y < w_size_0; y++) {{"
+        " for (int y = 0; y < w_size_0; y++) {"
         " int h = i2 / spread_y * stride_y - pad_y + y * dilation_y; if (h < 0 || h >= x_size_2) continue;"
         " for (int x = 0; x < w_size_1; x++) { int v = i3 / spread_x * stride_x - pad_x + x * dilation_x;"
         " if (v < 0 || v >= x_size_3) continue;"
-        " for (int c = 0; c < w_size_2; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
+        " for (int c = first; c < last; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
     )
-    return mapped(builder, body, inputs, node.result.type, numbers=numbers)
+    most = max(builder.traits.max_iterations // (height * width + 1) - 1, 1)  # of the channels that one invocation walks
+    start = "0.0" if bias is None else "B(o)"
+    for first in range(0, max(depth, 1), most):
+        given = {**numbers, "first": first, "last": min(first + most, depth)}
+        made = mapped(builder, f"{channel} r = {start};{body}", inputs, node.result.type, numbers=given)
+        inputs = {"X": x, "W": weight, "BEFORE": made}
+        start = "BEFORE(i0, i1, i2, i3)"
+    return made
 
 
 in_double(POOL, _pool)
