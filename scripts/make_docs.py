@@ -181,8 +181,7 @@ def samples_section(path: Path = SAMPLES) -> str:
         limit = table["limits"].get(dtype)
         lines.append(f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n")
     lines.append(
-        "\nIn float64 sums, extremes, products, scans and arithmetic run on the device; what needs a function that GLSL has for"
-        " float32 alone (exponentials, trigonometry, normalizations) runs on the CPU. It is left out of what follows.\n"
+        "\nIn float64 kernels that are written for float32 are expressed by others, which are slower. It is left out of what follows.\n"
     )
     dtypes = [dtype for dtype in dtypes if dtype != "float64"]
     done, rest = [], []

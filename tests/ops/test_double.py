@@ -1,12 +1,15 @@
 """Operators in double precision that kernels have for float alone: on the device, to the digits of the type."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
-from tests.ops.harness import Case, aten, check, context, tensor
+from tests.ops.harness import Case, aten, check, context, host_nodes, program_of, tensor
 
-pytestmark = pytest.mark.skipif("float64" not in context().traits.features, reason="the device has no double precision")
+pytestmark = [pytest.mark.device, pytest.mark.skipif("float64" not in context().traits.features, reason="the device has no double precision")]
 D = torch.float64
 
 
@@ -121,3 +124,41 @@ def test_factors():
     for case in cases:
         case.rtol, case.atol = 1e-11, 1e-12
     run(*cases)
+
+
+def test_sizes_of_a_call():
+    """One program at many sizes; tensors without elements."""
+
+    def fn(t):
+        return F.softmax(t, 1), t.sort(0)[0], t.var(1), F.layer_norm(t, (12,)), F.max_pool1d(t, 2), torch.logcumsumexp(t, 0), t.median(-1)[0], t.logsumexp(1)
+
+    with program_of(fn, (wide(7, 5, 12),), dynamic=True) as program:
+        assert not host_nodes(program)
+        for a, b in ((7, 5), (1, 2), (3, 4)):
+            given = wide(a, b, 12, seed=a)
+            for have, want in zip(program.forward(given), fn(given)):
+                torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
+    cases = [Case(f, (wide(0, 4), 1)) for f in (F.softmax, torch.sort, torch.logcumsumexp, torch.logsumexp, torch.cumsum)]
+    run(*cases, Case(torch.logsumexp, (wide(3, 0), 1)), Case(F.layer_norm, (wide(0, 4), (4,))), Case(torch.std, (wide(3, 0), 1)))
+
+
+def test_long_rows():
+    row = wide(2, 70001)
+    run(Case(torch.logcumsumexp, (row, 1)), Case(torch.median, (row, 1)), Case(torch.sort, (wide(1, 5000),)), Case(F.log_softmax, (row, 1)), Case(torch.var, (row, 1)))
+    run(Case(F.conv2d, (wide(1, 900, 9, 9), wide(2, 900, 9, 9)), rtol=1e-10, atol=1e-10))
+
+
+def test_without_double_precision():
+    """All of it is on the CPU, and right, where the device lacks it."""
+    traits = context().traits
+    lacking = replace(traits, features=traits.features - {"float64"})
+    context().traits = lacking
+    try:
+        for fn in (lambda t: F.softmax(t, 1), torch.sort, lambda t: F.conv1d(t, t[:2, :, :3].contiguous()), torch.std):
+            with program_of(fn, (x,)) as program:
+                assert host_nodes(program)
+                made = program.forward(x)
+            for have, want in zip(made if isinstance(made, tuple) else (made,), pytree.tree_leaves(fn(x))):
+                torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
+    finally:
+        context().traits = traits
