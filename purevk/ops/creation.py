@@ -10,6 +10,7 @@ from purevk.ir import Dim, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.expression import Expression, Step, literal
 from purevk.ops.pointwise import NAME as POINTWISE
+from purevk.ops.promotion import wide_type
 from purevk.ops.registry import Operator, Rewrite, register
 
 
@@ -109,7 +110,7 @@ def _expand_arange(builder: Any, node: Node) -> Value:
     number = builder.emit("purevk.iota", out.dims[0], DType.int32 if out.dtype.is_float else out.dtype)
     floats = isinstance(start, float) or isinstance(step, float)
     if floats:
-        number = builder.emit("aten._to_copy.default", number, DType.float32)
+        number = builder.emit("aten._to_copy.default", number, wide_type(out.dtype))
     if not (isinstance(step, (int, float)) and step == 1):
         number = builder.emit("aten.mul.Tensor", number, step)
     if not (isinstance(start, (int, float)) and start == 0):

@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.creation import constant
 from purevk.ops.map_kernel import mapped
-from purevk.ops.promotion import promote_types
+from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.rearrange import row
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import wrap
@@ -69,7 +69,7 @@ def _linspace(builder: Any, node: Node, start: Any, end: Any, steps: Size, *_: A
     step = f"float({end!r} - ({start!r})) / float(size_0 - 1)"
     # From both ends, as torch does, so that both are exact.
     body = f"float by = size_0 > 1 ? {step} : 0.0; float v = i0 * 2 < size_0 ? {float(start)!r} + by * float(i0) : {float(end)!r} - by * float(size_0 - 1 - i0);"
-    made = mapped(builder, body + f" r = size_0 > 1 ? v : {float(start)!r};", {}, type.with_dtype(DType.float32))
+    made = mapped(builder, body + f" r = size_0 > 1 ? v : {float(start)!r};", {}, type.with_dtype(wide_type(type.dtype)))
     return builder.emit("aten._to_copy.default", made, type.dtype)
 
 

@@ -151,6 +151,8 @@ def fuse_epilogues(graph: Graph) -> Graph:
         expression, inputs, scalars, sizes = node.args
         if DType.bfloat16 in (node.result.type.dtype, *expression.inputs):
             continue  # epilogues read and write elements as they are
+        if DType.float64 in (node.result.type.dtype, *expression.dtypes):
+            continue  # and kernels that take them are not made for double precision
         if scalars or len(inputs) + 3 > MAX_BUFFERS:
             continue
         candidates = sorted(inputs, key=lambda v: -position.get(producer.get(v), -1))

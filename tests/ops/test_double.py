@@ -162,3 +162,14 @@ def test_without_double_precision():
                 torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
     finally:
         context().traits = traits
+
+
+def test_beside_float32():
+    """What follows a kernel of float32 is no part of it; numbers that are made have all digits."""
+    a, w, pixels = tensor(4, 16), tensor(8, 16), tensor(1, 4, 8, 8)
+    cases = [Case(lambda a, w, b: (F.linear(a, w).double() * b).exp(), (a, w, wide(8))), Case(lambda a, w, b: (F.linear(a, w) * b).float(), (a, w, wide(8)))]
+    cases += [Case(lambda t, k: F.conv2d(t, k).double() + 0.1, (pixels, tensor(8, 4, 3, 3))), Case(lambda t: F.layer_norm(t, (16,)).double() * 0.1, (a,)), Case(lambda t: F.group_norm(t, 2).double() * 0.1, (pixels,))]
+    for case in cases:
+        case.rtol, case.atol = 1e-5, 1e-5
+    cases += [Case(lambda t: torch.linspace(0, 1, 7, dtype=D) + t, (wide(7),)), Case(lambda t: torch.arange(0, 0.75, 0.1, dtype=D) + t, (wide(8),)), Case(lambda t: torch.full((7,), 0.1, dtype=D) + t, (wide(7),))]
+    run(*cases)
