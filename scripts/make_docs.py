@@ -127,19 +127,14 @@ def dtypes_here(entry: dict | None) -> str:
     return ", ".join([*shown, *(dtype for dtype in DTYPES if dtype in left)])
 
 
-_NO_DOUBLE = {"this function is written for float32 alone", "no kernel for float64"}
-
-
 def limits_here(entry: dict | None, refused: list[str]) -> str:
     """What of an operator runs on the CPU: dtypes, then what PyTorch's samples came upon."""
     found: dict[str, None] = {}
     for dtype, why in (entry or {}).get("cpu", {}).items():
-        found[dtype if why in _NO_DOUBLE or why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"] = None
+        found[dtype if why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"] = None
     for why in refused:
         dtype = why.removeprefix("no kernel for ")
-        if why in _NO_DOUBLE:
-            found.setdefault("float64")
-        elif not any(each.endswith(why) for each in found) and dtype not in found:
+        if not any(each.endswith(why) for each in found) and dtype not in found:
             found[why] = None
     return "; ".join(found)
 

@@ -31,13 +31,6 @@ _SPLIT = {
 }  # fmt: skip
 
 
-# Pointwise operators whose functions are written for float alone.
-_FLOAT_ALONE = {
-    "aten.i0.default", "aten.special_i0e.default", "aten.special_i1.default", "aten.special_i1e.default", "aten.igamma.default",
-    "aten.igammac.default", "aten.special_ndtri.default", "purevk.exponent", "purevk.mantissa",
-}  # fmt: skip
-
-
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     if node.op == HOST:
@@ -55,9 +48,6 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         for value in (*node.inputs, *node.results):
             if value.type.nbytes > traits.max_storage_range and not isinstance(row.form, registry.View):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
-    if isinstance(row.form, registry.Pointwise) and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
-        if node.op in _FLOAT_ALONE:
-            return "this function is written for float32 alone"
     if isinstance(row.form, registry.Kernel) and registry.expansion(node) is not None:
         return None
     supports = getattr(row.form, "supports", None)
@@ -65,8 +55,8 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
-    """Why what a node expands to cannot run on the device: asked of nodes in double precision alone, for which GLSL has few
-    functions."""
+    """Why what a node expands to cannot run on the device: asked of nodes in double precision alone, for which fewer
+    kernels are written."""
     if registry.expansion(node) is None:
         return None
     if all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):

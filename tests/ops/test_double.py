@@ -173,3 +173,25 @@ def test_beside_float32():
         case.rtol, case.atol = 1e-5, 1e-5
     cases += [Case(lambda t: torch.linspace(0, 1, 7, dtype=D) + t, (wide(7),)), Case(lambda t: torch.arange(0, 0.75, 0.1, dtype=D) + t, (wide(8),)), Case(lambda t: torch.full((7,), 0.1, dtype=D) + t, (wide(7),))]
     run(*cases)
+
+
+def test_rare_functions():
+    some = torch.cat([torch.linspace(-40, 40, 201, dtype=D), torch.logspace(-300, 2.8, 100, dtype=D), torch.tensor([0.0, -0.0, torch.nan, -700, 29.999, 30], dtype=D)])
+    shares = torch.cat([torch.logspace(-300, -0.01, 200, dtype=D), 1 - torch.logspace(-16, -1, 50, dtype=D), torch.tensor([0, 1, -1, 2, 0.5, torch.nan], dtype=D)])
+    parts = torch.cat([some, torch.tensor([torch.inf, -torch.inf, 5e-324, -2.2e-308, 3e-320, 1e308], dtype=D)])
+    run(*(Case(f, (some,), atol=1e-300) for f in (torch.special.i0, torch.special.i0e, torch.special.i1, torch.special.i1e)), Case(torch.special.ndtri, (shares,)), Case(torch.frexp, (parts,)))
+
+
+@pytest.mark.parametrize("function", [torch.special.gammainc, torch.special.gammaincc])
+def test_incomplete_gamma_functions(function):
+    """Against exact ones: torch's are off by 1e-9."""
+    mpmath = pytest.importorskip("mpmath")
+    random = torch.Generator().manual_seed(1)
+    a = torch.cat([torch.rand(60, generator=random, dtype=D) * 30, 10 ** (torch.rand(60, generator=random, dtype=D) * 8 - 4)])
+    b = torch.cat([a[:30] * (1 + 0.1 * torch.randn(30, generator=random, dtype=D)), torch.rand(60, generator=random, dtype=D) * 40, a[90:] * 1.05])
+    with mpmath.workdps(40):
+        upper = function is torch.special.gammaincc
+        wanted = [float(mpmath.gammainc(p, q if upper else 0, mpmath.inf if upper else q, regularized=True)) for p, q in zip(a.tolist(), b.tolist())]
+    run(Case(function, (a, b), rtol=2e-11, atol=1e-300, expected=[torch.tensor(wanted, dtype=D)]))
+    odd = torch.tensor([0.0, 1, torch.inf, -1, 3], dtype=D)
+    run(Case(function, torch.meshgrid(odd, odd, indexing="ij")))
