@@ -9,6 +9,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
 from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, reads_planes, spread_last, works_on_planes
+from purevk.ops.convolution_tiles import lower_tiles, tiles_of
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense, packed, supports_float
@@ -150,9 +151,13 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
     bias = packed(lowering, bias_value)
     x = lowering.operand(x_value)
-    planes = as_planes(x) and as_planes(out) and works_on_planes(node)
+    planes = as_planes(x) and as_planes(out) and works_on_planes(node, lowering.traits)
     if planes or reads_planes(lowering.traits, node, x):
-        if plain:
+        tiles = tiles_of(lowering.traits, node) if planes else None
+        if tiles is not None:
+            weight = packed(lowering, weight_value)
+            lower_tiles(lowering, tiles, x, weight, bias, out, epilogue, extras, (stride, padding, dilation), groups, spread)
+        elif plain:
             lower_product(lowering, x, weight_value, bias, out, epilogue, extras, spread)
         else:
             weight = packed(lowering, weight_value)
@@ -258,7 +263,8 @@ def _as_matmul(
 
 
 def _conv2d_layouts(node: Node, places: Any) -> tuple:
-    planes = works_on_planes(node) and keeps_planes(node, node.args[0], places, True, works_on_planes)
+    planes = places.traits is not None and works_on_planes(node, places.traits)
+    planes = planes and keeps_planes(node, node.args[0], places, True, works_on_planes)
     return (None if planes else CHANNELS_LAST,)
 
 

@@ -11,10 +11,10 @@ from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
+from purevk.ops.convolution_tiles import MOST_IMAGES, tiles_of
 from purevk.ops.matmul_choice import choose, emit, first_extra
 from purevk.ops.planes import MAX_LOADS, as_planes, column_rows
 
-MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads planes and writes channels last
 MANY_FLOPS = 1 << 29  # where matrix units are faster than that
 WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion
@@ -31,8 +31,10 @@ def is_product_node(node: Node) -> bool:
     return is_product(tuple(node.args[1].type.dims[:2]), *(tuple(node.args[at]) for at in (3, 4)), node.args[6])
 
 
-def works_on_planes(node: Node) -> bool:
+def works_on_planes(node: Node, traits: DeviceTraits) -> bool:
     """Whether a convolution node can read and write planes as well as it can work channels last."""
+    if tiles_of(traits, node) is not None:
+        return True
     x, weight, groups = node.args[0], node.args[1], node.args[6]
     kh, kw, group_in, out = weight.type.dims
     if is_product_node(node):
@@ -57,7 +59,7 @@ def reads_planes(traits: DeviceTraits, node: Node, x: Operand) -> bool:
 
 def adapt(node: Node, orders: tuple, places: Any) -> Node:
     """The node with the weight that a product over planes reads."""
-    if orders[0] is not None or not is_product_node(node):
+    if orders[0] is not None or not is_product_node(node) or tiles_of(places.traits, node) is not None:
         return node
     args = (node.args[0], places.copied(node.args[1], ROWS_FIRST), *node.args[2:])
     return Node(node.op, args, node.results, node.source, node.alias)

@@ -51,12 +51,12 @@ def as_planes(operand: Operand) -> bool:
     return are_planes(operand.layout)
 
 
-def keeps_planes(node: Node, x: Value, places: Places, converts: bool, can: Callable[[Node], bool]) -> bool:
+def keeps_planes(node: Node, x: Value, places: Places, converts: bool, can: Callable[[Node, DeviceTraits], bool]) -> bool:
     """Whether the results of a kernel on images `x` should be planes, as these are.
 
     Args:
         converts: to work channels last, the kernel copies `x` first; otherwise it reads it as it lies.
-        can: whether a convolution can work on planes.
+        can: whether a convolution can work on planes, on a device.
     """
     if places.traits is None or places.traits.is_cpu or not are_planes(places(x)):
         return False
@@ -71,7 +71,7 @@ def _bytes(value: Value) -> int:
     return _dims.hint(value.type.nbytes)
 
 
-def _readers(values: Sequence[Value], places: Places, can: Callable[[Node], bool], seen: set[Value]) -> tuple[int, int]:
+def _readers(values: Sequence[Value], places: Places, can: Callable[[Node, DeviceTraits], bool], seen: set[Value]) -> tuple[int, int]:
     """How many readers want these images channels last, and how many as planes."""
     last = planes = 0
     for value in values:
@@ -80,7 +80,7 @@ def _readers(values: Sequence[Value], places: Places, can: Callable[[Node], bool
         seen.add(value)
         planes += value in places.outputs
         for reader in places.users.get(value, ()):
-            if reader.op == CONVOLUTION and reader.args[0] is value and not can(reader):
+            if reader.op == CONVOLUTION and reader.args[0] is value and not can(reader, places.traits):
                 last += 1
             elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
                 more = _readers(reader.results, places, can, seen)

@@ -1,0 +1,141 @@
+"""Convolutions over planes (NCHW) by tiles in shared memory, for GPUs: many channels, or groups of some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size
+from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4, make_epilogue
+from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
+
+MOST_IMAGES = 65535  # a dim of a grid, on any device
+LEAST_COLUMNS = 8
+_MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
+_INVOCATIONS = 128
+_ENOUGH = 2  # workgroups a processor, at least
+
+
+@dataclass(frozen=True)
+class PlaneTiles:
+    """The macros of `conv2d_planes_tiled.comp`."""
+
+    outs: int
+    groups_o: int
+    groups_x: int
+    groups_y: int
+    blocks: int
+    depth: int
+    unrolled: int
+    along_x: bool
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "OUTS": self.outs, "GROUPS_O": self.groups_o, "GROUPS_X": self.groups_x, "GROUPS_Y": self.groups_y, "BLOCKS": self.blocks,
+            "DEPTH": self.depth, "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x),
+        }  # fmt: skip
+
+    @property
+    def columns(self) -> int:
+        """Of a workgroup."""
+        return self.outs * self.groups_o
+
+    @property
+    def width(self) -> int:
+        """Places of a workgroup along x."""
+        return 4 * self.groups_x * (self.blocks if self.along_x else 1)
+
+    @property
+    def height(self) -> int:
+        """Places of a workgroup along y."""
+        return self.groups_y * (1 if self.along_x else self.blocks)
+
+    @property
+    def threads(self) -> int:
+        return self.groups_o * self.groups_x * self.groups_y
+
+    def shared(self, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
+        """Bytes of shared memory, at most."""
+        wide = (self.width - 1) * stride[1] + (kernel[1] - 1) * dilation[1] + 1 + 3
+        high = (self.height - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
+        return self.depth * (16 * high * -(-wide // 4) + 4 * kernel[0] * kernel[1] * self.columns)
+
+
+def choose_tiles(
+    traits: DeviceTraits, out: Sequence[int], columns: int, channels: int, groups: int, window: tuple[Sequence[int], ...], spread: Sequence[int]
+) -> PlaneTiles | None:  # fmt: skip
+    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each; None where other kernels are better.
+
+    Args:
+        window: kernel, stride and dilation along y and x.
+    """
+    batches, height, width = out
+    kernel, stride, dilation = window
+    taps = kernel[0] * kernel[1]
+    blocks, along_x = 2, height == 1
+    outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
+    places = _INVOCATIONS // groups_o
+    groups_x = min(places, power_of_two(-(-width // (4 * blocks if along_x else 4))))
+    groups_y = 1 if along_x else places // groups_x
+    depth = 8 if taps > 1 else 16
+    while True:
+        tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, max(8 // taps, 1)), along_x)
+        if depth == 1 or depth // 2 < channels and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory:
+            break
+        depth //= 2
+    lines = (blocks * ((kernel[0] - 1) * dilation[0] + 1)) if along_x else (blocks - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
+    fits = (
+        lines * (3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1) <= _MOST_WINDOW and tiles.threads <= traits.max_invocations
+        and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory and outs % spread[1] == 0
+        and tiles.columns % (spread[0] * spread[1]) == 0
+    )  # fmt: skip
+    many = batches * -(-height // tiles.height) * -(-width // tiles.width) * -(-columns // tiles.columns) * groups
+    return tiles if fits and many >= _ENOUGH * traits.processors else None
+
+
+def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
+    """The tiles of a convolution node, if it should run by them where its input and its result are planes."""
+    x, weight, _, stride, padding, dilation, groups, _, _, spread = node.args
+    kh, kw, group_in, columns = weight.type.dims
+    units = traits.matrix_shape is not None and x.type.dtype is weight.type.dtype is DType.float16
+    if traits.is_cpu or units or columns // groups < LEAST_COLUMNS or group_in < 4:
+        return None
+    batches, _, height, width = node.result.type.dims
+    sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]
+    if sizes[0] > MOST_IMAGES or not all(sizes):
+        return None
+    return choose_tiles(traits, sizes, columns // groups, group_in, groups, ((kh, kw), stride, dilation), spread)
+
+
+def lower_tiles(
+    lowering: Lowering, tiles: PlaneTiles, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple,
+    window: tuple[tuple, tuple, tuple], groups: int, spread: tuple[int, int],
+) -> None:  # fmt: skip
+    """The kernel; input and result are planes."""
+    batches, _, height, width = x.dims
+    kh, kw, group_in, columns = weight.dims
+    stride, padding, dilation = window
+    plain, places_y, places_x = spread == (1, 1), out.dims[2] // spread[0], out.dims[3] // spread[1]
+    vector = gcd4(places_x, out.offset)
+    made = make_epilogue(lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", None, vector, (1, "n"))
+    macros = {
+        "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None),
+        "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])), "VEC4_B": int(plain and gcd4(columns // groups, columns, weight.offset)),
+        "VEC4_OUT": int(vector), "SPREAD_Y": spread[0], "SPREAD_X": spread[1], **tiles.macros(), **made.macros,
+    }  # fmt: skip
+    buffers = [(x, "r"), (weight, "r")]
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers.append((bias, "r"))
+    tiles_x, tiles_y = _dims.ceil_div(places_x, tiles.width), _dims.ceil_div(places_y, tiles.height)
+    params: list[Size] = [
+        x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0, group_in, columns // groups, columns, height, width,
+        places_y, places_x, tiles_x, kh, kw, *stride, *padding, *dilation, *x.strides[:3],
+    ]  # fmt: skip
+    lowering.dispatch(
+        "conv2d_planes_tiled.comp", [*buffers, (out, "w"), *made.buffers], macros=macros, params=params, specialize=range(len(params)),
+        grid=(tiles_x * tiles_y, _dims.ceil_div(columns // groups, tiles.columns) * groups, batches),
+        flops=2 * out.type.numel * kh * kw * group_in,
+    )  # fmt: skip
