@@ -51,6 +51,9 @@ class MapSpec:
         flops: operations per place, for profiles.
         walk: the dims in the order in which neighbouring invocations go over them, the innermost last; by default that of memory.
         counted: the first input is a counter, calls and workgroups that are done, to which the dispatch adds its call.
+        local: invocations of a workgroup on a GPU, or as many as it takes.
+        fours: it writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the first a multiple of 4. That dim of
+            the results is dense, its size and their other strides and offsets are multiples of 4; elements are floats.
     """
 
     body: str
@@ -66,6 +69,8 @@ class MapSpec:
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
     counted: bool = False
+    local: int = 256
+    fours: bool = False
 
 
 def acc_of(dtype: DType) -> str:
@@ -196,7 +201,7 @@ class _Writer:
         if self.adds_floats:
             macros["HAS_ATOMIC_FLOAT"] = "1"
         count = _dims.product(self.sizes)
-        local = 64 if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+        local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
@@ -219,7 +224,7 @@ class _Writer:
 
     def _declare(self, number: int, text: str) -> str:
         dtype = self.operands[number].dtype
-        whole = self._as_vector(number) or self.four and number >= len(self.inputs)
+        whole = self._as_vector(number) or (self.four or self.spec.fours) and number >= len(self.inputs)
         element = ("uint" if self.words and dtype.itemsize == 1 else _VECTOR[dtype]) if whole else dtype.glsl
         if self.spec.atomic and number >= len(self.inputs):
             return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ {'float' if self.adds_floats else 'uint'} b{number}[]; }};"
@@ -242,6 +247,9 @@ class _Writer:
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
                 macros.update(_atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
+            elif number >= len(self.inputs) and spec.fours:
+                value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
+                macros[f"{name}_PUT4({given}, v)"] = f"b{number}[({place}) >> 2] = {_VECTOR[dtype]}({value})"
             elif number >= len(self.inputs):
                 macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
         return macros

@@ -4,11 +4,13 @@ places, weights and what they read."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.map_kernel import MapSpec, emit_map, same_order
 from purevk.ops.planes import as_planes
@@ -16,6 +18,8 @@ from purevk.ops.registry import Kernel, Operator, register
 
 NAME = "purevk.strips"
 _ENOUGH = 1024  # invocations a processor, at least
+# Rows and planes that an invocation makes, by the columns.
+_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
 
 
 def _shape(plain: MapSpec, strips: MapSpec, over: tuple, inputs: tuple, type: TensorType) -> tuple[TensorType, ...]:
@@ -25,7 +29,8 @@ def _shape(plain: MapSpec, strips: MapSpec, over: tuple, inputs: tuple, type: Te
 def _lower(lowering: Lowering, node: Node) -> None:
     plain, strips, over, values, _ = node.args
     inputs, out = [lowering.operand(value) for value in values], lowering.operand(node.result)
-    if as_planes(inputs[0]) and as_planes(out) and _follow(inputs[0]):
+    fits = not strips.fours or gcd4(out.offset, *out.strides[:3])
+    if as_planes(inputs[0]) and as_planes(out) and _follow(inputs[0]) and fits:
         emit_map(lowering, strips, inputs, (), [out], over)
     else:
         emit_map(lowering, plain, inputs, (), [out])
@@ -63,50 +68,107 @@ def resized(
         return None
     images, (height, width) = x.type.dims[0] * x.type.dims[1], type.dims[2:]
     traits: DeviceTraits = builder.traits
+    columns = 4 if width % 4 == 0 and _repeats(across, 4, align) else 1
     sizes = next(
         (
-            (rows, planes) for rows, planes in ((4, 4), (4, 2), (4, 1), (2, 1))
+            (rows, planes) for rows, planes in _STRIPS[columns]
             if images % planes == 0 and height >= rows
-            and images // planes * -(-height // rows) * width >= _ENOUGH * traits.processors
+            and images // planes * -(-height // rows) * (width // columns) >= _ENOUGH * traits.processors
         ), None,
     )  # fmt: skip
     if traits.is_cpu or sizes is None or type.dtype is DType.float64:
         return None
     rows, planes = sizes
-    over = (images // planes, -(-height // rows), width)
-    spec = MapSpec(_resize(taps, rows, planes, down, across, align), ("X",), stores=False, flops=plain.flops * rows * planes)
+    over = (images // planes, -(-height // rows), width // columns)
+    body = _resize(taps, _along(2, rows, taps, down, align), _along(3, columns, taps, across, align), planes)
+    flops = plain.flops * rows * columns * planes
+    spec = MapSpec(body, ("X",), stores=False, fours=columns == 4, flops=flops)
     return builder.emit(NAME, plain, spec, over, (x,), type)
 
 
-def _resize(taps: int, rows: int, planes: int, down: float, across: float, align: bool) -> str:
-    flag, before = "true" if align else "false", taps // 2 - 1
-    weights = "pv_cubic_weights({})" if taps == 4 else "pv_linear_weights({})"
-    vector = f"vec{taps}"
-    # Rows of the input from the first one on; the places of neighbours differ by `down`, rounded down or up.
-    low = [math.floor(row * down) for row in range(rows)]
-    span = low[-1] + 1 + taps if rows > 1 else taps
-    out = [
-        f"int top = i1 * {rows}; float p3 = pv_source(i2, ({across!r}), {flag}), f3 = floor(p3); {vector} w3 = {weights.format('p3 - f3')};",
-        *(f"int q{k} = clamp(int(f3) + {k - before}, 0, x_size_3 - 1);" for k in range(taps)),
-        f"int a = int(floor(pv_source(top, ({down!r}), {flag})));",
-        *(f"int y{t} = clamp(a + {t - before}, 0, x_size_2 - 1);" for t in range(span)),
-    ]
-    for row in range(rows):
-        place = f"pv_source(top + {row}, ({down!r}), {flag})"
-        # A place between two rows by rounding alone counts for the one that it is meant for.
-        out.append(
-            f"float p{row}_ = {place}; bool up{row} = {'false' if row == 0 else f'int(floor(p{row}_)) - a > {low[row]}'};"
-            f" {vector} w{row}_ = {weights.format(f'p{row}_ - float(a + {low[row]} + (up{row} ? 1 : 0))')};"
+@dataclass(frozen=True)
+class _Along:
+    """What several neighbours of the result along a dim share.
+
+    Attributes:
+        text: statements that declare what the others name.
+        count: how many they are.
+        span: elements of the input that they read, from q{dim}_0 on.
+        taps: for each neighbour, the number of each element, or two with the condition under which it is the second.
+        weights: for each neighbour, the text of each element's weight.
+    """
+
+    text: str
+    count: int
+    span: int
+    taps: tuple[tuple[tuple[int, int, str] | int, ...], ...]
+    weights: tuple[tuple[str, ...], ...]
+
+
+def _repeats(step: float, count: int, align: bool) -> bool:
+    """Whether `count` neighbours have the same places between elements everywhere, without rounding."""
+    return not align and math.frexp(step)[0] == 0.5 and step < 1 and step * count >= 1
+
+
+def _along(d: int, count: int, taps: int, step: float, align: bool) -> _Along:
+    before, first = taps // 2 - 1, f"i{d - 1} * {count}"
+    weigh = _cubic_weights if taps == 4 else lambda t: (1.0 - t, t)
+    q = lambda number, place: f"int q{d}_{number} = clamp({place}, 0, x_size_{d} - 1);"  # noqa: E731
+    if _repeats(step, count, align):
+        places = [(n + 0.5) * step - 0.5 for n in range(count)]
+        low = [math.floor(place) for place in places]
+        span = low[-1] - low[0] + taps
+        text = [f"int a{d} = i{d - 1} * {int(step * count)};", *(q(t, f"a{d} + {t + low[0] - before}") for t in range(span))]
+        each = tuple(tuple(n - low[0] + k for k in range(taps)) for n in low)
+        weights = tuple(tuple(f"({weight!r})" for weight in weigh(place - n)) for place, n in zip(places, low))
+        return _Along(" ".join(text), count, span, each, weights)
+    flag, vector = "true" if align else "false", f"vec{taps}"
+    weights_of = "pv_cubic_weights({})" if taps == 4 else "pv_linear_weights({})"
+    # The places of neighbours differ by `step`, rounded down or up.
+    low = [math.floor(n * step) for n in range(count)]
+    span = low[-1] + 1 + taps if count > 1 else taps
+    text = [f"int a{d} = int(floor(pv_source({first}, ({step!r}), {flag})));", *(q(t, f"a{d} + {t - before}") for t in range(span))]
+    each = []
+    for n in range(count):
+        # A place between two elements by rounding alone counts for the one that it is meant for.
+        up, place = f"up{d}_{n}", f"pv_source({first} + {n}, ({step!r}), {flag})"
+        text.append(
+            f"float p{d}_{n} = {place}; bool {up} = {'false' if n == 0 else f'int(floor(p{d}_{n})) - a{d} > {low[n]}'};"
+            f" {vector} w{d}_{n} = {weights_of.format(f'p{d}_{n} - float(a{d} + {low[n]} + ({up} ? 1 : 0))')};"
         )
-    loop = [
-        f"float line{t} = " + " + ".join(f"X(0, plane, y{t}, q{k}) * w3[{k}]" for k in range(taps)) + ";" for t in range(span)
-    ]
-    for row in range(rows):
-        one = lambda k, row=row: f"line{low[row] + k}"  # noqa: E731
-        picked = [one(k) if row == 0 else f"(up{row} ? {one(k + 1)} : {one(k)})" for k in range(taps)]
-        total = " + ".join(f"{text} * w{row}_[{k}]" for k, text in enumerate(picked))
-        loop.append(f"if (top + {row} < r_size_2) R_PUT(0, plane, top + {row}, i2, {total});")
-    return f"{' '.join(out)} for (int k = 0; k < {planes}; k++) {{ int plane = i0 * {planes} + k; {' '.join(loop)} }}"
+        each.append(tuple(low[n] + k if n == 0 else (low[n] + k, low[n] + k + 1, up) for k in range(taps)))
+    weights = tuple(tuple(f"w{d}_{n}[{k}]" for k in range(taps)) for n in range(count))
+    return _Along(" ".join(text), count, span, tuple(each), weights)
+
+
+def _cubic_weights(t: float) -> tuple[float, ...]:
+    """`pv_cubic_weights`."""
+    a = -0.75
+    near = lambda x: ((a + 2) * x - (a + 3)) * x * x + 1  # noqa: E731
+    far = lambda x: ((a * x - 5 * a) * x + 8 * a) * x - 4 * a  # noqa: E731
+    return (far(t + 1), near(t), near(1 - t), far(2 - t))
+
+
+def _joined(name: str, along: _Along, n: int) -> str:
+    """The sum for neighbour `n`, where `name` and a number are the text of an element."""
+    one = lambda tap: f"{name}{tap}" if isinstance(tap, int) else f"({tap[2]} ? {name}{tap[1]} : {name}{tap[0]})"  # noqa: E731
+    return " + ".join(f"{one(tap)} * {weight}" for tap, weight in zip(along.taps[n], along.weights[n]))
+
+
+def _resize(taps: int, down: _Along, across: _Along, planes: int) -> str:
+    loop = []
+    for t in range(down.span):
+        loop += [f"float x{t}_{k} = X(0, plane, q2_{t}, q3_{k});" for k in range(across.span)]
+    for t in range(down.span):
+        loop += [f"float line{n}_{t} = {_joined(f'x{t}_', across, n)};" for n in range(across.count)]
+    for row in range(down.count):
+        sums = [_joined(f"line{n}_", down, row) for n in range(across.count)]
+        put = f"R_PUT4(0, plane, top + {row}, i2 * 4, vec4({', '.join(sums)}))" if len(sums) == 4 else f"R_PUT(0, plane, top + {row}, i2, {sums[0]})"
+        loop.append(f"if (top + {row} < r_size_2) {put};")
+    return (
+        f"int top = i1 * {down.count}; {down.text} {across.text}"
+        f" for (int k = 0; k < {planes}; k++) {{ int plane = i0 * {planes} + k; {' '.join(loop)} }}"
+    )
 
 
 def sampled(
@@ -130,19 +192,72 @@ def sampled(
     )  # fmt: skip
     if traits.is_cpu or planes is None:
         return None
-    corners = [(up, across) for up in (0, 1) for across in (0, 1)]
-    out = [places]
+    staged = _staged(traits, x.type, type)
+    if staged is not None:
+        count, local = staged
+        over = (batches, channels // count, 1, local)
+        spec = MapSpec(
+            _sample_staged(places, count, local, _dims.product(x.type.dims[2:]), height * width), ("X", "GRID"), stores=False, template="map_shared.comp",
+            macros=(("SHARED", f"shared {_LANES[count]} kept[{_dims.product(x.type.dims[2:])}];"),), flops=plain.flops * count * height * width // local, local=local,
+        )  # fmt: skip
+        return builder.emit(NAME, plain, spec, over, (x, grid), type)
+    terms = " + ".join(f"(in{n} ? X(i0, c, q2{up}, q3{across}) : 0.0) * u{n}" for n, (up, across) in enumerate(_CORNERS))
+    body = f"{places} {_AROUND} UNROLL for (int k = 0; k < {planes}; k++) {{ int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms}); }}"
+    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves several.
+    spec = MapSpec(body, ("X", "GRID"), stores=False, flops=plain.flops * planes, local=1024)
+    return builder.emit(NAME, plain, spec, (batches, channels // planes, height, width), (x, grid), type)
+
+
+_CORNERS = tuple((up, across) for up in (0, 1) for across in (0, 1))
+_LANES = {1: "float", 2: "vec2"}
+_STAGED_BYTES = 32768  # of shared memory, so that a processor has several workgroups
+
+
+def _around() -> str:
+    """Statements for the place p2, p3: the elements q20, q21 x q30, q31 around it, whether each is there, and its weight."""
+    out = []
     for d in (2, 3):
         out.append(f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});")
         for step in (0, 1):
             out.append(f"int q{d}{step} = clamp(a{d} + {step}, 0, x_size_{d} - 1); bool in{d}{step} = q{d}{step} == a{d} + {step};")
-    for n, (up, across) in enumerate(corners):
+    for n, (up, across) in enumerate(_CORNERS):
         vertical, horizontal = ("w2" if up else "(1.0 - w2)"), ("w3" if across else "(1.0 - w3)")
         out.append(f"bool in{n} = in2{up} && in3{across}; float u{n} = {vertical} * {horizontal};")
-    terms = " + ".join(f"(in{n} ? X(i0, c, q2{up}, q3{across}) : 0.0) * u{n}" for n, (up, across) in enumerate(corners))
-    out.append(
-        f"UNROLL for (int k = 0; k < {planes}; k++) {{ int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms}); }}"
+    return " ".join(out)
+
+
+_AROUND = _around()
+
+
+def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int, int] | None:
+    """Planes that a workgroup keeps in shared memory, and its invocations, where all places read from there; else None."""
+    elements, places = _dims.product(x.dims[2:]), _dims.product(type.dims[2:])
+    room = min(_STAGED_BYTES, traits.max_shared_memory)
+    count = next((count for count in (2, 1) if type.dims[1] % count == 0 and 4 * count * elements <= room), None)
+    if count is None or places < elements or places < _STAGED_LOCAL or traits.max_invocations < _STAGED_LOCAL:
+        return None
+    many = type.dims[0] * type.dims[1] // count >= 2 * traits.processors
+    return (count, _STAGED_LOCAL) if many else None
+
+
+_STAGED_LOCAL = 512
+
+
+def _sample_staged(places: str, count: int, local: int, elements: int, number: int) -> str:
+    vector = _LANES[count]
+    read = ", ".join(f"X(i0, i1 * {count} + {k}, y, x)" for k in range(count))
+    terms = " + ".join(
+        f"(in{n} ? kept[q2{up} * x_size_3 + q3{across}] : {vector}(0.0)) * u{n}" for n, (up, across) in enumerate(_CORNERS)
     )
-    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves several.
-    spec = MapSpec(" ".join(out), ("X", "GRID"), stores=False, flops=plain.flops * planes, local=1024)
-    return builder.emit(NAME, plain, spec, (batches, channels // planes, height, width), (x, grid), type)
+    puts = " ".join(f"R_PUT(i0, i1 * {count} + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count))
+    return (
+        f"int mine = i3; UNROLL for (int n = 0; n < {-(-elements // local)}; n++) {{ int at = mine + n * {local}; if (at < {elements})"
+        f" {{ int y = at / x_size_3, x = at - y * x_size_3; kept[at] = {vector}({read}); }} }} barrier();"
+        f" {_loop(-(-number // local))} {{ int at = mine + n * {local}; if (at < {number}) {{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
+        f" {places} {_AROUND} {vector} v = {terms}; {puts} }} }}"
+    )
+
+
+def _loop(count: int) -> str:
+    unroll = "UNROLL " if count <= 16 else ""
+    return f"{unroll}for (int n = 0; n < {count}; n++)"
