@@ -15,7 +15,7 @@ MOST_IMAGES = 65535  # a dim of a grid, on any device
 LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
 _INVOCATIONS = 128
-_ENOUGH = 2  # workgroups a processor, at least
+_ENOUGH = 4  # workgroups a processor, at least
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,39 @@ def test_convolutions():
     check(cases)
 
 
+def followed(*window):
+    return lambda x, w, b, r: F.hardswish(convolved(x, w, b, *window) * r) + b[:, None, None]
+
+
+TILES = [  # the same as GROUPS
+    (9, 24, (3, 3), 1, 1, 1, 1), (12, 32, (3, 3), 2, 1, 1, 1), (16, 16, (1, 1), 1, 0, 1, 1), (32, 32, (3, 3), 1, 1, 1, 4), (16, 20, (3, 2), (1, 2), (0, 1), (2, 1), 2), (5, 8, (5, 5), 1, 2, 1, 1),
+]  # fmt: skip
+
+
+def test_tiles():
+    """Convolutions by tiles of planes in shared memory: rows that are multiples of 4 and others, with what follows them."""
+    cases = []
+    for number, (channels, out, kernel, stride, padding, dilation, groups) in enumerate(TILES):
+        for size in ((26, 40), (27, 39)):
+            x, w, b = tensor(2, channels, *size, low=-1, high=1), tensor(out, channels // groups, *kernel, low=-1, high=1, seed=1), tensor(out, seed=2)
+            r = convolved(x, w, b, stride, padding, dilation, groups)
+            fn = followed(stride, padding, dilation, groups)
+            cases.append(Case(fn, (x, w, b, r), constants=(1,), atol=1e-4))
+        if number in (0, 2):
+            cases.append(Case(convolved, (x.half(), w.half(), b.half() if number else None, stride, padding, dilation, groups), atol=2e-2))
+    x, w, b = tensor(2, 8, 300, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
+    cases += [Case(F.conv1d, (x, w, b, 1, 1), atol=5e-5), Case(F.conv1d, (x, w, None, 2, 0, 3), atol=5e-5), Case(F.conv1d, (x[:, :, 1:], w, b), atol=5e-5)]
+    check(cases)
+
+
+    x, w = tensor(2, 8, 26, 40), tensor(16, 8, 3, 3, seed=1)
+    assert templates(Case(lambda t: F.conv2d(t, w, None, 1, 1).relu(), (x,))) == ["conv2d_planes_tiled.comp"]
+
+
 def test_no_conversions():
     x, grouped, product = tensor(2, 8, 18, 20), tensor(8, 4, 3, 3, seed=1), tensor(12, 8, 1, 1, seed=1)
-    weights = [tensor(8, 8, 3, 3, seed=seed) for seed in (1, 2)]
-    conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 1)  # noqa: E731
+    weights = [tensor(8, 8, 7, 7, seed=seed) for seed in (1, 2)]  # windows too large for tiles of planes
+    conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 3)  # noqa: E731
     assert templates(Case(lambda t: F.conv2d(t, grouped, None, 1, 1, 1, 2), (x,))) == ["conv2d_planes.comp"]
     assert len(templates(Case(lambda t: F.conv2d(t, product).relu(), (x,)))) == 1
     # Converted once, by the pooling, rather than before each of its readers.
@@ -105,8 +134,13 @@ def test_resizing():
         fn = lambda t, m=mode: F.interpolate(t, scale_factor=1.7, mode=m)  # noqa: E731
         cases += [Case(fn, (x,), atol=2e-5), Case(fn, (x[:, :5].contiguous().half(),)), Case(lambda t, f=fn: f(t[:, :, 1:]), (x[:1].contiguous(),), atol=2e-5)]
         cases += [Case(lambda t, f=fn: f(t.permute(0, 3, 1, 2)), (x,), atol=2e-5), Case(lambda t, f=fn: f(t[:, :3]), (x,), atol=2e-5)]
+        even = tensor(2, 4, 16, 20)
+        for size, align in [((32, 40), False), ((32, 40), True), ((64, 160), False), ((24, 40), False), ((16, 80), False)]:
+            cases.append(Case(lambda t, s=size, m=mode, a=align: F.interpolate(t, s, mode=m, align_corners=a), (even,), atol=2e-5))
+        cases.append(Case(lambda t, m=mode: torch.cat([t[:, :, :1, :4].repeat(1, 1, 32, 10), F.interpolate(t, (32, 40), mode=m)], 1), (even,), atol=2e-5))
     check(cases)
     assert "int plane = i0 * 4" in str(program_macros(lambda t: F.interpolate(t, (34, 38), mode="bicubic"), x))
+    assert "R_PUT4" in str(program_macros(lambda t: F.interpolate(t, (32, 40), mode="bicubic"), even))
 
 
 def test_sampling():
@@ -119,7 +153,10 @@ def test_sampling():
     infinite = x.clone()
     infinite[:, :, 0, 0] = float("inf")
     cases += [Case(lambda t, g: F.grid_sample(t, g, align_corners=False), (each, grid), atol=2e-5) for each in (infinite, x[:, :6].contiguous())]
+    fn = lambda t, g: F.grid_sample(t, g, "bilinear", "zeros", False)  # noqa: E731
+    cases.append(Case(fn, (x, grid[:, :16, :18].contiguous()), atol=2e-5))
     check(cases)
+    assert templates(Case(fn, (x, grid))) == ["map_shared.comp"] and templates(cases[-1]) == ["map.comp"]
 
 
 def program_macros(fn, *tensors):
