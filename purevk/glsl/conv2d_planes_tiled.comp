@@ -51,6 +51,9 @@
 #ifndef UNROLLED
 #define UNROLLED 1
 #endif
+#ifndef AHEAD
+#define AHEAD 0
+#endif
 #ifndef ALONG_X
 #define ALONG_X 0
 #endif
@@ -175,73 +178,81 @@ shared vec4 tile_b[DEPTH * TAPS * TILE_O / 4];
 
 vec4 acc[BLOCKS][OUTS];
 
-// Channels from c0 on of the input, from row y0 and column x0 on; what is outside is 0.
-void fetch_a(int base, int c0, int y0, int x0) {
-    int id = int(gl_LocalInvocationIndex);
 #if VEC4_A
-    vec4 got[A_SLOTS];
+vec4 next_a[A_SLOTS];
 #else
-    float got[A_SLOTS];
+float next_a[A_SLOTS];
 #endif
+#if VEC4_B
+vec4 next_b[B_SLOTS];
+#else
+float next_b[B_SLOTS];
+#endif
+
+// Reads channels from c0 on of the input, from row y0 and column x0 on; what is outside is 0.
+void fetch_a(int base, int c0, int y0, int x0) {
     UNROLL for (int s = 0; s < A_SLOTS; s++) {
-        int i = id + s * LOCAL;
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
 #if VEC4_A
         int line = i / TILE_W4, x = x0 + (i - line * TILE_W4) * 4;
-        got[s] = vec4(0.0);
+        next_a[s] = vec4(0.0);
 #else
         int line = i / (TILE_W4 * 4), x = x0 + i - line * (TILE_W4 * 4);
-        got[s] = 0.0;
+        next_a[s] = 0.0;
 #endif
         int c = line / TILE_H, y = y0 + line - c * TILE_H;
         if (i < A_COUNT && c0 + c < IC && y >= 0 && y < H && x >= 0 && x < W) {
             int at = base + (c0 + c) * channel_a + y * row_a + x;
 #if VEC4_A
-            got[s] = vec4(buf_a[at >> 2]);
+            next_a[s] = vec4(buf_a[at >> 2]);
 #else
-            got[s] = float(buf_a[at]);
+            next_a[s] = float(buf_a[at]);
 #endif
         }
     }
-    UNROLL for (int s = 0; s < A_SLOTS; s++) {
-        int i = id + s * LOCAL;
-#if VEC4_A
-        if (i < A_COUNT) tile_a[i] = got[s];
+}
+
+// Reads the weights of these channels: of columns from `first` on in a group, which begins at `group`.
+void fetch_b(int c0, int group, int first) {
+    UNROLL for (int s = 0; s < B_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_B
+        int line = i / (TILE_O / 4), n = first + (i - line * (TILE_O / 4)) * 4, c = line / TAPS, tap = line - c * TAPS;
+        next_b[s] = vec4(0.0);
+        if (i < B_COUNT && c0 + c < IC && n < columns) {
+            next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + n) >> 2]);
+        }
 #else
-        if (i < A_COUNT) tile_a[i >> 2][i & 3] = got[s];
+        int channels = columns / PHASES, line = i / TILE_O, j = i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
+        int phase = j / (TILE_O / PHASES), n = first / PHASES + j - phase * (TILE_O / PHASES);
+        next_b[s] = 0.0;
+        if (i < B_COUNT && c0 + c < IC && n < channels) {
+            next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n]);
+        }
 #endif
     }
 }
 
-// The weights of these channels: of columns from `first` on in a group, which begins at `group`.
-void fetch_b(int c0, int group, int first) {
-    int id = int(gl_LocalInvocationIndex);
-#if VEC4_B
-    vec4 got[B_SLOTS];
-    UNROLL for (int s = 0; s < B_SLOTS; s++) {
-        int i = id + s * LOCAL, line = i / (TILE_O / 4), n = first + (i - line * (TILE_O / 4)) * 4, c = line / TAPS, tap = line - c * TAPS;
-        got[s] = vec4(0.0);
-        if (i < B_COUNT && c0 + c < IC && n < columns) {
-            got[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + n) >> 2]);
-        }
-    }
-    UNROLL for (int s = 0; s < B_SLOTS; s++) {
-        int i = id + s * LOCAL;
-        if (i < B_COUNT) tile_b[i] = got[s];
-    }
+// Writes what was read to shared memory; phases of a channel become neighbours.
+void put_tiles() {
+    UNROLL for (int s = 0; s < A_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_A
+        if (i < A_COUNT) tile_a[i] = next_a[s];
 #else
-    const int each = TILE_O / PHASES;
-    int channels = columns / PHASES;
-    UNROLL for (int s = 0; s < B_SLOTS; s++) {
-        int i = id + s * LOCAL, line = i / TILE_O, j = i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
-        int phase = j / each, channel = j - phase * each, n = first / PHASES + channel;
-        float v = 0.0;
-        if (i < B_COUNT && c0 + c < IC && n < channels) {
-            v = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n]);
-        }
-        int at = line * TILE_O + channel * PHASES + phase;
-        if (i < B_COUNT) tile_b[at >> 2][at & 3] = v;
-    }
+        if (i < A_COUNT) tile_a[i >> 2][i & 3] = next_a[s];
 #endif
+    }
+    UNROLL for (int s = 0; s < B_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_B
+        if (i < B_COUNT) tile_b[i] = next_b[s];
+#else
+        int line = i / TILE_O, j = i - line * TILE_O, phase = j / (TILE_O / PHASES);
+        int at = line * TILE_O + (j - phase * (TILE_O / PHASES)) * PHASES + phase;
+        if (i < B_COUNT) tile_b[at >> 2][at & 3] = next_b[s];
+#endif
+    }
 }
 
 // Adds the products of one channel of the tiles: `from` is where this invocation's windows begin in it, `b` its weights.
@@ -300,11 +311,25 @@ void main() {
     UNROLL for (int k = 0; k < BLOCKS; k++) {
         UNROLL for (int o = 0; o < OUTS; o++) acc[k][o] = vec4(0.0);
     }
+    int from_y = y0 * stride_y - pad_y, from_x = x0 * stride_x - pad_x - LEAD;
+#if AHEAD
+    fetch_a(base, 0, from_y, from_x);
+    fetch_b(0, group * columns, first);
+#endif
     [[dont_unroll]] for (int c0 = 0; c0 < IC; c0 += DEPTH) {
-        barrier();
-        fetch_a(base, c0, y0 * stride_y - pad_y, x0 * stride_x - pad_x - LEAD);
+#if !AHEAD
+        fetch_a(base, c0, from_y, from_x);
         fetch_b(c0, group * columns, first);
+#endif
         barrier();
+        put_tiles();
+        barrier();
+#if AHEAD
+        if (c0 + DEPTH < IC) {
+            fetch_a(base, c0 + DEPTH, from_y, from_x);
+            fetch_b(c0 + DEPTH, group * columns, first);
+        }
+#endif
         [[dont_unroll]] for (int c = 0; c < DEPTH; c += UNROLLED) {
             UNROLL for (int u = 0; u < UNROLLED; u++) {
                 step(from + (c + u) * TILE_H * TILE_W4, (c + u) * TAPS * (TILE_O / 4) + to * (OUTS / 4));

@@ -30,11 +30,12 @@ class PlaneTiles:
     depth: int
     unrolled: int
     along_x: bool
+    ahead: bool = False
 
     def macros(self) -> dict[str, int]:
         return {
             "OUTS": self.outs, "GROUPS_O": self.groups_o, "GROUPS_X": self.groups_x, "GROUPS_Y": self.groups_y, "BLOCKS": self.blocks,
-            "DEPTH": self.depth, "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x),
+            "DEPTH": self.depth, "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x), "AHEAD": int(self.ahead),
         }  # fmt: skip
 
     @property
