@@ -80,9 +80,10 @@ def choose_tiles(
     places = _INVOCATIONS // groups_o
     groups_x = min(places, power_of_two(-(-width // (4 * blocks if along_x else 4))))
     groups_y = 1 if along_x else places // groups_x
-    depth = 8 if taps > 1 else 16
+    # Measured on an H200: what a step takes from memory is on its way during the step before, where that is not too many registers.
+    depth, ahead = (32, False) if taps == 1 else (16, False) if taps <= 3 else (8, True)
     while True:
-        tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, max(8 // taps, 1)), along_x)
+        tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, max(8 // taps, 1)), along_x, ahead)
         if depth == 1 or depth // 2 < channels and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory:
             break
         depth //= 2
