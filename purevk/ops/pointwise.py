@@ -256,7 +256,15 @@ binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1})
 binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1})
 binary("aten.rsub.Scalar", lambda alpha, **_: "(y - x)" if alpha == 1 else "(y - x * ACC(alpha))", "aten.rsub.Tensor",
        params={"alpha": 1})  # fmt: skip
-binary("aten.mul.Tensor", "(x * y)", "aten.mul.Scalar")
+
+
+def _multiply(x: Any, y: Any, dtype: DType, **_: Any) -> str:
+    # Compilers take x * 0 for 0, also where x is infinite or NaN.
+    vanishes = dtype.is_float and isinstance(y, (int, float)) and y == 0
+    return "(pv_isnan(x) || pv_isinf(x) ? PV_NAN : pv_copysign(ACC(0), x))" if vanishes else "(x * y)"
+
+
+binary("aten.mul.Tensor", _multiply, "aten.mul.Scalar")
 binary("aten.div.Tensor", "pv_quotient(x, y)", "aten.div.Scalar", "aten.true_divide.Tensor", compute="float")
 binary("aten.div.Tensor_mode", _divide, "aten.div.Scalar_mode", params={"rounding_mode": None},
        compute=lambda rounding_mode, **_: "promote" if rounding_mode else "float")  # fmt: skip

@@ -214,6 +214,11 @@ def test_dropout_is_nothing_but_in_training():
     assert 0.70 < kept.float().mean() < 0.80
 
 
+def test_specials_times_zero():
+    x = torch.tensor([math.inf, -math.inf, math.nan, -2.0, 3.0])
+    check([Case(aten.mul.Scalar, (x.to(dtype), 0.0)) for dtype in (torch.float32, torch.float16, torch.bfloat16)])
+
+
 def test_specials_of_division():
     """Floor division, remainders and powers of NaN, infinity and signed zeros."""
     cases = []
