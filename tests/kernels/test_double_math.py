@@ -36,6 +36,9 @@ UNARY = {
     "pv_asin": (torch.asin, -1, 1), "pv_acos": (torch.acos, -1, 1), "pv_erf": (torch.erf, -7, 7), "pv_erfc": (torch.erfc, -7, 26),
     "pv_erfinv": (torch.erfinv, -1, 1), "pv_gelu": (gelu, -30, 30), "pv_gelu_tanh": (lambda x: gelu(x, approximate="tanh"), -12, 12),
     "pv_sigmoid": (torch.sigmoid, -700, 700), "pv_silu": (torch.nn.functional.silu, -700, 700), "pv_mish": (torch.nn.functional.mish, -30, 30),
+    "fn_i0": (torch.special.i0, -700, 700), "fn_i0e": (torch.special.i0e, -1e3, 1e3), "fn_i1": (torch.special.i1, -700, 700),
+    "fn_i1e": (torch.special.i1e, -1e3, 1e3), "fn_ndtri": (torch.special.ndtri, 0, 1), "fn_erfcx": (torch.special.erfcx, -26, 1e3),
+    "fn_mantissa": (lambda x: torch.frexp(x)[0], -1e3, 1e3), "fn_spherical_j0": (torch.special.spherical_bessel_j0, -50, 50),
     "pv_lgamma": (torch.lgamma, -20, 200), "pv_digamma": (torch.digamma, -20, 200),
 }  # fmt: skip
 
@@ -44,10 +47,12 @@ UNARY = {
 def test_unary(name):
     function, low, high = UNARY[name]
     x = spread(low, high)
+    if name in ("fn_i0", "fn_i1"):  # torch has NaN for infinity
+        x = x[~np.isinf(x)]
     wanted = function(torch.from_numpy(x)).numpy()
     out = double(f"{name}(v)", x)
     # Near the roots of the gamma functions digits are lost, as torch loses them in gelu's tail.
-    atol = {"pv_lgamma": 4e-14, "pv_digamma": 4e-14, "pv_gelu_tanh": 1e-15, "pv_gelu": 1e-15}.get(name, 0)
+    atol = {"fn_spherical_j0": 1e-15, "pv_lgamma": 4e-14, "pv_digamma": 4e-14, "pv_gelu_tanh": 1e-15, "pv_gelu": 1e-15}.get(name, 0)
     np.testing.assert_allclose(out, wanted, rtol=2e-13, atol=max(atol, 1e-307))
 
 
@@ -87,3 +92,14 @@ def test_polygamma(n):
     x = np.concatenate([np.linspace(-7.9, 60, 331), [1e-8, 1e6]])
     wanted = [float(mpmath.polygamma(n, mpmath.mpf(float(v)))) for v in x]
     np.testing.assert_allclose(double(f"pv_polygamma({n}, v)", x), wanted, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("name", ["igamma", "igammac"])
+def test_incomplete_gamma(name):
+    random = np.random.default_rng(2)
+    a, x = np.concatenate([random.uniform(0, 2, (2, 1000)), random.uniform(0, 100, (2, 1000)), 10.0 ** random.uniform(-3, 3, (2, 1000))], 1)
+    wanted = getattr(torch, name)(torch.from_numpy(a), torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(double(f"fn_{name}(v, w)", a, x), wanted, rtol=1e-8, atol=1e-290)  # torch's error for a > 20
+    wrong = np.array([[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0], [NAN, 1.0], [1.0, NAN], [INF, INF], [0.0, 1.0], [1.0, 0.0], [INF, 1.0], [1.0, INF]]).T
+    expected = getattr(torch, name)(*torch.from_numpy(wrong)).numpy()
+    np.testing.assert_array_equal(double(f"fn_{name}(v, w)", *wrong), expected)

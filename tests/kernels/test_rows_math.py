@@ -21,6 +21,8 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
         "ROW_PER_INVOCATION": 1, "COMBINE(a, b)": "(b)",
         "LOAD(v)": expression if len(arguments) == 1 else "wrapped(v, buf_w[o])",
     }  # fmt: skip
+    if "fn_" in expression:
+        macros["PV_FUNCTIONS"] = 1
     buffers = [arguments[0].astype(dtype), Out((n,), dtype)]
     if len(arguments) == 2:
         macros["EXTRA_BUFFERS"] = (
