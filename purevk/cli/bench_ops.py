@@ -73,7 +73,7 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"family": case.family, "operator": case.op, "form": case.form}
     try:
         graph, nbytes = build(case)
-        inputs = [_random(tensor) for tensor in _tensors(case) if not tensor.constant]
+        inputs = [_random(tensor, n) for n, tensor in enumerate(_tensors(case)) if not tensor.constant]
         with Program(case.op, {"forward": lambda sizes: graph}, context) as program:
             timings = time_dispatches(program.method("forward").executable, inputs, 3, settle=_SETTLE_SECONDS)
     except PurevkError as error:
@@ -127,12 +127,12 @@ def build(case: Case) -> tuple[Graph, int]:
 
     results = importer.emit(case.op, filled(case.args), [], [], case.op)
     written = sum(math.prod(value.type.dims) * value.type.dtype.itemsize for value in results)
-    read = sum(min(tensor.nbytes, written) if tensor.sparse else tensor.nbytes for tensor in _tensors(case))
+    read = sum(min(tensor.nbytes, int(written * tensor.sparse) or tensor.nbytes) for tensor in _tensors(case))
     return importer.finish(list(values_in(results))), read + written
 
 
-def _random(tensor: Tensor) -> np.ndarray:
-    random = np.random.default_rng(len(tensor.dims))
+def _random(tensor: Tensor, number: int = 0) -> np.ndarray:
+    random = np.random.default_rng((len(tensor.dims), number))
     if tensor.dtype.is_float:
         # A short period: making gigabytes of random numbers would take longer than all the kernels.
         some = random.random(min(math.prod(tensor.dims), 1 << 16), np.float32).astype(tensor.dtype.numpy)

@@ -18,14 +18,16 @@ class Tensor:
 
     Attributes:
         constant: a weight, known when the operator is lowered.
-        sparse: no more bytes of it are read than the result has.
+        sparse: it is read where indices say: so many times the bytes of the result, or all of it if that is less. 1 for rows
+            that become those of the result; where elements are picked alone as many as a sector has, since memory moves
+            these 32 bytes for each of them.
     """
 
     dims: tuple[int, ...]
     dtype: DType = DType.float32
     high: int = 2
     constant: bool = False
-    sparse: bool = False
+    sparse: float = 0
 
     @property
     def nbytes(self) -> int:
@@ -167,16 +169,20 @@ def _rows(nbytes: int) -> Iterator[Case]:
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
+_SECTOR = 32  # bytes, the least that is read of memory
+
+
 def _indices(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
-    table, x = f32(rows, columns, sparse=True), f32(rows, columns)
+    table, x = f32(rows, columns, sparse=1), f32(rows, columns)
+    alone, picks = f32(rows, columns, sparse=_SECTOR // 4), (rows, columns // 2)
     for op, args, form in (
         ("embedding.default", (table, indices(rows, high=rows)), ""),
         ("index_select.default", (table, 0, indices(rows, high=rows)), "rows"),
         ("index_select.default", (table, 1, indices(columns, high=columns)), "columns"),
         ("gather.default", (table, 1, indices(rows, columns, high=columns)), "last dim"),
-        ("index.Tensor", (table, (indices(rows, high=rows), indices(rows, high=columns))), "elements"),
-        ("take.default", (table, indices(rows, columns // 2, high=rows * columns)), ""),
+        ("index.Tensor", (alone, (indices(*picks, high=rows), indices(*picks, high=columns))), "elements"),
+        ("take.default", (alone, indices(*picks, high=rows * columns)), ""),
         ("scatter.src", (x, 1, indices(rows, columns, high=columns), x), "last dim"),
         ("scatter_add.default", (x, 0, indices(rows, columns, high=rows), x), "first dim"),
         ("index_put.default", (x, (indices(rows // 2, high=rows),), f32(rows // 2, columns), False), "rows"),
@@ -251,7 +257,8 @@ def _quantized(nbytes: int) -> Iterator[Case]:
         yield Case("quantized", "et_vk.linear_q8ta_q8csw.default", (x, 0.1, 3, codes, sums, by_row), form)
     x, image = f32(rows, columns), _image(nbytes)
     scale, zero_point = weight(rows), weight(rows, dtype=DType.int64)
-    table = Tensor((n, k // 2), DType.uint8, 255, constant=True, sparse=True)
+    table = Tensor((n, k // 2), DType.uint8, 255, constant=True, sparse=1 / 8)
+    scales = Tensor((n, k // group), constant=True, sparse=1 / group)
     space = "quantized_decomposed"
     for op, args in (
         (f"{space}.quantize_per_tensor.default", (x, 0.1, 3, -128, 127, DType.int8)),
@@ -259,7 +266,7 @@ def _quantized(nbytes: int) -> Iterator[Case]:
          (Tensor((4 * rows, columns), DType.int8, 100), 0.1, 3, -128, 127, DType.int8)),
         (f"{space}.quantize_per_channel.default", (x, scale, zero_point, 0, -128, 127, DType.int8)),
         (f"{space}.choose_qparams_per_token_asymmetric.default", (x, DType.int8)),
-        ("et_vk.embedding_q4gsw.default", (table, weight(n, k // group), group, indices(n // 4, high=n), False)),
+        ("et_vk.embedding_q4gsw.default", (table, scales, group, indices(n // 4, high=n), False)),
         ("et_vk.q8ta_add.default", (*[Tensor((4 * rows, columns), DType.int8, 100)] * 2, 0.1, 1, 0.2, 2, 0.3, 3, 1.0)),
         ("et_vk.q8ta_relu.default", (Tensor((4 * rows, columns), DType.int8, 100), 0.1, 1, 0.2, 2)),
         ("et_vk.q8ta_pixel_shuffle.default", (Tensor((4 * image[0], *image[1:]), DType.int8, 100), 0.1, 1, 5.0, 2, 2)),

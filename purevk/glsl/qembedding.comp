@@ -10,12 +10,12 @@
 // Macros:
 //   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
 //   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has the lowest bits.
-//   T_SCALE, T_ZERO, T_INDEX, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an array of vec4.
+//   T_SCALE, T_ZERO, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an array of vec4.
 //   QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one group.
-// Grid: ceil(count * ceil(D / 4) / 64), spread over y
-#ifdef HAS_INT64
-#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
-#endif
+//   INDEX_WORDS 2 if the indices are int64, of which the low words are read.
+//   PLACES n (with QUADS): times 4 elements of an invocation (1), a workgroup's width apart.
+// Specialization constant 100: invocations of a workgroup.
+// Grid: ceil(count * ceil(D / 4) / (that * PLACES)), spread over y
 #include "common.glslh"
 #ifndef BITS
 #define BITS 4
@@ -38,8 +38,11 @@
 #ifndef T_ZERO
 #define T_ZERO float
 #endif
-#ifndef T_INDEX
-#define T_INDEX int
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
+#endif
+#ifndef PLACES
+#define PLACES 1
 #endif
 #ifndef T_OUT
 #define T_OUT float
@@ -58,13 +61,13 @@ PARAM_7(offset_table)
 PARAM_8(offset_index)
 PARAM_9(offset_out)
 
-layout(local_size_x = 64, local_size_y = 1, local_size_z = 1) in;
+layout(local_size_x_id = 100) in;
 layout(set = 0, binding = 0) readonly buffer Table { uint table[]; };
 layout(set = 0, binding = 1) readonly buffer Scales { T_SCALE scales[]; };
 #if ZEROS
 layout(set = 0, binding = 2) readonly buffer Zeros { T_ZERO zeros[]; };
 #endif
-layout(set = 0, binding = 2 + ZEROS) readonly buffer Indices { T_INDEX indices[]; };
+layout(set = 0, binding = 2 + ZEROS) readonly buffer Indices { int indices[]; };
 #if VEC4
 layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { VEC4_OF(T_OUT) dst[]; };
 #else
@@ -117,17 +120,29 @@ float value(int row, int d) {
 }
 
 void main() {
-    int quads = (D + 3) / 4;
-    int id = int(gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * 64u);
-    int i = id / quads, d = (id - i * quads) * 4;
-    if (i >= count) return;
-    int row = clamp(int(indices[offset_index + i * index_step]), 0, rows - 1);
-    int at = offset_out + i * D + d;
+    int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
+    int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * PLACES + int(gl_LocalInvocationIndex);
 #if QUADS
-    dst[at >> 2] = VEC4_OF(T_OUT)(values(row, d));
-#elif VEC4
+    // All rows first, then all codes: they are under way at the same time. Places beyond the end repeat the last one.
+    int row[PLACES];
+    vec4 v[PLACES];
+    UNROLL for (int p = 0; p < PLACES; p++) {
+        int i = min((first + p * local) / quads, count - 1);
+        row[p] = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+    }
+    UNROLL for (int p = 0; p < PLACES; p++) v[p] = values(row[p], (first + p * local) % quads * 4);
+    UNROLL for (int p = 0; p < PLACES; p++) {
+        if (first + p * local < count * quads) dst[(offset_out >> 2) + first + p * local] = VEC4_OF(T_OUT)(v[p]);
+    }
+#else
+    int i = first / quads, d = (first - i * quads) * 4;
+    if (i >= count) return;
+    int row = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+    int at = offset_out + i * D + d;
+#if VEC4
     dst[at >> 2] = VEC4_OF(T_OUT)(vec4(value(row, d), value(row, d + 1), value(row, d + 2), value(row, d + 3)));
 #else
     for (int c = 0; c < 4 && d + c < D; c++) dst[at + c] = T_OUT(value(row, d + c));
+#endif
 #endif
 }

@@ -13,7 +13,9 @@
 //   4 x  8 out  12 index  16 source; 20 parts of n  21 parts of inner
 // Macros:
 //   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and conversions
-//   T_INDEX, LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
+//   LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
+//   INDEX_WORDS  2 if the indices are int64, of which the low words are read
+//   SPAN         entries that an invocation looks at, at a time, where rows are joined
 //   REACH        how many of the n a workgroup makes; if ROWS a multiple of LOCAL / WIDTH
 //   INTEGERS     defined if ACC is int, where elements are joined in shared memory
 //   SOURCE       1: entries are in a buffer; 0: all of them are VALUE
@@ -33,9 +35,6 @@
 #ifndef TO_OUT
 #define TO_OUT(v) T_OUT(v)
 #endif
-#ifndef T_INDEX
-#define T_INDEX int
-#endif
 #ifndef ROWS
 #define ROWS 0
 #endif
@@ -50,6 +49,12 @@
 #endif
 #ifndef SOURCE
 #define SOURCE 1
+#endif
+#ifndef SPAN
+#define SPAN 4
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
 #endif
 
 PARAM_0(outer)
@@ -75,7 +80,7 @@ PARAM_19(source_inner)
 PARAM_20(parts)
 PARAM_21(blocks)
 
-layout(set = 0, binding = 1) readonly buffer BufIndex { T_INDEX buf_index[]; };
+layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
 #if VEC4
 #define T_ITEM VEC4_OF(T_X)
 #define V X4
@@ -109,19 +114,17 @@ layout(set = 0, binding = 2) buffer BufOut { T_ITEM buf_out[]; };
 // The element that entry e is for, counted from the first of this workgroup; -1 if there is no such entry.
 int target(int index_at, int e, int first) {
     if (e >= m) return -1;
-    T_INDEX given = buf_index[index_at + e * index_along];
-    if (given < T_INDEX(0)) given += T_INDEX(n);
-    return (given < T_INDEX(0) ? 0 : given >= T_INDEX(n) ? n - 1 : int(given)) - first;
+    int given = buf_index[(index_at + e * index_along) * INDEX_WORDS];
+    return clamp(given < 0 ? given + n : given, 0, n - 1) - first;
 }
 
 #if ROWS
 #define EACH (REACH / ABREAST)  /* rows of an invocation */
-#define ROUND (4 * LOCAL)
 #if SET
 shared int last[REACH];
 #else
-shared int hits, counts[REACH];
-shared int hit[ROUND], in_order[ROUND];  // row * ROUND + entry
+#define ROUND (SPAN * LOCAL)
+shared int hits, hit[ROUND];  // row * ROUND + entry
 #endif
 #else
 shared uint tile[REACH * WIDTH];
@@ -181,53 +184,58 @@ void main() {
         }
         barrier();
 #elif ROWS
-        for (int from = 0; from == 0 || from < m; from += ROUND) {
-            for (int r = MINE; r < REACH; r += LOCAL) counts[r] = 0;
+        // Own rows are neighbours, and so are their entries in the order of rows and entries.
+        int mine = abreast * EACH;
+        V made[EACH];
+        UNROLL for (int k = 0; k < EACH; k++) {
+            if (has && mine + k < reach) made[k] = READ_SELF(first + mine + k);
+        }
+        for (int from = 0; from < m; from += ROUND) {
             if (MINE == 0) hits = 0;
             barrier();
-            int to[4];
-            UNROLL for (int k = 0; k < 4; k++) to[k] = target(index_at, from + k * LOCAL + MINE, first);
-            UNROLL for (int k = 0; k < 4; k++) {
-                if (to[k] >= 0 && to[k] < reach) {
-                    atomicAdd(counts[to[k]], 1);
-                    hit[atomicAdd(hits, 1)] = to[k] * ROUND + k * LOCAL + MINE;
+            int to[SPAN];
+            UNROLL for (int k = 0; k < SPAN; k++) to[k] = target(index_at, from + k * LOCAL + MINE, first);
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                if (to[k] >= 0 && to[k] < reach) hit[atomicAdd(hits, 1)] = to[k] * ROUND + k * LOCAL + MINE;
+            }
+            barrier();
+            int found = hits, own[SPAN], rank[SPAN];
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                rank[k] = 0;
+                if (k * LOCAL + MINE < found) {
+                    own[k] = hit[k * LOCAL + MINE];
+                    for (int other = 0; other < found; other++) rank[k] += hit[other] < own[k] ? 1 : 0;
                 }
             }
             barrier();
-            for (int h = MINE; h < hits; h += LOCAL) {
-                int rank = 0, own = hit[h];
-                for (int other = 0; other < hits; other++) rank += hit[other] < own ? 1 : 0;
-                in_order[rank] = own;
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                if (k * LOCAL + MINE < found) hit[rank[k]] = own[k];
             }
             barrier();
-            if (has) {
-                V made[EACH];
-                UNROLL for (int k = 0; k < EACH; k++) {
-                    int r = k * ABREAST + abreast;
-                    if (r < reach) {
-                        if (from == 0) made[k] = READ_SELF(first + r);
-                        else if (counts[r] > 0) made[k] = READ_OUT(first + r);
-                    }
+            int h = 0, end = has ? found : 0;
+            while (h < end) {
+                int middle = (h + end) / 2;
+                if (hit[middle] < mine * ROUND) h = middle + 1;
+                else end = middle;
+            }
+            for (end = has ? found : 0; h < end && hit[h] < (mine + EACH) * ROUND; h += 8) {
+                V entry[8];
+                int row[8];
+                UNROLL for (int c = 0; c < 8; c++) {
+                    int next = hit[min(h + c, end - 1)];
+                    row[c] = h + c < end ? next / ROUND - mine : EACH;
+                    if (row[c] < EACH) entry[c] = ENTRY(from + next % ROUND);
                 }
-                int h = 0, before = 0;
                 UNROLL for (int k = 0; k < EACH; k++) {
-                    int r = k * ABREAST + abreast;
-                    if (r < reach) {
-                        for (; before < r; before++) h += counts[before];
-                        for (int end = h + counts[r], at = h; at < end; at += 4) {
-                            V entry[4];
-                            UNROLL for (int c = 0; c < 4; c++) {
-                                if (at + c < end) entry[c] = ENTRY(from + in_order[at + c] % ROUND);
-                            }
-                            UNROLL for (int c = 0; c < 4; c++) {
-                                if (at + c < end) made[k] = COMBINE(made[k], entry[c]);
-                            }
-                        }
-                        if (from == 0 || counts[r] > 0) WRITE_OUT(first + r, made[k]);
+                    UNROLL for (int c = 0; c < 8; c++) {
+                        if (row[c] == k) made[k] = COMBINE(made[k], entry[c]);
                     }
                 }
             }
             barrier();
+        }
+        UNROLL for (int k = 0; k < EACH; k++) {
+            if (has && mine + k < reach) WRITE_OUT(first + mine + k, made[k]);
         }
 #else
         for (int r = abreast; r < reach; r += ABREAST) {

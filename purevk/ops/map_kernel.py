@@ -15,7 +15,9 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.expression import in_double
 from purevk.ops.lowering import Lowering, Operand
+from purevk.ops.map_atomics import atomics
 from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.rows import in_one_row, next_place
 
 NAME = "purevk.map"
 _COUNTED_GROUPS = 8  # workgroups a processor of a dispatch that counts them: each adds to the same word
@@ -114,14 +116,20 @@ class _Writer:
         if by_output:
             walked.sort(key=lambda d: -_dims.hint(outputs[0].strides[d]))
         self.walked = walked
-        self.vector = self._lane() if by_output and walked else None
-        # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are stored as one vector.
-        self.four = self.vector is None and by_output and bool(walked) and spec.stores and self._stores_four()
+        by_output = by_output and bool(walked)
+        if by_output:
+            self._join_dims()
+        self.vector = self._lane() if by_output else None
+        # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are stored as one vector: on a
+        # GPU they may go on in the next row.
+        self.four = self.vector is None and by_output and self._stores_four()
+        self.goes_on = self.vector is None and by_output and not self.four and self._goes_on()
+        self.four |= self.goes_on
         # Otherwise, on a GPU, for this many places, a workgroup's width apart.
         self.apart = 1
         if self.vector is None and not self.four and self._unrolls() and walked:
             many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
-            self.apart = lowering.places(_dims.product(sizes), many)
+            self.apart = lowering.places(_dims.product(self.sizes), many)
         # A GPU that adds floats itself needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic and "R_ADD(" in spec.body and outputs[0].dtype is DType.float32 and not lowering.traits.is_cpu
@@ -133,7 +141,26 @@ class _Writer:
             self.values[f"{low}_offset"] = operand.offset
             self.values.update({f"{low}_size_{d}": size for d, size in enumerate(operand.dims)})
             self.values.update({f"{low}_stride_{d}": stride for d, stride in enumerate(operand.strides)})
-        self.values.update({f"size_{d}": size for d, size in enumerate(sizes)})
+        self.values.update({f"size_{d}": size for d, size in enumerate(self.sizes)})
+
+    def _join_dims(self) -> None:
+        """Makes one of two neighbouring dims that the statements take as they are, where they lie one after the other in all of
+        the tensors: one division less for each place."""
+        lanes, sizes, kept = dict(self.spec.lanes), list(self.sizes), self.walked[-1:]
+        for a in reversed(self.walked[:-1]):
+            b = kept[0]
+            if a in lanes and b in lanes and self._follow(lanes, a, b, sizes[b]):
+                sizes[b], sizes[a] = sizes[a] * sizes[b], 1
+            else:
+                kept.insert(0, a)
+        self.walked, self.sizes = kept, tuple(sizes)
+
+    def _follow(self, lanes: dict[int, tuple[int | None, ...]], a: int, b: int, size: Size) -> bool:
+        pairs = (*zip(lanes[a], lanes[b]), *([(a, b)] * len(self.outputs)))
+        return all(
+            outer is inner is None or outer is not None and inner is not None and operand.strides[outer] == size * operand.strides[inner]
+            for operand, (outer, inner) in zip(self.operands, pairs)
+        )
 
     def _lane(self) -> tuple[int | None, ...] | None:
         """For each operand the dim along which it is read or written as vec4, or None where it is not; None if no four
@@ -169,6 +196,16 @@ class _Writer:
             if any(_dims.gcd_of(number) % 4 for number in (operand.dims[inner], operand.offset, *rest)):
                 return False
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether a GPU is to make 4 places that follow one another in memory, in one row or two."""
+        if not self._unrolls() or self.lowering.places(_dims.product(self.sizes), 4) == 1:
+            return False
+        sizes = [self.sizes[d] for d in self.walked]
+        return all(
+            operand.dtype in _VECTOR and in_one_row(sizes, [operand.strides[d] for d in self.walked], operand.offset)
+            for operand in self.outputs
+        )
 
     def emit(self, label: str) -> None:
         lowering, spec = self.lowering, self.spec
@@ -246,7 +283,7 @@ class _Writer:
             macros[f"{name}_PLACE({given})"] = f"({place})"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
-                macros.update(_atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
+                macros.update(atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
             elif number >= len(self.inputs) and spec.fours:
                 value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
                 macros[f"{name}_PUT4({given}, v)"] = f"b{number}[({place}) >> 2] = {_VECTOR[dtype]}({value})"
@@ -302,7 +339,8 @@ class _Writer:
             return " ".join((f"int count_all = {count}, first = {first};", *kept))
         out = self._split(f"int(id){' * 4' if self.vector or self.four else ''}")
         if self.four:
-            out += [f"int first = i{self.walked[-1]};", *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs)))]
+            inner = "" if self.goes_on else f"int first = i{self.walked[-1]};"
+            out += [inner, *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs)))]
         elif self.spec.stores:
             out += self._results()
         return " ".join(out)
@@ -331,7 +369,11 @@ class _Writer:
             split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
             each = " ".join((*split, *self._results(), self.spec.body, kept))
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
-        each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
+        if self.goes_on:
+            following = next_place([f"i{d}" for d in self.walked], [f"size_{d}" for d in self.walked])
+            each = f"{{ {' '.join(self._results())} {self.spec.body} {kept} }} {following}"
+        else:
+            each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
         return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
 
     def _place_here(self, n: int) -> str:
@@ -348,7 +390,7 @@ class _Writer:
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
         if self.four:
             for n, operand in enumerate(self.outputs):
-                place = self._place_here(n)
+                place = f"int(id) * 4 + r{n or ''}_offset" if self.goes_on else self._place_here(n)
                 if self.words and operand.dtype.itemsize == 1:
                     made = f"ivec4({', '.join(f'q{n}[{lane}]' for lane in range(4))})"
                     made = f"pv_pack({f'notEqual({made}, ivec4(0))' if operand.dtype is DType.bool else made})"
@@ -360,36 +402,6 @@ class _Writer:
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
         return " ".join(out)
-
-
-def _atomics(name: str, given: str, dtype: DType, buffer: str, place: str, adds_floats: bool) -> dict[str, str]:
-    """The macros that add to an element of a buffer of 32-bit words (`adds_floats`: of floats), or raise it to a number."""
-    if adds_floats:
-        return {f"{name}_ADD({given}, v)": f"atomicAdd({buffer}[{place}], v)"}
-    number, bits = ("uintBitsToFloat", "floatBitsToUint") if dtype.is_float else ("int", "uint")
-
-    def exchange(made: str) -> str:
-        return (
-            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was = atomicCompSwap({buffer}[at], old, {bits}({made}));"
-            " if (was == old) break; old = was; } }"
-        )
-
-    if dtype is DType.float32:
-        add = exchange("uintBitsToFloat(old) + (v)")
-    elif dtype is DType.int64:
-        # The words one after the other: what the lower one carries is added to the upper one.
-        add = (
-            f"{{ int at = 2 * ({place}); uvec2 more = uvec2(unpack32(int64_t(v))); uint old = atomicAdd({buffer}[at], more.x);"
-            f" atomicAdd({buffer}[at + 1], more.y + (old + more.x < old ? 1u : 0u)); }}"
-        )
-    else:
-        add = f"atomicAdd({buffer}[{place}], uint(v))"
-    return {
-        f"{name}_ADD({given}, v)": add,
-        f"{name}_JOIN({given}, v)": exchange(f"COMBINE({number}(old), (v))"),
-        # The words of a winner begin at 0, and grow.
-        f"{name}_MAX({given}, v)": f"atomicMax({buffer}[{place}], uint(v))",
-    }
 
 
 # -- the operator ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.expression import Expression
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.rows import in_one_row, next_place
 from purevk.ops.shapes import wrap
 
 _VECTOR = {
@@ -77,15 +78,18 @@ def emit_pointwise(
     if emit_transposed(lowering, expression, operands, len(inputs), loop, steps, scalars, label):
         return
     vector = _can_vectorize(loop, steps, operands, len(inputs))
+    follow = not vector and lowering.places(_dims.product(loop), 4) > 1 and all(
+        output.dtype in _VECTOR and in_one_row(loop, [step[-1] for step in steps], output.offset) for output in outputs
+    )
     small = all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8
-    apart = 1 if vector else lowering.places(_dims.product(loop), 8 if small else 4)
-    words = vector and not lowering.traits.is_cpu
+    apart = 1 if vector or follow else lowering.places(_dims.product(loop), 8 if small else 4)
+    words = (vector or follow) and not lowering.traits.is_cpu
     enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
-    wide = words and enough and _only_bytes(loop, steps, operands, len(inputs))
-    writer = Writer(expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide)
+    wide = words and vector and enough and _only_bytes(loop, steps, operands, len(inputs))
+    writer = Writer(expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide, follow)
     count = _dims.product(loop)
     local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
-    work = _dims.ceil_div(count, 16 if wide else 4) if vector else _dims.ceil_div(count, apart * local) * local if apart > 1 else count
+    work = _dims.ceil_div(count, 16 if wide else 4) if vector or follow else _dims.ceil_div(count, apart * local) * local if apart > 1 else count
     writer.finish(lowering, "pointwise.comp", work, local, lowering.linear_grid(work, local), label)
 
 
@@ -133,15 +137,17 @@ class Writer:
             neighbours in memory.
         words: elements of one byte that are read or written as vectors are so as words.
         wide: an invocation makes 16 neighbours.
+        follow: an invocation makes 4 places that follow one another in the outputs, where a row may end between them.
     """
 
     def __init__(
         self, expression: Expression, operands: Sequence[Operand], first_output: int, loop: list[Size],
         steps: list[list[Size]], vector: bool, scalars: Sequence[Size], apart: int = 1, words: bool = False, wide: bool = False,
+        follow: bool = False,
     ) -> None:  # fmt: skip
         self.expression, self.operands, self.first_output = expression, operands, first_output
         self.loop, self.steps, self.vector, self.scalars = loop, steps, vector, scalars
-        self.apart, self.wide, self.lanes = apart, wide, 4 if vector else apart
+        self.apart, self.wide, self.follow, self.lanes = apart, wide, follow, 4 if vector or follow else apart
         self.words = {n for n, operand in enumerate(operands) if words and operand.dtype in _UNPACK and self._as_vector(n)}
 
     def finish(
@@ -200,7 +206,7 @@ class Writer:
 
     def _as_vector(self, number: int) -> bool:
         operand = self.operands[number]
-        return self.vector and operand.dtype in _VECTOR and _is_aligned(number, self.steps, operand)
+        return number >= self.first_output if self.follow else self.vector and operand.dtype in _VECTOR and _is_aligned(number, self.steps, operand)
 
     def _declare(self, number: int) -> str:
         dtype = self.operands[number].dtype
@@ -212,16 +218,21 @@ class Writer:
 
     def _statements(self, literal: dict[str, str]) -> str:
         rank = len(self.loop)
-        if self.apart == 1:
+        if self.apart == 1 and not self.follow:
             split = [f"int r = int(id){' * 16' if self.wide else ' * 4' if self.vector else ''};"]
             split += [f"int i{n} = r % d{n}; r /= d{n};" if n else "int i0 = r;" for n in reversed(range(rank))]
             return " ".join((*split, *self._work(literal)))
         count = " * ".join(f"d{n}" for n in range(rank))
-        out = [f"int count = {count}, first = int(id - gl_LocalInvocationIndex) * {self.lanes} + int(gl_LocalInvocationIndex);"]
+        start = "int(id) * 4" if self.follow else f"int(id - gl_LocalInvocationIndex) * {self.lanes} + int(gl_LocalInvocationIndex)"
+        out = [f"int count = {count}, first = {start};"]
         for lane in range(self.lanes):
-            out.append(f"int r{lane} = min(first + {lane} * int(gl_WorkGroupSize.x), count - 1);")
-            out += [f"int i{n}_{lane} = r{lane} % d{n}; r{lane} /= d{n};" for n in reversed(range(1, rank))]
-            out.append(f"int i0_{lane} = r{lane};")
+            if self.follow and lane:
+                out += [f"int i{n}_{lane} = i{n}_{lane - 1};" for n in range(rank)]
+                out.append(next_place([f"i{n}_{lane}" for n in range(rank)], [f"d{n}" for n in range(rank)]))
+            else:
+                out.append(f"int r{lane} = min(first + {lane} * int(gl_WorkGroupSize.x), count - 1);")
+                out += [f"int i{n}_{lane} = r{lane} % d{n}; r{lane} /= d{n};" for n in reversed(range(1, rank))]
+                out.append(f"int i0_{lane} = r{lane};")
             for k in range(len(self.operands)):
                 out.append(f"int x{k}_{lane} = {self._place(k, literal, f'_{lane}')};")
         values = [[f"v{k}_{lane}" for k in range(self.first_output)] for lane in range(self.lanes)]
@@ -230,6 +241,10 @@ class Writer:
                 out.append(f"{self.operands[k].dtype.acc} v{k}_{lane} = {self._read(k, f'x{k}_{lane}')};")
         once, texts, places = self.expression.glsl_of_lanes(values, [False] * self.first_output, self._scalars())
         out += [once, *texts]
+        if self.follow:
+            for number, *names in zip(range(self.first_output, len(self.operands)), *places):
+                out.append(self._store(number, names, f"x{number}_0"))
+            return " ".join(out)
         for lane in range(self.lanes):
             stores = " ".join(
                 self._store(number, [places[lane][number - self.first_output]], f"x{number}_{lane}")
@@ -318,7 +333,7 @@ class Writer:
             return f"{word} = pv_pack({_ACC_VECTOR[dtype.acc]}({', '.join(names)}));"
         if not self.first_output and dtype.itemsize < 4:
             names = [f"pv_opaque({name})" for name in names]
-        if self.vector:
+        if self.vector or self.follow:
             values = ", ".join(f"uint8_t({name})" if dtype is DType.bool else name for name in names)
             return f"b{number}[{at} >> 2] = {_VECTOR[dtype]}({values});"
         if dtype is DType.bfloat16:

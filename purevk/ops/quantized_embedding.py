@@ -15,6 +15,7 @@ from purevk.ops.quantized_linear import by_rows
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 
 NAME = "purevk.quantized_embedding"
+_PLACES = 2  # times 4 elements of an invocation of a GPU
 
 
 def _shape(
@@ -45,14 +46,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
     rows, groups = weight.dims[0], parameters[0].dims[1]
     pitch, group = weight.strides[0], width // groups
     quads = vector and gcd4(group) and all(_dims.gcd_of(each) % (bits // 2) == 0 for each in (pitch, weight.offset))
+    work = count * _dims.ceil_div(width, 4)
+    places = lowering.places(work, _PLACES) if quads else 1
+    local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
     macros: dict[str, Any] = {
-        "BITS": bits, "HIGH_FIRST": int(high_first), "QUADS": int(quads), "T_SCALE": parameters[0].dtype.glsl, "T_INDEX": index.dtype.glsl,
-        "T_OUT": out.dtype.glsl, "ZEROS": int(zero_value is not None), "VEC4": int(vector),
+        "INDEX_WORDS": index.dtype.itemsize // 4, "PLACES": places, "BITS": bits, "HIGH_FIRST": int(high_first), "QUADS": int(quads),
+        "T_SCALE": parameters[0].dtype.glsl, "T_OUT": out.dtype.glsl, "ZEROS": int(zero_value is not None), "VEC4": int(vector),
     }  # fmt: skip
     if zero_value is not None:
         macros["T_ZERO"] = parameters[1].dtype.glsl
-    if index.dtype is DType.int64:
-        macros["HAS_INT64"] = "1"
     if any(each.dtype.itemsize == 1 for each in parameters):
         macros["HAS_8BIT"] = "1"
     params = [
@@ -62,7 +64,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     lowering.dispatch(
         "qembedding.comp", [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
         macros=macros, params=params, specialize=lowering.fixed(len(params)),
-        grid=lowering.linear_grid(count * _dims.ceil_div(width, 4), 64), nbytes=count * (read + width * out.dtype.itemsize),
+        constants={100: local}, grid=lowering.linear_grid(work, local * places), nbytes=count * (read + width * out.dtype.itemsize),
     )  # fmt: skip
 
 

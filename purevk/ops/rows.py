@@ -98,6 +98,25 @@ def bind_x(lowering: Lowering, x: Operand, vector: bool) -> tuple[dict[str, int]
     return {"TEXEL_X": int(bool(texel))}, (x, "r" + texel)
 
 
+def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> bool:
+    """Whether what has these sizes lies in their order without gaps, so that 4 elements that follow one another, in one row of the
+    innermost dim or two, are a vector of 4."""
+    count: Size = 1
+    for size, stride in zip(reversed(sizes), reversed(strides)):
+        if stride != count:
+            return False
+        count = count * size
+    return all(_dims.gcd_of(number) % 4 == 0 for number in (count, offset))
+
+
+def next_place(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
+    """GLSL that makes coordinates, the innermost last, those of the place that follows."""
+    text = ""
+    for coordinate, size in zip(coordinates, sizes):
+        text = f"{coordinate}++; " + (text and f"if ({coordinate} == {size}) {{ {coordinate} = 0; {text}}} ")
+    return text
+
+
 def collapse(sizes: Sequence[Size], *strides: Sequence[Size]) -> tuple[list[Size], list[list[Size]]]:
     """Dims joined where they lie densely within one another for all operands, outermost first: sizes, and for each operand
     its strides."""

@@ -14,6 +14,7 @@ from purevk.ops.reduction import conversions
 from purevk.ops.rows import collapse
 
 _EACH = 8  # rows of an invocation, where whole rows are moved
+_SPAN = 8  # entries that an invocation looks at, at a time
 _SECTOR = 8  # neighbouring columns that are read together
 _MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
 _MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
@@ -56,7 +57,7 @@ def emit_tiles(
         shared: whether the indices are the same for all of the other dims, one tensor of rank 1 or 0.
     """
     traits, dtype = lowering.traits, out.dtype
-    if traits.is_cpu or mode != "set" and dtype not in (DType.float32, DType.int32):
+    if traits.is_cpu or index.dtype.itemsize < 4 or mode != "set" and dtype not in (DType.float32, DType.int32):
         return False
     shape = _Shape(x, out, index, source, dim, entries, shared)
     if not shape.fits:
@@ -94,8 +95,6 @@ def emit_tiles(
             return False
     acc = acc_of(dtype)
     names: dict[str, Any] = conversions(dtype, dtype, acc)
-    if index.dtype is DType.int64:
-        names["HAS_INT64"] = "1"
     if acc == "int":
         names["INTEGERS"] = "1"
     params = [*shape.sizes, entries]
@@ -107,8 +106,8 @@ def emit_tiles(
     lowering.dispatch(
         "scatter.comp", [(x, "r"), (index, "r"), *given, (out, "rw")],
         macros={
-            **names, "T_INDEX": index.dtype.glsl, "LOCAL": local, "ROWS": int(rows), "WIDTH": width, "SET": int(mode == "set"),
-            "COMBINE(a, b)": combine, "REACH": reach, "VEC4": int(vector and rows), "SOURCE": int(source is not None),
+            **names, "INDEX_WORDS": index.dtype.itemsize // 4, "SPAN": _SPAN, "LOCAL": local, "ROWS": int(rows), "WIDTH": width,
+            "SET": int(mode == "set"), "COMBINE(a, b)": combine, "REACH": reach, "VEC4": int(vector and rows), "SOURCE": int(source is not None),
             **({} if source is not None else {"VALUE": value}),
         },
         params=[*params, parts, blocks], constants={100: local}, specialize=lowering.fixed(22),

@@ -31,8 +31,10 @@ def test_bytes_count_once() -> None:
     x = f32(8, 16)
     assert build(Case("", "aten.add.Tensor", (x, x)))[1] == 2 * 512
     assert build(Case("", "aten.add.Tensor", (x, f32(8, 16))))[1] == 3 * 512
-    table, rows = f32(1000, 16, sparse=True), Tensor((3,), DType.int64, 1000)
+    table, rows = f32(1000, 16, sparse=1), Tensor((3,), DType.int64, 1000)
     assert build(Case("", "aten.embedding.default", (table, rows)))[1] == 3 * 8 + 2 * 3 * 64
+    alone = f32(1000, 16, sparse=8)
+    assert build(Case("", "aten.take.default", (alone, rows)))[1] == 3 * 8 + 3 * 32 + 3 * 4
 
 
 def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,3 +166,22 @@ def test_interleaved(dtype):
     ]  # fmt: skip
     check(cases)
     assert dispatches_of(cases[0]) == ["map.comp"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.bool, torch.int64], ids=lambda dtype: str(dtype)[6:])
+def test_rows_of_odd_length(dtype):
+    """Four places that follow one another are written together, where a row may end between them; dims that lie one after
+    the other are one."""
+    x, image = of(dtype, 44, 67).to(dtype), of(dtype, 4, 6, 16, 18).to(dtype)
+    cases = [
+        Case(lambda x: x[:, 1:-1].clone(), (x,)), Case(lambda x: x[1:-1, :66].clone(), (x,)), Case(lambda x: x[:, 1:].float() * 2, (x,)),
+        Case(lambda x: x.view(4, 11, 67)[:, 1:9, 2:64].clone(), (x,)), Case(lambda x: x[:, 2:] == x[:1, :65], (x,)),
+        Case(aten.flip.default, (image, (0,))), Case(aten.flip.default, (image[:, 1:], (2,))), Case(aten.roll.default, (image, (1, 5), (1, 3))),
+        Case(F.channel_shuffle, (image, 2)), Case(aten.tril.default, (image[..., :17].contiguous(), 1)),
+    ]  # fmt: skip
+    for pads in [(1, 1, 1, 1), (2, 1, 0, 0), (0, 0, 3, 1)]:
+        for t in (image, image.contiguous(memory_format=torch.channels_last), image[:, 1:5]):
+            cases.append(Case(aten.constant_pad_nd.default, (t, pads)))
+            if dtype.is_floating_point:
+                cases += [Case(F.pad, (t, pads, mode)) for mode in ("reflect", "replicate", "circular")]
+    check(cases)
