@@ -10,7 +10,7 @@ from purevk.ops.executors import register_executor, unregister_executor
 from purevk.ops.registry import ShapeError
 
 from purevk.ops import (  # noqa: F401
-    attention, control, convolution, convolution_nd, counted, creation, double, earlier, factorize, fill, functions, gather, group_norm, indexing, linalg, masked, matmul, normalization, pointwise, pointwise_kernel, pooling, quantize, quantize_parameters, quantized_convolution, quantized_embedding, quantized_linear, quantized_pointwise, random, rearrange, recurrent, reduction, resample, rotary, scan, scatter, segments, softmax, sort, special, statistics, training, views, windows,
+    attention, control, convolution, convolution_nd, counted, creation, double, earlier, factorize, fill, functions, gather, group_norm, indexing, linalg, masked, matmul, normalization, pointwise, pointwise_kernel, pooling, quantize, quantize_parameters, quantized_convolution, quantized_embedding, quantized_linear, quantized_pointwise, random, rearrange, recurrent, reduction, resample, rotary, scan, scatter, segments, softmax, sort, special, spectra, statistics, training, views, windows,
 )  # fmt: skip
 from purevk.ops.extension import (  # fmt: skip
     RegisteredOp, list_registered_ops, register_kernel, register_pointwise, unregister,

@@ -10,7 +10,7 @@ from purevk.ir import Constant, Dim, Graph, Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, changing, each_node
+from purevk.passes.rewrite import Rewriter, changing, each_node, uses
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
 _BY_SIZE = {"aten.view.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints"}
@@ -221,6 +221,25 @@ def drop_unused(graph: Graph) -> Graph:
         symbols={symbol: source for symbol, source in graph.symbols.items() if symbol not in gone},
         checks=tuple(check for check in graph.checks if not check[0].symbols & gone),
     )  # fmt: skip
+
+
+# Operators with results that one argument (its position) says are wanted, and which these are.
+_WANTED = {"aten._linalg_svd.default": (2, (0, 2)), "aten._linalg_eigh.default": (2, (1,))}
+
+
+def drop_unread(graph: Graph) -> Graph:
+    """Asks operators for no results that nobody reads and that cost."""
+    if all(node.op not in _WANTED for node in graph.nodes):
+        return graph
+    counts = uses(graph.nodes, graph.outputs)
+
+    def visit(rewriter: Rewriter, node: Node) -> Any:
+        flag, wanted = _WANTED.get(node.op, (0, ()))
+        if not wanted or not node.args[flag] or any(counts.get(node.results[n], 0) for n in wanted):
+            return None
+        return rewriter.emit(node.op, *node.args[:flag], False, *node.args[flag + 1 :])
+
+    return each_node(graph, visit)
 
 
 def _symbols(arg: Any) -> set[Symbol]:
