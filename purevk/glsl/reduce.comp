@@ -16,7 +16,7 @@
 //   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a device without
 //                            64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
 //   OUTER_DIMS 1..4, REDUCE_DIMS 1..2 (1: r1 only; r0 is 1)
-//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept
+//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept. With ARG: the worst element
 //   LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the output's index in both
 //   EPILOGUE(v, o)           what is stored; EXTRA_BUFFERS declares what it reads
 //   ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and the index (T_INDEX,
@@ -169,7 +169,9 @@ struct State {
     int i;
 };
 
-State initial() { return State(ACC(0), -1); }
+// The worst element, at the index r of the first that is taken: it is the result where all are as bad.
+#define initial_at(r) State(INIT, r)
+#define initial() initial_at(0x7fffffff)
 
 bool is_nan(float v) { return pv_isnan(v); }
 bool is_nan(int v) { return false; }
@@ -181,19 +183,15 @@ bool is_nan(int64_t v) { return false; }
 #endif
 
 State join(State a, State b) {
-    if (b.i < 0) return a;
-    if (a.i < 0) return b;
     bool nan_a = is_nan(a.v), nan_b = is_nan(b.v);
-    bool better = nan_a != nan_b ? nan_b : !nan_a && ARG_BETTER(b.v, a.v);
-    bool worse = nan_a != nan_b ? nan_a : !nan_a && ARG_BETTER(a.v, b.v);
-    if (better || (!worse && b.i < a.i)) return b;
-    return a;
+    bool equal = nan_a ? nan_b : a.v == b.v;
+    return equal && b.i < a.i || !nan_a && (nan_b || ARG_BETTER(b.v, a.v)) ? b : a;
 }
 
 // Elements come in the order of their indices.
 State take(State s, ACC v, int r) {
     ACC e = LOAD(v);
-    return s.i < 0 || ARG_BETTER(e, s.v) || (is_nan(e) && !is_nan(s.v)) ? State(e, r) : s;
+    return (ARG_BETTER(e, s.v) || is_nan(e)) && !is_nan(s.v) ? State(e, r) : s;
 }
 #if SUBGROUP || ROW_PER_SUBGROUP
 State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), subgroupShuffleXor(s.i, d)); }
@@ -245,6 +243,9 @@ State take(State s, ACC v, int r) { return COMBINE(s, LOAD(v)); }
 #ifndef RESULT
 #define RESULT(s) (s)
 #endif
+#ifndef initial_at
+#define initial_at(r) initial()
+#endif
 
 // Rows that are read as vec4 have four elements of an output in each of them, columns one of four outputs.
 #if VEC4 && !COLUMN
@@ -287,10 +288,12 @@ struct States {
     State a, b, c, d;
 };
 States all_initial() { return States(initial(), initial(), initial(), initial()); }
+States all_initial_at(int r) { return States(initial_at(r), initial_at(r), initial_at(r), initial_at(r)); }
 States each_joined(States s, States t) { return States(join(s.a, t.a), join(s.b, t.b), join(s.c, t.c), join(s.d, t.d)); }
 #else
 #define States State
 #define all_initial() initial()
+#define all_initial_at(r) initial_at(r)
 #define each_joined(s, t) join(s, t)
 #endif
 
@@ -356,7 +359,7 @@ States scan(int base, int from, int to) {
         int start = base;
 #endif
         for (int r = from + EACH * LANE; r < to;) {
-            States s = all_initial();
+            States s = all_initial_at(before + r);
             int end = min(to, r + BLOCK * LANES);
 #if AHEAD > 1
             for (; r + (AHEAD - 1) * EACH * LANES < end; r += BATCH * LANES) {

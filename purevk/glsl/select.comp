@@ -4,6 +4,8 @@
 // mapped to unsigned keys of the same order. The keys between the least and the largest are counted in bins, the bin that has
 // the wanted rank is divided again, and so on, until few are left in it; where these are equal, their indices are
 // divided. What comes before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
+// Where few are wanted, a bound that at least so many are not after comes first, from the first of each of GROUPS groups of
+// the row; if what is not after the bound fits into the list, nothing is counted.
 //
 // Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements and their indices.
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
@@ -16,7 +18,8 @@
 // Macros:
 //   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and conversions
 //   VEC4         1: 4 neighbours are read at once
-//   LOCAL        invocations of a workgroup; BINS: bins, 4 LOCAL, a power of 2
+//   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
+//   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most LOCAL, more than are wanted
 //   PER          elements that an invocation reads at once; a multiple of 4 if VEC4
 //   CACHED       1: a row has at most LOCAL PER elements, and is read once
 //   FULL         1: rows are a multiple of LOCAL PER
@@ -80,6 +83,9 @@
 #ifndef WIDE_KEY
 #define WIDE_KEY 0
 #endif
+#ifndef GROUPS
+#define GROUPS 0
+#endif
 
 PARAM_0(x_offset)
 PARAM_1(rows)
@@ -137,11 +143,14 @@ layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_p
 // The greatest number of so many bits.
 KEY all_ones(int bits) { return bits == 0 ? KEY(0) : KEY(~KEY(0)) >> (32 * (WIDE_KEY + 1) - bits); }
 
-// Neighbours of 4 bins are read by an invocation: padded, so that these are in different banks.
-#define BIN(b) ((b) + ((b) >> 5))
-shared uint bins[BIN(BINS)];
+#define SHARE (BINS / LOCAL)
+shared uint bins[BINS];
 shared uint least, largest, listed, nans;
 shared uint found[3];  // bin, elements before it, elements in it
+#if GROUPS
+shared uint firsts[GROUPS];
+shared uint bound;
+#endif
 shared KEY list_key[LIST];
 shared int list_place[LIST];
 
@@ -187,6 +196,14 @@ void load(int first) {
 #endif
 #define EACH UNROLL for (int j = 0; j < PER; j++) if (HAS(j))
 
+// An element that is wanted, or may be. There may be more of them than the list has places.
+void list(KEY key, int place) {
+    uint n = atomicAdd(listed, 1u);
+    if (n >= LIST) return;
+    list_key[n] = key;
+    list_place[n] = place;
+}
+
 bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
 
 #if BITONIC
@@ -225,6 +242,13 @@ void main() {
         ivec4 at = ivec4(row - q1 * size_0, q1 - q2 * size_1, q2 - q3 * size_2, q3);
         base = x_offset + at.x * stride_0 + at.y * stride_1 + at.z * stride_2 + at.w * stride_3 + skipped * step;
         row_length = min(part_length, whole_length - skipped);
+#if CACHED
+        load(0);
+#endif
+        for (int b = MINE; b < BINS; b += LOCAL) bins[b] = 0u;
+#if GROUPS
+        for (int b = MINE; b < GROUPS; b += LOCAL) firsts[b] = 0xffffffffu;
+#endif
         if (MINE == 0) {
             least = 0xffffffffu;
             largest = 0u;
@@ -232,12 +256,10 @@ void main() {
             nans = 0u;
         }
         barrier();
-#if CACHED
-        load(0);
-#endif
         // The range of the keys.
         KEY low = KEY(0);
         int bits = 64;
+        bool found_all = false;
 #if !WIDE_KEY
         uint mine_least = 0xffffffffu, mine_largest = 0u;
         EACH_SPAN {
@@ -247,32 +269,59 @@ void main() {
                 mine_largest = max(mine_largest, keys[j]);
             }
         }
-#if RANK == 0
+#if GROUPS
+        atomicMin(firsts[MINE % GROUPS], mine_least);
+        barrier();
+        for (int b = MINE; b < GROUPS; b += LOCAL) {
+            uint mine = firsts[b];
+            int rank = 0;
+            for (int other = 0; other < GROUPS; other++) rank += firsts[other] < mine || firsts[other] == mine && other < b ? 1 : 0;
+            if (rank == keep - 1) bound = mine;
+        }
+        barrier();
+        uint end = bound;
+        if (mine_least <= end) {
+            EACH_SPAN {
+                LOAD
+                EACH if (keys[j] <= end) list(keys[j], PLACE(j));
+            }
+        }
+        barrier();
+        found_all = listed <= LIST;
+        if (!found_all) {
+            barrier();
+            if (MINE == 0) listed = 0u;
+            mine_largest = end;
+        }
+#endif
+#if RANK == 0 && !GROUPS
         // Each invocation with elements has one that is not after the last of their first ones: enough of them bound the keys.
         int busy = min((row_length + ITEM - 1) / ITEM, LOCAL);
         if (keep <= busy) mine_largest = MINE < busy ? mine_least : 0u;
 #endif
+        if (!found_all) {
 #if SUBGROUP
-        mine_least = subgroupMin(mine_least);
-        mine_largest = subgroupMax(mine_largest);
-        if (gl_SubgroupInvocationID == 0u)
+            mine_least = subgroupMin(mine_least);
+            mine_largest = subgroupMax(mine_largest);
+            if (gl_SubgroupInvocationID == 0u)
 #endif
-        {
-            atomicMin(least, mine_least);
-            atomicMax(largest, mine_largest);
+            {
+                atomicMin(least, mine_least);
+                atomicMax(largest, mine_largest);
+            }
+            barrier();
         }
-        barrier();
         low = least;
         bits = findMSB(largest - least) + 1;
 #endif
         int wanted = keep - 1;  // counted from 0
 #if RANK > 1
         wanted = (row_length - 1) / 2;
-        if (largest == 0xffffffffu) {
+        if (largest == PV_KEY_NAN) {
             uint mine = 0u;
             EACH_SPAN {
                 LOAD
-                EACH mine += keys[j] == 0xffffffffu ? 1u : 0u;
+                EACH mine += keys[j] == PV_KEY_NAN ? 1u : 0u;
             }
             atomicAdd(nans, mine);
             barrier();
@@ -285,7 +334,7 @@ void main() {
         bool by_index = false;
         KEY same = KEY(0);
         int passed = 0, inside = row_length;
-        while (inside > LIMIT && !(by_index && bits == 0)) {
+        while (!found_all && inside > LIMIT && !(by_index && bits == 0)) {
             if (bits == 0) {
                 by_index = true;
                 same = low;
@@ -294,33 +343,30 @@ void main() {
             }
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
-            for (int b = MINE; b < BIN(BINS); b += LOCAL) bins[b] = 0u;
-            barrier();
             EACH_SPAN {
                 LOAD
                 EACH {
                     KEY d = (by_index ? KEY(uint(PLACE(j))) : keys[j]) - low;
-                    if (d <= width && (!by_index || keys[j] == same)) atomicAdd(bins[BIN(uint(d >> shift))], 1u);
+                    if (d <= width && (!by_index || keys[j] == same)) atomicAdd(bins[uint(d >> shift)], 1u);
                 }
             }
             barrier();
-            uint some[4], total = 0u;
-            UNROLL for (int b = 0; b < 4; b++) {
-                some[b] = bins[BIN(4 * MINE + b)];
+            uint some[SHARE], total = 0u;
+            UNROLL for (int b = 0; b < SHARE; b++) {
+                some[b] = bins[SHARE * MINE + b];
+                bins[SHARE * MINE + b] = 0u;
                 total += some[b];
             }
             uint ahead = sum_before(total), rest = uint(wanted - passed);
             if (ahead <= rest && rest - ahead < total) {
-                int b = 0;
-                UNROLL for (int n = 0; n < 3; n++) {
-                    if (b == n && ahead + some[n] <= rest) {
-                        ahead += some[n];
-                        b++;
+                UNROLL for (int b = 0; b < SHARE; b++) {
+                    if (ahead <= rest && rest - ahead < some[b]) {
+                        found[0] = uint(SHARE * MINE + b);
+                        found[1] = ahead;
+                        found[2] = some[b];
                     }
+                    ahead += some[b];
                 }
-                found[0] = uint(4 * MINE + b);
-                found[1] = ahead;
-                found[2] = b == 0 ? some[0] : b == 1 ? some[1] : b == 2 ? some[2] : some[3];
             }
             barrier();
             low += KEY(found[0]) << shift;
@@ -330,17 +376,13 @@ void main() {
         }
         // Those that are before the end of what is left (of one rank only: and not before its beginning).
         KEY width = all_ones(bits);
-        EACH_SPAN {
+        if (!found_all) EACH_SPAN {
             LOAD
             EACH {
                 KEY v = by_index ? KEY(uint(PLACE(j))) : keys[j];
                 bool taken = v - low <= width || RANK == 0 && v < low;
                 if (by_index) taken = keys[j] == same ? taken : RANK == 0 && keys[j] < same;
-                if (taken) {
-                    uint n = atomicAdd(listed, 1u);
-                    list_key[n] = keys[j];
-                    list_place[n] = PLACE(j);
-                }
+                if (taken) list(keys[j], PLACE(j));
             }
         }
         barrier();

@@ -169,7 +169,7 @@ vec4 last_step(vec4 v) { return vec4(last_step(v.x), last_step(v.y), last_step(v
 
 #if CACHE
 #if SUBGROUP || ROW_PER_SUBGROUP
-float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+R shuffle_xor(R v, uint d) { return subgroupShuffleXor(v, d); }
 #endif
 R add(R a, R b) { return a + b; }
 DEFINE_JOIN(R, max_all, max)

@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to unsigned keys of the same
-// order, and an invocation has EACH of them in registers for several steps of a bitonic network. Every step orders the same
-// way: the first of a merge compares mirrored places. What is behind the end of a row is behind all else. A workgroup takes
-// a row.
+// order. They are counted in bins of equal width between the least and the largest finite one, by value or, where these crowd
+// in some, by key; each goes to its bin's places, and then counts those before it in the bin. Where keys are crowded, too, an
+// invocation has EACH elements in registers for several steps of a bitonic network. Every step orders the same way: the first
+// of a merge compares mirrored places. What is behind the end of a row is behind all else. A workgroup takes a row.
 //
 // Bindings: 0 x, 1 the sorted elements, 2 their indices.
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
@@ -16,13 +17,17 @@
 //   T_INDEX      type of the indices
 //   LEVELS       log2 of the elements of an invocation
 //   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
+//   BINS         a multiple of LOCAL, a power of 2; 0: rows are sorted by the network alone
+//   CROWD        elements of a bin, at most
 //   DESCENDING   0 or 1
+//   SUBGROUP     before.glslh
 // Specialization constant 100: LOCAL.
 #undef VEC4
 #define VEC4 0
 #include "rows.glslh"
 #include "math.glslh"
 #include "order.glslh"
+#include "before.glslh"
 
 #ifndef T_KEY
 #define T_KEY T_X
@@ -48,6 +53,13 @@
 #ifndef DESCENDING
 #define DESCENDING 0
 #endif
+#ifndef BINS
+#define BINS 0
+#endif
+#ifndef CROWD
+#define CROWD 64
+#endif
+#define IN_ORDER(key) (DESCENDING == 1 ? ~(key) : (key))
 
 PARAM_0(x_offset)
 PARAM_1(rows)
@@ -79,7 +91,6 @@ layout(set = 0, binding = 2) writeonly buffer BufPlaces { T_INDEX buf_places[]; 
 
 #define EACH (1 << LEVELS)
 #define BLOCK (LOCAL * EACH)
-#define MINE int(gl_LocalInvocationIndex)
 // Padded, so that neighbouring invocations, which have EACH neighbours each, use different banks.
 #define AT(i) ((i) + ((i) >> LEVELS))
 shared uint shared_key[AT(BLOCK)];
@@ -166,31 +177,168 @@ void merge(int log_span, bool mirrored, int done) {
 }
 
 ACC number_of(uint ordered, int x_at) {
-    uint bits = DESCENDING == 1 ? ~ordered : ordered;
+    uint bits = IN_ORDER(ordered);
 #ifdef INTEGERS
     return int(bits ^ 0x80000000u);
 #else
-    // The keys of zeros and of NaNs do not say which these are.
-    if (bits == 0x80000000u || bits == 0xffffffffu) return FROM_X(READ_X(x_at));
-    return uintBitsToFloat((bits & 0x80000000u) != 0u ? bits ^ 0x80000000u : ~bits);
+    if (bits == PV_KEY_ZERO || bits == PV_KEY_NAN) return FROM_X(READ_X(x_at));
+    return pv_float_of(bits);
 #endif
 }
+
+// Stores an element and its index behind `rank` others.
+void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
+    buf_keys[v_at + rank * v_step] = TO_KEY(number_of(ordered, base + from * step));
+    buf_places[p_at + rank * p_step] = T_INDEX(from);
+}
+
+#if BINS
+#define SHARE (BINS / LOCAL)
+shared uint bins[BINS + 1];
+shared uint least, largest, most;
+
+// The range of the bins: of numbers, or (by_key) of keys.
+bool by_key;
+uint low;
+float low_number, scale;
+
+// Sets the range, and returns whether there are bins for it.
+bool set_range(bool keys) {
+    by_key = keys;
+    low = least;
+    precise float span = float(largest - low);
+#ifndef INTEGERS
+    low_number = pv_float_of(low);
+    if (!keys) span = pv_float_of(largest) - low_number;
+#endif
+    scale = float(BINS) / span;
+    return least < largest && span > 1e-30 && span < 1e37;
+}
+
+int bin_of(uint ordered) {
+    uint key = clamp(IN_ORDER(ordered), low, largest);
+    precise float at = float(key - low);
+#ifndef INTEGERS
+    if (!by_key) at = pv_float_of(key) - low_number;
+#endif
+    at *= scale;
+    int bin = min(int(at), BINS - 1);
+    return DESCENDING == 1 ? BINS - 1 - bin : bin;
+}
+
+// Puts the elements of `key` into the places of their bins; returns whether these are few enough in each.
+bool fill_bins(int row_length) {
+    uint spot[EACH];  // bin, and place in it
+    UNROLL for (int k = 0; k < EACH; k++) {
+        if (k * LOCAL + MINE < row_length) {
+            uint bin = uint(bin_of(key[k]));
+            spot[k] = bin << 16 | atomicAdd(bins[bin], 1u);
+        }
+    }
+    barrier();
+    uint some[SHARE], total = 0u, crowd = 0u;
+    UNROLL for (int b = 0; b < SHARE; b++) {
+        some[b] = bins[SHARE * MINE + b];
+        total += some[b];
+        crowd = max(crowd, some[b]);
+    }
+    if (crowd > CROWD) most = crowd;
+    uint ahead = sum_before(total);
+    UNROLL for (int b = 0; b < SHARE; b++) {
+        bins[SHARE * MINE + b] = ahead;
+        ahead += some[b];
+    }
+    barrier();
+    if (most > CROWD) {
+        barrier();
+        if (MINE == 0) most = 0u;
+        UNROLL for (int b = 0; b < SHARE; b++) bins[SHARE * MINE + b] = 0u;
+        barrier();
+        return false;
+    }
+    UNROLL for (int k = 0; k < EACH; k++) {
+        int e = k * LOCAL + MINE;
+        if (e < row_length) {
+            uint to = bins[spot[k] >> 16] + (spot[k] & 0xffffu);
+            shared_key[to] = key[k];
+            shared_place[to] = e;
+        }
+    }
+    barrier();
+    return true;
+}
+
+// How many come before element p, which is in the places of its bin.
+int rank_of(int p) {
+    uint key = shared_key[p];
+    int place = shared_place[p], bin = bin_of(key), rank = int(bins[bin]), end = int(bins[bin + 1]);
+    for (int q = rank; q < end; q++) {
+        uint other = shared_key[q];
+        if (other < key || other == key && shared_place[q] < place) rank++;
+    }
+    return rank;
+}
+#endif
 
 void main() {
     for (int row = WORKGROUP; row < rows; row += WORKGROUPS) {
         int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
         int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
         int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3;
+        int v_at = v_offset + c0 * v_stride_0 + c1 * v_stride_1 + c2 * v_stride_2 + q3 * v_stride_3;
+        int p_at = p_offset + c0 * p_stride_0 + c1 * p_stride_1 + c2 * p_stride_2 + q3 * p_stride_3;
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
             key[k] = 0xffffffffu;
-            place[k] = PV_NOWHERE;
-            if (e < row_length) {
-                uint made = pv_key(FROM_X(READ_X(base + e * step)));
-                key[k] = DESCENDING == 1 ? ~made : made;
-                place[k] = e;
-            }
+            if (e < row_length) key[k] = IN_ORDER(pv_key(FROM_X(READ_X(base + e * step))));
         }
+#if BINS
+        for (int b = MINE; b < BINS; b += LOCAL) bins[b] = 0u;
+        if (MINE == 0) {
+            bins[BINS] = uint(row_length);
+            least = 0xffffffffu;
+            largest = 0u;
+            most = 0u;
+        }
+        barrier();
+        uint mine_least = 0xffffffffu, mine_largest = 0u;
+        UNROLL for (int k = 0; k < EACH; k++) {
+            if (k * LOCAL + MINE >= row_length) continue;
+            uint made = IN_ORDER(key[k]);
+#ifndef INTEGERS
+            if (made == 0u || made >= PV_KEY_INF) continue;
+#endif
+            mine_least = min(mine_least, made);
+            mine_largest = max(mine_largest, made);
+        }
+#if SUBGROUP
+        mine_least = subgroupMin(mine_least);
+        mine_largest = subgroupMax(mine_largest);
+        if (gl_SubgroupInvocationID == 0u)
+#endif
+        {
+            atomicMin(least, mine_least);
+            atomicMax(largest, mine_largest);
+        }
+        barrier();
+        bool filled = false;
+#ifndef INTEGERS
+        if (set_range(false)) filled = fill_bins(row_length);
+#endif
+        if (!filled && set_range(true)) filled = fill_bins(row_length);
+        if (filled) {
+            UNROLL for (int k = 0; k < EACH; k++) {
+                int p = k * LOCAL + MINE;
+                if (p < row_length) {
+                    int rank = rank_of(p);
+                    if (rank < keep) put(shared_key[p], shared_place[p], rank, base, v_at, p_at);
+                }
+            }
+            barrier();
+            continue;
+        }
+#endif
+        UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
         // Those of an invocation first, in registers.
         order_own();
         UNROLL for (int k = 0; k < EACH; k++) {
@@ -202,15 +350,9 @@ void main() {
             merge(log_whole, true, 0);
             for (int left = log_whole - LEVELS; left > 0; left -= LEVELS) merge(max(left, LEVELS), false, max(LEVELS - left, 0));
         }
-        int v_at = v_offset + c0 * v_stride_0 + c1 * v_stride_1 + c2 * v_stride_2 + q3 * v_stride_3;
-        int p_at = p_offset + c0 * p_stride_0 + c1 * p_stride_1 + c2 * p_stride_2 + q3 * p_stride_3;
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
-            if (e < keep) {
-                int from = shared_place[AT(e)];
-                buf_keys[v_at + e * v_step] = TO_KEY(number_of(shared_key[AT(e)], base + from * step));
-                buf_places[p_at + e * p_step] = T_INDEX(from);
-            }
+            if (e < keep) put(shared_key[AT(e)], shared_place[AT(e)], e, base, v_at, p_at);
         }
         barrier();
     }

@@ -50,8 +50,8 @@ _KINDS = {
     "amin": Reduction("HIGHEST", "pv_min(a, b)"),
     "any": Reduction(combine="((a) | (b))"),
     "all": Reduction("ACC(1)", "((a) & (b))"),
-    "argmax": Reduction(best="((a) > (b))"),
-    "argmin": Reduction(best="((a) < (b))"),
+    "argmax": Reduction("LOWEST", best="((a) > (b))"),
+    "argmin": Reduction("HIGHEST", best="((a) < (b))"),
 }
 _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
@@ -255,7 +255,7 @@ class _Team:
         if count >= 2048 * traits.processors:
             return None
         # Bytes of shared memory that an invocation needs: of a column, the state that lanes join.
-        state = 12 if macros.get("VARIANCE") or macros.get("LOGARITHM") else 16 if macros.get("ARG") or macros["ACC"] in ("int64_t", "double") else 8
+        state = 12 if macros.get("VARIANCE") or macros.get("LOGARITHM") else 16 if macros["ACC"] in ("int64_t", "double") else 8
         room = min(traits.max_invocations, 1024, traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)))
         width = min(max(LINE // (itemsize * (4 if vector else 1)), 1), 32)
         lanes = 1 << max(room // width, 1).bit_length() - 1

@@ -38,10 +38,14 @@ class _Plan:
         self.subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and self.local % traits.subgroup_size == 0
         self.limit = _FEW if self.local >= 128 else _FEW // 4
         self.bitonic = count > _FEW
+        # With four times as many groups as are wanted, hardly more than these are up to the bound that the groups give.
+        groups = max(32, power_of_two(4 * count))
+        self.groups = 0 if wide or groups > min(128, self.local) else groups
+        self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
         self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
         if self.bitonic:
             self.limit = self.list - count
-        shared = 4 * (5 * self.local + self.local // 8) + self.list * (12 if wide else 8) + 64
+        shared = 4 * (self.local + self.bins + self.groups) + self.list * (12 if wide else 8) + 64
         self.fits = shared <= traits.max_shared_memory
 
 
@@ -131,10 +135,11 @@ def _emit(
     lowering.dispatch(
         "select.comp", [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
         macros={
-            **names, **texel, "VEC4": int(vector), "LOCAL": plan.local, "BINS": 4 * plan.local,
+            **names, **texel, "VEC4": int(vector), "LOCAL": plan.local, "BINS": plan.bins,
             "PER": plan.per, "CACHED": int(plan.cached), "FULL": int(full), "DESCENDING": int(descending),
             "RANK": RANKS.index(rank), "LIST": plan.list, "LIMIT": plan.limit, "BITONIC": int(plan.bitonic),
             "SUBGROUP": int(plan.subgroup), "INDEXED": int(indices is not None), "WIDE_KEY": int(wide),
+            "GROUPS": plan.groups if rank == "first" else 0,
         },
         params=params, constants={100: plan.local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,

@@ -70,7 +70,8 @@ def _sort_rows(
     block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
     levels = 4 if block >= 2048 else 3
     local = block >> levels
-    shared = 8 * (block + local)
+    bins = max(block // 2, local)
+    shared = 8 * (block + local) + 4 * (bins + local + 8)
     if traits.is_cpu or acc not in ("float", "int") or len(loop) > 4 or local > traits.max_invocations or shared > traits.max_shared_memory:
         return False
     names = element_macros(x.dtype, places.dtype)
@@ -84,7 +85,10 @@ def _sort_rows(
         params += [each.offset, each.strides[dim], *steps]
     lowering.dispatch(
         "sort_rows.comp", [(x, "r"), (values, "w"), (places, "w")],
-        macros={**names, "LEVELS": levels, "LOCAL": local, "DESCENDING": int(descending)},
+        macros={
+            **names, "LEVELS": levels, "LOCAL": local, "BINS": bins, "DESCENDING": int(descending),
+            "SUBGROUP": int(traits.has("subgroup_arithmetic", "subgroup_basic") and local % traits.subgroup_size == 0),
+        },
         params=params, constants={100: local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(rows, 1),
         flops=rows * block,
     )  # fmt: skip

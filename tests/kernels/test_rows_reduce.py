@@ -162,7 +162,7 @@ def test_arg(way, better, name, n):
     x[4, n // 3 :] = np.nan
     x[5] = np.inf
     x[6] = -np.inf
-    macros = {"ARG": 1, "ARG_BETTER(a, b)": f"(a {better} b)"}
+    macros = {"ARG": 1, "ARG_BETTER(a, b)": f"(a {better} b)", "INIT": "-PV_INF" if better == ">" else "PV_INF"}
     # torch leaves open which of equals it takes; the first one is numpy's rule.
     wanted = getattr(np, name)(x, axis=1)
     assert (getattr(torch, name)(torch.from_numpy(x[3:5]), 1).numpy() == wanted[3:5]).all()
@@ -179,7 +179,7 @@ def test_arg(way, better, name, n):
 def test_values_and_indices(way):
     rng = np.random.default_rng(6)
     x = rng.standard_normal((11, 53)).astype(np.float16)
-    macros = {"ARG": 2, "T_X": "float16_t", "T_OUT": "float16_t", "T_INDEX": "int64_t", **WAYS[way]}
+    macros = {"ARG": 2, "INIT": "-PV_INF", "T_X": "float16_t", "T_OUT": "float16_t", "T_INDEX": "int64_t", **WAYS[way]}
     params = {0: 0, 1: 4, 2: 11, 4: 53, 6: 1, 7: 53, 14: 3}
     buffers = [x, Out((11,), np.float16, 4), Out((11,), np.int64, 3)]
     values, indices = run("reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64))
