@@ -197,16 +197,16 @@ void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
 shared uint bins[BINS + 1];
 shared uint least, largest, most;
 
-// The range of the bins: of numbers, or (by_key) of keys.
+// Whether bins are of numbers, or of keys, and where they begin.
 bool by_key;
 uint low;
 float low_number, scale;
 
-// Sets the range, and returns whether there are bins for it.
+// Sets what bins are of, and returns whether there is a range for them.
 bool set_range(bool keys) {
     by_key = keys;
     low = least;
-    precise float span = float(largest - low);
+    float span = float(largest - low);
 #ifndef INTEGERS
     low_number = pv_float_of(low);
     if (!keys) span = pv_float_of(largest) - low_number;
@@ -215,23 +215,23 @@ bool set_range(bool keys) {
     return least < largest && span > 1e-30 && span < 1e37;
 }
 
-int bin_of(uint ordered) {
+uint bin_of(uint ordered) {
     uint key = clamp(IN_ORDER(ordered), low, largest);
-    precise float at = float(key - low);
+    float at = float(key - low);
 #ifndef INTEGERS
     if (!by_key) at = pv_float_of(key) - low_number;
 #endif
-    at *= scale;
-    int bin = min(int(at), BINS - 1);
-    return DESCENDING == 1 ? BINS - 1 - bin : bin;
+    uint bin = min(uint(at * scale), uint(BINS - 1));
+    return DESCENDING == 1 ? uint(BINS - 1) - bin : bin;
 }
 
-// Puts the elements of `key` into the places of their bins; returns whether these are few enough in each.
+// Puts the elements of `key` into the places of their bins, with the bin beside the index; returns whether there are few enough
+// in each.
 bool fill_bins(int row_length) {
     uint spot[EACH];  // bin, and place in it
     UNROLL for (int k = 0; k < EACH; k++) {
         if (k * LOCAL + MINE < row_length) {
-            uint bin = uint(bin_of(key[k]));
+            uint bin = bin_of(key[k]);
             spot[k] = bin << 16 | atomicAdd(bins[bin], 1u);
         }
     }
@@ -259,9 +259,9 @@ bool fill_bins(int row_length) {
     UNROLL for (int k = 0; k < EACH; k++) {
         int e = k * LOCAL + MINE;
         if (e < row_length) {
-            uint to = bins[spot[k] >> 16] + (spot[k] & 0xffffu);
+            uint bin = spot[k] >> 16, to = bins[bin] + (spot[k] & 0xffffu);
             shared_key[to] = key[k];
-            shared_place[to] = e;
+            shared_place[to] = int(bin << 16) | e;
         }
     }
     barrier();
@@ -271,7 +271,7 @@ bool fill_bins(int row_length) {
 // How many come before element p, which is in the places of its bin.
 int rank_of(int p) {
     uint key = shared_key[p];
-    int place = shared_place[p], bin = bin_of(key), rank = int(bins[bin]), end = int(bins[bin + 1]);
+    int place = shared_place[p], bin = place >> 16, rank = int(bins[bin]), end = int(bins[bin + 1]);
     for (int q = rank; q < end; q++) {
         uint other = shared_key[q];
         if (other < key || other == key && shared_place[q] < place) rank++;
@@ -327,12 +327,9 @@ void main() {
 #endif
         if (!filled && set_range(true)) filled = fill_bins(row_length);
         if (filled) {
-            UNROLL for (int k = 0; k < EACH; k++) {
-                int p = k * LOCAL + MINE;
-                if (p < row_length) {
-                    int rank = rank_of(p);
-                    if (rank < keep) put(shared_key[p], shared_place[p], rank, base, v_at, p_at);
-                }
+            for (int p = MINE; p < row_length; p += LOCAL) {
+                int rank = rank_of(p);
+                if (rank < keep) put(shared_key[p], shared_place[p] & 0xffff, rank, base, v_at, p_at);
             }
             barrier();
             continue;

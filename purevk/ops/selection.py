@@ -40,7 +40,7 @@ class _Plan:
         self.bitonic = count > _FEW
         # With four times as many groups as are wanted, hardly more than these are up to the bound that the groups give.
         groups = max(32, power_of_two(4 * count))
-        self.groups = 0 if wide or groups > min(128, self.local) else groups
+        self.groups = 0 if traits.is_cpu or wide or groups > min(128, self.local) else groups
         self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
         self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
         if self.bitonic:

@@ -75,7 +75,10 @@ def rows_of(kind, length, dtype):
     return x.to(dtype) if dtype.is_floating_point else x.nan_to_num(0, 3, -3).clamp(-100, 100).to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["few values", "equal", "masked", "wide", "narrow"])
+ROWS = ("few values", "equal", "masked", "wide", "narrow")
+
+
+@pytest.mark.parametrize("kind", ROWS)
 def test_selection_agrees_with_sorting(kind):
     """Which of equal elements are taken, too: those of the lowest indices."""
     cases = []
@@ -105,16 +108,32 @@ def test_selection_reads_rows_once():
             assert dispatches(program) == ["select.comp"]
 
 
-def test_rows_are_sorted_in_shared_memory(monkeypatch):
-    """What a GPU does."""
+def gpu(monkeypatch):
+    """The choices of a GPU."""
     shared = default_context()
     monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=32768))
-    x = torch.cat([SPECIAL[0]] * 120)[:1100].repeat(2, 1)
-    with program_of(lambda x: x.sort(dim=1, stable=True, descending=True), (x,)) as program:
+
+
+@pytest.mark.parametrize("descending, dtype", [(False, torch.float32), (True, torch.float32), (True, torch.int32)])
+def test_rows_are_sorted_in_shared_memory(monkeypatch, descending, dtype):
+    """By bins of numbers, of keys, or by a network."""
+    gpu(monkeypatch)
+    x = torch.cat([torch.cat([SPECIAL[0]] * 120)[None, :1100].to(dtype), distinct(1, 1100, dtype=dtype), *(rows_of(kind, 1100, dtype) for kind in ROWS)])
+    with program_of(lambda x: x.sort(dim=1, stable=True, descending=descending), (x,)) as program:
         assert dispatches(program) == ["sort_rows.comp"]
-        values, places = x.sort(dim=1, stable=True, descending=True)
+        values, places = x.sort(dim=1, stable=True, descending=descending)
         have = program.forward(x)
         assert torch.equal(have[1], places) and torch.equal(have[0].view(torch.int32), values.view(torch.int32))
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_few_elements_are_bounded_first(monkeypatch, largest):
+    gpu(monkeypatch)
+    x = torch.cat([distinct(1, 700), *(rows_of(kind, 700, torch.float32) for kind in ROWS)])
+    with program_of(lambda x: x.topk(5, 1, largest), (x,)) as program:
+        values, places = (each[:, :5] for each in x.sort(dim=1, stable=True, descending=largest))
+        have = program.forward(x)
+        assert torch.equal(have[1], places) and torch.equal(have[0].view(torch.int32), values.contiguous().view(torch.int32))
 
 
 def test_places_in_sorted_rows():
