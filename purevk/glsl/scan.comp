@@ -9,7 +9,8 @@
 //   17 length of a part  18 parts of a row  19 offset of the indices
 // Macros:
 //   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and conversions
-//   INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of an element and the element
+//   INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of an element and the element. With ARG: INIT is
+//               what all elements replace
 //   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b replaces a
 //   LOGARITHM 1 the logarithm of the running sum of exponentials; ACC float
 //   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part goes to totals[row, part]
@@ -117,7 +118,7 @@ struct State {
     ACC v;
     int i;
 };
-State initial() { return State(ACC(0), -1); }
+State initial() { return State(INIT, -1); }
 State first(ACC v, int i) { return State(v, i); }
 bool is_nan(float v) { return pv_isnan(v); }
 #if HAS_FLOAT64
@@ -127,10 +128,9 @@ bool is_nan(int v) { return false; }
 #if HAS_INT64
 bool is_nan(int64_t v) { return false; }
 #endif
-// NaN replaces everything, and nothing but NaN replaces it.
+// NaN replaces everything, and nothing but NaN replaces it. All replace what is before the first element; what is behind the last
+// one is joined to nothing that is stored.
 State join(State a, State b) {
-    if (b.i < 0) return a;
-    if (a.i < 0) return b;
     return is_nan(b.v) || (!is_nan(a.v) && BEATS(b.v, a.v)) ? b : a;
 }
 #if ROW_PER_SUBGROUP

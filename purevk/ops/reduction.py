@@ -62,6 +62,12 @@ _EXTREMES = {
 NAME = "purevk.reduce"
 
 
+def extreme(start: str, acc: str) -> str:
+    """GLSL of what to begin with, where LOWEST and HIGHEST are the extremes of the computing type."""
+    lowest, highest = _EXTREMES.get(acc, ("", ""))
+    return start.replace("LOWEST", lowest).replace("HIGHEST", highest)
+
+
 def _reduce_shape(
     x: TensorType, kind: str | Reduction, dims: tuple[int, ...], keepdim: bool, dtype: DType, index: DType | None = None
 ) -> Any:
@@ -105,8 +111,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     if kind in ("any", "all") and x.dtype is not DType.bool:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
-    lowest, highest = _EXTREMES.get(acc, ("", ""))
-    joined: dict[str, Any] = {"INIT": how.start.replace("LOWEST", lowest).replace("HIGHEST", highest), "COMBINE(a, b)": how.combine}
+    joined: dict[str, Any] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
     if how.variance or how.logarithm:
         joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
     last = {"FINISH(a, n)": how.finish}

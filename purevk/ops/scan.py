@@ -14,7 +14,7 @@ from purevk.ops.map_kernel import MapSpec, emit_map
 from purevk.ops.matmul import dense
 from purevk.ops.promotion import float_type
 from purevk.ops.rearrange import is_empty, row
-from purevk.ops.reduction import conversions
+from purevk.ops.reduction import conversions, extreme
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.rows import LINE, collapse
 from purevk.ops.shapes import wrap
@@ -38,8 +38,8 @@ _KINDS = {
     "sum": Scan(),
     "prod": Scan("ACC(1)", "((a) * (b))"),
     "logsumexp": Scan("-PV_INF", "pv_logaddexp(a, b)", logarithm=True),
-    "max": Scan(beats="((b) >= (a))"),
-    "min": Scan(beats="((b) <= (a))"),
+    "max": Scan("LOWEST", beats="((b) >= (a))"),
+    "min": Scan("HIGHEST", beats="((b) <= (a))"),
 }
 
 
@@ -95,7 +95,7 @@ def emit_scan(
     others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
     others += [sizes[0], step, out_step] if columns else [length]
     vector = not traits.is_cpu and not alone and not cut and (unit or columns) and gcd4(*others) and _four_at_once(x, out)
-    macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": how.start, "COMBINE(a, b)": how.combine, "VEC4": int(vector)}
+    macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine, "VEC4": int(vector)}
     buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
     if how.beats:
         macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})

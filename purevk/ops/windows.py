@@ -10,7 +10,7 @@ from purevk.ops.indexing import _along
 from purevk.ops.map_kernel import acc_of, coordinates, mapped
 from purevk.ops.pooling import _out
 from purevk.ops.rearrange import others, row
-from purevk.ops.reduction import _EXTREMES
+from purevk.ops.reduction import extreme
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import pair
 
@@ -92,7 +92,7 @@ def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
     nan = " || pv_isnan(v)" if x.type.dtype.is_float else ""
     keep, first = (f" r1 = {flat};", f" r1 = {place};") if with_index else ("", "")
     body = (
-        f"{window.bounds()} r = {_EXTREMES[acc][0]};{first} {window.loops()} {{ {acc} v = {window.read(x.type.rank)};"
+        f"{window.bounds()} r = {extreme('LOWEST', acc)};{first} {window.loops()} {{ {acc} v = {window.read(x.type.rank)};"
         f" if (v > r{nan}) {{ r = v;{keep} }} }}"
     )
     types = (type, type.with_dtype(DType.int32)) if with_index else (type,)
