@@ -204,9 +204,9 @@ void list(KEY key, int place) {
     list_place[n] = place;
 }
 
+#if BITONIC
 bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
 
-#if BITONIC
 void order(int low, int high, int count) {
     if (high >= count || !before(list_key[high], list_place[high], list_key[low], list_place[low])) return;
     KEY k = list_key[low];
@@ -400,7 +400,10 @@ void main() {
 #if !BITONIC
             KEY key = list_key[e];
             rank = 0;
-            for (int other = 0; other < count; other++) rank += before(list_key[other], list_place[other], key, place) ? 1 : 0;
+            for (int other = 0; other < count; other++) {
+                KEY o = list_key[other];
+                if (o < key || o == key && list_place[other] < place) rank++;
+            }
 #endif
 #if RANK
             if (passed + rank != wanted) continue;
