@@ -219,6 +219,48 @@ States before(States mine, out States all) {
 }
 #endif
 
+#if !ROW_PER_INVOCATION && !ROW_PER_SUBGROUP
+#if LOGARITHM
+// The elements of an invocation at once: an exponential for each.
+State join_all(float v[ITEMS], int count) {
+    float most = -PV_INF, sum = 0.0;
+    UNROLL for (int k = 0; k < ITEMS; k++) most = max(most, k < count ? v[k] : -PV_INF);
+    float less = pv_isinf(most) ? 0.0 : most;
+    UNROLL for (int k = 0; k < ITEMS; k++) sum += k < count ? exp(v[k] - less) : 0.0;
+    return State(most, sum);
+}
+#endif
+
+#if VEC4 && COLUMN
+#define ITEM(v, j) States(first(FROM_X((v).x), j), first(FROM_X((v).y), j), first(FROM_X((v).z), j), first(FROM_X((v).w), j))
+#define ITEM_TYPE X4
+#else
+#define ITEM(v, j) first(v, j)
+#define ITEM_TYPE ACC
+#endif
+
+// The elements from j on of this invocation; `to` is the end of the row.
+States join_items(ITEM_TYPE v[ITEMS], int j, int to) {
+#if LOGARITHM && VEC4 && COLUMN
+    float a[ITEMS], b[ITEMS], c[ITEMS], d[ITEMS];
+    UNROLL for (int k = 0; k < ITEMS; k++) {
+        a[k] = FROM_X(v[k].x);
+        b[k] = FROM_X(v[k].y);
+        c[k] = FROM_X(v[k].z);
+        d[k] = FROM_X(v[k].w);
+    }
+    return States(join_all(a, to - j), join_all(b, to - j), join_all(c, to - j), join_all(d, to - j));
+#elif LOGARITHM
+    return join_all(v, to - j);
+#else
+    States s = none();
+    UNROLL for (int k = 0; k < ITEMS; k++)
+        if (j + k < to) s = joined(s, ITEM(v[k], j + k));
+    return s;
+#endif
+}
+#endif
+
 #if ROW_PER_SUBGROUP
 #if VEC4
 #define EACH 4
@@ -308,7 +350,6 @@ void main() {
 #endif
         for (int start = from; start < to; start += ITEMS * LANES) {
             int mine = start + LANE * ITEMS;
-            States s[ITEMS];
 #if VEC4 && COLUMN
 #if !AHEAD
             READ_NEXT(mine)
@@ -318,12 +359,6 @@ void main() {
 #if AHEAD
             if (start + ITEMS * LANES < to) READ_NEXT(mine + ITEMS * LANES)
 #endif
-            UNROLL for (int k = 0; k < ITEMS; k++) {
-                int j = mine + k;
-                s[k] = none();
-                if (j < to)
-                    s[k] = States(first(FROM_X(v[k].x), j), first(FROM_X(v[k].y), j), first(FROM_X(v[k].z), j), first(FROM_X(v[k].w), j));
-            }
 #else
             ACC v[ITEMS];
 #if VEC4
@@ -337,27 +372,27 @@ void main() {
 #else
             UNROLL for (int k = 0; k < ITEMS; k++) v[k] = FROM_X(READ_X(x_base + min(mine + k, to - 1) * x_step));
 #endif
-            UNROLL for (int k = 0; k < ITEMS; k++) {
-                s[k] = none();
-                if (mine + k < to) s[k] = first(v[k], mine + k);
-            }
 #endif
-            UNROLL for (int k = 1; k < ITEMS; k++) s[k] = joined(s[k - 1], s[k]);
-            States all;
-            States left = joined(carry, before(s[ITEMS - 1], all));
+            // The elements are joined twice: registers hold them, not what they come to.
+            States all, left = join_items(v, mine, to);
+            left = joined(carry, before(left, all));
 #if VEC4 && !COLUMN
-            UNROLL for (int k = 0; k < ITEMS; k += 4)
-                if (live && mine + k < to)
-                    put4(join(left, s[k]), join(left, s[k + 1]), join(left, s[k + 2]), join(left, s[k + 3]), out_base + mine + k);
+            UNROLL for (int k = 0; k < ITEMS; k += 4) {
+                if (!live || mine + k >= to) continue;
+                State a = join(left, first(v[k], mine + k)), b = join(a, first(v[k + 1], mine + k + 1));
+                State c = join(b, first(v[k + 2], mine + k + 2));
+                left = join(c, first(v[k + 3], mine + k + 3));
+                put4(a, b, c, left, out_base + mine + k);
+            }
 #else
             UNROLL for (int k = 0; k < ITEMS; k++) {
                 if (!live || mine + k >= to) continue;
-                States t = joined(left, s[k]);
+                left = joined(left, ITEM(v[k], mine + k));
                 int at = out_base + (mine + k) * out_step;
 #if VEC4
-                put4(t.a, t.b, t.c, t.d, at);
+                put4(left.a, left.b, left.c, left.d, at);
 #else
-                put(t, at);
+                put(left, at);
 #endif
             }
 #endif
