@@ -196,10 +196,12 @@ void load(int first) {
 #endif
 #define EACH UNROLL for (int j = 0; j < PER; j++) if (HAS(j))
 
-// An element that is wanted, or may be. There may be more of them than the list has places.
+// An element that is wanted, or may be. Of those up to the bound there may be more than the list has places.
 void list(KEY key, int place) {
     uint n = atomicAdd(listed, 1u);
+#if GROUPS
     if (n >= LIST) return;
+#endif
     list_key[n] = key;
     list_place[n] = place;
 }
