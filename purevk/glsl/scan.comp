@@ -21,7 +21,6 @@
 //               vec4 of which ACC's is converted to; indices of 64 bits (INDEX_PAIRS 1) are pairs of words. All but the size and
 //               the stride of what vectors lie along is a multiple of 4: of the row, whose stride is 1, or
 //   COLUMN 1    with WIDTH, of outer dim 0, whose stride is 1: a vector is of four rows
-//   AHEAD 1     with COLUMN and VEC4, the next elements are read before those at hand are joined
 //   ITEMS       elements that an invocation takes at a time (if ROW_PER_SUBGROUP and VEC4: vec4s), a multiple of 4 if VEC4 and a
 //               workgroup has one row
 //   LOCAL       a power of 2, the invocations of a workgroup
@@ -67,9 +66,6 @@
 #endif
 #ifndef ITEMS
 #define ITEMS 4
-#endif
-#ifndef AHEAD
-#define AHEAD 0
 #endif
 #ifndef T_INDEX
 #define T_INDEX int
@@ -341,24 +337,11 @@ void main() {
             }
         }
 #else
-#if VEC4 && COLUMN
-#define READ_NEXT(j) UNROLL for (int k = 0; k < ITEMS; k++) next[k] = READ4_X(x_base + min((j) + k, to - 1) * x_step);
-        X4 next[ITEMS];
-#if AHEAD
-        READ_NEXT(from + LANE * ITEMS)
-#endif
-#endif
         for (int start = from; start < to; start += ITEMS * LANES) {
             int mine = start + LANE * ITEMS;
 #if VEC4 && COLUMN
-#if !AHEAD
-            READ_NEXT(mine)
-#endif
             X4 v[ITEMS];
-            UNROLL for (int k = 0; k < ITEMS; k++) v[k] = next[k];
-#if AHEAD
-            if (start + ITEMS * LANES < to) READ_NEXT(mine + ITEMS * LANES)
-#endif
+            UNROLL for (int k = 0; k < ITEMS; k++) v[k] = READ4_X(x_base + min(mine + k, to - 1) * x_step);
 #else
             ACC v[ITEMS];
 #if VEC4

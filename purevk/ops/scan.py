@@ -118,7 +118,7 @@ def emit_scan(
         macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
     elif columns:
         local, width = _columns(traits, x.dtype.itemsize * (4 if vector else 1), -(-many // (4 if vector else 1)), long, macros)
-        macros.update({"WIDTH": width, "COLUMN": 1, "ITEMS": ITEMS, "AHEAD": int(local <= 256)})
+        macros.update({"WIDTH": width, "COLUMN": 1, "ITEMS": ITEMS})
     elif vector:
         macros["ITEMS"] = 16
     macros["LOCAL"] = local

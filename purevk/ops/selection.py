@@ -19,7 +19,8 @@ from purevk.ops.rows import bind_x, collapse
 
 NAME = "purevk.select"
 RANKS = ("first", "kth", "median", "nanmedian")
-_PER = 16  # elements that an invocation keeps (on a software device: 8, since its compiler is slow)
+_PER = 16  # elements that an invocation keeps (on a software device: 8, since its compiler is slow), or
+_PER_FEW = 32  # where few are wanted, so that hardly one is looked at twice
 _FEW = 64  # elements that are put in order by comparing all with all
 _PART = 8192  # elements of the parts that long rows are cut into
 _SHORT = 32  # up to this length (on a software device: 128) counting is better
@@ -28,19 +29,20 @@ _SHORT = 32  # up to this length (on a software device: 128) counting is better
 class _Plan:
     """How many invocations take a row, and what they keep in shared memory; `fits`: whether there is enough of that."""
 
-    def __init__(self, traits: DeviceTraits, length: int, count: int, wide: bool) -> None:
+    def __init__(self, traits: DeviceTraits, length: int, count: int, wide: bool, rank: str = "first") -> None:
         smallest = max(32, traits.subgroup_size)
         largest = min(64 if traits.is_cpu else 1024 if traits.max_shared_memory >= 32768 else 256, traits.max_invocations)
-        most = _PER // 2 if traits.is_cpu else _PER
+        # With four times as many groups as are wanted, hardly more than these are up to the bound that the groups give.
+        groups = max(32, power_of_two(4 * count))
+        few = rank == "first" and groups <= 128 and not wide and not traits.is_cpu
+        most = _PER // 2 if traits.is_cpu else _PER_FEW if few else _PER
         self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
         self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
         self.cached = length <= self.local * self.per
         self.subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and self.local % traits.subgroup_size == 0
         self.limit = _FEW if self.local >= 128 else _FEW // 4
         self.bitonic = count > _FEW
-        # With four times as many groups as are wanted, hardly more than these are up to the bound that the groups give.
-        groups = max(32, power_of_two(4 * count))
-        self.groups = 0 if traits.is_cpu or wide or groups > min(128, self.local) else groups
+        self.groups = groups if few and groups <= self.local else 0
         self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
         self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
         if self.bitonic:
@@ -116,7 +118,7 @@ def _emit(
     part = length if part is None else part
     rows = _dims.product(loop)
     wide = acc_of(dtype) == "int64_t"
-    plan = _Plan(traits, _dims.upper(part), count if rank == "first" else 1, wide)
+    plan = _Plan(traits, _dims.upper(part), count if rank == "first" else 1, wide, rank)
     mine = list(reversed(strides[0]))
     step = x.strides[dim]
     vector = dtype.itemsize < 8 and isinstance(step, int) and step == 1 and gcd4(length, part, x.offset, *mine)
@@ -139,7 +141,7 @@ def _emit(
             "PER": plan.per, "CACHED": int(plan.cached), "FULL": int(full), "DESCENDING": int(descending),
             "RANK": RANKS.index(rank), "LIST": plan.list, "LIMIT": plan.limit, "BITONIC": int(plan.bitonic),
             "SUBGROUP": int(plan.subgroup), "INDEXED": int(indices is not None), "WIDE_KEY": int(wide),
-            "GROUPS": plan.groups if rank == "first" else 0,
+            "GROUPS": plan.groups,
         },
         params=params, constants={100: plan.local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,

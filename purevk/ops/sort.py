@@ -68,7 +68,7 @@ def _sort_rows(
     rest = [d for d in range(len(x.dims)) if d != dim]
     loop, strides = collapse([x.dims[d] for d in rest], *([each.strides[d] for d in rest] for each in (x, values, places)))
     block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
-    levels = 4 if block >= 2048 else 3
+    levels = 3 if block >> 3 <= traits.max_invocations else 4
     local = block >> levels
     bins = max(block // 2, local)
     shared = 8 * (block + local) + 4 * (bins + local + 8)
