@@ -151,6 +151,11 @@ shared uint found[3];  // bin, elements before it, elements in it
 shared uint firsts[GROUPS];
 shared uint bound;
 #endif
+#if !BITONIC
+// Invocations that have an element of the list each, while others of these count for the same elements.
+#define TEAM (LIST <= 32 && LOCAL > 32 ? 32 : LIST <= 64 && LOCAL > 64 ? 64 : LOCAL)
+shared uint ranks[LIST];
+#endif
 shared KEY list_key[LIST];
 shared int list_place[LIST];
 
@@ -251,6 +256,9 @@ void main() {
 #if GROUPS
         for (int b = MINE; b < GROUPS; b += LOCAL) firsts[b] = 0xffffffffu;
 #endif
+#if !BITONIC
+        for (int e = MINE; e < LIST; e += LOCAL) ranks[e] = 0u;
+#endif
         if (MINE == 0) {
             least = 0xffffffffu;
             largest = 0u;
@@ -347,9 +355,10 @@ void main() {
             KEY width = all_ones(bits);
             EACH_SPAN {
                 LOAD
-                EACH {
-                    KEY d = (by_index ? KEY(uint(PLACE(j))) : keys[j]) - low;
-                    if (d <= width && (!by_index || keys[j] == same)) atomicAdd(bins[uint(d >> shift)], 1u);
+                if (by_index) {
+                    EACH if (keys[j] == same && KEY(uint(PLACE(j))) - low <= width) atomicAdd(bins[uint(KEY(uint(PLACE(j))) - low >> shift)], 1u);
+                } else {
+                    EACH if (keys[j] - low <= width) atomicAdd(bins[uint(keys[j] - low >> shift)], 1u);
                 }
             }
             barrier();
@@ -377,14 +386,17 @@ void main() {
             inside = int(found[2]);
         }
         // Those that are before the end of what is left (of one rank only: and not before its beginning).
-        KEY width = all_ones(bits);
+        KEY begin = RANK == 0 ? KEY(0) : low, width = all_ones(bits);
+        if (RANK == 0) width = low + width < low ? ~KEY(0) : low + width;
         if (!found_all) EACH_SPAN {
             LOAD
-            EACH {
-                KEY v = by_index ? KEY(uint(PLACE(j))) : keys[j];
-                bool taken = v - low <= width || RANK == 0 && v < low;
-                if (by_index) taken = keys[j] == same ? taken : RANK == 0 && keys[j] < same;
-                if (taken) list(keys[j], PLACE(j));
+            if (by_index) {
+                EACH {
+                    bool taken = keys[j] == same ? KEY(uint(PLACE(j))) - begin <= width : RANK == 0 && keys[j] < same;
+                    if (taken) list(keys[j], PLACE(j));
+                }
+            } else {
+                EACH if (keys[j] - begin <= width) list(keys[j], PLACE(j));
             }
         }
         barrier();
@@ -396,17 +408,25 @@ void main() {
         p_at += at.x * p_strides.x + at.y * p_strides.y + at.z * p_strides.z + at.w * p_strides.w;
 #if BITONIC
         sort_list(count);
+#else
+        for (int e = MINE % TEAM; e < count; e += TEAM) {
+            KEY key = list_key[e];
+            uint less = 0u;
+            for (int n = MINE / TEAM; n < count; n += LOCAL / TEAM) {
+                KEY other = list_key[n];
+                if (other < key || other == key && list_place[n] < list_place[e]) less++;
+            }
+            atomicAdd(ranks[e], less);
+        }
+        barrier();
 #endif
         for (int e = MINE; e < count; e += LOCAL) {
-            int place = list_place[e], rank = e;
-#if !BITONIC
-            KEY key = list_key[e];
-            rank = 0;
-            for (int other = 0; other < count; other++) {
-                KEY o = list_key[other];
-                if (o < key || o == key && list_place[other] < place) rank++;
-            }
+#if BITONIC
+            int rank = e;
+#else
+            int rank = int(ranks[e]);
 #endif
+            int place = list_place[e];
 #if RANK
             if (passed + rank != wanted) continue;
             rank = 0;
