@@ -15,7 +15,7 @@ from purevk.ir import Graph, Symbol, Value
 from purevk.ir import dims as _dims
 
 
-_MOST_RUNS = 4000
+_MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def time_dispatches(
         executable: what runs the method within the exported bounds.
         inputs: of a call, as numpy arrays and integers.
         runs: the median of so many is taken.
-        settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a third of it for what counts.
+        settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a third of it for what counts, until
+            times do not fall any more.
 
     Raises:
         DeviceError: the device has no timestamps.
@@ -70,7 +71,12 @@ def time_dispatches(
         more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
         if more > runs:
             executable.graph.profile(number, env, more)
-            times = executable.graph.profile(number, env, max(more // 3, runs))
+            # A GPU that was idle takes its time to raise its clocks: nothing counts until times have stopped falling.
+            steady = rounds = 0
+            while steady < 2 and rounds < _MOST_ROUNDS:
+                before, times = sum(times), executable.graph.profile(number, env, max(more // 3, runs))
+                more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
+                steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
         for dispatch, nanoseconds in zip(dispatches, times):
             timings.append(
                 Timing(

@@ -14,6 +14,7 @@ from purevk.ops.epilogue import bits_of, gcd4
 from purevk.ops.expression import Expression, Step
 from purevk.ops.lowering import Lowering, Operand
 from purevk.ops.matmul import dense
+from purevk.ops.planes import Places
 from purevk.ops.pointwise_kernel import broadcast_strides, emit_copy, emit_pointwise, slice_of
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -83,7 +84,8 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         *(_stride(out, d) for d in range(3)), *mask_params, q.offset, k.offset, v.offset, out.offset, mask_offset,
     ]  # fmt: skip
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
-    choose(lowering.traits, batches, heads, queries, k.dims[2], max(width, value_width)).emit(
+    halves = q.dtype is k.dtype is v.dtype is DType.float16
+    choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, halves).emit(
         lowering, buffers, macros, params, out, (batches, heads, queries, keys, value_width), flops
     )
 
@@ -104,10 +106,15 @@ def head_width_fits(width: Size, value_width: Size) -> bool:
     return all(w % 4 == 0 and 0 < w <= MAX_WIDTH for w in (_dims.specialize(width), _dims.specialize(value_width)))
 
 
+def _result_order(node: Node, places: Places) -> tuple[tuple[int, ...] | None]:
+    """What leaves the graph lies as the host wants it."""
+    return (None if node.result in places.outputs else HEADS_FIRST_OUT,)
+
+
 register(
     Operator(
         NAME, _attention_shape,
-        Kernel(_attention_lower, layouts=lambda node, layout_of: (HEADS_FIRST_OUT,), supports=_supports, bfloat16=False),
+        Kernel(_attention_lower, layouts=_result_order, supports=_supports, bfloat16=False),
     )
 )  # fmt: skip
 

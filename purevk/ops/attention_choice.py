@@ -63,6 +63,25 @@ class Tiled:
 
 
 @dataclass(frozen=True)
+class Units:
+    """`attention_units.comp`: a subgroup takes `fragments` times 16 queries, a workgroup `subgroups` times so many."""
+
+    fragments: int = 1
+    subgroups: int = 4
+    keys: int = 64
+
+    def emit(
+        self, lowering: Lowering, buffers: list, macros: dict[str, Any], params: list, out: Operand, sizes: tuple, flops: Size
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        units = {"MATRIX_UNITS": 1, "FRAGMENTS_M": self.fragments, "SUBS": self.subgroups, "KEYS": self.keys}
+        lowering.dispatch(
+            "attention_units.comp", buffers, macros={**macros, **units}, params=params, specialize=lowering.fixed(len(params)),
+            grid=(_dims.ceil_div(queries, 16 * self.fragments * self.subgroups), heads, batches), subgroup_size=32, flops=flops,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Decode:
     """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a part of its keys. With `subgroup`, the
     size of subgroups, lanes add up by shuffles."""
@@ -99,8 +118,11 @@ class Decode:
         )  # fmt: skip
 
 
-def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys: Size, width: Size) -> Any:
-    """The kernel for `queries` queries over up to `keys` keys a head."""
+def choose(
+    traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys: Size, width: int, value_width: int, halves: bool = False
+) -> Any:
+    """The kernel for `queries` queries over up to `keys` keys a head. With `halves`, all three operands are float16."""
+    widths, width = (width, value_width), max(width, value_width)
     few = _dims.upper(queries) <= 4
     if traits.is_cpu and traits.has("subgroup_shuffle"):
         lanes, cores = traits.subgroup_size, max(traits.cores, 1)
@@ -122,6 +144,8 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
         splits = max(min(4 * cores // max(groups, 1), most, 64), 1)
         shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (8, 16, 32, 64)
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
+    if halves and (units := _units(traits, _dims.upper(queries), groups, *widths)) is not None:
+        return units
     # More queries read keys fewer times, fewer make more workgroups.
     for rows in (32, 16, 8):
         steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
@@ -133,6 +157,20 @@ def choose(traits: DeviceTraits, batches: Size, heads: Size, queries: Size, keys
                 tile = replace(tile, subgroup=traits.subgroup_size)
             return tile
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+
+
+def _units(traits: DeviceTraits, queries: int, groups: int, width: int, value_width: int) -> Units | None:
+    """The kernel on matrix units, if the device has them and fragments of these widths fit into registers."""
+    if not traits.few_columns or not traits.has("subgroup_shuffle") or width % 16 or value_width % 16:
+        return None
+    if max(width, value_width) > 128 or not traits.fragment_order():
+        return None
+    narrow = width + value_width <= 128  # two fragments of queries fit into registers
+    # Many rows share what is read of keys and values, as long as every processor has work.
+    for fragments, subgroups in (((2, 4),) if narrow else ()) + ((1, 4), (1, 2)):
+        if -(-queries // (16 * fragments * subgroups)) * groups >= 2 * traits.processors:
+            break
+    return Units(fragments, subgroups, 64 if narrow else 32)
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim
 SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
-KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled"]
+KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled", "steps"]
 VARIANTS = {
     "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
     "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
@@ -107,6 +107,14 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
             macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
         kernel = Heavy("attention_tiled.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
+    elif kind == "steps":
+        if head % 16 or values % 8 or subgroup_size() % 4:
+            pytest.skip("heads are not whole fragments, or subgroups not whole rows of them")
+        if size != SIZES[0] or head != values:
+            pytest.skip("takes long, step by step")
+        macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
+        kernel = Heavy("attention_units.comp", macros, params, len(buffers) + 1)
+        grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)
     else:
         splits = 1 if kind == "decode" else 3
         if kind == "split_shuffled":

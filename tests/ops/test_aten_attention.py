@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from purevk.ops.attention_choice import Units, choose
+from purevk.ops.lowering import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
 pytestmark = pytest.mark.device
@@ -82,3 +86,29 @@ def test_a_mask_between_the_products():
         return F.softmax(torch.where(seen, scores, -1e9), -1) @ v
 
     check(Case(capped, (q, k, v, seen)))
+
+
+def test_halves():
+    """Heads of whole fragments, which matrix units take where a device has them: rows and keys that fill none, masks, causal."""
+    q, k, v = (unit(2, 4, rows, 64, seed=n).half() for n, rows in enumerate((37, 71, 71)))
+    mask = unit(2, 1, 37, 71, seed=3)
+    check(
+        _case(q, k, v), _case(q, k, v, causal=True), _case(q, k[:, :2], v[:, :2], gqa=True),
+        _case(q, k, v, mask.half()), _case(q, k, v, some(2, 1, 37, 71)), _case(q, k, unit(2, 4, 71, 32, seed=4).half()),
+    )  # fmt: skip
+
+
+def test_the_choice_of_matrix_units():
+    """Wherever the kernel is chosen, its tiles fit its workgroup."""
+    features = frozenset({"subgroup_shuffle"})
+    traits = DeviceTraits(features, 32, 132, max_shared_memory=49152, max_invocations=1024, few_columns=True, fragment_order=lambda: True)
+    for width in range(16, 160, 16):
+        for value_width in range(16, 160, 16):
+            for queries in (5, 100, 1000):
+                made = choose(traits, 2, 16, queries, queries, width, value_width, True)
+                assert isinstance(made, Units) == (max(width, value_width) <= 128)
+                if isinstance(made, Units):
+                    assert all(made.keys * w // 4 % (32 * made.subgroups) == 0 for w in (width, value_width))
+                    assert 2 * made.keys * (width + value_width + 16) <= 32768 and made.fragments * (width + value_width) <= 256
+    assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Units)
+    assert not isinstance(choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Units)
