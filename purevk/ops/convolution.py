@@ -58,7 +58,8 @@ def _convolution_shape(
 def _refuse(node: Node, traits: Any) -> str | None:
     if node.args[1].type.rank > 5:
         return f"no kernel for a convolution of {node.args[1].type.rank - 2} dims"
-    return None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits)
+    long = traits.too_long(_dims.product(node.args[1].type.dims[2:]))
+    return long or (None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits))
 
 
 def _expand_convolution(builder: Any, node: Node) -> Value:

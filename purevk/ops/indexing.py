@@ -347,5 +347,9 @@ def _forward_bag_shape(weight: TensorType, indices: TensorType, offsets: TensorT
     return out, bags, offsets, best
 
 
-row("aten._embedding_bag.default", _bag_shape, _bag)
-row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag)
+def _refuse_long(node: Node, traits: Any) -> str | None:
+    return traits.too_long(node.args[1].type.numel)
+
+
+row("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
+row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)

@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.map_kernel import acc_of, mapped
 from purevk.ops.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
 from purevk.ops.promotion import promote_types
@@ -84,8 +85,14 @@ _added("aten.addr.default", lambda builder, a, b: _outer(builder, None, a, b), l
 
 
 def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:
-    """A matrix product in a type that the matrix kernels lack: one invocation an element."""
+    """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows in parts."""
     type = _product(a.type, b.type)
+    depth, most = a.type.dims[-1], builder.traits.max_iterations
+    if _dims.upper(depth) > most:
+        halves = [(0, depth // 2), (depth // 2, depth)]
+        cut = lambda value, dim, ends: builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)  # noqa: E731
+        parts = [multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves]
+        return builder.emit("aten.add.Tensor", *parts, 1)
     rank = type.rank
 
     def at(value: Value, row_text: str, column: str) -> str:
@@ -156,6 +163,10 @@ def _cdist_shape(x: TensorType, y: TensorType, p: float, compute_mode: int | Non
     return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
 
 
+def _refuse_wide(node: Node, traits: Any) -> str | None:
+    return traits.too_long(node.args[0].type.dims[-1])
+
+
 def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode: Any) -> Value:
     type = node.result.type
     batch = type.dims[:-2]
@@ -175,8 +186,8 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
     return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
 
 
-row("aten._cdist_forward.default", _cdist_shape, _cdist)
-row("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p), _cdist)
+row("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
+row("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p), _cdist, supports=_refuse_wide)
 
 
 def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
@@ -195,7 +206,7 @@ def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 
 
-row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default")
+row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide)
 
 
 # -- products of three -------------------------------------------------------------------------------------------------
@@ -232,7 +243,10 @@ def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: An
 
 
 def _refuse_integers(node: Node, traits: Any) -> str | None:
-    return None if node.result.type.dtype.is_float else f"no kernel for {node.result.type.dtype.name}"
+    if not node.result.type.dtype.is_float:
+        return f"no kernel for {node.result.type.dtype.name}"
+    whole = broadcast(*(_widened(each.type.dims, expand) for each, expand in zip(node.args[:3], node.args[3:6])))
+    return traits.too_long(_dims.product(whole[d] for d in wrap_all(node.args[6], len(whole))) if node.args[6] else 1)
 
 
 row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

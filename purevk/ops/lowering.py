@@ -66,6 +66,11 @@ class DeviceTraits:
         """Steps of loops that one invocation may take: old Mesa ends the loops of its software device after 65535."""
         return 60000 if self.is_cpu else 2**31 - 1
 
+    def too_long(self, steps: Size) -> str | None:
+        """Why one invocation cannot take as many steps of loops; None if it can."""
+        most = _dims.upper(steps)
+        return f"no kernel for loops of {most} steps on this device" if most > self.max_iterations else None
+
     @property
     def processors(self) -> int:
         """`cores`, or what a small GPU has where that is unknown."""

@@ -151,8 +151,12 @@ def _expand_max(builder: Any, node: Node) -> Any:
     return _like(builder, values, node.results[0]), _like(builder, indices, node.results[1])
 
 
-register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max)))
-register(Operator("aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max)))
+def _refuse_long(node: Node, traits: Any) -> str | None:
+    return traits.too_long(_dims.product(pair(node.args[1])))
+
+
+register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long)))
+register(Operator("aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max, _refuse_long)))
 
 
 def _average_shape(
@@ -171,7 +175,7 @@ def _expand_average(builder: Any, node: Node) -> Value:
     return _like(builder, made, node.result)
 
 
-register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average)))
+register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long)))
 
 
 def _expand_max_backward(builder: Any, node: Node) -> Value:

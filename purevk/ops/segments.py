@@ -29,16 +29,15 @@ def _mode(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[
         return x, constant(builder, 0, (), DType.int64)
     at = wrap(dim, x.type.rank)
     values, places = builder.emit(SORT, x, at, False, x.type.dims[at], DType.int64)
-    rank = x.type.rank
-    here, best = (coordinates(rank, **{f"d{at}": name}) for name in ("j", "best"))
+    # How many equal elements end here: the elements of a run lie between its first place, found by halves, and its last.
+    here = coordinates(x.type.rank, **{f"d{at}": "m"})
     body = (
-        f"int longest = 0, run = 0, best = 0; {acc_of(x.type.dtype)} before;"
-        f" for (int j = 0; j < v_size_{at}; j++) {{ {acc_of(x.type.dtype)} v = V({here});"
-        " run = j > 0 && v == before ? run + 1 : 1; before = v; if (run > longest) { longest = run; best = j; } }"
-        f" r = V({best}); r1 = int(P({best}));"
+        f"{acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)}); int low = 0, high = i{at};"
+        f" for (; low < high;) {{ int m = (low + high) / 2; if (V({here}) != v) low = m + 1; else high = m; }} r = i{at} - low + 1;"
     )
-    kept = x.type.with_dims(reduced(x.type.dims, (at,), True))
-    made = mapped(builder, body, {"V": values, "P": places}, kept, kept.with_dtype(DType.int32))
+    runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
+    best = builder.emit("aten.argmax.default", runs, at, True)
+    made = [builder.emit("aten.gather.default", each, at, best) for each in (values, places)]
     return tuple(builder.emit("aten.view.default", each, result.type.dims) for each, result in zip(made, node.results))
 
 
@@ -119,4 +118,9 @@ def _segment(
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
 
 
-row("aten.segment_reduce.default", _segment_shape, _segment)
+def _refuse_long(node: Node, traits: Any) -> str | None:
+    given = node.args[2] if node.args[2] is not None else node.args[4]
+    return traits.too_long(node.args[0].type.dims[given.type.rank - 1])
+
+
+row("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -347,10 +347,18 @@ def _search(builder: Any, node: Node, rows: Value, x: Any, out_int32: bool, righ
 row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
 
 
+_FEW_TESTS = 128  # that each element is compared with
+
+
 def _isin(builder: Any, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool) -> Value:
     x, tests = _same_type(builder, x, tests)
     tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
     found, other = (0, 1) if invert else (1, 0)
+    if _dims.upper(tests.type.dims[0]) > _FEW_TESTS:
+        ordered = sort(builder, tests, 0, False)[0]
+        value, last = f"X({coordinates(x.type.rank)})", "min(low, count - 1)"
+        body = f"{_bisect(False, 'm', value, tests.type.dims[0])} r = ROW({last}) == {value} ? {found} : {other};"
+        return mapped(builder, body, {"X": x, "ROW": ordered}, node.result.type, numbers={"count": tests.type.dims[0]})
     at = coordinates(x.type.rank)
     body = f"r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)

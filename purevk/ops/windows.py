@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.indexing import _along
 from purevk.ops.map_kernel import acc_of, coordinates, mapped
 from purevk.ops.pooling import _out
@@ -109,6 +110,9 @@ def pooled(
 
 
 def _pools(count: int) -> None:
+    def refuse(node: Node, traits: Any) -> str | None:
+        return traits.too_long(_dims.product(pair(node.args[1], count)))
+
     def average_shape(
         x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
@@ -128,9 +132,9 @@ def _pools(count: int) -> None:
     def maximum(builder: Any, node: Node, x: Value, *window: Any) -> Any:
         return _maximum(builder, x, _Window(x.type, count, *window), len(node.results) == 2)
 
-    row(f"aten.avg_pool{count}d.default", average_shape, average)
-    row(f"aten.max_pool{count}d.default", maximum_shape, maximum)
-    row(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum)
+    row(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
+    row(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
+    row(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum, supports=refuse)
 
 
 _pools(1)
@@ -138,6 +142,12 @@ _pools(3)
 
 
 def _adaptive(count: int) -> None:
+    def refuse(node: Node, traits: Any) -> str | None:
+        ends = zip(node.args[0].type.dims[-count:], node.results[0].type.dims[-count:])
+        windows = [_dims.upper(size) // max(_dims.upper(out), 1) + 2 for size, out in ends]
+        alone = len(node.results) == 1 and all(out == 1 for out in node.results[0].type.dims[-count:])  # a mean
+        return None if alone else traits.too_long(_dims.product(windows))
+
     def average_shape(x: TensorType, output_size: Any) -> TensorType:
         return _Window(x, count, sizes=output_size).type(x)
 
@@ -155,8 +165,8 @@ def _adaptive(count: int) -> None:
         return _maximum(builder, x, _Window(x.type, count, sizes=sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
-    row(f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names)
-    row(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum)
+    row(f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names, supports=refuse)
+    row(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
 
 
 for _count in (1, 2, 3):
