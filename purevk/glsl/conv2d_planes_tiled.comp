@@ -15,11 +15,14 @@
 //   20, 21, 22 strides of image, channel and row of the input; that of the column is 1
 // Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides DEPTH); T_A, T_B, T_BIAS, T_OUT, BIAS,
 //   EXTRA_BUFFERS as in matmul_io.glslh.
+//   AHEAD 1: what a step takes from memory is read during the step before, which takes registers.
 //   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the other.
-//   VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.  VEC4_B 1: (not with a spread) p1, p5 and p6 are.
+//   VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.  VEC4_B 1: p1, p5 and p6 are, and the channels of each pixel of a spread.
 //   VEC4_OUT 1: p2 and p10 are multiples of 4.
 //   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of so many of the result.
-//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of SPREAD_Y * SPREAD_X; one group only.
+//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only, VEC4_B 1.
+//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) p10 is a multiple of 8; neighbours of a subgroup exchange what they store, so that it is
+//     whole sectors of memory.
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the result, channel n.
 //   EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from `at` on.
 // Shared memory, bytes: as ops/convolution_tiles.py counts.
@@ -50,6 +53,9 @@
 #endif
 #ifndef UNROLLED
 #define UNROLLED 1
+#endif
+#ifndef PAIRS
+#define PAIRS 0
 #endif
 #ifndef AHEAD
 #define AHEAD 0
@@ -217,17 +223,17 @@ void fetch_b(int c0, int group, int first) {
     UNROLL for (int s = 0; s < B_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
 #if VEC4_B
-        int line = i / (TILE_O / 4), n = first + (i - line * (TILE_O / 4)) * 4, c = line / TAPS, tap = line - c * TAPS;
+        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4), c = line / TAPS, tap = line - c * TAPS;
+        int channels = columns / PHASES, phase = j % PHASES, n = first / PHASES + j / PHASES * 4;
         next_b[s] = vec4(0.0);
-        if (i < B_COUNT && c0 + c < IC && n < columns) {
-            next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + n) >> 2]);
+        if (i < B_COUNT && c0 + c < IC && n < channels) {
+            next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n) >> 2]);
         }
 #else
-        int channels = columns / PHASES, line = i / TILE_O, j = i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
-        int phase = j / (TILE_O / PHASES), n = first / PHASES + j - phase * (TILE_O / PHASES);
+        int line = i / TILE_O, n = first + i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
         next_b[s] = 0.0;
-        if (i < B_COUNT && c0 + c < IC && n < channels) {
-            next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n]);
+        if (i < B_COUNT && c0 + c < IC && n < columns) {
+            next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + n]);
         }
 #endif
     }
@@ -245,12 +251,15 @@ void put_tiles() {
     }
     UNROLL for (int s = 0; s < B_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
-#if VEC4_B
+#if VEC4_B && PHASES > 1
+        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4), at = line * TILE_O + j / PHASES * 4 * PHASES + j % PHASES;
+        if (i < B_COUNT) {
+            UNROLL for (int e = 0; e < 4; e++) tile_b[(at + e * PHASES) >> 2][(at + e * PHASES) & 3] = next_b[s][e];
+        }
+#elif VEC4_B
         if (i < B_COUNT) tile_b[i] = next_b[s];
 #else
-        int line = i / TILE_O, j = i - line * TILE_O, phase = j / (TILE_O / PHASES);
-        int at = line * TILE_O + (j - phase * (TILE_O / PHASES)) * PHASES + phase;
-        if (i < B_COUNT) tile_b[at >> 2][at & 3] = next_b[s];
+        if (i < B_COUNT) tile_b[i >> 2][i & 3] = next_b[s];
 #endif
     }
 }
@@ -301,7 +310,12 @@ void put(vec4 v, int at, int n, int count) {
 }
 
 void main() {
-    int id = int(gl_LocalInvocationIndex), place = id % PLACES, tx = place % GROUPS_X, ty = place / GROUPS_X, to = id / PLACES;
+#if PAIRS
+    int id = int(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID);
+#else
+    int id = int(gl_LocalInvocationIndex);
+#endif
+    int place = id % PLACES, tx = place % GROUPS_X, ty = place / GROUPS_X, to = id / PLACES;
     int tile = int(gl_WorkGroupID.x), tile_y = tile / tiles_x, image = int(gl_WorkGroupID.z);
     int x0 = (tile - tile_y * tiles_x) * (4 * GROUPS_X * BLOCKS_X), y0 = tile_y * (GROUPS_Y * BLOCKS_Y);
     int tiles_o = (columns + TILE_O - 1) / TILE_O, group = int(gl_WorkGroupID.y) / tiles_o;
@@ -356,11 +370,21 @@ void main() {
             UNROLL for (int d = 0; d < SPREAD_X; d++) {
                 UNROLL for (int e = 0; e < 4; e++) line[e * SPREAD_X + d] = acc[k][o + d][e] + bias[d];
             }
+#if PAIRS
+            vec4 low = vec4(line[0], line[1], line[2], line[3]), high = vec4(line[4], line[5], line[6], line[7]);
+            bool odd = (tx & 1) != 0;
+            vec4 other = subgroupShuffleXor(odd ? low : high, 1u);
+            if (there && x < OW && y < OH) {
+                put(odd ? other : low, odd ? at - 4 : at, n, 4);
+                put(odd ? high : other, odd ? at + 4 : at + 8, n, 4);
+            }
+#else
             if (there && x < OW && y < OH) {
                 UNROLL for (int d = 0; d < SPREAD_X; d++) {
                     put(vec4(line[4 * d], line[4 * d + 1], line[4 * d + 2], line[4 * d + 3]), at + 4 * d, n, (OW - x) * SPREAD_X - 4 * d);
                 }
             }
+#endif
         }
     }
 }

@@ -19,7 +19,7 @@ from purevk.ops.registry import Kernel, Operator, register
 NAME = "purevk.strips"
 _ENOUGH = 1024  # invocations a processor, at least
 # Rows and planes that an invocation makes, by the columns.
-_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
+_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 1), (2, 1))}
 
 
 def _shape(plain: MapSpec, strips: MapSpec, over: tuple, inputs: tuple, type: TensorType) -> tuple[TensorType, ...]:
@@ -68,7 +68,7 @@ def resized(
         return None
     images, (height, width) = x.type.dims[0] * x.type.dims[1], type.dims[2:]
     traits: DeviceTraits = builder.traits
-    columns = 4 if width % 4 == 0 and _repeats(across, 4, align) else 1
+    columns = 4 if width % 4 == 0 and 0 < across <= 1 else 1
     sizes = next(
         (
             (rows, planes) for rows, planes in _STRIPS[columns]
@@ -194,14 +194,14 @@ def sampled(
         return None
     staged = _staged(traits, x.type, type)
     if staged is not None:
-        count, local = staged
+        count, local, rounds = staged
         (high, wide), number = x.type.dims[2:], height * width
         spec = MapSpec(
-            _sample_staged(places, count, local, (high, wide), number), ("X", "GRID"), stores=False, template="map_shared.comp",
+            _sample_staged(places, count, local, rounds, (high, wide), number), ("X", "GRID"), stores=False, template="map_shared.comp",
             macros=(("SHARED", f"shared {_LANES[count]} kept[{(high + 2) * (wide + 2)}];"),), local=local,
-            flops=plain.flops * count * number // local,
+            flops=plain.flops * count * rounds * number // local,
         )  # fmt: skip
-        return builder.emit(NAME, plain, spec, (batches, channels // count, 1, local), (x, grid), type)
+        return builder.emit(NAME, plain, spec, (batches, channels // (count * rounds), 1, local), (x, grid), type)
     terms = " + ".join(f"(in{n} ? X(i0, c, q2{up}, q3{across}) : 0.0) * u{n}" for n, (up, across) in enumerate(_CORNERS))
     body = f"{places} {_AROUND} UNROLL for (int k = 0; k < {planes}; k++) {{ int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms}); }}"
     # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves several.
@@ -213,6 +213,7 @@ _CORNERS = tuple((up, across) for up in (0, 1) for across in (0, 1))
 _LANES = {1: "float", 2: "vec2"}
 _STAGED_BYTES = 40000  # of shared memory, so that a processor has several workgroups
 _STAGED_LOCAL = 512
+_STAGED_GROUPS = 1.8  # workgroups a processor, at least
 
 
 def _around() -> str:
@@ -231,47 +232,52 @@ def _around() -> str:
 _AROUND = _around()
 
 
-def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int, int] | None:
-    """Planes that a workgroup keeps in shared memory, and its invocations, where all places read from there; else None."""
+def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int, int, int] | None:
+    """Planes that a workgroup keeps in shared memory, its invocations, and how often it does so, where all places read from there;
+    else None."""
     (high, wide), places = x.dims[2:], _dims.product(type.dims[2:])
     room = min(_STAGED_BYTES, traits.max_shared_memory)
     count = next((count for count in (2, 1) if type.dims[1] % count == 0 and 4 * count * (high + 2) * (wide + 2) <= room), None)
     if count is None or places < max(high * wide, _STAGED_LOCAL) or traits.max_invocations < _STAGED_LOCAL:
         return None
-    many = type.dims[0] * type.dims[1] // count >= 2 * traits.processors
-    return (count, _STAGED_LOCAL) if many else None
+    images, sets = type.dims[0], type.dims[1] // count
+    # All workgroups at once, each reading what it will sample next while it samples.
+    rounds = next(n for n in (16, 8, 4, 2, 1) if n == 1 or sets % n == 0 and images * sets // n >= _STAGED_GROUPS * traits.processors)
+    return (count, _STAGED_LOCAL, rounds) if images * sets // rounds >= _STAGED_GROUPS * traits.processors else None
 
 
-def _sample_staged(places: str, count: int, local: int, size: tuple[int, int], number: int) -> str:
-    """The statements of a workgroup: it copies planes with zeros around them, and then makes all `number` places, in turns of so
-    many that what the grid says of them is on its way together with the planes."""
+def _sample_staged(places: str, count: int, local: int, rounds: int, size: tuple[int, int], number: int) -> str:
+    """The statements of a workgroup: it copies planes with zeros around them to shared memory, and makes all `number` places of
+    theirs, so many times for planes after one another."""
     high, wide = size
-    vector, line, most = _LANES[count], wide + 2, -(-number // local)
-    turns = next(turns for turns in (8, 4, 2, 1) if most % turns == 0)
+    vector, line, turns = _LANES[count], wide + 2, -(-number // local)
+    loads, together = -(-high * wide // local), next(n for n in (2, 1) if turns % n == 0)
     if_there = lambda name, limit: f"if ({name} < {limit}) " if limit % local else ""  # noqa: E731
-    read = ", ".join(f"X(i0, i1 * {count} + {k}, y, x)" for k in range(count))
-    placed = (
-        f"UNROLL for (int n = 0; n < {turns}; n++) {{ int at = min(mine + (turn + n) * {local}, {number - 1}), i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
-        f" {places} p2s[n] = p2; p3s[n] = p3; }}"
+    read = ", ".join(f"X(i0, c + {k}, y, x)" for k in range(count))
+    spot = f"int at = mine + n * {local}, y = at / {wide}, x = at - y * {wide};"
+    fetch = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}next[n] = {vector}({read}); }}"
+    keep = (
+        f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}kept[(y + 1) * {line} + x + 1] = next[n]; }}"
     )
-    fill = (
-        f"UNROLL for (int n = 0; n < {-(-high * wide // local)}; n++) {{ int at = mine + n * {local}; {if_there('at', high * wide)}"
-        f"{{ int y = at / {wide}, x = at - y * {wide}; kept[(y + 1) * {line} + x + 1] = {vector}({read}); }} }}"
-        f" for (int at = mine; at < {2 * line + 2 * high}; at += {local}) {{ int side = at - {2 * line};"
-        f" kept[at < {line} ? at : at < {2 * line} ? at + {(high) * line} : ((side >> 1) + 1) * {line} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
+    zeros = (
+        f"for (int at = mine; at < {2 * line + 2 * high}; at += {local}) {{ int side = at - {2 * line};"
+        f" kept[at < {line} ? at : at < {2 * line} ? at + {high * line} : ((side >> 1) + 1) * {line} + (side & 1) * {wide + 1}]"
+        f" = {vector}(0.0); }}"
     )
     around = " ".join(
-        f"float f{d} = floor(p{d}s[n]), w{d} = p{d}s[n] - f{d}; int a{d} = int(f{d}), q{d}0 = clamp(a{d}, -1, {limit}) + 1, q{d}1 = clamp(a{d} + 1, -1, {limit}) + 1;"
+        f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d}), q{d}0 = clamp(a{d}, -1, {limit}) + 1,"
+        f" q{d}1 = clamp(a{d} + 1, -1, {limit}) + 1;"
         for d, limit in ((2, high), (3, wide))
     )
     rows = [f"(kept[q2{up} * {line} + q30] * (1.0 - w3) + kept[q2{up} * {line} + q31] * w3)" for up in (0, 1)]
-    puts = " ".join(f"R_PUT(i0, i1 * {count} + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count))
-    made = (
-        f"UNROLL for (int n = 0; n < {turns}; n++) {{ int at = mine + (turn + n) * {local}; {if_there('at', number)}"
-        f"{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3; {around}"
-        f" {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }}"
+    puts = " ".join(f"R_PUT(i0, c + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count))
+    sample = (
+        f"[[dont_unroll]] for (int turn = 0; turn < {turns}; turn += {together}) {{ UNROLL for (int n = 0; n < {together}; n++)"
+        f" {{ int at = mine + (turn + n) * {local}; {if_there('at', number)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
+        f" {places} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
     )
     return (
-        f"int mine = i3; float p2s[{turns}], p3s[{turns}]; for (int turn = 0; turn < {most}; turn += {turns}) {{ {placed}"
-        f" if (turn == 0) {{ {fill} barrier(); }} {made} }}"
+        f"int mine = i3, c = i1 * {count * rounds}; {vector} next[{loads}]; {fetch} {zeros}"
+        f" [[dont_unroll]] for (int round = 0; round < {rounds}; round++) {{ barrier(); {keep} barrier();"
+        f" if (round + 1 < {rounds}) {{ c += {count}; {fetch} c -= {count}; }} {sample} c += {count}; }}"
     )
