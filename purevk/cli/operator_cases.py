@@ -181,6 +181,7 @@ def _indices(nbytes: int) -> Iterator[Case]:
         ("index_select.default", (table, 0, indices(rows, high=rows)), "rows"),
         ("index_select.default", (table, 1, indices(columns, high=columns)), "columns"),
         ("gather.default", (table, 1, indices(rows, columns, high=columns)), "last dim"),
+        ("index.Tensor", (table, (indices(rows, 1, high=rows), indices(columns, high=columns))), "rows by columns"),
         ("index.Tensor", (alone, (indices(*picks, high=rows), indices(*picks, high=columns))), "elements"),
         ("take.default", (alone, indices(*picks, high=rows * columns)), ""),
         ("scatter.src", (x, 1, indices(rows, columns, high=columns), x), "last dim"),

@@ -25,6 +25,8 @@
 //                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay
 //                   those of the int64 elements
 //   PLACES n        without ACC: places of an invocation (1), a workgroup's width apart
+//   PARTS n         without ACC: parts of x that are read one after the other (1), of 2^PART elements each: what is picked from
+//                   a part then finds it in a cache
 //   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x
 //                   strides, steps and both offsets are multiples of 4
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
@@ -242,6 +244,10 @@ int source_of(int o) {
 #define STORED(v) T_OUT(v)
 #endif
 
+#ifndef PARTS
+#define PARTS 1
+#endif
+
 void main() {
 #ifdef ACC
     for (int o = ROW_FIRST * EACH; o < outputs; o += ROW_STEP * EACH) {
@@ -262,7 +268,15 @@ void main() {
         int from[PLACES];
         UNROLL for (int p = 0; p < PLACES; p++) from[p] = source_of(min(start + p * step, outputs - EACH));
         ELEMENTS v[PLACES];
+#if PARTS > 1
+        for (int part = 0; part < PARTS; part++) {
+            UNROLL for (int p = 0; p < PLACES; p++) {
+                if (min(max(from[p] - x_offset, 0) >> PART, PARTS - 1) == part) v[p] = LOAD(from[p]);
+            }
+        }
+#else
         UNROLL for (int p = 0; p < PLACES; p++) v[p] = LOAD(from[p]);
+#endif
         UNROLL for (int p = 0; p < PLACES; p++) {
             int o = start + p * step;
             if (o < outputs) buf_out[(out_offset + o) / EACH] = STORED(v[p]);

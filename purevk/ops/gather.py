@@ -15,6 +15,9 @@ from purevk.ops.rows import collapse
 from purevk.ops.shapes import broadcast, wrap
 
 NAME = "purevk.gather"
+_SECTOR = 32  # bytes, the least that is read of memory
+_PART = 1 << 23  # bytes, a power of two, of a tensor: a cache holds them
+_MOST_PARTS = 16
 
 
 def _gather_shape(x: TensorType, indices: tuple, index_dims: tuple, sizes: tuple, x_dims: tuple, steps: tuple) -> TensorType:
@@ -52,20 +55,34 @@ def _lower(lowering: Lowering, node: Node) -> None:
         params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
     count = out.type.numel
     work = _ceil4(count) if vector else count
-    places = lowering.places(work, 2 if vector else 4)
+    parts = 1 if vector else _parts(x, loop, mine[0], count)
+    places = lowering.places(work, 32 if parts > 1 else 2 if vector else 8)
+    parts = parts if places > 1 else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
+    words = 1 if lowering.traits.is_cpu or indices[0].dtype is not DType.int64 else 2
     lowering.dispatch(
         "gather.comp", [(x, "r"), *((index, "r") for index in indices), (out, "w")],
         macros={
             "DIMS": max(len(loop), 1), "INDICES": len(indices), "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl,
-            "T_INDEX": indices[0].dtype.glsl, "VEC4": int(vector), "PLACES": places,
-            **({"HAS_INT64": "1"} if DType.int64 in (x.dtype, indices[0].dtype) else {}),
+            "T_INDEX": "int" if words > 1 else indices[0].dtype.glsl, "VEC4": int(vector), "PLACES": places,
+            "INDEX_WORDS": words, "PARTS": parts, "PART": (_PART // x.dtype.itemsize).bit_length() - 1,
+            **({"HAS_INT64": "1"} if x.dtype is DType.int64 or words == 1 and indices[0].dtype is DType.int64 else {}),
             **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
         },
         params=params, constants={100: local}, specialize=lowering.fixed(64, range(31, 64)),
         grid=lowering.linear_grid(work, local * places),
         nbytes=2 * count * x.dtype.itemsize + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
     )  # fmt: skip
+
+
+def _parts(x: Operand, loop: Sequence[Size], stride: Size, count: Size) -> int:
+    """Parts of x that a GPU picks elements from, one after the other. Each single element of a large tensor would move a sector of
+    memory; what is picked from a part finds it in a cache, as most workgroups are at the same part at the same time."""
+    nbytes = x.type.nbytes
+    if len(loop) != 1 or not (isinstance(stride, int) and stride == 0 and isinstance(nbytes, int)):
+        return 1
+    parts = -(-nbytes // _PART)
+    return parts if 4 <= parts <= _MOST_PARTS and _dims.hint(count) * _SECTOR >= 2 * nbytes else 1
 
 
 def _gather_rows(

@@ -185,3 +185,16 @@ def test_rows_of_odd_length(dtype):
             if dtype.is_floating_point:
                 cases += [Case(F.pad, (t, pads, mode)) for mode in ("reflect", "replicate", "circular")]
     check(cases)
+
+
+def test_picked_in_parts(monkeypatch):
+    """Single elements of what no cache holds are picked from one part after the other."""
+    monkeypatch.setattr("purevk.ops.gather._PART", 1 << 12)
+    for x in (of(torch.float32, 80, 61), of(torch.int64, 80, 40), of(torch.uint8, 300, 61).to(torch.uint8)):
+        generator = torch.Generator().manual_seed(0)
+        flat = torch.randint(-x.numel(), x.numel(), (90, 97), generator=generator)
+        row, column = (torch.randint(-n, n, (90, 97), generator=generator) for n in x.shape)
+        check([
+            Case(aten.take.default, (x, flat)), Case(lambda x, i, j: x[i, j], (x, row, column)),
+            Case(lambda x, i, j: x.t()[j, i], (x, row, column)),
+        ])  # fmt: skip
