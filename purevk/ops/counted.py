@@ -13,7 +13,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.gather import is_mask
-from purevk.ops.map_kernel import mapped, mapped_over
+from purevk.ops.map_kernel import acc_of, mapped, mapped_over
 from purevk.ops.rearrange import is_empty, row
 from purevk.ops.registry import Counted, UnknownSizes
 from purevk.ops.shapes import broadcast, wrap
@@ -162,29 +162,57 @@ def _unique2_shape(x: TensorType, sorted: bool = True, return_inverse: bool = Fa
     return _unknown_unique(_unique_types(x, return_inverse, return_counts))
 
 
-def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, counts: bool) -> Any:
-    """Values, inverse and counts of the runs of equal elements, after sorting unless they are taken as they come (`ordered`)."""
+def _slice_order(builder: Any, rows: Value) -> Value:
+    """The places of rows in their order: each counts those before it."""
+    acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
+    less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
+    body = (
+        f"int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c < x_size_1 && order == 0; c++) {{"
+        f" {acc} a = X(j, c), b = X(i0, c); order = {less.format('a', 'b')} ? -1 : {less.format('b', 'a')} ? 1 : 0; }}"
+        " if (order < 0 || (order == 0 && j < i0)) before++; } R_PUT(before, i0);"
+    )
+    return mapped_over(builder, body, {"X": rows}, rows.type.dims[:1], TensorType(DType.int32, rows.type.dims[:1]))
+
+
+def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, counts: bool, dim: int | None = None) -> Any:
+    """Values, inverse and counts of the runs of equal elements (slices along `dim`), after sorting unless they are taken as they
+    come (`ordered`)."""
     if is_empty(x.type):
         return _nothing(builder, node)
-    flat = _flat(builder, x)
-    places = None
-    if not ordered:
-        flat, places = sort(builder, flat, 0, False)
-    differs = "X(i0) != X(max(i0 - 1, 0))" + (" || pv_isnan(X(i0))" if x.type.dtype.is_float else "")
-    flags = mapped(builder, f"r = i0 == 0 || {differs} ? 1 : 0;", {"X": flat}, flat.type.with_dtype(DType.bool))
-    size, length = node.result.type.dims[0], flat.type.dims[0]
+    at = 0 if dim is None else wrap(dim, x.type.rank)
+    size, places = node.result.type.dims[at if dim is not None else 0], None
+    if dim is None or x.type.rank < 2:
+        rows = _flat(builder, x)
+        if not ordered:
+            rows, places = sort(builder, rows, 0, False)
+        differs = "X(i0) != X(max(i0 - 1, 0))" + (" || pv_isnan(X(i0))" if x.type.dtype.is_float else "")
+        body = f"r = i0 == 0 || {differs} ? 1 : 0;"
+    else:
+        front = builder.emit("aten.permute.default", x, (at, *(d for d in range(x.type.rank) if d != at)))
+        rows = builder.emit("aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:])))
+        if not ordered:
+            places = _slice_order(builder, rows)
+            rows = builder.emit("aten.index_select.default", rows, 0, places)
+        body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"
+    length, width = rows.type.dims[0], rows.type.dims[1:]
+    flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
     before = _places(builder, flags, size)
-    body = "if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1, X(i0));"
-    inputs = {"X": flat, "FLAG": flags, "BEFORE": before}
-    made = [mapped_over(builder, body, inputs, (length,), flat.type.with_dims((size,)))]
+    column = ", i1" if width else ""
+    body = f"if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1{column}, X(i0{column}));"
+    inputs = {"X": rows, "FLAG": flags, "BEFORE": before}
+    found = mapped_over(builder, body, inputs, rows.type.dims, rows.type.with_dims((size, *width)))
+    if width:
+        found = builder.emit("aten.view.default", found, (size, *front.type.dims[1:]))
+        found = builder.emit("aten.permute.default", found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank)))
+    made = [found]
     index = TensorType(node.results[1].type.dtype, (length,))
     if inverse and places is not None:
         body = "R_PUT(int(PLACE(i0)), BEFORE(i0) - 1);"
         back = mapped_over(builder, body, {"PLACE": places, "BEFORE": before}, (length,), index)
-        made.append(builder.emit("aten.view.default", back, x.type.dims))
+        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
     elif inverse:
         back = mapped(builder, "r = BEFORE(i0) - 1;", {"BEFORE": before}, index)
-        made.append(builder.emit("aten.view.default", back, x.type.dims))
+        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
     if counts:
         # Where the runs start, and the end of the last one.
         body = "if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1, i0); if (i0 == count - 1) R_PUT(BEFORE(i0), count);"
@@ -230,23 +258,35 @@ def _consecutive_shape(x: TensorType, return_inverse: bool = False, return_count
     return _unknown_unique(_along_types(x, dim))
 
 
+_MOST_SLICES = 8192  # each of which is compared with all
+
+
 def _refuse_rows(position: int) -> Any:
     def supports(node: Node, traits: Any) -> str | None:
-        many = node.args[position] is not None and node.args[0].type.rank != 1
-        return "no kernel that compares slices" if many else None
+        x, dim = node.args[0].type, node.args[position]
+        if dim is None or x.rank < 2:
+            return None
+        at = wrap(dim, x.rank)
+        if is_empty(x):
+            return "no kernel for empty slices"
+        if "consecutive" in node.op:
+            return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
+        if _dims.upper(x.dims[at]) > _MOST_SLICES:
+            return f"no kernel that sorts {x.dims[at]} slices"
+        return traits.too_long(x.numel)
 
     return supports
 
 
 row("aten.unique_consecutive.default", _consecutive_shape,
-    lambda builder, node, x, inverse, counts, dim: _unique(builder, node, x, True, inverse or dim is not None, counts or dim is not None),
+    lambda builder, node, x, inverse, counts, dim: _unique(builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim),
     supports=_refuse_rows(3))  # fmt: skip
 row("aten.unique_dim.default",
     lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
-    lambda builder, node, x, *rest: _unique(builder, node, x, False, True, True), supports=_refuse_rows(1))  # fmt: skip
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim), supports=_refuse_rows(1))  # fmt: skip
 row("aten.unique_dim_consecutive.default",
     lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
-    lambda builder, node, x, *rest: _unique(builder, node, x, True, True, True), supports=_refuse_rows(1))  # fmt: skip
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim), supports=_refuse_rows(1))  # fmt: skip
 
 
 # -- repetitions -------------------------------------------------------------------------------------------------------

@@ -108,14 +108,29 @@ def test_no_number_that_is_none_equals_another() -> None:
             agrees(program, function, each)
 
 
-def test_unique_along_a_dim_runs_on_the_cpu() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.float16], ids=str)
+def test_unique_slices(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> Any:
+        found = [torch.unique(x, dim=d, return_inverse=True, return_counts=True) for d in (0, 1, 2)]
+        runs = torch.unique_consecutive(x, dim=0, return_inverse=True, return_counts=True)
+        return found, runs, torch.unique(x, dim=0).logical_not()
+
+    x = tensor(13, 3, 2, dtype=torch.int64, low=-1, high=1).abs().to(dtype)
+    with compiled(function, x) as program:
+        assert not host_nodes(program)
+        for each in (x, torch.zeros_like(x), tensor(13, 3, 2, dtype=dtype)):
+            agrees(program, function, each)
+
+
+def test_unique_slices_without_numbers() -> None:
     def function(x: torch.Tensor) -> Any:
         values, counts = torch.unique(x, dim=0, return_counts=True)
         return values * 2, counts
 
-    with compiled(function, tensor(6, 2).round()) as program:
-        for seed in range(3):
-            agrees(program, function, (tensor(6, 2, seed=seed) / 3).round())
+    with compiled(function, tensor(6, 2), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)) as program:
+        for count in (6, 2, 16):
+            agrees(program, function, (tensor(count, 2, seed=count) / 3).round())
+        agrees(program, function, torch.tensor([[0.0, -0.0], [-0.0, 0.0], [1, torch.nan], [torch.inf, 0], [1, torch.nan]]))
 
 
 def test_long_masks() -> None:
