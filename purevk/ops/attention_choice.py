@@ -137,11 +137,11 @@ def choose(
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        # Parts of 128 keys or more, for as long as a processor has less than four workgroups; what is short is not split, to
+        # Parts of 128 keys or more, for as long as a processor has less than eight workgroups; what is short is not split, to
         # save a dispatch.
         groups *= _dims.upper(queries)
         most = _dims.upper(keys) // 128 if _dims.upper(keys) > 256 else 1
-        splits = max(min(4 * cores // max(groups, 1), most, 64), 1)
+        splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
         shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (8, 16, 32, 64)
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
     if halves and (units := _units(traits, _dims.upper(queries), groups, *widths)) is not None:
