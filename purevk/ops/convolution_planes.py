@@ -11,10 +11,11 @@ from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.matmul import dense
-from purevk.ops.convolution_tiles import MOST_IMAGES, tiles_of
+from purevk.ops.convolution_tiles import tiles_of
 from purevk.ops.matmul_choice import choose, emit, first_extra
 from purevk.ops.planes import MAX_LOADS, as_planes, column_rows
 
+MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads planes and writes channels last
 MANY_FLOPS = 1 << 29  # where matrix units are faster than that
 WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion

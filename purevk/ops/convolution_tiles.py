@@ -11,7 +11,6 @@ from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
 
-MOST_IMAGES = 65535  # a dim of a grid, on any device
 LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
 _INVOCATIONS = 128
@@ -92,8 +91,9 @@ def choose_tiles(
         and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory and outs % spread[1] == 0
         and (phases == 1 or tiles.columns % (4 * phases) == 0)
     )  # fmt: skip
-    many = batches * -(-height // tiles.height) * -(-width // tiles.width) * -(-columns // tiles.columns) * groups
-    return tiles if fits and many >= _ENOUGH * traits.processors else None
+    grid = (-(-height // tiles.height) * -(-width // tiles.width), -(-columns // tiles.columns) * groups, batches)
+    fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
+    return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
 
 
 def _steps(taps: int, groups_o: int, phases: int) -> tuple[int, int, bool]:
@@ -115,7 +115,7 @@ def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
         return None
     batches, _, height, width = node.result.type.dims
     sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]
-    if sizes[0] > MOST_IMAGES or not all(sizes):
+    if not all(sizes):
         return None
     return choose_tiles(traits, sizes, columns // groups, group_in, groups, ((kh, kw), stride, dilation), spread)
 
