@@ -77,9 +77,11 @@ def choose_tiles(
     blocks, along_x = 2, height == 1
     outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
     places = _INVOCATIONS // groups_o
-    groups_x = min(places, power_of_two(-(-width // (4 * blocks if along_x else 4))))
+    # Windows of neighbouring lines overlap: tiles are rather square where there are any.
+    widest = places if along_x or taps == 1 else 16 if places > 32 else 8
+    groups_x = min(places, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
     groups_y = 1 if along_x else places // groups_x
-    depth, unrolled, ahead = _steps(taps, groups_o, phases)
+    depth, unrolled, ahead = _steps(taps, groups_o)
     while True:
         tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead)
         if depth == 1 or depth // 2 < channels and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory:
@@ -96,14 +98,14 @@ def choose_tiles(
     return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
 
 
-def _steps(taps: int, groups_o: int, phases: int) -> tuple[int, int, bool]:
+def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
     """Channels of a step, those whose products are unrolled, and whether a step's reads are on their way during the step before: as
     measured on an H200."""
     if taps == 1:
-        return (32, 16, False) if phases == 1 else (16, 4, False)
+        return 32, 16, False
     if groups_o == 1:
         return 2, 1, True
-    return (8, 4, True) if taps <= 4 else (8, 2, True)
+    return 8, (8 if taps <= 4 else 2), True
 
 
 def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:

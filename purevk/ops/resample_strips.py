@@ -19,7 +19,7 @@ from purevk.ops.registry import Kernel, Operator, register
 NAME = "purevk.strips"
 _ENOUGH = 1024  # invocations a processor, at least
 # Rows and planes that an invocation makes, by the columns.
-_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 1), (2, 1))}
+_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
 
 
 def _shape(plain: MapSpec, strips: MapSpec, over: tuple, inputs: tuple, type: TensorType) -> tuple[TensorType, ...]:
@@ -212,8 +212,7 @@ def sampled(
 _CORNERS = tuple((up, across) for up in (0, 1) for across in (0, 1))
 _LANES = {1: "float", 2: "vec2"}
 _STAGED_BYTES = 40000  # of shared memory, so that a processor has several workgroups
-_STAGED_LOCAL = 512
-_STAGED_GROUPS = 1.8  # workgroups a processor, at least
+_STAGED_GROUPS = 0.9  # workgroups a processor, at least
 
 
 def _around() -> str:
@@ -237,13 +236,15 @@ def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int,
     else None."""
     (high, wide), places = x.dims[2:], _dims.product(type.dims[2:])
     room = min(_STAGED_BYTES, traits.max_shared_memory)
-    count = next((count for count in (2, 1) if type.dims[1] % count == 0 and 4 * count * (high + 2) * (wide + 2) <= room), None)
-    if count is None or places < max(high * wide, _STAGED_LOCAL) or traits.max_invocations < _STAGED_LOCAL:
+    local = next((n for n in (1024, 512, 256) if n <= min(places, traits.max_invocations)), None)
+    count = next((n for n in (2, 1) if type.dims[1] % n == 0 and 4 * n * (high + 2) * (wide + 2) <= room), None)
+    if count is None or local is None or places < high * wide:
         return None
-    images, sets = type.dims[0], type.dims[1] // count
     # All workgroups at once, each reading what it will sample next while it samples.
-    rounds = next(n for n in (16, 8, 4, 2, 1) if n == 1 or sets % n == 0 and images * sets // n >= _STAGED_GROUPS * traits.processors)
-    return (count, _STAGED_LOCAL, rounds) if images * sets // rounds >= _STAGED_GROUPS * traits.processors else None
+    images, sets = type.dims[0], type.dims[1] // count
+    enough = lambda rounds: sets % rounds == 0 and images * sets // rounds >= _STAGED_GROUPS * traits.processors  # noqa: E731
+    rounds = next((rounds for rounds in (16, 8, 4, 2, 1) if enough(rounds)), None)
+    return None if rounds is None else (count, local, rounds)
 
 
 def _sample_staged(places: str, count: int, local: int, rounds: int, size: tuple[int, int], number: int) -> str:
