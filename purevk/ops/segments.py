@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.creation import constant
 from purevk.ops.map_kernel import acc_of, coordinates, mapped
 from purevk.ops.promotion import wide_type
-from purevk.ops.rearrange import row
+from purevk.ops.rearrange import is_empty, row
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import reduced, wrap
 from purevk.ops.sort import NAME as SORT
@@ -71,6 +72,95 @@ def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: An
 
 
 row("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
+
+
+_HISTOGRAMS = (DType.float32, DType.float64)
+
+
+def _refuse_histogram(node: Node, traits: Any) -> str | None:
+    x = node.args[0].type
+    return None if x.dtype in _HISTOGRAMS else f"no kernel for {x.dtype.name}"
+
+
+def _edges(builder: Any, x: Value, bins: int, ends: Sequence[float] | None) -> Value:
+    """The bounds of equal bins from the least to the largest element, or between two numbers; a unit apart if these are equal."""
+    if ends is None and is_empty(x.type):
+        ends = (0, 1)
+    if ends is None:
+        inputs = {name: builder.emit(f"aten.{kind}.default", x, (0,), True) for name, kind in (("LOW", "amin"), ("HIGH", "amax"))}
+        text = "float low = LOW(0), high = HIGH(0);"
+    else:
+        inputs, text = {}, f"float low = {float(ends[0])!r}, high = {float(ends[1])!r};"
+    # From both ends, as `linspace`.
+    body = (
+        f"{text} if (low == high) {{ low -= 0.5; high += 0.5; }} float by = (high - low) / float(r_size_0 - 1);"
+        " r = i0 * 2 < r_size_0 ? low + by * float(i0) : high - by * float(r_size_0 - 1 - i0);"
+    )
+    return mapped(builder, body, inputs, x.type.with_dims((bins + 1,)))
+
+
+def _counted(builder: Any, x: Value, edges: Sequence[Value], weight: Value | None, density: bool) -> Value:
+    """How many of the rows of x (or how much of their weight) lie between the edges of each column; the last one counts."""
+    bins = [each.type.dims[0] - 1 for each in edges]
+    total = _dims.product(bins)
+    zeros = constant(builder, 0.0, (total + 1,), x.type.dtype)
+    made = zeros if is_empty(x.type) else _filled(builder, zeros, x, edges, weight)
+    made = builder.emit("aten.view.default", builder.emit("aten.slice.Tensor", made, 0, 0, total, 1), tuple(bins))
+    if density:
+        made = builder.emit("aten.div.Tensor", made, builder.emit("aten.sum.default", made))
+        for d, each in enumerate(edges):
+            ends = [builder.emit("aten.slice.Tensor", each, 0, first, bins[d] + first, 1) for first in (1, 0)]
+            lengths = builder.emit("aten.view.default", builder.emit("aten.sub.Tensor", *ends, 1), (bins[d], *([1] * (len(bins) - d - 1))))
+            made = builder.emit("aten.div.Tensor", made, lengths)
+    return made
+
+
+def _filled(builder: Any, zeros: Value, x: Value, edges: Sequence[Value], weight: Value | None) -> Value:
+    """The counts, and in the last place those of the rows that are outside."""
+    count, total = x.type.dims[0], zeros.type.dims[0] - 1
+    body = "int place = 0; bool inside = true;"
+    for d in range(len(edges)):
+        body += (
+            f" {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{ int m = (low + high) / 2;"
+            f" if (EDGE{d}(m) <= v) low = m + 1; else high = m; }} inside = inside && low > 0 && v <= EDGE{d}(edge{d}_size_0 - 1);"
+            f" place = place * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
+        )
+    inputs = {"X": x} | {f"EDGE{d}": each for d, each in enumerate(edges)}
+    places = mapped(builder, body + " r = inside ? place : total;", inputs, TensorType(DType.int32, (count,)), numbers={"total": total})
+    given = constant(builder, 1.0, (count,), x.type.dtype) if weight is None else builder.emit("aten.view.default", weight, (count,))
+    return builder.emit("aten.index_put.default", zeros, (places,), given, True)
+
+
+def _rows(builder: Any, x: Value, width: Size) -> Value:
+    return builder.emit("aten.view.default", x, (x.type.numel // width, width))
+
+
+def _all_edges(builder: Any, x: Value, bins: Sequence[int], ends: Sequence[float] | None) -> list[Value]:
+    columns = [builder.emit("aten.select.int", x, 1, d) for d in range(len(bins))]
+    pairs = [None if ends is None else tuple(ends[2 * d : 2 * d + 2]) for d in range(len(bins))]
+    return [_edges(builder, *each) for each in zip(columns, bins, pairs)]
+
+
+def _of_counts(builder: Any, x: Value, bins: Sequence[int], ends: Any, weight: Any, density: bool) -> tuple[Value, Value]:
+    x = _rows(builder, x, len(bins))
+    edges = _all_edges(builder, x, bins, ends)
+    return _counted(builder, x, edges, weight, density), edges[0]
+
+
+row("aten.histogram.bin_ct",
+    lambda x, bins=100, range=None, weight=None, density=False: (x.with_dims((bins,)), x.with_dims((bins + 1,))),
+    lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest), supports=_refuse_histogram)  # fmt: skip
+row("aten.histogram.bins_tensor", lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
+    lambda builder, node, x, bins, weight, density: (_counted(builder, _rows(builder, x, 1), [bins], weight, density), builder.emit("aten.alias.default", bins)),
+    supports=_refuse_histogram)  # fmt: skip
+row("aten._histogramdd_bin_edges.default",
+    lambda x, bins, range=None, weight=None, density=False: tuple(x.with_dims((count + 1,)) for count in bins),
+    lambda builder, node, x, bins, ends, *_: _all_edges(builder, _rows(builder, x, len(bins)), bins, ends), supports=_refuse_histogram)  # fmt: skip
+row("aten._histogramdd_from_bin_cts.default", lambda x, bins, range=None, weight=None, density=False: x.with_dims(tuple(bins)),
+    lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0], supports=_refuse_histogram)  # fmt: skip
+row("aten._histogramdd_from_bin_tensors.default",
+    lambda x, bins, weight=None, density=False: x.with_dims(tuple(each.dims[0] - 1 for each in bins)),
+    lambda builder, node, x, bins, weight, density: _counted(builder, _rows(builder, x, len(bins)), bins, weight, density), supports=_refuse_histogram)  # fmt: skip
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------

@@ -95,3 +95,14 @@ def test_extremes_without_the_element_itself(dtype):
     source = torch.tensor([[-100, 0, -7], [-90, 0, 5]]).to(dtype)
     index = torch.tensor([[0, 1, 2], [3, 1, 2]])
     check([Case(torch.scatter_reduce, (x, 0, index, source), {"reduce": kind, "include_self": False}) for kind in ("amax", "amin")])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_histograms_with_edges(dtype):
+    x, weight = tensor(40, 2, dtype=dtype), tensor(40, 2, dtype=dtype, low=0)
+    edges, flat = torch.tensor([-2.0, -1, 0.5, 3], dtype=dtype), torch.ones(5, 2, dtype=dtype)
+    odd = torch.tensor([-2.0, 3, torch.nan, torch.inf, 0.5, -2.1], dtype=dtype)
+    cases = [Case(aten.histogram.bin_ct, (x, 7)), Case(aten.histogram.bin_ct, (x, 5), {"range": (-1.0, 2.0), "weight": weight, "density": True})]
+    cases += [Case(aten.histogram.bins_tensor, (t, edges)) for t in (x, odd)] + [Case(aten.histogram.bin_ct, (flat, 4)), Case(aten.histogram.bin_ct, (x[:0], 4))]
+    cases += [Case(torch.histogramdd, (x, [4, 3]), {"density": d}) for d in (False, True)] + [Case(aten._histogramdd_from_bin_tensors.default, (x, [edges, edges * 0.5]), {"weight": weight[:, 0]})]
+    check([Case(each.fn, each.args, each.kwargs, rtol=2e-5 if dtype is torch.float32 else 1e-12, atol=1e-6) for each in cases])
