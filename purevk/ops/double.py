@@ -1,7 +1,7 @@
 """Double precision where a kernel is written for float alone: the same, expressed by what runs in double precision.
 
-Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU, is. What `purevk.map` makes
-has double precision by itself (`expression.in_double`).
+Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU, is. What
+`purevk.map` makes has double precision by itself (`expression.in_double`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ def _reduce(builder: Any, node: Node) -> Value:
     centred = builder.emit("aten.sub.Tensor", x, mean, 1)
     total = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE)
     body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
-    return _typed(builder, mapped(builder, body, {"X": total}, total.type, numbers={"n": _dims.product(x.type.dims[d] for d in dims)}), node)
+    return _typed(
+        builder,
+        mapped(builder, body, {"X": total}, total.type, numbers={"n": _dims.product(x.type.dims[d] for d in dims)}),
+        node,
+    )
 
 
 def _needs_parts(node: Node) -> bool:
@@ -117,7 +121,8 @@ def _softmax(builder: Any, node: Node) -> Value:
 
 
 def _scan(builder: Any, node: Node) -> Value:
-    """Running logarithms of sums of exponentials, an invocation a row; long rows in parts that go on where the last one ended."""
+    """Running logarithms of sums of exponentials, an invocation a row; a part of a long row goes on where the last one
+    ended."""
     x, _, dim, _, _ = node.args
     x = _wide(builder, x)
     length, most = x.type.dims[dim], builder.traits.max_iterations
@@ -134,7 +139,9 @@ def _scan(builder: Any, node: Node) -> Value:
         part = builder.emit("aten.slice.Tensor", x, dim, first, last, 1)
         start, inputs = "double top = -PV_INF, sum = 0.0;", {"X": part}
         if parts:
-            start = f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"
+            start = (
+                f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"
+            )
             inputs["BEFORE"] = parts[-1]
         parts.append(mapped_over(builder, start + walk, inputs, over, part.type))
     return _typed(builder, parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim), node)
@@ -172,7 +179,9 @@ def _group_norm(builder: Any, node: Node) -> Value:
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
     made = builder.emit("aten.view.default", _normalized(builder, seen, range(2, seen.type.rank), eps), x.type.dims)
     sizes = (channels, *([1] * len(rest)))
-    weight, bias = (value if value is None else builder.emit("aten.view.default", value, sizes) for value in (weight, bias))
+    weight, bias = (
+        value if value is None else builder.emit("aten.view.default", value, sizes) for value in (weight, bias)
+    )
     return _typed(builder, _scaled(builder, made, weight, bias), node)
 
 
@@ -183,7 +192,9 @@ in_double(GROUP_NORM, _group_norm)
 # -- windows -----------------------------------------------------------------------------------------------------------
 def _pool(builder: Any, node: Node) -> Any:
     x, average, kernel, stride, padding, dilation, sizes, include_pad, divisor, indices = node.args
-    made = pooled(builder, x, average, (kernel, stride, padding, dilation), sizes, include_pad, divisor, indices is not None)
+    made = pooled(
+        builder, x, average, (kernel, stride, padding, dilation), sizes, include_pad, divisor, indices is not None
+    )
     if indices is None:
         return made
     return made[0], builder.emit("aten._to_copy.default", made[1], indices)
@@ -207,7 +218,9 @@ def _convolution(builder: Any, node: Node) -> Value:
         " if (v < 0 || v >= x_size_3) continue;"
         " for (int c = first; c < last; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
     )
-    most = max(builder.traits.max_iterations // (height * width + 1) - 1, 1)  # of the channels that one invocation walks
+    most = max(
+        builder.traits.max_iterations // (height * width + 1) - 1, 1
+    )  # of the channels that one invocation walks
     start = "0.0" if bias is None else "B(o)"
     for first in range(0, max(depth, 1), most):
         given = {**numbers, "first": first, "last": min(first + most, depth)}

@@ -110,7 +110,8 @@ def _counted(builder: Any, x: Value, edges: Sequence[Value], weight: Value | Non
         made = builder.emit("aten.div.Tensor", made, builder.emit("aten.sum.default", made))
         for d, each in enumerate(edges):
             ends = [builder.emit("aten.slice.Tensor", each, 0, first, bins[d] + first, 1) for first in (1, 0)]
-            lengths = builder.emit("aten.view.default", builder.emit("aten.sub.Tensor", *ends, 1), (bins[d], *([1] * (len(bins) - d - 1))))
+            lengths = builder.emit("aten.sub.Tensor", *ends, 1)
+            lengths = builder.emit("aten.view.default", lengths, (bins[d], *([1] * (len(bins) - d - 1))))
             made = builder.emit("aten.div.Tensor", made, lengths)
     return made
 
@@ -126,8 +127,9 @@ def _filled(builder: Any, zeros: Value, x: Value, edges: Sequence[Value], weight
             f" place = place * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
         )
     inputs = {"X": x} | {f"EDGE{d}": each for d, each in enumerate(edges)}
-    places = mapped(builder, body + " r = inside ? place : total;", inputs, TensorType(DType.int32, (count,)), numbers={"total": total})
-    given = constant(builder, 1.0, (count,), x.type.dtype) if weight is None else builder.emit("aten.view.default", weight, (count,))
+    type = TensorType(DType.int32, (count,))
+    places = mapped(builder, body + " r = inside ? place : total;", inputs, type, numbers={"total": total})
+    given = builder.emit("aten.view.default", weight, (count,)) if weight is not None else constant(builder, 1.0, (count,), x.type.dtype)
     return builder.emit("aten.index_put.default", zeros, (places,), given, True)
 
 
@@ -151,16 +153,19 @@ row("aten.histogram.bin_ct",
     lambda x, bins=100, range=None, weight=None, density=False: (x.with_dims((bins,)), x.with_dims((bins + 1,))),
     lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest), supports=_refuse_histogram)  # fmt: skip
 row("aten.histogram.bins_tensor", lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
-    lambda builder, node, x, bins, weight, density: (_counted(builder, _rows(builder, x, 1), [bins], weight, density), builder.emit("aten.alias.default", bins)),
+    lambda builder, node, x, bins, *rest: (
+        _counted(builder, _rows(builder, x, 1), [bins], *rest), builder.emit("aten.alias.default", bins)),
     supports=_refuse_histogram)  # fmt: skip
 row("aten._histogramdd_bin_edges.default",
     lambda x, bins, range=None, weight=None, density=False: tuple(x.with_dims((count + 1,)) for count in bins),
-    lambda builder, node, x, bins, ends, *_: _all_edges(builder, _rows(builder, x, len(bins)), bins, ends), supports=_refuse_histogram)  # fmt: skip
+    lambda builder, node, x, bins, ends, *_: _all_edges(builder, _rows(builder, x, len(bins)), bins, ends),
+    supports=_refuse_histogram)  # fmt: skip
 row("aten._histogramdd_from_bin_cts.default", lambda x, bins, range=None, weight=None, density=False: x.with_dims(tuple(bins)),
     lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0], supports=_refuse_histogram)  # fmt: skip
 row("aten._histogramdd_from_bin_tensors.default",
     lambda x, bins, weight=None, density=False: x.with_dims(tuple(each.dims[0] - 1 for each in bins)),
-    lambda builder, node, x, bins, weight, density: _counted(builder, _rows(builder, x, len(bins)), bins, weight, density), supports=_refuse_histogram)  # fmt: skip
+    lambda builder, node, x, bins, *rest: _counted(builder, _rows(builder, x, len(bins)), bins, *rest),
+    supports=_refuse_histogram)  # fmt: skip
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def _refuse(node: Node, traits: Any) -> str | None:
 
 
 def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | None]:
-    """The columns of matrices (as many rows, or more) turned in pairs until all are at right angles, a dispatch for each time
-    that all pairs are looked at, and (`vectors`) the product of the turns."""
+    """The columns of matrices (as many rows, or more) turned in pairs until all are at right angles, a dispatch for each
+    time that all pairs are looked at, and (`vectors`) the product of the turns."""
     rows, columns = a.type.dims[-2:]
     at = _lead(a.type)
     v = _eye(builder, a.type, columns, columns) if vectors else None
@@ -42,14 +42,21 @@ def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | N
         )
 
     def copy(name: str, source: str, size: str) -> str:
-        return f"for (int i = 0; i < {size}; i++) for (int j = 0; j < columns; j++) {name}_PUT({at}i, j, {source}({at}i, j)); "
+        walk = f"for (int i = 0; i < {size}; i++) for (int j = 0; j < columns; j++)"
+        return f"{walk} {name}_PUT({at}i, j, {source}({at}i, j)); "
 
-    body = copy("R", "A", "rows") + (copy("R1", "V", "columns") if vectors else "") + (
-        "for (int p = 0; p < columns - 1; p++) for (int q = p + 1; q < columns; q++) { float a = 0.0, b = 0.0, d = 0.0;"
-        f" for (int i = 0; i < rows; i++) {{ float x = R({at}i, p), y = R({at}i, q); a += x * x; b += y * y; d += x * y; }}"
-        f" if (!(abs(d) > {_EPSILON[a.type.dtype]!r} * sqrt(a) * sqrt(b))) continue;"
-        " float z = (b - a) / (2.0 * d), t = (z < 0.0 ? -1.0 : 1.0) / (abs(z) + sqrt(1.0 + z * z)), c = 1.0 / sqrt(1.0 + t * t), s = c * t;"
-        f" for (int i = 0; i < rows; i++) {{{turn('R', 'rows')}{turn('R1', 'columns') if vectors else ''} }} }}"
+    body = (
+        copy("R", "A", "rows")
+        + (copy("R1", "V", "columns") if vectors else "")
+        + (
+            "for (int p = 0; p < columns - 1; p++) for (int q = p + 1; q < columns; q++) {"
+            f" float a = 0.0, b = 0.0, d = 0.0; for (int i = 0; i < rows; i++)"
+            f" {{ float x = R({at}i, p), y = R({at}i, q); a += x * x; b += y * y; d += x * y; }}"
+            f" if (!(abs(d) > {_EPSILON[a.type.dtype]!r} * sqrt(a) * sqrt(b))) continue;"
+            " float z = (b - a) / (2.0 * d), t = (z < 0.0 ? -1.0 : 1.0) / (abs(z) + sqrt(1.0 + z * z));"
+            " float c = 1.0 / sqrt(1.0 + t * t), s = c * t;"
+            f" for (int i = 0; i < rows; i++) {{{turn('R', 'rows')}{turn('R1', 'columns') if vectors else ''} }} }}"
+        )
     )
     numbers = {"rows": rows, "columns": columns}
     for _ in range(5 + columns.bit_length() if columns > 1 else 0):
@@ -78,7 +85,9 @@ def _nothing(builder: Any, a: Value) -> Value:
     return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype)
 
 
-def _svd_shape(a: TensorType, full_matrices: bool = False, compute_uv: bool = True, driver: str | None = None) -> tuple[TensorType, ...]:
+def _svd_shape(
+    a: TensorType, full_matrices: bool = False, compute_uv: bool = True, driver: str | None = None
+) -> tuple[TensorType, ...]:
     rows, columns = a.dims[-2:]
     count = _dims.minimum(rows, columns)
     s = a.with_dims((*a.dims[:-2], count))
@@ -89,7 +98,11 @@ def _svd_shape(a: TensorType, full_matrices: bool = False, compute_uv: bool = Tr
 
 
 def _svd(builder: Any, node: Node, a: Value, *_: Any) -> tuple[Value, ...]:
-    return _nothing(builder, a), builder.emit("aten.sort.default", _values(builder, a), -1, True)[0], _nothing(builder, a)
+    return (
+        _nothing(builder, a),
+        builder.emit("aten.sort.default", _values(builder, a), -1, True)[0],
+        _nothing(builder, a),
+    )
 
 
 row("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
@@ -111,7 +124,9 @@ def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value
     # Moved up by its norm, a matrix has no negative eigenvalue, and they are its singular values.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
-    moved = builder.emit("aten.add.Tensor", a, builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up), 1)
+    moved = builder.emit(
+        "aten.add.Tensor", a, builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up), 1
+    )
     flat = (*up.type.dims[:-2], 1)
     values = builder.emit("aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1)
     values = builder.emit("aten.mul.Tensor", values, builder.emit("aten.view.default", top, flat))
@@ -121,7 +136,9 @@ def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value
 row("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
 
 
-def _inverse_shape(a: TensorType, atol: TensorType | None = None, rtol: TensorType | None = None, hermitian: bool = False) -> TensorType:
+def _inverse_shape(
+    a: TensorType, atol: TensorType | None = None, rtol: TensorType | None = None, hermitian: bool = False
+) -> TensorType:
     return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
 
 
@@ -133,7 +150,7 @@ def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian
     turned, v = _orthogonal(builder, whole, True)
     norms = builder.emit("aten.linalg_vector_norm.default", turned, 2, (-2,), True, None)
     atol, rtol = (
-        value if value is None or not value.type.rank else builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
+        builder.emit("aten.view.default", value, (*value.type.dims, 1, 1)) if value is not None and value.type.rank else value
         for value in (atol, rtol)
     )  # fmt: skip
     share: Any = max(rows, columns) * _EPSILON[a.type.dtype] if rtol is None else rtol
@@ -141,10 +158,16 @@ def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian
         share = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", atol, 0.0), 0.0, share)
     least = builder.emit("aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share)
     if atol is not None:
-        least = builder.emit("aten.maximum.default", least, builder.emit("aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype))
+        least = builder.emit(
+            "aten.maximum.default",
+            least,
+            builder.emit("aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype),
+        )
     counts = builder.emit("aten.gt.Tensor", norms, least)
     over = builder.emit("aten.where.self", counts, builder.emit("aten.reciprocal.default", norms), 0.0)
-    left = builder.emit("aten.mul.Tensor", builder.emit("aten.mul.Tensor", turned, over), builder.emit("aten.div.Tensor", over, top))
+    left = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.mul.Tensor", turned, over), builder.emit("aten.div.Tensor", over, top)
+    )
     made = builder.emit("aten.matmul.default", v, _turned(builder, left))
     return _turned(builder, made) if wide and not hermitian else made
 

@@ -14,17 +14,41 @@ N = 70000
 
 def test_on_the_device():
     numbers, wide = torch.arange(N), torch.ones(2, N, dtype=torch.float64)
-    cases = [Case(torch.mm, (wide, wide.t())), Case(torch.mm, (wide.long(), wide.t().long())), Case(torch.isin, (torch.tensor([N - 1, 3, N + 1]), numbers))]
-    cases += [Case(torch.isin, (torch.tensor([0.5, -0.0, torch.nan]), numbers / 2), {"invert": True}), Case(lambda t: torch.mode(t)[0], (torch.cat([numbers, torch.full((30,), N - 1)]),))]
-    cases += [Case(torch.isin, (torch.arange(300, dtype=torch.uint8 if f else torch.int64) % 100, torch.arange(200) % 90), {"invert": f}) for f in (False, True)]
+    cases = [
+        Case(torch.mm, (wide, wide.t())),
+        Case(torch.mm, (wide.long(), wide.t().long())),
+        Case(torch.isin, (torch.tensor([N - 1, 3, N + 1]), numbers)),
+    ]
+    cases += [
+        Case(torch.isin, (torch.tensor([0.5, -0.0, torch.nan]), numbers / 2), {"invert": True}),
+        Case(lambda t: torch.mode(t)[0], (torch.cat([numbers, torch.full((30,), N - 1)]),)),
+    ]
+    cases += [
+        Case(
+            torch.isin,
+            (torch.arange(300, dtype=torch.uint8 if f else torch.int64) % 100, torch.arange(200) % 90),
+            {"invert": f},
+        )
+        for f in (False, True)
+    ]
     check(cases)
 
 
 def test_on_the_cpu():
     line, image = torch.arange(float(N + 1))[None, None], torch.arange(90000.0).view(1, 1, 300, 300)
     rows = torch.ones(2, N) * torch.tensor([[0.0], [1.0]])
-    cases = [Case(F.avg_pool1d, (line, N)), Case(F.max_pool1d, (line, N)), Case(F.avg_pool2d, (image, 300)), Case(F.max_pool2d, (image, 300)), Case(F.adaptive_avg_pool2d, (image.repeat(1, 1, 1, 2), (1, 2)))]
-    cases += [Case(torch.cdist, (rows, rows), {"p": 1.0}), Case(F.pdist, (rows, 1.0)), Case(lambda x, n: torch.segment_reduce(x, "sum", lengths=n), (torch.ones(N), torch.tensor([N])))]
+    cases = [
+        Case(F.avg_pool1d, (line, N)),
+        Case(F.max_pool1d, (line, N)),
+        Case(F.avg_pool2d, (image, 300)),
+        Case(F.max_pool2d, (image, 300)),
+        Case(F.adaptive_avg_pool2d, (image.repeat(1, 1, 1, 2), (1, 2))),
+    ]
+    cases += [
+        Case(torch.cdist, (rows, rows), {"p": 1.0}),
+        Case(F.pdist, (rows, 1.0)),
+        Case(lambda x, n: torch.segment_reduce(x, "sum", lengths=n), (torch.ones(N), torch.tensor([N]))),
+    ]
     for case in cases:
         case.host = True
     check(cases)
