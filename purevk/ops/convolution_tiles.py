@@ -33,8 +33,9 @@ class PlaneTiles:
 
     def macros(self) -> dict[str, int]:
         return {
-            "OUTS": self.outs, "GROUPS_O": self.groups_o, "GROUPS_X": self.groups_x, "GROUPS_Y": self.groups_y, "BLOCKS": self.blocks,
-            "DEPTH": self.depth, "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x), "AHEAD": int(self.ahead),
+            "OUTS": self.outs, "GROUPS_O": self.groups_o, "GROUPS_X": self.groups_x, "GROUPS_Y": self.groups_y,
+            "BLOCKS": self.blocks, "DEPTH": self.depth,
+            "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x), "AHEAD": int(self.ahead),
         }  # fmt: skip
 
     @property
@@ -64,9 +65,11 @@ class PlaneTiles:
 
 
 def choose_tiles(
-    traits: DeviceTraits, out: Sequence[int], columns: int, channels: int, groups: int, window: tuple[Sequence[int], ...], spread: Sequence[int]
+    traits: DeviceTraits, out: Sequence[int], columns: int, channels: int, groups: int, window: tuple[Sequence[int], ...],
+    spread: Sequence[int],
 ) -> PlaneTiles | None:  # fmt: skip
-    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each; None where other kernels are better.
+    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each; None where other kernels
+    are better.
 
     Args:
         window: kernel, stride and dilation along y and x.
@@ -87,9 +90,10 @@ def choose_tiles(
         if depth == 1 or depth // 2 < channels and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory:
             break
         depth //= 2
-    lines = (blocks * ((kernel[0] - 1) * dilation[0] + 1)) if along_x else (blocks - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
+    span_y, span_x = (kernel[0] - 1) * dilation[0] + 1, 3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1
+    lines = blocks * span_y if along_x else (blocks - 1) * stride[0] + span_y
     fits = (
-        lines * (3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1) <= _MOST_WINDOW and tiles.threads <= traits.max_invocations
+        lines * span_x <= _MOST_WINDOW and tiles.threads <= traits.max_invocations
         and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory and outs % spread[1] == 0
         and (phases == 1 or tiles.columns % (4 * phases) == 0)
     )  # fmt: skip
@@ -99,8 +103,8 @@ def choose_tiles(
 
 
 def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
-    """Channels of a step, those whose products are unrolled, and whether a step's reads are on their way during the step before: as
-    measured on an H200."""
+    """Channels of a step, those whose products are unrolled, and whether a step's reads are on their way during the step
+    before: as measured on an H200."""
     if taps == 1:
         return 32, 16, False
     if groups_o == 1:
@@ -123,13 +127,14 @@ def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
 
 
 def _pairs(traits: DeviceTraits, tiles: PlaneTiles) -> bool:
-    """Whether neighbours of a subgroup are neighbours of the workgroup."""
-    return traits.has("subgroup_shuffle") and traits.subgroup_size > 1 and tiles.threads % traits.subgroup_size == 0
+    """Whether neighbours of a subgroup are neighbours along x."""
+    whole = traits.subgroup_size > 1 and tiles.threads % traits.subgroup_size == 0
+    return whole and tiles.groups_x % 2 == 0 and traits.has("subgroup_shuffle")
 
 
 def lower_tiles(
-    lowering: Lowering, tiles: PlaneTiles, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any, extras: tuple,
-    window: tuple[tuple, tuple, tuple], groups: int, spread: tuple[int, int],
+    lowering: Lowering, tiles: PlaneTiles, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any,
+    extras: tuple, window: tuple[tuple, tuple, tuple], groups: int, spread: tuple[int, int],
 ) -> None:  # fmt: skip
     """The kernel; input and result are planes."""
     batches, _, height, width = x.dims
@@ -137,12 +142,13 @@ def lower_tiles(
     stride, padding, dilation = window
     places_y, places_x = out.dims[2] // spread[0], out.dims[3] // spread[1]
     vector = gcd4(places_x, out.offset)
-    pairs = vector and spread[1] == 2 and _dims.gcd_of(places_x) % 8 == 0 and tiles.groups_x % 2 == 0 and _pairs(lowering.traits, tiles)
+    pairs = vector and spread[1] == 2 and _dims.gcd_of(places_x) % 8 == 0 and _pairs(lowering.traits, tiles)
     made = make_epilogue(lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", None, vector, (1, "n"))
     macros = {
         "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None),
-        "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])), "VEC4_B": int(gcd4(columns // groups, columns, weight.offset, out.dims[1])),
-        "VEC4_OUT": int(vector), "SPREAD_Y": spread[0], "SPREAD_X": spread[1], "PAIRS": int(pairs), **tiles.macros(), **made.macros,
+        "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])), "VEC4_OUT": int(vector), "PAIRS": int(pairs),
+        "VEC4_B": int(gcd4(columns // groups, columns, weight.offset, out.dims[1])),
+        "SPREAD_Y": spread[0], "SPREAD_X": spread[1], **tiles.macros(), **made.macros,
     }  # fmt: skip
     buffers = [(x, "r"), (weight, "r")]
     if bias is not None:
@@ -150,11 +156,12 @@ def lower_tiles(
         buffers.append((bias, "r"))
     tiles_x, tiles_y = _dims.ceil_div(places_x, tiles.width), _dims.ceil_div(places_y, tiles.height)
     params: list[Size] = [
-        x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0, group_in, columns // groups, columns, height, width,
-        places_y, places_x, tiles_x, kh, kw, *stride, *padding, *dilation, *x.strides[:3],
+        x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0, group_in, columns // groups, columns,
+        height, width, places_y, places_x, tiles_x, kh, kw, *stride, *padding, *dilation, *x.strides[:3],
     ]  # fmt: skip
     lowering.dispatch(
-        "conv2d_planes_tiled.comp", [*buffers, (out, "w"), *made.buffers], macros=macros, params=params, specialize=range(len(params)),
+        "conv2d_planes_tiled.comp", [*buffers, (out, "w"), *made.buffers], macros=macros, params=params,
+        specialize=range(len(params)),
         grid=(tiles_x * tiles_y, _dims.ceil_div(columns // groups, tiles.columns) * groups, batches),
         flops=2 * out.type.numel * kh * kw * group_in,
     )  # fmt: skip

@@ -57,7 +57,8 @@ def _known(*sizes: Size) -> bool:
 def resized(
     builder: Any, x: Value, type: TensorType, plain: MapSpec, taps: int, scales: Sequence[float | None], align: bool
 ) -> Value | None:  # fmt: skip
-    """The resizing of images that `plain` says, so that planes are made by strips where that is faster; None where it is not.
+    """The resizing of images that `plain` says, so that planes are made by strips where that is faster; None where it is
+    not.
 
     Args:
         taps: elements along each dim that make one of the result: 2, or 4 by cubic weights.
@@ -118,7 +119,8 @@ def _along(d: int, count: int, taps: int, step: float, align: bool) -> _Along:
         places = [(n + 0.5) * step - 0.5 for n in range(count)]
         low = [math.floor(place) for place in places]
         span = low[-1] - low[0] + taps
-        text = [f"int a{d} = i{d - 1} * {int(step * count)};", *(q(t, f"a{d} + {t + low[0] - before}") for t in range(span))]
+        text = [f"int a{d} = i{d - 1} * {int(step * count)};"]
+        text += [q(t, f"a{d} + {t + low[0] - before}") for t in range(span)]
         each = tuple(tuple(n - low[0] + k for k in range(taps)) for n in low)
         weights = tuple(tuple(f"({weight!r})" for weight in weigh(place - n)) for place, n in zip(places, low))
         return _Along(" ".join(text), count, span, each, weights)
@@ -127,7 +129,8 @@ def _along(d: int, count: int, taps: int, step: float, align: bool) -> _Along:
     # The places of neighbours differ by `step`, rounded down or up.
     low = [math.floor(n * step) for n in range(count)]
     span = low[-1] + 1 + taps if count > 1 else taps
-    text = [f"int a{d} = int(floor(pv_source({first}, ({step!r}), {flag})));", *(q(t, f"a{d} + {t - before}") for t in range(span))]
+    text = [f"int a{d} = int(floor(pv_source({first}, ({step!r}), {flag})));"]
+    text += [q(t, f"a{d} + {t - before}") for t in range(span)]
     each = []
     for n in range(count):
         # A place between two elements by rounding alone counts for the one that it is meant for.
@@ -151,7 +154,10 @@ def _cubic_weights(t: float) -> tuple[float, ...]:
 
 def _joined(name: str, along: _Along, n: int) -> str:
     """The sum for neighbour `n`, where `name` and a number are the text of an element."""
-    one = lambda tap: f"{name}{tap}" if isinstance(tap, int) else f"({tap[2]} ? {name}{tap[1]} : {name}{tap[0]})"  # noqa: E731
+
+    def one(tap: tuple[int, int, str] | int) -> str:
+        return f"{name}{tap}" if isinstance(tap, int) else f"({tap[2]} ? {name}{tap[1]} : {name}{tap[0]})"
+
     return " + ".join(f"{one(tap)} * {weight}" for tap, weight in zip(along.taps[n], along.weights[n]))
 
 
@@ -163,7 +169,8 @@ def _resize(taps: int, down: _Along, across: _Along, planes: int) -> str:
         loop += [f"float line{n}_{t} = {_joined(f'x{t}_', across, n)};" for n in range(across.count)]
     for row in range(down.count):
         sums = [_joined(f"line{n}_", down, row) for n in range(across.count)]
-        put = f"R_PUT4(0, plane, top + {row}, i2 * 4, vec4({', '.join(sums)}))" if len(sums) == 4 else f"R_PUT(0, plane, top + {row}, i2, {sums[0]})"
+        at = f"0, plane, top + {row}, i2"
+        put = f"R_PUT4({at} * 4, vec4({', '.join(sums)}))" if len(sums) == 4 else f"R_PUT({at}, {sums[0]})"
         loop.append(f"if (top + {row} < r_size_2) {put};")
     return (
         f"int top = i1 * {down.count}; {down.text} {across.text}"
@@ -197,14 +204,16 @@ def sampled(
         count, local, rounds = staged
         (high, wide), number = x.type.dims[2:], height * width
         spec = MapSpec(
-            _sample_staged(places, count, local, rounds, (high, wide), number), ("X", "GRID"), stores=False, template="map_shared.comp",
+            _sample_staged(places, count, local, rounds, (high, wide), number), ("X", "GRID"), stores=False,
+            template="map_shared.comp",
             macros=(("SHARED", f"shared {_LANES[count]} kept[{(high + 2) * (wide + 2)}];"),), local=local,
             flops=plain.flops * count * rounds * number // local,
         )  # fmt: skip
         return builder.emit(NAME, plain, spec, (batches, channels // (count * rounds), 1, local), (x, grid), type)
     terms = " + ".join(f"(in{n} ? X(i0, c, q2{up}, q3{across}) : 0.0) * u{n}" for n, (up, across) in enumerate(_CORNERS))
-    body = f"{places} {_AROUND} UNROLL for (int k = 0; k < {planes}; k++) {{ int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms}); }}"
-    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves several.
+    each = f"int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms});"
+    body = f"{places} {_AROUND} UNROLL for (int k = 0; k < {planes}; k++) {{ {each} }}"
+    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its processor serves many.
     spec = MapSpec(body, ("X", "GRID"), stores=False, flops=plain.flops * planes, local=1024)
     return builder.emit(NAME, plain, spec, (batches, channels // planes, height, width), (x, grid), type)
 
@@ -216,12 +225,13 @@ _STAGED_GROUPS = 0.9  # workgroups a processor, at least
 
 
 def _around() -> str:
-    """Statements for the place p2, p3: the elements q20, q21 x q30, q31 around it, whether each is there, and its weight."""
+    """Statements for the place p2, p3: the elements q20, q21 x q30, q31 around it, whether each is there, its weight."""
     out = []
     for d in (2, 3):
         out.append(f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});")
         for step in (0, 1):
-            out.append(f"int q{d}{step} = clamp(a{d} + {step}, 0, x_size_{d} - 1); bool in{d}{step} = q{d}{step} == a{d} + {step};")
+            place = f"a{d} + {step}"
+            out.append(f"int q{d}{step} = clamp({place}, 0, x_size_{d} - 1); bool in{d}{step} = q{d}{step} == {place};")
     for n, (up, across) in enumerate(_CORNERS):
         vertical, horizontal = ("w2" if up else "(1.0 - w2)"), ("w3" if across else "(1.0 - w3)")
         out.append(f"bool in{n} = in2{up} && in3{across}; float u{n} = {vertical} * {horizontal};")
@@ -232,8 +242,8 @@ _AROUND = _around()
 
 
 def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int, int, int] | None:
-    """Planes that a workgroup keeps in shared memory, its invocations, and how often it does so, where all places read from there;
-    else None."""
+    """Planes that a workgroup keeps in shared memory, its invocations, and how often it does so, where all places read from
+    there; else None."""
     (high, wide), places = x.dims[2:], _dims.product(type.dims[2:])
     room = min(_STAGED_BYTES, traits.max_shared_memory)
     local = next((n for n in (1024, 512, 256) if n <= min(places, traits.max_invocations)), None)
@@ -242,28 +252,26 @@ def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int,
         return None
     # All workgroups at once, each reading what it will sample next while it samples.
     images, sets = type.dims[0], type.dims[1] // count
-    enough = lambda rounds: sets % rounds == 0 and images * sets // rounds >= _STAGED_GROUPS * traits.processors  # noqa: E731
-    rounds = next((rounds for rounds in (16, 8, 4, 2, 1) if enough(rounds)), None)
+    least = _STAGED_GROUPS * traits.processors
+    rounds = next((n for n in (16, 8, 4, 2, 1) if sets % n == 0 and images * sets // n >= least), None)
     return None if rounds is None else (count, local, rounds)
 
 
 def _sample_staged(places: str, count: int, local: int, rounds: int, size: tuple[int, int], number: int) -> str:
-    """The statements of a workgroup: it copies planes with zeros around them to shared memory, and makes all `number` places of
-    theirs, so many times for planes after one another."""
+    """The statements of a workgroup: it copies planes with zeros around them to shared memory, and makes all `number` places
+    of theirs, so many times for planes after one another."""
     high, wide = size
     vector, line, turns = _LANES[count], wide + 2, -(-number // local)
     loads, together = -(-high * wide // local), next(n for n in (2, 1) if turns % n == 0)
     if_there = lambda name, limit: f"if ({name} < {limit}) " if limit % local else ""  # noqa: E731
     read = ", ".join(f"X(i0, c + {k}, y, x)" for k in range(count))
     spot = f"int at = mine + n * {local}, y = at / {wide}, x = at - y * {wide};"
-    fetch = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}next[n] = {vector}({read}); }}"
-    keep = (
-        f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}kept[(y + 1) * {line} + x + 1] = next[n]; }}"
-    )
+    each = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}"
+    fetch, keep = f"{each} next[n] = {vector}({read}); }}", f"{each} kept[(y + 1) * {line} + x + 1] = next[n]; }}"
     zeros = (
         f"for (int at = mine; at < {2 * line + 2 * high}; at += {local}) {{ int side = at - {2 * line};"
-        f" kept[at < {line} ? at : at < {2 * line} ? at + {high * line} : ((side >> 1) + 1) * {line} + (side & 1) * {wide + 1}]"
-        f" = {vector}(0.0); }}"
+        f" kept[at < {line} ? at : at < {2 * line} ? at + {high * line}"
+        f" : ((side >> 1) + 1) * {line} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
     )
     around = " ".join(
         f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d}), q{d}0 = clamp(a{d}, -1, {limit}) + 1,"
@@ -273,8 +281,9 @@ def _sample_staged(places: str, count: int, local: int, rounds: int, size: tuple
     rows = [f"(kept[q2{up} * {line} + q30] * (1.0 - w3) + kept[q2{up} * {line} + q31] * w3)" for up in (0, 1)]
     puts = " ".join(f"R_PUT(i0, c + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count))
     sample = (
-        f"[[dont_unroll]] for (int turn = 0; turn < {turns}; turn += {together}) {{ UNROLL for (int n = 0; n < {together}; n++)"
-        f" {{ int at = mine + (turn + n) * {local}; {if_there('at', number)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
+        f"[[dont_unroll]] for (int turn = 0; turn < {turns}; turn += {together}) {{"
+        f" UNROLL for (int n = 0; n < {together}; n++) {{ int at = mine + (turn + n) * {local};"
+        f" {if_there('at', number)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
         f" {places} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
     )
     return (

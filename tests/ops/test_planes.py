@@ -141,7 +141,7 @@ def test_resizing():
         cases += [Case(fn, (x,), atol=2e-5), Case(fn, (x[:, :5].contiguous().half(),)), Case(lambda t, f=fn: f(t[:, :, 1:]), (x[:1].contiguous(),), atol=2e-5)]
         cases += [Case(lambda t, f=fn: f(t.permute(0, 3, 1, 2)), (x,), atol=2e-5), Case(lambda t, f=fn: f(t[:, :3]), (x,), atol=2e-5)]
         even = tensor(2, 4, 16, 20)
-        for size, align in [((32, 40), False), ((32, 40), True), ((64, 160), False), ((24, 40), False), ((16, 80), False)]:
+        for size, align in [((32, 40), False), ((32, 40), True), ((64, 160), False), ((24, 40), False), ((16, 80), False), ((32, 12), False)]:
             cases.append(Case(lambda t, s=size, m=mode, a=align: F.interpolate(t, s, mode=m, align_corners=a), (even,), atol=2e-5))
         cases.append(Case(lambda t, m=mode: torch.cat([t[:, :, :1, :4].repeat(1, 1, 32, 10), F.interpolate(t, (32, 40), mode=m)], 1), (even,), atol=2e-5))
     check(cases)
