@@ -83,7 +83,7 @@ def choose_tiles(
     # Windows of neighbouring lines overlap: tiles are rather square where there are any.
     widest = places if along_x or taps == 1 else 16 if places > 32 else 8
     groups_x = min(places, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
-    groups_y = 1 if along_x else places // groups_x
+    groups_y = 1 if along_x else min(places // groups_x, power_of_two(-(-height // blocks)))
     depth, unrolled, ahead = _steps(taps, groups_o)
     while True:
         tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead)
@@ -99,6 +99,8 @@ def choose_tiles(
     )  # fmt: skip
     grid = (-(-height // tiles.height) * -(-width // tiles.width), -(-columns // tiles.columns) * groups, batches)
     fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
+    # Small images would leave much of a tile, or of a subgroup, without work.
+    fits = fits and 2 * height * width >= grid[0] * tiles.height * tiles.width and tiles.threads >= traits.subgroup_size
     return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
 
 

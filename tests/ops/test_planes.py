@@ -106,6 +106,8 @@ def test_tiles():
             cases.append(Case(fn, (x, w, b, r), constants=(1,), atol=1e-4))
         if number == 2:
             cases.append(Case(convolved, (x.half(), w.half(), b.half(), stride, padding, dilation, groups), atol=2e-2))
+    x, w = tensor(8, 16, 7, 7, low=-1, high=1), tensor(64, 16, 3, 3, low=-1, high=1)
+    cases.append(Case(lambda x, w: F.conv2d(x, w, None, 1, 1), (x, w), constants=(1,), atol=5e-5))
     x, w, b = tensor(2, 8, 300, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
     cases += [Case(F.conv1d, (x, w, b, 1, 1), atol=5e-5), Case(F.conv1d, (x, w, None, 2, 0, 3), atol=5e-5), Case(F.conv1d, (x[:, :, 1:], w, b), atol=5e-5)]
     for stride, width in (((2, 2), 32), ((2, 2), 28), ((1, 4), 32)):  # neighbours exchange what they store, or not
