@@ -1,5 +1,6 @@
 """Operators in double precision that kernels have for float alone: on the device, to the digits of the type."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -332,6 +333,7 @@ def test_sizes_of_a_call():
     )
 
 
+@pytest.mark.skipif(os.environ.get("PUREVK_TEST_TRAITS") == "gpu", reason="a software device taken for a GPU ends loops")
 def test_long_rows():
     row = wide(2, 70001)
     run(
