@@ -16,8 +16,8 @@ from purevk.ops.shapes import broadcast, wrap
 
 NAME = "purevk.gather"
 _SECTOR = 32  # bytes, the least that is read of memory
-_PART = 1 << 23  # bytes, a power of two, of a tensor: a cache holds them
-_MOST_PARTS = 16
+_PART = 1 << 22  # bytes, a power of two, of a tensor: a cache holds them
+_MOST_PARTS = 32
 
 
 def _gather_shape(x: TensorType, indices: tuple, index_dims: tuple, sizes: tuple, x_dims: tuple, steps: tuple) -> TensorType:
