@@ -151,15 +151,9 @@ shared uint found[3];  // bin, elements before it, elements in it
 shared uint firsts[GROUPS];
 shared uint bound;
 #endif
-#if !BITONIC
-// Invocations that have an element of the list each, while others of these count for the same elements.
-#define TEAM (LIST <= 32 && LOCAL > 32 ? 32 : LIST <= 64 && LOCAL > 64 ? 64 : LOCAL)
-shared uint ranks[LIST];
-#endif
 shared KEY list_key[LIST];
 shared int list_place[LIST];
 
-KEY keys[PER];
 int base, row_length;
 
 // Element j of this invocation, among those from `first` on.
@@ -174,32 +168,51 @@ int base, row_length;
 #define HAS(j) (PLACE(j) < row_length)
 #endif
 
-void load(int first) {
+// Makes a function that reads COUNT elements.
 #if VEC4
-    X4 some[PER / 4];
-    UNROLL for (int j = 0; j < PER; j += 4) {
-        if (HAS(j)) some[j / 4] = READ4_X(base + PLACE(j));
+#define DEFINE_LOAD(name, COUNT)                                                                              \
+    void name(int first, out KEY made[COUNT]) {                                                              \
+        X4 some[COUNT / 4];                                                                                   \
+        UNROLL for (int j = 0; j < COUNT; j += 4) if (HAS(j)) some[j / 4] = READ4_X(base + PLACE(j));         \
+        UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(FROM_X(some[j / 4][j % 4]));                 \
     }
-    UNROLL for (int j = 0; j < PER; j++) keys[j] = ORDERED(FROM_X(some[j / 4][j % 4]));
 #else
-    ACC some[PER];
-    UNROLL for (int j = 0; j < PER; j++) {
-        some[j] = ACC(0);
-        if (HAS(j)) some[j] = FROM_X(READ_X(base + PLACE(j) * step));
+#define DEFINE_LOAD(name, COUNT)                                                                              \
+    void name(int first, out KEY made[COUNT]) {                                                              \
+        ACC some[COUNT];                                                                                      \
+        UNROLL for (int j = 0; j < COUNT; j++) some[j] = HAS(j) ? FROM_X(READ_X(base + PLACE(j) * step)) : ACC(0); \
+        UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(some[j]);                                    \
     }
-    UNROLL for (int j = 0; j < PER; j++) keys[j] = ORDERED(some[j]);
 #endif
-}
 
-#define SPAN (LOCAL * PER)
+// KEPT(BODY) does BODY for each `key`, with PLACE(j), of a row that is kept in registers. AGAIN(BODY) reads the row again, some
+// elements at a time: for what is seldom done, so that it costs neither registers nor much code, and for long rows.
 #if CACHED
-#define EACH_SPAN for (int first = 0; first == 0; first++)
-#define LOAD
+#define BATCH ITEM
+KEY keys[PER];
+DEFINE_LOAD(load, PER)
+#define KEPT(BODY)                                                                                            \
+    {                                                                                                         \
+        const int first = 0;                                                                                  \
+        UNROLL for (int j = 0; j < PER; j++) {                                                                \
+            KEY key = keys[j];                                                                                \
+            if (HAS(j)) BODY                                                                                  \
+        }                                                                                                     \
+    }
 #else
-#define EACH_SPAN for (int first = 0; first < row_length; first += SPAN)
-#define LOAD load(first);
+#define BATCH PER
+#define KEPT(BODY) AGAIN(BODY)
 #endif
-#define EACH UNROLL for (int j = 0; j < PER; j++) if (HAS(j))
+DEFINE_LOAD(load_again, BATCH)
+#define AGAIN(BODY)                                                                                           \
+    for (int first = 0; first < row_length; first += LOCAL * BATCH) {                                         \
+        KEY batch[BATCH];                                                                                     \
+        load_again(first, batch);                                                                             \
+        UNROLL for (int j = 0; j < BATCH; j++) {                                                              \
+            KEY key = batch[j];                                                                               \
+            if (HAS(j)) BODY                                                                                  \
+        }                                                                                                     \
+    }
 
 // An element that is wanted, or may be. Of those up to the bound there may be more than the list has places.
 void list(KEY key, int place) {
@@ -241,6 +254,39 @@ void sort_list(int count) {
 }
 #endif
 
+// What is left of a row: `inside` elements (at first: at most) with keys from `low` on of so many bits, after `passed` others; or
+// (by_index), all having the key `same`, those with indices from `low` on.
+KEY low, same;
+int bits, passed, inside;
+bool by_index;
+
+// Goes on to the bin, of those that are counted, with the element that so many are before.
+void divide(int wanted) {
+    barrier();
+    uint some[SHARE], total = 0u;
+    UNROLL for (int b = 0; b < SHARE; b++) {
+        some[b] = bins[SHARE * MINE + b];
+        bins[SHARE * MINE + b] = 0u;
+        total += some[b];
+    }
+    uint ahead = sum_before(total), rest = uint(wanted - passed);
+    if (ahead <= rest && rest - ahead < total) {
+        UNROLL for (int b = 0; b < SHARE; b++) {
+            if (ahead <= rest && rest - ahead < some[b]) {
+                found[0] = uint(SHARE * MINE + b);
+                found[1] = ahead;
+                found[2] = some[b];
+            }
+            ahead += some[b];
+        }
+    }
+    barrier();
+    bits = max(bits - DIGIT, 0);
+    low += KEY(found[0]) << bits;
+    passed += int(found[1]);
+    inside = int(found[2]);
+}
+
 void main() {
     int all_rows = rows * parts;
     for (int i = WORKGROUP; i < all_rows; i += WORKGROUPS) {
@@ -250,14 +296,11 @@ void main() {
         base = x_offset + at.x * stride_0 + at.y * stride_1 + at.z * stride_2 + at.w * stride_3 + skipped * step;
         row_length = min(part_length, whole_length - skipped);
 #if CACHED
-        load(0);
+        load(0, keys);
 #endif
         for (int b = MINE; b < BINS; b += LOCAL) bins[b] = 0u;
 #if GROUPS
         for (int b = MINE; b < GROUPS; b += LOCAL) firsts[b] = 0xffffffffu;
-#endif
-#if !BITONIC
-        for (int e = MINE; e < LIST; e += LOCAL) ranks[e] = 0u;
 #endif
         if (MINE == 0) {
             least = 0xffffffffu;
@@ -267,18 +310,18 @@ void main() {
         }
         barrier();
         // The range of the keys.
-        KEY low = KEY(0);
-        int bits = 64;
-        bool found_all = false;
+        low = KEY(0);
+        bits = 64;
+        passed = 0;
+        inside = row_length;
+        by_index = false;
+        bool listed_all = false;
 #if !WIDE_KEY
         uint mine_least = 0xffffffffu, mine_largest = 0u;
-        EACH_SPAN {
-            LOAD
-            EACH {
-                mine_least = min(mine_least, keys[j]);
-                mine_largest = max(mine_largest, keys[j]);
-            }
-        }
+        KEPT({
+            mine_least = min(mine_least, key);
+            mine_largest = max(mine_largest, key);
+        })
 #if GROUPS
         atomicMin(firsts[MINE % GROUPS], mine_least);
         barrier();
@@ -290,26 +333,20 @@ void main() {
         }
         barrier();
         uint end = bound;
-        if (mine_least <= end) {
-            EACH_SPAN {
-                LOAD
-                EACH if (keys[j] <= end) list(keys[j], PLACE(j));
-            }
-        }
+        if (mine_least <= end) KEPT(if (key <= end) list(key, PLACE(j));)
         barrier();
-        found_all = listed <= LIST;
-        if (!found_all) {
+        listed_all = listed <= LIST;
+        if (!listed_all) {
             barrier();
             if (MINE == 0) listed = 0u;
             mine_largest = end;
         }
-#endif
-#if RANK == 0 && !GROUPS
+#elif RANK == 0
         // Each invocation with elements has one that is not after the last of their first ones: enough of them bound the keys.
         int busy = min((row_length + ITEM - 1) / ITEM, LOCAL);
         if (keep <= busy) mine_largest = MINE < busy ? mine_least : 0u;
 #endif
-        if (!found_all) {
+        if (!listed_all) {
 #if SUBGROUP
             mine_least = subgroupMin(mine_least);
             mine_largest = subgroupMax(mine_largest);
@@ -329,22 +366,22 @@ void main() {
         wanted = (row_length - 1) / 2;
         if (largest == PV_KEY_NAN) {
             uint mine = 0u;
-            EACH_SPAN {
-                LOAD
-                EACH mine += keys[j] == PV_KEY_NAN ? 1u : 0u;
-            }
+            AGAIN({ mine += key == PV_KEY_NAN ? 1u : 0u; })
             atomicAdd(nans, mine);
             barrier();
             int numbers = row_length - int(nans);
             wanted = RANK == 2 ? numbers : max(numbers - 1, 0) / 2;
         }
 #endif
-        // What is left: `inside` elements (at first: at most) with keys from `low` on of so many bits, after `passed` others; or, all having the
-        // key `same`, those with indices from `low` on.
-        bool by_index = false;
-        KEY same = KEY(0);
-        int passed = 0, inside = row_length;
-        while (!found_all && inside > LIMIT && !(by_index && bits == 0)) {
+#if !GROUPS
+        if (inside > LIMIT && bits > 0) {
+            int shift = max(bits - DIGIT, 0);
+            KEY width = all_ones(bits);
+            KEPT(if (key - low <= width) atomicAdd(bins[uint(key - low >> shift)], 1u);)
+            divide(wanted);
+        }
+#endif
+        while (!listed_all && inside > LIMIT && !(by_index && bits == 0)) {
             if (bits == 0) {
                 by_index = true;
                 same = low;
@@ -353,51 +390,29 @@ void main() {
             }
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
-            EACH_SPAN {
-                LOAD
-                if (by_index) {
-                    EACH if (keys[j] == same && KEY(uint(PLACE(j))) - low <= width) atomicAdd(bins[uint(KEY(uint(PLACE(j))) - low >> shift)], 1u);
-                } else {
-                    EACH if (keys[j] - low <= width) atomicAdd(bins[uint(keys[j] - low >> shift)], 1u);
-                }
-            }
-            barrier();
-            uint some[SHARE], total = 0u;
-            UNROLL for (int b = 0; b < SHARE; b++) {
-                some[b] = bins[SHARE * MINE + b];
-                bins[SHARE * MINE + b] = 0u;
-                total += some[b];
-            }
-            uint ahead = sum_before(total), rest = uint(wanted - passed);
-            if (ahead <= rest && rest - ahead < total) {
-                UNROLL for (int b = 0; b < SHARE; b++) {
-                    if (ahead <= rest && rest - ahead < some[b]) {
-                        found[0] = uint(SHARE * MINE + b);
-                        found[1] = ahead;
-                        found[2] = some[b];
-                    }
-                    ahead += some[b];
-                }
-            }
-            barrier();
-            low += KEY(found[0]) << shift;
-            bits = shift;
-            passed += int(found[1]);
-            inside = int(found[2]);
+            AGAIN({
+                KEY d = (by_index ? KEY(uint(PLACE(j))) : key) - low;
+                if (d <= width && (!by_index || key == same)) atomicAdd(bins[uint(d >> shift)], 1u);
+            })
+            divide(wanted);
         }
         // Those that are before the end of what is left (of one rank only: and not before its beginning).
-        KEY begin = RANK == 0 ? KEY(0) : low, width = all_ones(bits);
-        if (RANK == 0) width = low + width < low ? ~KEY(0) : low + width;
-        if (!found_all) EACH_SPAN {
-            LOAD
-            if (by_index) {
-                EACH {
-                    bool taken = keys[j] == same ? KEY(uint(PLACE(j))) - begin <= width : RANK == 0 && keys[j] < same;
-                    if (taken) list(keys[j], PLACE(j));
-                }
-            } else {
-                EACH if (keys[j] - begin <= width) list(keys[j], PLACE(j));
-            }
+        KEY width = all_ones(bits), begin = low;
+        if (RANK == 0) {
+            width = low + width < low ? ~KEY(0) : low + width;
+            begin = KEY(0);
+        }
+        if (by_index) {
+            AGAIN({
+                bool taken = key == same ? KEY(uint(PLACE(j))) - begin <= width : RANK == 0 && key < same;
+                if (taken) list(key, PLACE(j));
+            })
+        } else if (!listed_all) {
+#if GROUPS
+            AGAIN(if (key - begin <= width) list(key, PLACE(j));)
+#else
+            KEPT(if (key - begin <= width) list(key, PLACE(j));)
+#endif
         }
         barrier();
         int count = int(listed);
@@ -408,25 +423,18 @@ void main() {
         p_at += at.x * p_strides.x + at.y * p_strides.y + at.z * p_strides.z + at.w * p_strides.w;
 #if BITONIC
         sort_list(count);
-#else
-        for (int e = MINE % TEAM; e < count; e += TEAM) {
-            KEY key = list_key[e];
-            uint less = 0u;
-            for (int n = MINE / TEAM; n < count; n += LOCAL / TEAM) {
-                KEY other = list_key[n];
-                if (other < key || other == key && list_place[n] < list_place[e]) less++;
-            }
-            atomicAdd(ranks[e], less);
-        }
-        barrier();
 #endif
         for (int e = MINE; e < count; e += LOCAL) {
-#if BITONIC
-            int rank = e;
-#else
-            int rank = int(ranks[e]);
+            int place = list_place[e], rank = e;
+#if !BITONIC
+            KEY key = list_key[e];
+            rank = 0;
+            for (int n = 0; n < count; n++) {
+                KEY other = list_key[n];
+                int beside = list_place[n];
+                if (other < key || other == key && beside < place) rank++;
+            }
 #endif
-            int place = list_place[e];
 #if RANK
             if (passed + rank != wanted) continue;
             rank = 0;

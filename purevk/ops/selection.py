@@ -40,14 +40,14 @@ class _Plan:
         self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
         self.cached = length <= self.local * self.per
         self.subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and self.local % traits.subgroup_size == 0
-        self.limit = (_FEW if self.local >= 128 else _FEW // 4) - (rank != "first")
+        self.limit = (_FEW if self.local >= 128 else _FEW // 4)
         self.bitonic = count > _FEW
         self.groups = groups if few and groups <= self.local else 0
         self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
         self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
         if self.bitonic:
             self.limit = self.list - count
-        shared = 4 * (self.local + self.bins + self.groups) + self.list * ((12 if wide else 8) + (0 if self.bitonic else 4)) + 64
+        shared = 4 * (self.local + self.bins + self.groups) + self.list * (12 if wide else 8) + 64
         self.fits = shared <= traits.max_shared_memory
 
 
