@@ -282,17 +282,18 @@ void main() {
 #endif
         }
 #else
-        int col = EACH * LANE;
+        // Backwards: what was read last may still be in a cache.
+        at -= EACH * LANES;
 #if AHEAD > 1
-        for (; col + (AHEAD - 1) * EACH * LANES < columns; col += AHEAD * EACH * LANES) {
+        for (; at >= (AHEAD - 1) * EACH * LANES; at -= AHEAD * EACH * LANES) {
             V v[AHEAD];
-            UNROLL for (int k = 0; k < AHEAD; k++) v[k] = load(base, row, col + k * EACH * LANES);
-            UNROLL for (int k = 0; k < AHEAD; k++) store(RESULT(v[k]), out_base, row, col + k * EACH * LANES);
+            UNROLL for (int k = 0; k < AHEAD; k++) v[k] = load(base, row, at - k * EACH * LANES);
+            UNROLL for (int k = 0; k < AHEAD; k++) store(RESULT(v[k]), out_base, row, at - k * EACH * LANES);
         }
 #endif
-        for (; col < columns; col += EACH * LANES) {
-            V v = load(base, row, col);
-            store(RESULT(v), out_base, row, col);
+        for (; at >= 0; at -= EACH * LANES) {
+            V v = load(base, row, at);
+            store(RESULT(v), out_base, row, at);
         }
 #endif
     }

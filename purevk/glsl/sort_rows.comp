@@ -17,7 +17,7 @@
 //   T_INDEX      type of the indices
 //   LEVELS       log2 of the elements of an invocation
 //   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
-//   BINS         a multiple of LOCAL, a power of 2; 0: rows are sorted by the network alone
+//   BINS         a multiple of 2 LOCAL, a power of 2
 //   CROWD        elements of a bin, at most
 //   DESCENDING   0 or 1
 //   SUBGROUP     before.glslh
@@ -54,7 +54,7 @@
 #define DESCENDING 0
 #endif
 #ifndef BINS
-#define BINS 0
+#define BINS (2 * LOCAL)
 #endif
 #ifndef CROWD
 #define CROWD 64
@@ -192,9 +192,11 @@ void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
     buf_places[p_at + rank * p_step] = T_INDEX(from);
 }
 
-#if BINS
-#define SHARE (BINS / LOCAL)
-shared uint bins[BINS + 1];
+// How many elements bins have, then how many are before them: two to a word.
+#define SHARE (BINS / 2 / LOCAL)
+#define HALF(bin) (16 * int((bin) & 1u))
+#define BIN(bin) (bins[(bin) >> 1] >> HALF(bin) & 0xffffu)
+shared uint bins[BINS / 2 + 1];
 shared uint least, largest, most;
 
 // Whether bins are of numbers, or of keys, and where they begin.
@@ -232,21 +234,23 @@ bool fill_bins(int row_length) {
     UNROLL for (int k = 0; k < EACH; k++) {
         if (k * LOCAL + MINE < row_length) {
             uint bin = bin_of(key[k]);
-            spot[k] = bin << 16 | atomicAdd(bins[bin], 1u);
+            spot[k] = bin << 16 | atomicAdd(bins[bin >> 1], 1u << HALF(bin)) >> HALF(bin) & 0xffffu;
         }
     }
     barrier();
     uint some[SHARE], total = 0u, crowd = 0u;
     UNROLL for (int b = 0; b < SHARE; b++) {
         some[b] = bins[SHARE * MINE + b];
-        total += some[b];
-        crowd = max(crowd, some[b]);
+        uint a = some[b] & 0xffffu, c = some[b] >> 16;
+        total += a + c;
+        crowd = max(crowd, max(a, c));
     }
     if (crowd > CROWD) most = crowd;
     uint ahead = sum_before(total);
     UNROLL for (int b = 0; b < SHARE; b++) {
-        bins[SHARE * MINE + b] = ahead;
-        ahead += some[b];
+        uint next = ahead + (some[b] & 0xffffu);
+        bins[SHARE * MINE + b] = next << 16 | ahead;
+        ahead = next + (some[b] >> 16);
     }
     barrier();
     if (most > CROWD) {
@@ -259,7 +263,7 @@ bool fill_bins(int row_length) {
     UNROLL for (int k = 0; k < EACH; k++) {
         int e = k * LOCAL + MINE;
         if (e < row_length) {
-            uint bin = spot[k] >> 16, to = bins[bin] + (spot[k] & 0xffffu);
+            uint bin = spot[k] >> 16, to = BIN(bin) + (spot[k] & 0xffffu);
             shared_key[to] = key[k];
             shared_place[to] = int(bin << 16) | e;
         }
@@ -271,14 +275,15 @@ bool fill_bins(int row_length) {
 // How many come before element p, which is in the places of its bin.
 int rank_of(int p) {
     uint key = shared_key[p];
-    int place = shared_place[p], bin = place >> 16, rank = int(bins[bin]), end = int(bins[bin + 1]);
+    int place = shared_place[p];
+    uint bin = uint(place) >> 16;
+    int rank = int(BIN(bin)), end = int(BIN(bin + 1u));
     for (int q = rank; q < end; q++) {
         uint other = shared_key[q];
-        if (other < key || other == key && shared_place[q] < place) rank++;
+        if (other < key || other == key && q != p && shared_place[q] < place) rank++;
     }
     return rank;
 }
-#endif
 
 void main() {
     for (int row = WORKGROUP; row < rows; row += WORKGROUPS) {
@@ -292,10 +297,9 @@ void main() {
             key[k] = 0xffffffffu;
             if (e < row_length) key[k] = IN_ORDER(pv_key(FROM_X(READ_X(base + e * step))));
         }
-#if BINS
-        for (int b = MINE; b < BINS; b += LOCAL) bins[b] = 0u;
+        for (int b = MINE; b < BINS / 2; b += LOCAL) bins[b] = 0u;
         if (MINE == 0) {
-            bins[BINS] = uint(row_length);
+            bins[BINS / 2] = uint(row_length);
             least = 0xffffffffu;
             largest = 0u;
             most = 0u;
@@ -334,7 +338,6 @@ void main() {
             barrier();
             continue;
         }
-#endif
         UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
         // Those of an invocation first, in registers.
         order_own();

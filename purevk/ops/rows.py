@@ -59,7 +59,7 @@ def spread(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, cache:
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
-LINE, SECTOR = 128, 32  # bytes that memory moves at best, and at least
+LINE = 128  # bytes that memory moves at best
 
 
 def spread_columns(traits: DeviceTraits, rows: Size, columns: Size, vector: bool, itemsize: int) -> RowWork:
@@ -71,12 +71,11 @@ def spread_columns(traits: DeviceTraits, rows: Size, columns: Size, vector: bool
         return RowWork(_cached({"COLUMN": 1, "ROW_PER_INVOCATION": 1, "LOCAL": 16, "AHEAD": 4}, depth, True), 16, 16)
     room = min(1024, traits.max_invocations, traits.max_shared_memory // (8 * each))
     room = 1 << room.bit_length() - 1
-    width, least = max(min(LINE // bytes_, 32), 1), max(min(SECTOR // bytes_, 32), 1)
-    while width > least and depth * width > 8 * room:
-        width //= 2
+    # Half a line's rows in registers are as good as a line's that are read twice.
+    line = max(min(LINE // bytes_, 32), 1)
+    width = line if depth * line <= 8 * room else max(line // 2, 1)
     if depth * width > 8 * room:
-        width = min(least * 2, room)
-        return RowWork({"COLUMN": 1, "WIDTH": width, "LOCAL": room, "AHEAD": 8}, room, width)
+        return RowWork({"COLUMN": 1, "WIDTH": line, "LOCAL": room, "AHEAD": 8}, room, line)
     lanes = 1
     while lanes * 8 < depth:
         lanes *= 2

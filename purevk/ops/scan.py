@@ -117,8 +117,10 @@ def emit_scan(
         width = local // traits.subgroup_size
         macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
     elif columns:
+        # Joining lanes costs exponentials: fewer of them for more elements.
+        macros["ITEMS"] = 16 if how.logarithm else 8
         local, width = _columns(traits, x.dtype.itemsize * (4 if vector else 1), -(-many // (4 if vector else 1)), long, macros)
-        macros.update({"WIDTH": width, "COLUMN": 1, "ITEMS": ITEMS})
+        macros.update({"WIDTH": width, "COLUMN": 1})
     elif vector:
         macros["ITEMS"] = 16
     macros["LOCAL"] = local
@@ -136,9 +138,6 @@ def emit_scan(
         _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
 
 
-ITEMS = 8  # elements of a column that an invocation takes at a time
-
-
 def _four_at_once(x: Operand, out: Operand) -> bool:
     return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (DType.float32, DType.float16, DType.int32)
 
@@ -153,7 +152,7 @@ def _columns(traits: DeviceTraits, nbytes: int, count: int, long: int, macros: d
     room = 1 << room.bit_length() - 1
     width = max(min(LINE // (2 if double else 1) // nbytes, 32), 1)
     lanes = room // width
-    while lanes > 1 and (lanes // 2) * ITEMS >= long:
+    while lanes > 1 and (lanes // 2) * macros["ITEMS"] >= long:
         lanes //= 2
     while width * lanes < 256 and width * lanes * 2 <= room and width < count:
         width *= 2

@@ -70,8 +70,7 @@ def _sort_rows(
     block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
     levels = 3 if block >> 3 <= traits.max_invocations else 4
     local = block >> levels
-    bins = max(block // 2, local)
-    shared = 8 * (block + local) + 4 * (bins + local + 8)
+    shared = 8 * (block + local) + 2 * block + 4 * (local + 8)
     if traits.is_cpu or acc not in ("float", "int") or len(loop) > 4 or local > traits.max_invocations or shared > traits.max_shared_memory:
         return False
     names = element_macros(x.dtype, places.dtype)
@@ -86,7 +85,7 @@ def _sort_rows(
     lowering.dispatch(
         "sort_rows.comp", [(x, "r"), (values, "w"), (places, "w")],
         macros={
-            **names, "LEVELS": levels, "LOCAL": local, "BINS": bins, "DESCENDING": int(descending),
+            **names, "LEVELS": levels, "LOCAL": local, "BINS": block, "DESCENDING": int(descending),
             "SUBGROUP": int(traits.has("subgroup_arithmetic", "subgroup_basic") and local % traits.subgroup_size == 0),
         },
         params=params, constants={100: local}, specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(rows, 1),
