@@ -21,7 +21,7 @@
 //   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
 //   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most LOCAL, more than are wanted
 //   PER          elements that an invocation reads at once; a multiple of 4 if VEC4
-//   CACHED       1: a row has at most LOCAL PER elements, and is read once
+//   CACHED       1: a row has at most LOCAL PER elements, and is read once; 2: for seldom passes, too
 //   FULL         1: rows are a multiple of LOCAL PER
 //   DESCENDING   0 or 1
 //   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower median of all but NaNs
@@ -203,6 +203,9 @@ DEFINE_LOAD(load, PER)
 #define BATCH PER
 #define KEPT(BODY) AGAIN(BODY)
 #endif
+#if CACHED == 2
+#define AGAIN(BODY) KEPT(BODY)
+#else
 DEFINE_LOAD(load_again, BATCH)
 #define AGAIN(BODY)                                                                                           \
     for (int first = 0; first < row_length; first += LOCAL * BATCH) {                                         \
@@ -213,6 +216,7 @@ DEFINE_LOAD(load_again, BATCH)
             if (HAS(j)) BODY                                                                                  \
         }                                                                                                     \
     }
+#endif
 
 // An element that is wanted, or may be. Of those up to the bound there may be more than the list has places.
 void list(KEY key, int place) {
@@ -224,9 +228,9 @@ void list(KEY key, int place) {
     list_place[n] = place;
 }
 
-#if BITONIC
 bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
 
+#if BITONIC
 void order(int low, int high, int count) {
     if (high >= count || !before(list_key[high], list_place[high], list_key[low], list_place[low])) return;
     KEY k = list_key[low];
@@ -271,14 +275,16 @@ void divide(int wanted) {
     }
     uint ahead = sum_before(total), rest = uint(wanted - passed);
     if (ahead <= rest && rest - ahead < total) {
-        UNROLL for (int b = 0; b < SHARE; b++) {
-            if (ahead <= rest && rest - ahead < some[b]) {
-                found[0] = uint(SHARE * MINE + b);
-                found[1] = ahead;
-                found[2] = some[b];
-            }
-            ahead += some[b];
+        uint bin = 0u, own = some[0];
+        UNROLL for (int b = 1; b < SHARE; b++) {
+            bool further = bin == uint(b - 1) && ahead + own <= rest;
+            ahead += further ? own : 0u;
+            own = further ? some[b] : own;
+            bin += further ? 1u : 0u;
         }
+        found[0] = uint(SHARE * MINE) + bin;
+        found[1] = ahead;
+        found[2] = own;
     }
     barrier();
     bits = max(bits - DIGIT, 0);
@@ -328,7 +334,7 @@ void main() {
         for (int b = MINE; b < GROUPS; b += LOCAL) {
             uint mine = firsts[b];
             int rank = 0;
-            for (int other = 0; other < GROUPS; other++) rank += firsts[other] < mine || firsts[other] == mine && other < b ? 1 : 0;
+            for (int other = 0; other < GROUPS; other++) rank += before(firsts[other], other, mine, b) ? 1 : 0;
             if (rank == keep - 1) bound = mine;
         }
         barrier();
@@ -373,7 +379,7 @@ void main() {
             wanted = RANK == 2 ? numbers : max(numbers - 1, 0) / 2;
         }
 #endif
-#if !GROUPS
+#if CACHED == 1 && !GROUPS
         if (inside > LIMIT && bits > 0) {
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
@@ -429,11 +435,7 @@ void main() {
 #if !BITONIC
             KEY key = list_key[e];
             rank = 0;
-            for (int n = 0; n < count; n++) {
-                KEY other = list_key[n];
-                int beside = list_place[n];
-                if (other < key || other == key && beside < place) rank++;
-            }
+            for (int n = 0; n < count; n++) rank += before(list_key[n], list_place[n], key, place) ? 1 : 0;
 #endif
 #if RANK
             if (passed + rank != wanted) continue;

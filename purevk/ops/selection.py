@@ -138,7 +138,7 @@ def _emit(
         "select.comp", [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
         macros={
             **names, **texel, "VEC4": int(vector), "LOCAL": plan.local, "BINS": plan.bins,
-            "PER": plan.per, "CACHED": int(plan.cached), "FULL": int(full), "DESCENDING": int(descending),
+            "PER": plan.per, "CACHED": (2 if traits.is_cpu else 1) if plan.cached else 0, "FULL": int(full), "DESCENDING": int(descending),
             "RANK": RANKS.index(rank), "LIST": plan.list, "LIMIT": plan.limit, "BITONIC": int(plan.bitonic),
             "SUBGROUP": int(plan.subgroup), "INDEXED": int(indices is not None), "WIDE_KEY": int(wide),
             "GROUPS": plan.groups,
