@@ -25,9 +25,10 @@
 //   FULL         1: rows are a multiple of LOCAL PER
 //   DESCENDING   0 or 1
 //   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower median of all but NaNs
-//   LIST         elements that are put in order, at most; LIMIT of these may be in the last bin
+//   LIST         elements that are put in order, at most, a multiple of 4; LIMIT of these may be in the last bin
 //   BITONIC      1: they are many, and LIST is a power of 2
 //   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
+//   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
 //   INDEXED      1: x has indices beside it; 0: an element's index is its place
 // Specialization constant 100: LOCAL.
 #include "rows.glslh"
@@ -218,6 +219,19 @@ DEFINE_LOAD(load_again, BATCH)
     }
 #endif
 
+// The element of a key; it is read again where the key does not say which it is.
+ACC number_of(KEY ordered, int x_at) {
+#if !WIDE_KEY
+    uint key = DESCENDING == 1 ? ~ordered : ordered;
+#ifdef INTEGERS
+    return ACC(key ^ 0x80000000u);
+#else
+    if (key != PV_KEY_ZERO && key != PV_KEY_NAN) return pv_float_of(key);
+#endif
+#endif
+    return ELEMENT(x_at);
+}
+
 // An element that is wanted, or may be. Of those up to the bound there may be more than the list has places.
 void list(KEY key, int place) {
     uint n = atomicAdd(listed, 1u);
@@ -226,6 +240,17 @@ void list(KEY key, int place) {
 #endif
     list_key[n] = key;
     list_place[n] = place;
+}
+
+// What is behind the end of the list is before nothing.
+void clear_list() {
+    if (MINE == 0) listed = 0u;
+#if !BITONIC
+    for (int e = MINE; e < LIST; e += LOCAL) {
+        list_key[e] = ~KEY(0);
+        list_place[e] = PV_NOWHERE;
+    }
+#endif
 }
 
 bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
@@ -308,10 +333,10 @@ void main() {
 #if GROUPS
         for (int b = MINE; b < GROUPS; b += LOCAL) firsts[b] = 0xffffffffu;
 #endif
+        clear_list();
         if (MINE == 0) {
             least = 0xffffffffu;
             largest = 0u;
-            listed = 0u;
             nans = 0u;
         }
         barrier();
@@ -344,7 +369,7 @@ void main() {
         listed_all = listed <= LIST;
         if (!listed_all) {
             barrier();
-            if (MINE == 0) listed = 0u;
+            clear_list();
             mine_largest = end;
         }
 #elif RANK == 0
@@ -435,7 +460,9 @@ void main() {
 #if !BITONIC
             KEY key = list_key[e];
             rank = 0;
-            for (int n = 0; n < count; n++) rank += before(list_key[n], list_place[n], key, place) ? 1 : 0;
+            for (int n = 0; n < count; n += 4) {
+                UNROLL for (int k = n; k < n + 4; k++) rank += before(list_key[k], list_place[k], key, place) ? 1 : 0;
+            }
 #endif
 #if RANK
             if (passed + rank != wanted) continue;
@@ -444,7 +471,7 @@ void main() {
             if (rank >= keep) continue;
 #endif
             int from = base + place * step;
-            buf_keys[v_at + rank * v_step] = TO_KEY(ELEMENT(from));
+            buf_keys[v_at + rank * v_step] = TO_KEY(number_of(list_key[e], from));
 #if INDEXED
             buf_places[p_at + rank * p_step] = T_INDEX(buf_from[row * whole_length + place]);
 #else

@@ -186,10 +186,19 @@ ACC number_of(uint ordered, int x_at) {
 #endif
 }
 
-// Stores an element and its index behind `rank` others.
-void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
-    buf_keys[v_at + rank * v_step] = TO_KEY(number_of(ordered, base + from * step));
-    buf_places[p_at + rank * p_step] = T_INDEX(from);
+void sort_network(int row_length) {
+    UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
+    // Those of an invocation first, in registers.
+    order_own();
+    UNROLL for (int k = 0; k < EACH; k++) {
+        shared_key[AT(MINE * EACH + k)] = key[k];
+        shared_place[AT(MINE * EACH + k)] = place[k];
+    }
+    barrier();
+    for (int log_whole = LEVELS + 1; (1 << log_whole) <= BLOCK; log_whole++) {
+        merge(log_whole, true, 0);
+        for (int left = log_whole - LEVELS; left > 0; left -= LEVELS) merge(max(left, LEVELS), false, max(LEVELS - left, 0));
+    }
 }
 
 // How many elements bins have, then how many are before them: two to a word.
@@ -331,28 +340,31 @@ void main() {
 #endif
         if (!filled && set_range(true)) filled = fill_bins(row_length);
         if (filled) {
-            for (int p = MINE; p < row_length; p += LOCAL) {
-                int rank = rank_of(p);
-                if (rank < keep) put(shared_key[p], shared_place[p] & 0xffff, rank, base, v_at, p_at);
+            // They go to their final places, so that neighbours are stored together.
+            int rank[EACH];
+            UNROLL for (int k = 0; k < EACH; k++) {
+                int p = k * LOCAL + MINE;
+                rank[k] = p;
+                if (p < row_length) rank[k] = rank_of(p);
+                key[k] = shared_key[p];
+                place[k] = shared_place[p] & 0xffff;
             }
             barrier();
-            continue;
-        }
-        UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
-        // Those of an invocation first, in registers.
-        order_own();
-        UNROLL for (int k = 0; k < EACH; k++) {
-            shared_key[AT(MINE * EACH + k)] = key[k];
-            shared_place[AT(MINE * EACH + k)] = place[k];
-        }
-        barrier();
-        for (int log_whole = LEVELS + 1; (1 << log_whole) <= BLOCK; log_whole++) {
-            merge(log_whole, true, 0);
-            for (int left = log_whole - LEVELS; left > 0; left -= LEVELS) merge(max(left, LEVELS), false, max(LEVELS - left, 0));
+            UNROLL for (int k = 0; k < EACH; k++) {
+                shared_key[AT(rank[k])] = key[k];
+                shared_place[AT(rank[k])] = place[k];
+            }
+            barrier();
+        } else {
+            sort_network(row_length);
         }
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
-            if (e < keep) put(shared_key[AT(e)], shared_place[AT(e)], e, base, v_at, p_at);
+            if (e < keep) {
+                int from = shared_place[AT(e)];
+                buf_keys[v_at + e * v_step] = TO_KEY(number_of(shared_key[AT(e)], base + from * step));
+                buf_places[p_at + e * p_step] = T_INDEX(from);
+            }
         }
         barrier();
     }

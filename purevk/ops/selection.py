@@ -44,7 +44,7 @@ class _Plan:
         self.bitonic = count > _FEW
         self.groups = groups if few and groups <= self.local else 0
         self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
-        self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit
+        self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit + -count % 4
         if self.bitonic:
             self.limit = self.list - count
         shared = 4 * (self.local + self.bins + self.groups) + self.list * (12 if wide else 8) + 64
@@ -156,6 +156,8 @@ def element_macros(dtype: DType, index: DType) -> dict[str, str]:
         names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
     if index is DType.int64:
         names["HAS_INT64"] = "1"
+    if names["ACC"] == "int":
+        names["INTEGERS"] = "1"
     return {**names, "T_INDEX": index.glsl}
 
 

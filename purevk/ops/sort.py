@@ -74,8 +74,6 @@ def _sort_rows(
     if traits.is_cpu or acc not in ("float", "int") or len(loop) > 4 or local > traits.max_invocations or shared > traits.max_shared_memory:
         return False
     names = element_macros(x.dtype, places.dtype)
-    if acc == "int":
-        names["INTEGERS"] = "1"
     pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
     rows = _dims.product(loop)
     mine, *theirs = (pad(reversed(each), 4) for each in strides)
