@@ -66,6 +66,35 @@ void group_barrier() {
 #endif
 }
 
+// Keys and values of the next step travel from memory to registers while those at hand are used.
+#define K_SLOTS ((KEYS * D4 + LOCAL - 1) / LOCAL)
+#define V_SLOTS ((KEYS * DV4 + LOCAL - 1) / LOCAL)
+vec4 next_k[K_SLOTS], next_v[V_SLOTS];
+
+void fetch(int base_k, int base_v, int t0) {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int i = 0; i < K_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / D4;
+        next_k[i] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * (at - t * D4));
+    }
+    UNROLL for (int i = 0; i < V_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / DV4;
+        next_v[i] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * (at - t * DV4));
+    }
+}
+
+void put() {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int i = 0; i < K_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / D4;
+        if (at < KEYS * D4) tile_k[t * KEY_LINE + at - t * D4] = next_k[i];
+    }
+    UNROLL for (int i = 0; i < V_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / DV4;
+        if (at < KEYS * DV4) tile_v[t * VALUE_LINE + at - t * DV4] = next_v[i];
+    }
+}
+
 void main() {
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
     int base_q = offset_q + batch * q_batch + head * q_head;
@@ -92,17 +121,12 @@ void main() {
 #if CAUSAL
     keys = min(T, row0 + QUERIES + start);
 #endif
+    fetch(base_k, base_v, 0);
     for (int t0 = 0; t0 < keys; t0 += KEYS) {
         barrier();
-        UNROLL for (int i = 0; i < KEYS * D4; i += LOCAL) {
-            int at = i + id, t = at / D4, d = at - t * D4;
-            if (at < KEYS * D4) tile_k[t * KEY_LINE + d] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * d);
-        }
-        UNROLL for (int i = 0; i < KEYS * DV4; i += LOCAL) {
-            int at = i + id, t = at / DV4, d = at - t * DV4;
-            if (at < KEYS * DV4) tile_v[t * VALUE_LINE + d] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * d);
-        }
+        put();
         barrier();
+        if (t0 + KEYS < keys) fetch(base_k, base_v, t0 + KEYS);
         float score[MY_QUERIES][MY_KEYS];
         UNROLL for (int r = 0; r < MY_QUERIES; r++) {
             UNROLL for (int c = 0; c < MY_KEYS; c++) score[r][c] = 0.0;

@@ -11,9 +11,6 @@ from purevk.ir import dims as _dims
 from purevk.ops.lowering import DeviceTraits, Lowering, Operand
 
 
-LANES = 16  # invocations that share a query in `attention_tiled.comp`
-
-
 @dataclass(frozen=True)
 class Simple:
     """`attention.comp`: a subgroup takes neighbouring queries and walks over the keys."""
@@ -37,12 +34,13 @@ class Simple:
 
 @dataclass(frozen=True)
 class Tiled:
-    """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of `LANES` invocations. With
+    """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of `lanes` invocations. With
     `subgroup`, the size of subgroups, lanes exchange maxima by shuffles."""
 
     queries: int = 32
     keys: int = 32
     groups: int = 8
+    lanes: int = 16
     subgroup: int | None = None
 
     def emit(
@@ -57,7 +55,7 @@ class Tiled:
 
     def macros(self) -> dict[str, int]:
         return {
-            "QUERIES": self.queries, "KEYS": self.keys, "LANES": LANES, "GROUPS": self.groups,
+            "QUERIES": self.queries, "KEYS": self.keys, "LANES": self.lanes, "GROUPS": self.groups,
             "SHUFFLE": int(self.subgroup is not None),
         }  # fmt: skip
 
@@ -147,13 +145,13 @@ def choose(
     if halves and (units := _units(traits, _dims.upper(queries), groups, *widths)) is not None:
         return units
     # More queries read keys fewer times, fewer make more workgroups.
-    for rows in (32, 16, 8):
+    for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
         steps = [step for step in (64, 32, 16) if _tile_bytes(rows, step, width) <= traits.max_shared_memory]
-        if steps and (rows == 8 or -(-_dims.upper(queries) // rows) * groups >= 0.6 * cores):
+        if steps and -(-_dims.upper(queries) // rows) * groups >= wanted:
             step = steps[0] if rows < 32 else min(steps[0], 32)
-            tile = Tiled(rows, step)
-            shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % LANES == 0
-            if shuffles and tile.groups * LANES % traits.subgroup_size == 0:
+            tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
+            shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % tile.lanes == 0
+            if shuffles and tile.groups * tile.lanes % traits.subgroup_size == 0:
                 tile = replace(tile, subgroup=traits.subgroup_size)
             return tile
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)

@@ -49,6 +49,12 @@ class Problem:
     window: bool = False
 
 
+    @property
+    def large(self) -> bool:
+        """Whether its results alone fill a large GPU."""
+        return self.m * self.n * self.batches >= 1 << 20
+
+
 class GpuChoice:
     """What the choices have in common."""
 
@@ -101,9 +107,9 @@ class Tiled(GpuChoice):
 
     def shared(self, transposed: bool) -> int:
         """Bytes of shared memory."""
-        b = self.tile_n * (self.tile_k // 4 + 1) if transposed else self.tile_k * self.tile_n // 4
         sums = self.slices * self.tile_m * self.tile_n // 4 if self.slices > 1 else 0
-        return 16 * max(self.tile_m * (self.tile_k // 4 + 1) + b, sums)
+        pad = max(32 // self.tile_k, 1) * (2 if transposed else 1)
+        return 16 * max(self.tile_k * (self.tile_m // 4 + self.tile_n // 4 + pad), sums)
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold."""
@@ -121,10 +127,13 @@ class Tiled(GpuChoice):
         rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
         loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (1 if problem.vectors[1] else 4)
         fma = self.tile_k // self.slices * self.thread_m * self.thread_n
-        # Where thousands of products keep every processor full, shared memory is what holds them: a wide tile of an
-        # invocation reads it less often.
-        many = problem.batches > 8 * traits.processors
-        shared_reads = 1 + 0.05 * (8 / self.thread_m + 8 / self.thread_n - 2) if many else 1
+        # Where every processor is full, shared memory is what holds them: a wide tile of an invocation reads it less often. With
+        # thousands of small products more invocations are worth as much.
+        reads = 8 / self.thread_m + 8 / self.thread_n
+        if problem.batches > 8 * traits.processors:
+            shared_reads = 1 + 0.05 * max(reads - 3, 0)
+        else:
+            shared_reads = 1 + 0.05 * (reads - 2) if problem.large else 1
         work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads * shared_reads
         latency = 0.26 + (0.03 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0)
         return 3.6 + 0.003 * fma + steps * (latency * rounds + load * work) + 0.02 * (self.slices - 1) * load
@@ -244,7 +253,9 @@ _TILES = (
     (64, 32, 64, 4, 4, 2), (64, 64, 16, 4, 4, 1), (64, 64, 16, 8, 8, 1), (64, 64, 32, 4, 8, 1),
 )  # fmt: skip
 # Longer code: for products, whose addresses are simple.
-_LONG_TILES = ((16, 16, 128, 4, 4, 8), (32, 32, 128, 4, 4, 4), (64, 64, 32, 8, 4, 2), (128, 64, 16, 8, 8, 1))
+_LONG_TILES = (
+    (16, 16, 128, 4, 4, 8), (32, 32, 128, 4, 4, 4), (64, 64, 32, 8, 4, 2), (64, 64, 16, 4, 8, 1), (128, 64, 16, 8, 8, 1),
+)  # fmt: skip
 _UNITS = (
     (32, 32, 32, 16, 16, 1), (32, 32, 64, 16, 16, 1), (32, 32, 128, 16, 16, 2), (32, 32, 128, 16, 16, 4),
     (16, 32, 128, 16, 16, 4), (16, 16, 256, 16, 16, 8), (64, 64, 64, 16, 32, 1), (64, 64, 64, 32, 32, 1),
@@ -283,7 +294,7 @@ def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
     """The same tile with K split among workgroups, where there are too few tiles to fill the device."""
     groups = _ceil(problem.m, tile.tile_m) * _ceil(problem.n, tile.tile_n) * problem.batches
     cores = traits.processors
-    if groups > 2 * cores or problem.m * problem.n * problem.batches > MAX_SPLIT_OUTPUT or (
+    if groups > (1 if problem.large else 2) * cores or problem.m * problem.n * problem.batches > MAX_SPLIT_OUTPUT or (
         problem.window and problem.batches > 1
     ):
         return

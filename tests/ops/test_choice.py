@@ -55,9 +55,9 @@ def holds(choice, traits, problem):
             shared = 2 * (m * (k + 8) + (n * (k + 8) if problem.transposed else k * (n + 8)))
             shared += 4 * slices * m * n if slices > 1 else 4 * fm * fn * plane
         else:
-            assert m % choice.thread_m == n % choice.thread_n == choice.thread_n % 4 == 0
+            assert m % choice.thread_m == n % choice.thread_n == choice.thread_m % 4 == choice.thread_n % 4 == 0
             threads = (m // choice.thread_m) * (n // choice.thread_n) * slices
-            shared = 16 * (m * (k // 4 + 1) + (n * (k // 4 + 1) if problem.transposed else k * n // 4))
+            shared = 4 * k * (m + n + (8 if problem.transposed else 4) * (32 // k if k < 32 else 1))
             shared = max(shared, 4 * slices * m * n if slices > 1 else 0)
         assert threads % (k // 4) == 0 and m * k // 4 % threads == n * k // 4 % threads == 0
     assert 0 < threads <= traits.max_invocations and shared <= traits.max_shared_memory
