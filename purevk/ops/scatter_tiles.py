@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Size
+from purevk.ir import dims as _dims
 from purevk.ops.epilogue import gcd4
 from purevk.ops.lowering import Lowering, Operand, power_of_two
 from purevk.ops.map_kernel import acc_of
@@ -16,6 +17,11 @@ from purevk.ops.rows import collapse
 _EACH = 8  # rows of an invocation, where whole rows are moved
 _SPAN = 8  # entries that an invocation looks at, at a time
 _SECTOR = 8  # neighbouring columns that are read together
+# What joining leaves as it is; -0.0 + x is x, of 0.0 as well.
+_NOTHING = {
+    "add": {DType.float32: "-0.0", DType.int32: "0"}, "prod": {DType.float32: "1.0", DType.int32: "1"},
+    "amax": {DType.float32: "-PV_INF", DType.int32: "PV_INT_MIN"}, "amin": {DType.float32: "PV_INF", DType.int32: "PV_INT_MAX"},
+}  # fmt: skip
 _MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
 _MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
 
@@ -90,6 +96,9 @@ def emit_tiles(
         blocks = -(-inner // width)
         if reach * width > 4096:
             local = min(512, traits.max_invocations)
+        if parts > 1 and mode != "set" and source is not None:
+            if _emit_columns(lowering, x, out, index, source, shape, offsets, mode, combine, parts):
+                return True
         few = outer * parts * blocks < traits.processors
         if parts > _MOST_PARTS or few and entries * width > 65536:
             return False
@@ -113,5 +122,38 @@ def emit_tiles(
         params=[*params, parts, blocks], constants={100: local}, specialize=lowering.fixed(22),
         grid=lowering.linear_grid(groups, 1), flops=outer * inner * entries,
         nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
+    )  # fmt: skip
+    return True
+
+
+def _emit_columns(
+    lowering: Lowering, x: Operand, out: Operand, index: Operand, source: Operand, shape: _Shape, offsets: Sequence[Size],
+    mode: str, combine: str, tiles: int,
+) -> bool:  # fmt: skip
+    """Appends `scatter_columns.comp` where it reads the entries much less often than `tiles` times; returns whether it does."""
+    traits, (outer, n, inner) = lowering.traits, shape.sizes
+    numbers = (inner, *offsets, *(step for steps in shape.steps for step in steps[:2]))
+    if any(steps[2] != 1 for steps in shape.steps) or any(_dims.gcd_of(number) % 2 for number in numbers):
+        return False
+    local, blocks = 1024, -(-inner // 8)
+    each = min(16, traits.max_shared_memory // (2 * local) // 4 * 4)
+    parts = -(-n * 4 // (each * local))
+    shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size >= 4
+    if not shuffles or traits.max_invocations < local or tiles < 3 * parts or 2 * outer * parts * blocks < traits.processors:
+        return False
+    each = min((-(-n * 4 // (parts * local)) + 3) // 4 * 4, each)
+    params = [*shape.sizes, shape.entries]
+    for offset, steps in zip(offsets, shape.steps):
+        params += [offset, *steps[:2]]
+    count = outer * shape.entries * inner
+    lowering.dispatch(
+        "scatter_columns.comp", [(x, "r"), (index, "r"), (source, "r"), (out, "rw")],
+        macros={
+            "LOCAL": local, "EACH": each, "INDEX_WORDS": index.dtype.itemsize // 4, "COMBINE(a, b)": combine,
+            "IDENTITY": _NOTHING[mode][out.dtype], **({"INTEGERS": 1} if out.dtype is DType.int32 else {}),
+        },
+        params=[*params, parts, blocks], constants={100: local}, specialize=lowering.fixed(18),
+        grid=lowering.linear_grid(outer * parts * blocks, 1), flops=count,
+        nbytes=2 * out.type.nbytes + count * (index.dtype.itemsize + out.dtype.itemsize),
     )  # fmt: skip
     return True

@@ -217,6 +217,23 @@ def test_scatter_in_one_dispatch(gpu):
             assert [name for name in dispatches(program) if name != "pointwise.comp"] == ["scatter.comp"]
 
 
+def test_scatter_of_long_columns(gpu):
+    """Columns that shared memory has no room for are joined a few at a time, long ones in parts."""
+    for n, m, dtype in [(1100, 700, torch.float32), (3000, 5003, torch.float32), (1500, 1500, torch.int32)]:
+        x, source = (tensor(2, size, 10, seed=seed).mul(30).to(dtype) for seed, size in enumerate((n, m)))
+        index = places(2, m, 10, below=n)
+        cases = [Case(aten.scatter_add.default, (x, 1, index, source), rtol=1e-4, atol=1e-3)]
+        cases += [Case(aten.scatter_reduce.two, (x, 1, index, source, how), rtol=1e-4) for how in ("amax", "amin")]
+        # Of few large factors, so that no product is infinite.
+        near = (1 + source / 500).to(dtype)
+        cases.append(Case(aten.scatter_reduce.two, (x, 1, index, near, "prod"), rtol=1e-4))
+        parts = (x[..., 2:], index[..., 2:], source[..., 2:])
+        cases.append(Case(lambda x, i, s: x.scatter_add(1, i, s), parts, rtol=1e-4, atol=1e-3))
+        check(cases)
+    with program_of(lambda x, i, s: x.scatter_add(1, i, s), (x, index, source)) as program:
+        assert dispatches(program) == ["scatter_columns.comp"]
+
+
 def last_of(x, dim, index, source):
     """What torch leaves open: of several entries for an element the last holds."""
     x = x.clone()
