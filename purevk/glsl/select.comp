@@ -408,7 +408,8 @@ void main() {
         if (inside > LIMIT && bits > 0) {
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
-            KEPT(if (key - low <= width) atomicAdd(bins[uint(key - low >> shift)], 1u);)
+            // Only where few are wanted may keys be beyond the largest.
+            KEPT(if (RANK != 0 || key - low <= width) atomicAdd(bins[uint(key - low >> shift)], 1u);)
             divide(wanted);
         }
 #endif
