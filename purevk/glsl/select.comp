@@ -20,7 +20,7 @@
 //   VEC4         1: 4 neighbours are read at once
 //   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
 //   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most LOCAL, more than are wanted
-//   PER          elements that an invocation reads at once; a multiple of 4 if VEC4
+//   PER          elements that an invocation reads at once, at most 32; a multiple of 4 if VEC4
 //   CACHED       1: a row has at most LOCAL PER elements, and is read once; 2: for seldom passes, too
 //   FULL         1: rows are a multiple of LOCAL PER
 //   DESCENDING   0 or 1
@@ -442,6 +442,16 @@ void main() {
         } else if (!listed_all) {
 #if GROUPS
             AGAIN(if (key - begin <= width) list(key, PLACE(j));)
+#elif RANK && CACHED == 1
+            // They are few: reading them again is cheaper than a branch for each element.
+            uint taken = 0u;
+            KEPT(taken |= key - begin <= width ? 1u << j : 0u;)
+            const int first = 0;
+            while (taken != 0u) {
+                int j = findLSB(taken);
+                taken &= taken - 1u;
+                list(ORDERED(ELEMENT(base + PLACE(j) * step)), PLACE(j));
+            }
 #else
             KEPT(if (key - begin <= width) list(key, PLACE(j));)
 #endif

@@ -2,8 +2,9 @@
 #extension GL_GOOGLE_include_directive : enable
 // Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to unsigned keys of the same
 // order. They are counted in bins of equal width between the least and the largest finite one, by value or, where these crowd
-// in some, by key; each goes to its bin's places, and then counts those before it in the bin. Where keys are crowded, too, they
-// are sorted by their digits. What is behind the end of a row is behind all else. A workgroup takes a row.
+// in some, by key; each goes to its bin's places, and then counts those before it in the bin. Where keys are crowded, too, an
+// invocation has EACH elements in registers for several steps of a bitonic network. Every step orders the same way: the first
+// of a merge compares mirrored places. What is behind the end of a row is behind all else. A workgroup takes a row.
 //
 // Bindings: 0 x, 1 the sorted elements, 2 their indices.
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
@@ -14,7 +15,7 @@
 // Macros:
 //   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to (float or int), and conversions
 //   T_INDEX      type of the indices
-//   LEVELS       log2 of the elements of an invocation, 3 at least
+//   LEVELS       log2 of the elements of an invocation
 //   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
 //   BINS         a multiple of 2 LOCAL, a power of 2
 //   CROWD        elements of a bin, at most
@@ -46,8 +47,8 @@
 #ifndef LEVELS
 #define LEVELS 4
 #endif
-#if LEVELS < 3
-#error "an invocation has 8 elements at least"
+#if LEVELS > 4
+#error "an invocation sorts 16 elements at most"
 #endif
 #ifndef DESCENDING
 #define DESCENDING 0
@@ -97,7 +98,83 @@ shared int shared_place[AT(BLOCK)];
 
 uint key[EACH];
 int place[EACH];
-shared uint bits_set, bits_clear, lower;
+
+void order(int a, int b) {
+    uint key_a = key[a], key_b = key[b];
+    int place_a = place[a], place_b = place[b];
+    bool swap = key_b < key_a || key_b == key_a && place_b < place_a;
+    key[a] = swap ? key_b : key_a;
+    key[b] = swap ? key_a : key_b;
+    place[a] = swap ? place_b : place_a;
+    place[b] = swap ? place_a : place_b;
+}
+
+// Orders the pairs of the elements of this invocation that are `distance` of them apart.
+void halve(int distance) {
+    UNROLL for (int k = 0; k < EACH; k++) {
+        if ((k & distance) == 0) order(k, k + distance);
+    }
+}
+
+// The steps of the network within an invocation, one by one: loops over them would not be unrolled in full, and registers have
+// no indices.
+void order_mirrored(int whole) {
+    UNROLL for (int k = 0; k < EACH; k++) {
+        if ((k ^ (whole - 1)) > k) order(k, k ^ (whole - 1));
+    }
+}
+
+void order_own() {
+    order_mirrored(2);
+#if LEVELS > 1
+    order_mirrored(4);
+    halve(1);
+#endif
+#if LEVELS > 2
+    order_mirrored(8);
+    halve(2);
+    halve(1);
+#endif
+#if LEVELS > 3
+    order_mirrored(16);
+    halve(4);
+    halve(2);
+    halve(1);
+#endif
+}
+
+// LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored or not.
+void merge(int log_span, bool mirrored, int done) {
+    int log_step = log_span - LEVELS, at = MINE & ((1 << log_step) - 1);
+    int first = ((MINE >> log_step) << log_span) + at, second = first;
+    if (mirrored) second += (1 << log_span) - 1 - 2 * at - ((EACH - 1) << log_step);
+    int to[EACH];
+    UNROLL for (int k = 0; k < EACH; k++) {
+        int from = (k < EACH / 2 ? first : second) + (k << log_step);
+        to[k] = AT(from);
+        key[k] = shared_key[to[k]];
+        place[k] = shared_place[to[k]];
+    }
+    if (mirrored) {
+        UNROLL for (int k = 0; k < EACH / 2; k++) order(k, EACH - 1 - k);
+    } else if (done == 0) {
+        halve(EACH / 2);
+    }
+#if LEVELS > 1
+    if (done <= 1) halve(EACH / 4);
+#endif
+#if LEVELS > 2
+    if (done <= 2) halve(EACH / 8);
+#endif
+#if LEVELS > 3
+    halve(1);
+#endif
+    UNROLL for (int k = 0; k < EACH; k++) {
+        shared_key[to[k]] = key[k];
+        shared_place[to[k]] = place[k];
+    }
+    barrier();
+}
 
 ACC number_of(uint ordered, int x_at) {
     uint bits = IN_ORDER(ordered);
@@ -109,69 +186,10 @@ ACC number_of(uint ordered, int x_at) {
 #endif
 }
 
-// Sorts by 4 bits of the keys at a time, from the lowest on, without those that are the same in all. An invocation has
-// neighbours, and counts their digits, of which two share a word: 0 and 8, 1 and 9 ...
-#define COUNT(i) shared_place[AT(i)]
-void sort_digits(int row_length) {
-    UNROLL for (int k = 0; k < EACH; k++) shared_key[AT(k * LOCAL + MINE)] = key[k];
-    barrier();
-    uint set = 0u, clear = 0u;
-    UNROLL for (int k = 0; k < EACH; k++) {
-        place[k] = MINE * EACH + k;
-        key[k] = shared_key[AT(place[k])];
-        if (place[k] < row_length) {
-            set |= key[k];
-            clear |= ~key[k];
-        }
-    }
-    atomicOr(bits_set, set);
-    atomicOr(bits_clear, clear);
-    barrier();
-    uint differ = bits_set & bits_clear;
-    for (int shift = 0; shift < 32; shift += 4) {
-        if ((differ >> shift & 15u) == 0u) continue;
-        UNROLL for (int d = 0; d < 8; d++) COUNT(d * LOCAL + MINE) = 0;
-        int to[EACH];
-        UNROLL for (int k = 0; k < EACH; k++) {
-            int digit = int(key[k] >> shift & 15u), at = (digit & 7) * LOCAL + MINE, half_at = digit / 8 * 16;
-            int counted = COUNT(at);
-            to[k] = counted >> half_at & 0xffff;
-            COUNT(at) = counted + (1 << half_at);
-        }
-        barrier();
-        uint some[8], total = 0u;
-        UNROLL for (int d = 0; d < 8; d++) {
-            some[d] = uint(COUNT(8 * MINE + d));
-            total += some[d];
-        }
-        uint ahead = sum_before(total);
-        if (MINE == LOCAL - 1) lower = ahead + total;
-        barrier();
-        ahead += lower << 16;
-        UNROLL for (int d = 0; d < 8; d++) {
-            COUNT(8 * MINE + d) = int(ahead);
-            ahead += some[d];
-        }
-        barrier();
-        UNROLL for (int k = 0; k < EACH; k++) {
-            int digit = int(key[k] >> shift & 15u);
-            to[k] = AT(to[k] + (COUNT((digit & 7) * LOCAL + MINE) >> digit / 8 * 16 & 0xffff));
-            shared_key[to[k]] = key[k];
-        }
-        barrier();
-        UNROLL for (int k = 0; k < EACH; k++) {
-            key[k] = shared_key[AT(MINE * EACH + k)];
-            shared_place[to[k]] = place[k];
-        }
-        barrier();
-        UNROLL for (int k = 0; k < EACH; k++) place[k] = shared_place[AT(MINE * EACH + k)];
-        barrier();
-    }
-    UNROLL for (int k = 0; k < EACH; k++) {
-        shared_key[AT(MINE * EACH + k)] = key[k];
-        shared_place[AT(MINE * EACH + k)] = place[k];
-    }
-    barrier();
+// Stores an element and its index behind `rank` others.
+void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
+    buf_keys[v_at + rank * v_step] = TO_KEY(number_of(ordered, base + from * step));
+    buf_places[p_at + rank * p_step] = T_INDEX(from);
 }
 
 // How many elements bins have, then how many are before them: two to a word.
@@ -285,8 +303,6 @@ void main() {
             least = 0xffffffffu;
             largest = 0u;
             most = 0u;
-            bits_set = 0u;
-            bits_clear = 0u;
         }
         barrier();
         uint mine_least = 0xffffffffu, mine_largest = 0u;
@@ -315,31 +331,28 @@ void main() {
 #endif
         if (!filled && set_range(true)) filled = fill_bins(row_length);
         if (filled) {
-            // They go to their final places, so that neighbours are stored together.
-            int rank[EACH];
-            UNROLL for (int k = 0; k < EACH; k++) {
-                int p = k * LOCAL + MINE;
-                rank[k] = p;
-                if (p < row_length) rank[k] = rank_of(p);
-                key[k] = shared_key[p];
-                place[k] = shared_place[p] & 0xffff;
+            for (int p = MINE; p < row_length; p += LOCAL) {
+                int rank = rank_of(p);
+                if (rank < keep) put(shared_key[p], shared_place[p] & 0xffff, rank, base, v_at, p_at);
             }
             barrier();
-            UNROLL for (int k = 0; k < EACH; k++) {
-                shared_key[AT(rank[k])] = key[k];
-                shared_place[AT(rank[k])] = place[k];
-            }
-            barrier();
-        } else {
-            sort_digits(row_length);
+            continue;
+        }
+        UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
+        // Those of an invocation first, in registers.
+        order_own();
+        UNROLL for (int k = 0; k < EACH; k++) {
+            shared_key[AT(MINE * EACH + k)] = key[k];
+            shared_place[AT(MINE * EACH + k)] = place[k];
+        }
+        barrier();
+        for (int log_whole = LEVELS + 1; (1 << log_whole) <= BLOCK; log_whole++) {
+            merge(log_whole, true, 0);
+            for (int left = log_whole - LEVELS; left > 0; left -= LEVELS) merge(max(left, LEVELS), false, max(LEVELS - left, 0));
         }
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
-            if (e < keep) {
-                int from = shared_place[AT(e)];
-                buf_keys[v_at + e * v_step] = TO_KEY(number_of(shared_key[AT(e)], base + from * step));
-                buf_places[p_at + e * p_step] = T_INDEX(from);
-            }
+            if (e < keep) put(shared_key[AT(e)], shared_place[AT(e)], e, base, v_at, p_at);
         }
         barrier();
     }

@@ -20,7 +20,7 @@ from purevk.ops.rows import bind_x, collapse
 NAME = "purevk.select"
 RANKS = ("first", "kth", "median", "nanmedian")
 _PER = 16  # elements that an invocation keeps (on a software device: 8, since its compiler is slow), or
-_PER_FEW = 32  # where few are wanted, so that hardly one is looked at twice
+_PER_FEW = 32  # where few are wanted, or one, so that hardly one is looked at twice
 _FEW = 64  # elements that are put in order by comparing all with all
 _PART = 8192  # elements of the parts that long rows are cut into
 _SHORT = 32  # up to this length (on a software device: 128) counting is better
@@ -34,7 +34,7 @@ class _Plan:
         largest = min(64 if traits.is_cpu else 1024 if traits.max_shared_memory >= 32768 else 256, traits.max_invocations)
         # With four times as many groups as are wanted, hardly more than these are up to the bound that the groups give.
         groups = max(32, power_of_two(4 * count))
-        few = rank == "first" and groups <= 128 and not wide and not traits.is_cpu
+        few = groups <= 128 and not wide and not traits.is_cpu
         most = _PER // 2 if traits.is_cpu else _PER_FEW if few else _PER
         self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
         self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
@@ -42,8 +42,8 @@ class _Plan:
         self.subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and self.local % traits.subgroup_size == 0
         self.limit = (_FEW if self.local >= 128 else _FEW // 4)
         self.bitonic = count > _FEW
-        self.groups = groups if few and groups <= self.local else 0
-        self.bins = (4 if traits.is_cpu else 8) * self.local if self.local < 256 else 1024
+        self.groups = groups if rank == "first" and few and groups <= self.local else 0
+        self.bins = max(min(4 * self.local, 1024), self.local)
         self.list = power_of_two(count + self.limit) if self.bitonic else count + self.limit + -count % 4
         if self.bitonic:
             self.limit = self.list - count
