@@ -75,7 +75,7 @@ FRAGMENTS = Knob(
     "PUREVK_FRAGMENTS",
     _flag,
     True,
-    "0 keeps products of few rows with quantized weights from filling the fragments of matrix units themselves.",
+    "0 keeps kernels (products with quantized weights, attention) from filling the fragments of matrix units themselves.",
 )
 POLL = Knob(
     "PUREVK_POLL",

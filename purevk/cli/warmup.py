@@ -74,7 +74,7 @@ def _warm(path: str, data_files: list[str], context: Context, bar: Any) -> tuple
         plans = [lowered.lower(program, name, context.traits).plan for name in program.methods]
         specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
         context.kernels.prepare(specs, bar)
-        if any(spec.template == "qmatvec_units.comp" for spec in specs):  # chosen only where this one ran
+        if any(spec.template in ("qmatmul_units.comp", "attention_units.comp") for spec in specs):  # chosen where this one ran
             specs.append(fragments.SPEC)
         keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))
     context.kernels.save()

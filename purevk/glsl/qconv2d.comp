@@ -85,11 +85,9 @@ void main() {
     int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N, rows = batches * OH * OW;
     tile_multiply(row0, col0, depth);
     UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
-        int n = first_out + col0 + OUT_COL(j);
-        if (n >= column_end) continue;
         UNROLL for (int i = 0; i < THREAD_M; i++) {
-            int m = row0 + OUT_ROW(i);
-            if (m < rows) store4(finish_sums(acc[i][j], m, n), offset_o + m * channels_out + n, m, n);
+            int m = row0 + OUT_ROW(i), n = first_out + col0 + OUT_COL(j);
+            if (m < rows && n < column_end) store4(finish_sums(acc[i][j], m, n), offset_o + m * channels_out + n, m, n);
         }
     }
 }

@@ -48,17 +48,16 @@ void main() {
     int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N;
     tile_multiply(row0, col0, K);
     UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
-        int n = col0 + OUT_COL(j);
-        if (n >= N) continue;
         UNROLL for (int i = 0; i < THREAD_M; i++) {
-            int m = row0 + OUT_ROW(i);
-            if (m >= M) continue;
+            int m = row0 + OUT_ROW(i), n = col0 + OUT_COL(j);
+            if (m < M && n < N) {
 #if GROUPED
-            vec4 v = finish(total[i][j], m, n);
+                vec4 v = finish(total[i][j], m, n);
 #else
-            vec4 v = finish_sums(acc[i][j], m, n);
+                vec4 v = finish_sums(acc[i][j], m, n);
 #endif
-            store4(v, offset_o + m * ldo + n, m, n);
+                store4(v, offset_o + m * ldo + n, m, n);
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ from purevk.graph.kernels import KernelStore
 from purevk.ops.lowering import KernelSpec
 
 TEMPLATE = "fragment_order.comp"
+ANSWER = f"{TEMPLATE} A B"  # what the cache calls it: it names the operands that are tried
 SPEC = KernelSpec(TEMPLATE, (("MATRIX_UNITS", "1"),), (), ("storage",), 32)
 
 
@@ -25,14 +26,14 @@ def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
     def ask() -> bool:
         store = held()
         if not answers and store is not None:
-            kept = store.cache.get_tuning(store.device_key, TEMPLATE)
+            kept = store.cache.get_tuning(store.device_key, ANSWER)
             if kept is None:
                 try:
                     made = run_fragment(store.device, store.prepare([SPEC])[0])
                 except (DeviceError, ShaderCompilerError):  # not kept: another driver or compiler may do it
                     return False
                 kept = bool(np.array_equal(made, expected_product()))
-                store.cache.put_tuning(store.device_key, TEMPLATE, kept)
+                store.cache.put_tuning(store.device_key, ANSWER, kept)
             answers.append(bool(kept))
         return bool(answers) and answers[0]
 

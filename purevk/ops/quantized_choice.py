@@ -11,7 +11,6 @@ from purevk.ops.gpu_tiles import Problem, Units
 from purevk.ops.lowering import DeviceTraits
 
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
-SOME_ROWS = 64  # up to so many, reading it once for each 8 on matrix units beats tiles
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,12 @@ def choose(
         """Whether rows and groups have a multiple of so many words."""
         return _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
 
-    if traits.is_cpu or m <= FEW_ROWS or group % unit:
+    few = traits.is_cpu or m <= FEW_ROWS
+    if (form := _units(traits, m, n, k, bits, group, integers, halves, whole)) is not None:
+        return form
+    if few or group % unit:
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
     most = _dims.upper(m)
-    if most <= SOME_ROWS and (form := _units(traits, 8, m, n, bits, group, integers, halves, whole)) is not None:
-        return form
     if most <= 4 * FEW_ROWS and (integers or traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4):
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
     if halves and not group and traits.matrix_shape is not None and traits.matrix_shape[0] * traits.matrix_shape[1] == 256:
@@ -86,8 +86,6 @@ def _few_rows(
     traits: DeviceTraits, m: Size, n: Size, bits: int, group: int, integers: bool, halves: bool, whole: Callable[[int], bool]
 ) -> Form:
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
-    if rows > 2 and (form := _units(traits, rows, m, n, bits, group, integers, halves, whole)) is not None:
-        return form
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
     share = not integers and not traits.is_cpu
@@ -122,31 +120,45 @@ def _few_rows(
 
 
 def _units(
-    traits: DeviceTraits, rows: int, m: Size, n: Size, bits: int, group: int, integers: bool, halves: bool,
+    traits: DeviceTraits, m: Size, n: Size, k: Size, bits: int, group: int, integers: bool, halves: bool,
     whole: Callable[[int], bool],
 ) -> Form | None:  # fmt: skip
-    """The kernel on matrix units, where it is the faster one: its time hardly grows with the rows."""
-    together = next((count for count in (4, 2, 1) if whole(count) and group % (128 * count // bits) == 0), 0)
-    if (rows < 8 and bits == 8 or together < 2 and not integers and bits == 4) and _dims.upper(n) >= 64 * traits.processors:
-        return None  # the vector kernel is as fast, or faster
-    if traits.is_cpu or not traits.few_columns or not together or integers and (bits == 8 or together < 4 or not group):
+    """The kernel on matrix units, where it can be and is the faster one: its time hardly grows with the first rows."""
+    most, segment = _dims.upper(m), 512 // bits
+    if most == 1 or integers and bits == 8 and most <= 4:  # the vector kernel is as fast
+        return None
+    if traits.is_cpu or not traits.few_columns or not whole(4) or group and segment % group and group % segment:
         return None
     split = not (halves or integers)
-    columns = 16 if split and rows > 4 else 8
-    segment = 128 * together // bits
-    if _dims.upper(n) >= 64 * traits.processors:
-        tiles, subs_n, subs_k = (2, 4, 1) if columns == 16 else (2 if together == 1 else 1, 8, 1)
-        chunk = 256 if columns == 16 else 128
-    elif rows > 4 and not integers:  # few columns of the result: K is shared
-        tiles, subs_n, subs_k, chunk = 1, 2, 32 // columns, 128
+    sizes = (4, 8, 16) if split else (8, 16, 32)
+    rows = next((count for count in sizes if count >= most), sizes[-1])
+    units, scales = rows * (1 + split) // 8, max(segment // group, 1) if group else 1
+    shapes = [_units_shape(units, bits, most > rows), (1, 2, 4, 2, 0, 1), (1, 2, 4, 1, 0, 1), (1, 4, 2, 1, 0, 1), (1, 4, 1, 1, 0, 1)]
+    tiles, subs_n, *_ = shapes[0]
+    if _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n) < traits.processors:
+        shapes = shapes[1:]  # few tiles: K is shared
+    for tiles, subs_n, subs_k, blocks, ahead, segments in shapes:
+        shared = subs_k * (blocks * units * 16384 // bits + 8 * rows) + 512 * subs_n * subs_k
+        if shared <= traits.max_shared_memory and 32 * subs_n * subs_k <= traits.max_invocations:
+            break
     else:
         return None
-    segments, tile = max(chunk // segment, 1), 16 * tiles * subs_n
-    shared = subs_k * (6 * max(chunk, segment) * columns + 4 * tile * columns + 8 * rows)
-    if shared > traits.max_shared_memory or 32 * subs_n * subs_k > traits.max_invocations or not traits.fragment_order():
+    if not traits.fragment_order():
         return None
     macros = {
-        "MATRIX_UNITS": 1, "ROWS": rows, "SPLIT": int(split), "WORDS": together, "SEGMENTS": segments, "TILES": tiles,
-        "SUBS_N": subs_n, "SUBS_K": subs_k,
+        "MATRIX_UNITS": 1, "ROWS": rows, "SPLIT": int(split), "SCALES": scales,
+        "SCALES4": int(scales == 4 and _dims.gcd_of(k) % segment == 0), "BLOCKS": blocks, "SEGMENTS": segments, "TILES": tiles,
+        "SUBS_N": subs_n, "SUBS_K": subs_k, "AHEAD": ahead,
     }  # fmt: skip
-    return Form("qmatvec_units.comp", (_dims.ceil_div(n, tile), _dims.ceil_div(m, rows), 1), macros, 32)
+    grid = (_dims.ceil_div(m, rows), _dims.ceil_div(n, 16 * tiles * subs_n), 1)
+    return Form("qmatmul_units.comp", grid, macros, 32)
+
+
+def _units_shape(units: int, bits: int, many: bool) -> tuple[int, int, int, int, int, int]:
+    """TILES, SUBS_N, SUBS_K, BLOCKS, AHEAD and SEGMENTS for `units` times 8 columns of A, as measured on an NVIDIA H200: neighbours
+    in this list may take twice the time, or need more registers than there are. `many`: the weight is read more than once."""
+    if units == 1:
+        return (1, 8, 1, 4, 0, 2) if bits == 4 else (1, 4, 4, 1, 1, 2)
+    if bits == 8 and not many:
+        return (1, 8, 2, 2, 1, 1)
+    return (2, 8, 1, 4 if units == 2 else 2, 1, 1)

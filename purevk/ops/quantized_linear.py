@@ -88,7 +88,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     halves = x.dtype is DType.float16
     form = choose(lowering.traits, m, n, k, bits, words, weight.offset // 4, group if grouped else 0, integers, halves)
     # On GPUs known lengths make the loops and indices of the vector kernel constant: a pipeline for each shape.
-    constant = form.template == "qmatvec.comp" and not lowering.traits.is_cpu
+    constant = form.template in ("qmatvec.comp", "qmatmul_units.comp") and not lowering.traits.is_cpu
     lowering.dispatch(
         form.template, buffers, macros={**macros, **form.macros}, params=params, grid=form.grid,
         specialize=(*range(8), 13, 14, 15) if constant else (), subgroup_size=form.subgroup_size, flops=2 * m * n * k,

@@ -47,28 +47,32 @@ def packed(codes, width, high_first):
 
 
 @pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
-@pytest.mark.parametrize("width, rows, m, n, k, group, kind, words, segments, tiles, subs, high_first", [
-    (4, 1, 2, 37, 160, 32, "float", 1, 4, 1, (1, 2), 0),
-    (4, 4, 4, 16, 256, 64, "codes", 2, 2, 1, (1, 1), 0),
-    pytest.param(4, 3, 3, 70, 256, 128, "float", 4, 1, 2, (2, 1), 0, marks=pytest.mark.slow),
-    pytest.param(4, 5, 5, 33, 150, 0, "float", 4, 1, 1, (1, 1), 1, marks=pytest.mark.slow),
-    pytest.param(8, 7, 7, 20, 131, 0, "half", 2, 4, 1, (1, 1), 0, marks=pytest.mark.slow),
+@pytest.mark.parametrize("width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first", [
+    pytest.param(4, 1, 2, 37, 160, 32, "float", 1, 1, (1, 2), 0, marks=pytest.mark.slow),
+    (4, 4, 4, 16, 256, 64, "codes", 2, 1, (1, 1), 0),
+    (8, 2, 2, 21, 300, 0, "codes", 1, 1, (1, 1), 0),
+    pytest.param(4, 8, 11, 33, 512, 32, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
+    pytest.param(4, 3, 3, 70, 256, 128, "float", 1, 2, (2, 1), 0, marks=pytest.mark.slow),
+    pytest.param(4, 5, 5, 33, 150, 0, "float", 1, 1, (1, 1), 1, marks=pytest.mark.slow),
+    pytest.param(8, 16, 13, 20, 131, 0, "half", 2, 1, (1, 1), 0, marks=pytest.mark.slow),
+    pytest.param(8, 16, 20, 18, 96, 16, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_agrees(width, rows, m, n, k, group, kind, words, segments, tiles, subs, high_first, units):
+def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first, units):
     rng = np.random.default_rng(n)
     top = 1 << (width - 1)
     codes, groups = rng.integers(-top, top, (n, k)), k // group if group else 1
     scales = rng.uniform(0.1, 1, (n, groups)).astype(np.float32)
     weight = codes * np.repeat(scales, group or k, 1).astype(np.float64)
+    parts = max(512 // width // group, 1) if group else 1
     macros = {
         "BITS": width, "HIGH_FIRST": high_first, "ROWS": rows, "SPLIT": int(kind == "float"), "ACT": int(kind == "codes"),
-        "GROUPED": int(group > 0), "WORDS": words, "SEGMENTS": segments, "TILES": tiles, "SUBS_N": subs[0], "SUBS_K": subs[1],
-        **{f"PUSH_{i}": 1 for i in range(16)},
+        "GROUPED": int(group > 0), "SCALES": parts, "SCALES4": int(parts == 4 and groups % parts == 0), "BLOCKS": blocks, "TILES": tiles,
+        "SEGMENTS": 1 + rows % 2 * (blocks % 2), "SUBS_N": subs[0], "SUBS_K": subs[1], **{f"PUSH_{i}": 1 for i in range(16)},
     }  # fmt: skip
     if kind == "codes":
         a = rng.integers(-128, 128, (m, k)).astype(np.int8)
         numbers = (a.astype(np.float64) + 5) * 0.5
-        extra = [np.zeros((n, groups), np.int32)]
+        extra = [np.add.reduceat(codes, range(0, k, group or k), 1).astype(np.int32)]
     else:  # of very different magnitudes
         a = rng.standard_normal((m, k)) * np.exp(3 * rng.standard_normal((m, k)))
         a = a.astype(np.float16 if kind == "half" else np.float32)
@@ -78,8 +82,8 @@ def test_agrees(width, rows, m, n, k, group, kind, words, segments, tiles, subs,
     words_params = [m, n, k, k, held.nbytes // n // 4, n, groups, group or k, bits(0.5), -5, *[0] * 6]
     kernel = Kernel.__new__(Kernel)
     kernel.push = struct.pack(f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params)))
-    kernel.pipeline = pipeline("qmatvec_units.comp", macros, 4 + len(extra), units)
-    grid = (ceil_div(n, 16 * tiles * subs[0]), ceil_div(m, rows), 1)
+    kernel.pipeline = pipeline("qmatmul_units.comp", macros, 4 + len(extra), units)
+    grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
     (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
     # Two halves hold 22 bits; sums are rounded to float32.
     scale = np.abs(numbers) @ np.abs(weight).T

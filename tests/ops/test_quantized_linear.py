@@ -227,19 +227,25 @@ def test_matrix_units(monkeypatch, device):
     if device != "cpu":
         pytest.skip("once is enough")
 
-    def stepwise(traits, *args):
-        gpu = replace(traits, is_cpu=False, cores=1, max_shared_memory=32768, few_columns=True, fragment_order=lambda: True)
-        form = choose(gpu, *args)
+    def stepwise(traits, m, n, *args):
+        gpu = replace(traits, is_cpu=False, cores=1, max_shared_memory=49152, few_columns=True, fragment_order=lambda: True)
+        form = choose(gpu, m, n, *args)
         small = {"MATRIX_UNITS": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
-        return replace(form, macros={**form.macros, **small}, grid=(5, *form.grid[1:]), subgroup_size=None)
+        return replace(form, macros={**form.macros, **small}, grid=(form.grid[0], -(-n // 16), 1), subgroup_size=None)
 
     monkeypatch.setattr(quantized_linear, "choose", stepwise)
     for rows, dtype in ((7, torch.float16), (3, torch.float32)):
-        x, w, s = tensor(rows, 128).to(dtype), weight_codes(70, 128, 4), tensor(70, 2, low=0.01, high=0.2).to(dtype)
-        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 64, None)
+        x, w, s = tensor(rows, 128).to(dtype), weight_codes(70, 128, 4), tensor(70, 4, low=0.01, high=0.2).to(dtype)
+        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
         have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
-        assert templates == ["qmatvec_units.comp"]
-        close(have, x.double() @ grouped(w, s, 64).T, dtype)
+        assert templates == ["qmatmul_units.comp"]
+        close(have, x.double() @ grouped(w, s, 32).T, dtype)
+    x, w, s, bias, (sums, scales) = q8ta_parts(5, 21, 160)
+    numbers = q8ta_reference(x, w, s, bias, 0.031, -7)
+    args = (x, 0.031, -7, w, sums, scales, 0.5, 5, pad_last(bias, 4), "none")
+    have, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
+    assert templates == ["qmatmul_units.comp"]
+    np.testing.assert_array_equal(have.numpy(), codes_of(numbers, 0.5, 5))
 
 
 GPU = DeviceTraits(
@@ -252,25 +258,28 @@ def test_forms():
     """Every form keeps the conditions that its template states, and the device's limits; units only where they lie as known."""
     count = 0
     for m, n, bits, group, integers, halves, words in itertools.product(
-        (1, 2, 3, 8, 24, 300), (40, 4096, 16384), (4, 8), (0, 16, 32, 64, 128, 40), (False, True), (False, True), (512, 510, 511)
+        (1, 2, 3, 8, 24, 300), (40, 4096, 16384), (4, 8), (0, 16, 32, 64, 96, 128, 40), (False, True), (False, True), (512, 510, 511)
     ):
         for traits in (GPU, replace(GPU, fragment_order=lambda: False), replace(GPU, max_shared_memory=16384, max_invocations=128)):
-            form = choose(traits, m, n, 4096, bits, words, 0, group, integers, halves)
-            if form.template.startswith("qmatmul"):
-                assert m > 8
-                continue
-            own, codes = form.macros, form.macros["WORDS"] * 32 // bits
-            rows = -(-m // own["ROWS"])
-            assert own["ROWS"] >= min(m, 8) and (own.get("ANY_GROUP") or words % own["WORDS"] == 0)
+            form = choose(traits, m, n, words * 32 // bits, bits, words, 0, group, integers, halves)
+            own = form.macros
             if form.template == "qmatvec.comp":
-                assert own.get("ANY_GROUP") or group % codes == 0
-                assert own["LX"] * own["TEAMS"] <= traits.max_invocations and form.grid == (-(-n // (own["COLS"] * own["TEAMS"])), rows, 1)
+                codes = own["WORDS"] * 32 // bits
+                assert own["ROWS"] >= min(m, 8) and (own["ANY_GROUP"] or words % own["WORDS"] == 0 and group % codes == 0)
+                grid = (-(-n // (own["COLS"] * own["TEAMS"])), -(-m // own["ROWS"]), 1)
+                assert own["LX"] * own["TEAMS"] <= traits.max_invocations and form.grid == grid
                 assert not own["SHARE"] or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
-                continue
-            count += 1
-            chunk, columns = 4 * codes * own["SEGMENTS"], 16 if own["ROWS"] * (1 + own["SPLIT"]) > 8 else 8
-            tile, subs = 16 * own["TILES"] * own["SUBS_N"], own["SUBS_N"] * own["SUBS_K"]
-            assert traits.fragment_order() and group % (4 * codes) == 0 and chunk % 128 == 0 and own["SPLIT"] == (not halves and not integers)
-            assert 32 * subs <= traits.max_invocations and form.grid == (-(-n // tile), rows, 1) and (group or not integers)
-            assert own["SUBS_K"] * (96 * chunk // 16 * columns + 4 * tile * columns + 8 * own["ROWS"]) <= traits.max_shared_memory
+            elif form.template == "qmatmul_units.comp":
+                count += 1
+                subs, segment = own["SUBS_N"] * own["SUBS_K"], 512 // bits
+                assert own["SPLIT"] == (not halves and not integers) and words % 4 == 0 and group * bits % 128 == 0
+                assert own["SCALES"] == (-(-segment // group) if group else 1) and segment % own["SCALES"] == 0
+                assert own["SCALES"] == 1 or segment == own["SCALES"] * group and own["SCALES4"] == (own["SCALES"] == 4 and words % 16 == 0)
+                units = max(own["ROWS"] * (1 + own["SPLIT"]) // 8, 1)
+                shared = own["SUBS_K"] * (own["BLOCKS"] * units * 16384 // bits + 8 * own["ROWS"]) + 512 * subs
+                assert shared <= traits.max_shared_memory
+                assert traits.fragment_order() and 32 * subs <= traits.max_invocations
+                assert form.grid == (-(-m // own["ROWS"]), -(-n // (16 * own["TILES"] * own["SUBS_N"])), 1)
+            else:
+                assert m > 8
     assert count > 20
