@@ -15,6 +15,7 @@ LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
 _INVOCATIONS = 128
 _ENOUGH = 4  # workgroups a processor, at least
+_LEAST_USED = 0.8  # of the places of all tiles
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ def choose_tiles(
     taps, phases = kernel[0] * kernel[1], spread[0] * spread[1]
     blocks, along_x = 2, height == 1
     outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
-    places = _INVOCATIONS // groups_o
+    most = _INVOCATIONS // groups_o
     # Windows of neighbouring lines overlap: tiles are rather square where there are any.
-    widest = places if along_x or taps == 1 else 16 if places > 32 else 8
-    groups_x = min(places, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
-    groups_y = 1 if along_x else min(places // groups_x, power_of_two(-(-height // blocks)))
+    widest = most if along_x or taps == 1 else 16 if most > 32 else 8
+    places = _places(most, widest, blocks, height, width)
+    if places is None:
+        return None
+    groups_x, groups_y = places
     depth, unrolled, ahead = _steps(taps, groups_o)
     while True:
         tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead)
@@ -99,9 +102,21 @@ def choose_tiles(
     )  # fmt: skip
     grid = (-(-height // tiles.height) * -(-width // tiles.width), -(-columns // tiles.columns) * groups, batches)
     fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
-    # Small images would leave much of a tile, or of a subgroup, without work.
-    fits = fits and 2 * height * width >= grid[0] * tiles.height * tiles.width and tiles.threads >= traits.subgroup_size
+    fits = fits and tiles.threads >= traits.subgroup_size
     return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
+
+
+def _places(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
+    """The blocks of places that a workgroup has along x and y, at most `most`; None where much of the tiles would have no work:
+    images of 14 x 14 take as long as converted for other kernels."""
+    along_x = height == 1
+    first = min(most, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
+    for groups_x in (first, first // 2, first // 4):
+        groups_y = 1 if along_x or not groups_x else min(most // groups_x, power_of_two(-(-height // blocks)))
+        wide, high = 4 * groups_x * (blocks if along_x else 1), groups_y * (1 if along_x else blocks)
+        if groups_x and height * width >= _LEAST_USED * (-(-width // wide) * wide) * (-(-height // high) * high):
+            return groups_x, groups_y
+    return None
 
 
 def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:

@@ -95,31 +95,42 @@ TILES = [  # the same as GROUPS
 ]  # fmt: skip
 
 
-def test_tiles():
-    """Convolutions by tiles of planes in shared memory: rows that are multiples of 4 and others, with what follows them."""
-    cases = []
-    for number, (channels, out, kernel, stride, padding, dilation, groups) in enumerate(TILES):
-        for size in ((26, 40), (27, 39)) if number in (0, 2) else ((27, 39) if number % 2 else (26, 40),):
+def tile_cases(chosen, sizes):
+    for channels, out, kernel, stride, padding, dilation, groups in chosen:
+        for size in sizes:
             x, w, b = tensor(2, channels, *size, low=-1, high=1), tensor(out, channels // groups, *kernel, low=-1, high=1, seed=1), tensor(out, seed=2)
             r = convolved(x, w, b, stride, padding, dilation, groups)
-            fn = followed(stride, padding, dilation, groups)
-            cases.append(Case(fn, (x, w, b, r), constants=(1,), atol=1e-4))
-        if number == 2:
-            cases.append(Case(convolved, (x.half(), w.half(), b.half(), stride, padding, dilation, groups), atol=2e-2))
-    x, w = tensor(8, 16, 7, 7, low=-1, high=1), tensor(64, 16, 3, 3, low=-1, high=1)
-    cases.append(Case(lambda x, w: F.conv2d(x, w, None, 1, 1), (x, w), constants=(1,), atol=5e-5))
-    x, w, b = tensor(2, 8, 300, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
-    cases += [Case(F.conv1d, (x, w, b, 1, 1), atol=5e-5), Case(F.conv1d, (x, w, None, 2, 0, 3), atol=5e-5), Case(F.conv1d, (x[:, :, 1:], w, b), atol=5e-5)]
-    for stride, width in (((2, 2), 32), ((2, 2), 28), ((1, 4), 32)):  # neighbours exchange what they store, or not
-        x, w = tensor(2, 8, 16, width, low=-1, high=1), tensor(8, 8, *stride, low=-1, high=1)
-        cases.append(Case(transposed(stride), (x, w, b[:8].contiguous()), constants=(1, 2), atol=5e-5))
+            yield Case(followed(stride, padding, dilation, groups), (x, w, b, r), constants=(1,), atol=1e-4)
+
+
+def test_tiles():
+    """Convolutions by tiles of planes in shared memory: rows that are multiples of 4 and others, with what follows them."""
+    w, b = tensor(8, 8, 2, 2, low=-1, high=1), tensor(8)
+    cases = [*tile_cases(TILES[:1], ((31, 63),)), *tile_cases(TILES[2:3], ((32, 64),))]
+    cases.append(Case(transposed((2, 2)), (tensor(2, 8, 16, 32, low=-1, high=1), w, b), constants=(1, 2), atol=5e-5))
+    x, w, b = tensor(4, 8, 500, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
+    cases.append(Case(lambda x, w, b: F.conv1d(x, w, b, 1, 1), (x, w, b), atol=5e-5))
     check(cases)
-    assert templates(cases[-1])[-1] == "conv2d_planes_tiled.comp"
-    x, w = tensor(2, 8, 26, 40), tensor(16, 8, 3, 3, seed=1)
-    assert templates(Case(lambda t: F.conv2d(t, w, None, 1, 1).relu(), (x,))) == ["conv2d_planes_tiled.comp"]
+    assert all(templates(case)[-1] == "conv2d_planes_tiled.comp" for case in cases)
+
+
+@pytest.mark.slow
+def test_more_tiles():
+    cases = [*tile_cases(TILES[1:], ((31, 63),)), *tile_cases((*TILES[:1], TILES[4]), ((32, 62),))]
+    x, w = tensor(4, 16, 15, 15, low=-1, high=1), tensor(64, 16, 3, 3, low=-1, high=1)
+    cases.append(Case(lambda x, w: F.conv2d(x, w, None, 1, 1), (x, w), constants=(1,), atol=5e-5))
+    cases.append(Case(lambda x, w: F.conv2d(x, w), (tensor(2, 16, 32, 64).half(), tensor(16, 16, 1, 1).half()), atol=2e-2))
+    for stride, width in (((2, 2), 28), ((1, 4), 32)):  # neighbours do not exchange what they store
+        x, w = tensor(2, 8, 16, width, low=-1, high=1), tensor(8, 8, *stride, low=-1, high=1)
+        cases.append(Case(transposed(stride), (x, w, tensor(8)), constants=(1, 2), atol=5e-5))
+    x, w, b = tensor(4, 8, 500, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
+    cases += [Case(F.conv1d, (x, w, None, 2, 0, 3), atol=5e-5), Case(F.conv1d, (x[:, :, 1:], w, b), atol=5e-5)]
+    check(cases)
 
 
 def test_no_conversions():
+    x, w = tensor(2, 8, 32, 40), tensor(16, 8, 3, 3, seed=1)
+    assert templates(Case(lambda t: F.conv2d(t, w, None, 1, 1).relu(), (x,))) == ["conv2d_planes_tiled.comp"]
     x, grouped, product = tensor(2, 8, 18, 20), tensor(8, 4, 3, 3, seed=1), tensor(12, 8, 1, 1, seed=1)
     weights = [tensor(8, 8, 7, 7, seed=seed) for seed in (1, 2)]  # windows too large for tiles of planes
     conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 3)  # noqa: E731
