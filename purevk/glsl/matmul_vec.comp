@@ -7,6 +7,8 @@
 // Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
 //   ROWS  rows of A at a time (1): as many as M, up to 16 or so
 //   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK * LANES * SLICES bytes
+//   DEPTH with B_TRANSPOSED 0 and more than 8 ROWS, a multiple of 4 and of LANES: steps to read ahead, 2 or 4 (2).
+//         Shared memory is at least 16 * DEPTH * SLICES * (ROWS + 4) bytes.
 //   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares of K
 //                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
 // Local size: LANES * SLICES; SLICES is a power of two.
@@ -20,6 +22,9 @@
 #endif
 #ifndef CHUNK
 #define CHUNK 1
+#endif
+#ifndef DEPTH
+#define DEPTH 2
 #endif
 #if B_TRANSPOSED
 #ifndef SLICES
@@ -60,8 +65,18 @@ PARAM_16(offset_bias)
 layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 
 int base_a, base_b;
-shared vec4 parts[SLICES * CHUNK * LANES];
+vec4 acc[ROWS];
 #define LOCAL (LANES * SLICES)
+// With many rows A goes through shared memory, a step of 4 * SLICES of K at a time, in DEPTH places in turn. Line
+// c * SLICES + s holds k = 4 * s + c by 4 along the rows, so long that what a subgroup reads lies in different banks.
+#define STAGED (ROWS > 8 && !B_TRANSPOSED)
+#define A_LINE (ROWS / 4 + 1)
+#define A_PLACE (4 * SLICES * A_LINE)
+#if STAGED && DEPTH * A_PLACE > LOCAL * CHUNK
+shared vec4 parts[DEPTH * A_PLACE];
+#else
+shared vec4 parts[LOCAL * CHUNK];
+#endif
 #define PART(slice, row, lane) parts[((slice) * CHUNK + (row)) * LANES + (lane)]
 
 // Adds the slices up, up to 8 at a time, into slice 0.
@@ -124,14 +139,65 @@ vec4 load_bt(int n, int k) {
 #endif
 }
 
+#if STAGED
+#define A_LOADS (ROWS / LANES)
+vec4 next_a[DEPTH][A_LOADS], next_b[DEPTH][4];
+
+void fetch(int d, int m0, int k0, int n) {
+    int id = int(gl_LocalInvocationIndex), slice = int(gl_LocalInvocationID.y);
+    UNROLL for (int c = 0; c < 4; c++) next_b[d][c] = load_b(k0 + slice * 4 + c, n);
+    UNROLL for (int t = 0; t < A_LOADS; t++) {
+        int i = id + t * LOCAL, k = k0 + i / ROWS * 4;
+        next_a[d][t] = k < K ? load_a(m0 + i % ROWS, k) : vec4(0.0);
+    }
+}
+
+void put(int d) {
+    UNROLL for (int t = 0; t < A_LOADS; t++) {
+        int i = int(gl_LocalInvocationIndex) + t * LOCAL, r = i % ROWS, at = d * A_PLACE + i / ROWS * A_LINE + r / 4;
+        UNROLL for (int c = 0; c < 4; c++) parts[at + c * (SLICES * A_LINE)][r % 4] = next_a[d][t][c];
+    }
+}
+
+// Multiplies what lies in place d, from k0 on, and fetches what goes there next. All of a workgroup do it.
+void multiply_step(int d, int m0, int k0, int n) {
+    if (k0 >= K) return;
+    put(d);
+    vec4 b[4];
+    UNROLL for (int c = 0; c < 4; c++) b[c] = next_b[d][c];
+    // There is a barrier for each place: what is put here the next time around meets nobody.
+    barrier();
+    fetch(d, m0, k0 + DEPTH * 4 * SLICES, n);
+    int slice = int(gl_LocalInvocationID.y);
+    UNROLL for (int c = 0; c < 4; c++) {
+        UNROLL for (int r = 0; r < ROWS / 4; r++) {
+            vec4 a = parts[d * A_PLACE + (c * SLICES + slice) * A_LINE + r];
+            UNROLL for (int e = 0; e < 4; e++) acc[4 * r + e] += a[e] * b[c];
+        }
+    }
+}
+#endif
+
 void main() {
     int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;
     base_b = offset_b + inner * batch_b + outer * outer_b;
     int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
     int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS;
-    vec4 acc[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
+#if STAGED
+    UNROLL for (int d = 0; d < DEPTH; d++) fetch(d, m0, d * 4 * SLICES, n);
+    // Written out: the optimizer does not unroll a loop with barriers, and registers have no indices.
+    for (int k0 = 0; k0 < K; k0 += DEPTH * 4 * SLICES) {
+        multiply_step(0, m0, k0, n);
+        multiply_step(1, m0, k0 + 4 * SLICES, n);
+#if DEPTH == 4
+        multiply_step(2, m0, k0 + 8 * SLICES, n);
+        multiply_step(3, m0, k0 + 12 * SLICES, n);
+#endif
+    }
+    barrier();
+#else
 #if B_TRANSPOSED && ROWS > 8
     // So much is done with what is read that the next step's values have to be under way meanwhile.
     vec4 next[4];
@@ -159,10 +225,18 @@ void main() {
         }
 #endif
     }
+#endif
     int base_o = offset_o + inner * batch_o + outer * outer_o;
-    UNROLL for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
+    for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
         if (r0 > 0) barrier();
-        UNROLL for (int r = 0; r < CHUNK; r++) PART(slice, r, lane) = acc[r0 + r];
+        // Sums stay in registers, which have no indices that are not constant.
+        UNROLL for (int r = 0; r < CHUNK; r++) {
+            vec4 sum = acc[r];
+#if ROWS > CHUNK
+            UNROLL for (int p = 1; p < ROWS / CHUNK; p++) sum = r0 == p * CHUNK ? acc[p * CHUNK + r] : sum;
+#endif
+            PART(slice, r, lane) = sum;
+        }
         barrier();
         add_up();
         int id = int(gl_LocalInvocationIndex);

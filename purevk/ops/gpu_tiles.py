@@ -218,10 +218,16 @@ class Vector(GpuChoice):
     lanes: int
     slices: int
     chunk: int = 1
+    depth: int = 2
     template = "matmul_vec.comp"
 
     def macros(self) -> dict[str, int]:
-        return {"ROWS": self.rows, "LANES": self.lanes, "SLICES": self.slices, "CHUNK": self.chunk}
+        return {"ROWS": self.rows, "LANES": self.lanes, "SLICES": self.slices, "CHUNK": self.chunk, "DEPTH": self.depth}
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        staged = 0 if transposed or self.rows <= 8 else self.depth * self.slices * (self.rows + 4)
+        return 16 * max(self.chunk * self.threads, staged)
 
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
         return (_dims.ceil_div(n, 4 * self.lanes), _dims.ceil_div(m, self.rows), batches)
@@ -234,14 +240,14 @@ class Vector(GpuChoice):
         """Whether the template's conditions and the device's limits hold."""
         return (
             not problem.window and self.threads <= traits.max_invocations and self.rows % self.chunk == 0
-            and 16 * self.chunk * self.threads <= traits.max_shared_memory
+            and self.shared(problem.transposed) <= traits.max_shared_memory
         )  # fmt: skip
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         groups = _ceil(problem.n, 4 * self.lanes) * _ceil(problem.m, self.rows) * problem.batches
         steps = _ceil(problem.k, 4 * self.slices)
-        rounds, load = _load(traits, groups, self.threads, 16 * self.chunk * self.threads)
+        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
         loads = (4 if problem.vectors[1] else 16) + self.rows * (1 if problem.vectors[0] else 4)
         work = self.threads * (5.5e-5 * loads + 5e-6 * 16 * self.rows)
         code = 0.002 * (8 * loads + 16 * self.rows)
@@ -268,6 +274,8 @@ _VECTORS_TRANSPOSED = ((1, 32), (1, 64), (1, 128))
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
     """All kernels that fit."""
     tiles: list[Any] = [Tiled(*sizes) for sizes in (*_TILES, *(() if problem.window else _LONG_TILES))]
+    if not problem.window and _ceil(problem.m, 64) * _ceil(problem.n, 128) * problem.batches <= 4 * traits.processors:
+        tiles.append(Tiled(64, 128, 32, 8, 8))  # few at a time: a longer step waits less often
     if problem.half and traits.matrix_shape is not None:
         tiles += [Units(*sizes, 1, traits.matrix_shape, traits.subgroup_size) for sizes in _UNITS]
     for tile in tiles:
@@ -279,13 +287,15 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
     for rows in (1, 2, 4, 8, 16):
         if rows > 1 and rows >= 2 * problem.m:
             break
-        if rows == 16 and not (problem.transposed and problem.m <= 16 and problem.batches == 1):
+        if rows == 16 and not (problem.m <= 16 and problem.batches == 1 and (problem.transposed or problem.n * problem.k >= 1 << 23)):
             break
-        for lanes, slices in _VECTORS_TRANSPOSED if problem.transposed else _VECTORS:
+        shapes = _VECTORS if rows < 16 else ((8, 32),)
+        for lanes, slices in _VECTORS_TRANSPOSED if problem.transposed else shapes:
             chunk = rows
             while chunk > 1 and 16 * chunk * lanes * slices > traits.max_shared_memory:
                 chunk //= 2
-            choice = Vector(rows, lanes, slices, chunk)
+            depth = 4 if rows == 16 and traits.max_shared_memory >= 40960 else 2
+            choice = Vector(rows, lanes, slices, chunk, depth)
             if choice.fits(traits, problem) and not (rows == 8 and slices == 64):
                 yield choice
 

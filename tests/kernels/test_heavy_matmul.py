@@ -62,7 +62,7 @@ def test_shared_tiles(size, transposed, tile):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("share", [{"ROWS": 1}, {"ROWS": 3}, {"ROWS": 6, "CHUNK": 2, "SLICES": 32}, {"ROWS": 16, "SLICES": 8}], ids=str)
+@pytest.mark.parametrize("share", [{"ROWS": 1}, {"ROWS": 3}, {"ROWS": 6, "CHUNK": 2, "SLICES": 32}, {"ROWS": 16, "SLICES": 8, "DEPTH": 4}], ids=str)
 def test_few_rows(size, transposed, share):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)

@@ -42,7 +42,8 @@ def holds(choice, traits, problem):
         assert not problem.window and choice.rows % choice.chunk == 0
         assert choice.slices & (choice.slices - 1) == 0 and (choice.lanes == 1 or not problem.transposed)
         threads = choice.lanes * choice.slices
-        shared = 16 * choice.chunk * threads
+        staged = choice.rows > 8 and not problem.transposed
+        shared = 16 * max(choice.chunk * threads, choice.depth * choice.slices * (choice.rows + 4) if staged else 0)
     else:
         m, n, k, slices = choice.tile_m, choice.tile_n, choice.tile_k, choice.slices
         assert m % 4 == n % 4 == k % 4 == 0 and k // 4 % slices == 0
@@ -105,7 +106,7 @@ def test_sizes_decide():
 
 FORCED = [
     Tiled(16, 32, 64, 4, 4, 4), Tiled(32, 32, 32, 4, 4, 1, 3), Tiled(32, 32, 64, 4, 4, 2, 8), Vector(1, 8, 16), Vector(4, 8, 16, 4),
-    Vector(8, 4, 32, 4),
+    Vector(8, 4, 32, 4), Vector(16, 8, 32, 8),
 ]  # fmt: skip
 SIZES = [(1, 67, 131), (5, 37, 509), (49, 64, 196), (33, 40, 128)]
 
