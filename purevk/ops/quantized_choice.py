@@ -135,7 +135,7 @@ def _units(
     units, scales = rows * (1 + split) // 8, max(segment // group, 1) if group else 1
     shapes = [_units_shape(units, bits, most > rows), (1, 2, 4, 2, 0, 1), (1, 2, 4, 1, 0, 1), (1, 4, 2, 1, 0, 1), (1, 4, 1, 1, 0, 1)]
     tiles, subs_n, *_ = shapes[0]
-    if _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n) < traits.processors:
+    if 2 * _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n) < traits.processors:
         shapes = shapes[1:]  # few tiles: K is shared
     for tiles, subs_n, subs_k, blocks, ahead, segments in shapes:
         shared = subs_k * (blocks * units * 16384 // bits + 8 * rows) + 512 * subs_n * subs_k
