@@ -72,8 +72,8 @@ def time_dispatches(
         if more > runs:
             executable.graph.profile(number, env, more)
             # A GPU that was idle takes its time to raise its clocks: nothing counts until times have stopped falling.
-            steady = rounds = 0
-            while steady < 2 and rounds < _MOST_ROUNDS:
+            steady, rounds, most = 0, 0, 1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS
+            while steady < 2 and rounds < most:
                 before, times = sum(times), executable.graph.profile(number, env, max(more // 3, runs))
                 more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
                 steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
