@@ -14,7 +14,7 @@ from purevk.ops.lowering import DeviceTraits, Lowering, Operand, power_of_two
 LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
 _INVOCATIONS = 128
-_ENOUGH = 4  # workgroups a processor, at least
+_ENOUGH = 1  # workgroups a processor, at least
 _LEAST_USED = 0.8  # of the places of all tiles
 
 
