@@ -158,6 +158,8 @@ def test_templates(rows, float_template, integer_template, device):
     """Few rows read the weight once, many go by tiles, where the device is a GPU."""
     if device == "cpu" and context().traits.is_cpu:
         float_template = integer_template = "qmatvec.comp"
+    if context().traits.has("cooperative_matrix"):
+        float_template, integer_template = "qmatmul_units.comp", "qmatvec.comp" if rows <= 4 else "qmatmul_units.comp"
     x, w, s = tensor(rows, 64), weight_codes(12, 64), tensor(12)
     _, templates = run_with_templates("aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2))
     assert templates == [float_template]
