@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from purevk.graph.context import Context
 
 _MIB = 1 << 20
-_WARM_UP_SECONDS, _SETTLE_SECONDS = 2.0, 0.15
+_WARM_UP_SECONDS, _SETTLE_SECONDS, _LONG_SECONDS = 2.0, 0.15, 0.3
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
