@@ -1,4 +1,5 @@
-"""The part of the build that pyproject.toml cannot say: a wheel that carries libshaderc is for one platform."""
+"""The part of the build that pyproject.toml cannot say: a wheel that carries libshaderc is for one
+platform."""
 
 import re
 import shutil
@@ -8,16 +9,24 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-BUNDLED = sorted(path for path in Path("purevk", "_lib").glob("*shaderc*") if path.suffix in (".so", ".dylib", ".dll"))
+BUNDLED = sorted(
+    path
+    for path in Path("purevk", "_lib").glob("*shaderc*")
+    if path.suffix in (".so", ".dylib", ".dll")
+)
 
 
 def needed_glibc(library: Path) -> int:
-    """The minor version of the oldest glibc 2 that the library loads with, from the symbol versions it names."""
-    return max((int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())), default=17)
+    """The minor version of the oldest glibc 2 that the library loads with, from the symbol versions
+    it names."""
+    return max(
+        (int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())), default=17
+    )
 
 
 class Bundle(Distribution):
-    """Counts as platform-dependent if a library is inside, so that the wheel's files are laid out as such."""
+    """Counts as platform-dependent if a library is inside, so that the wheel's files are laid out
+    as such."""
 
     def has_ext_modules(self) -> bool:
         return bool(BUNDLED)

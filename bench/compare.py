@@ -1,8 +1,9 @@
-"""purevk beside other runtimes in one run: `python -m bench.compare [MODEL...] [--peers a,b] [--json FILE]`.
+"""purevk beside other runtimes in one run: `python -m bench.compare [MODEL...] [--peers a,b]
+[--json FILE]`.
 
-Every peer lives in a process of its own and takes turns: round after round, the order rotated, so that whatever else
-the machine does hits all of them alike. The figure is the median over all calls. A peer whose output is not eager
-torch's is marked wrong and its time is not compared.
+Every peer lives in a process of its own and takes turns: round after round, the order rotated, so
+that whatever else the machine does hits all of them alike. The figure is the median over all calls.
+A peer whose output is not eager torch's is marked wrong and its time is not compared.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def measure(
 
 
 def show(results: list[Result], base: str) -> None:
-    """Print the table of medians, with each peer's time as a multiple of the base's, and what did not run."""
+    """Print the table of medians, with each peer's time as a multiple of the base's, and what did
+    not run."""
     from rich.console import Console
     from rich.table import Table
 
@@ -146,7 +148,9 @@ def show(results: list[Result], base: str) -> None:
     cells = {(result.model, result.variant, result.peer): result for result in results}
     for model, variant in dict.fromkeys((result.model, result.variant) for result in results):
         row = []
-        reference = cells[model, variant, base].median_ms if (model, variant, base) in cells else None
+        reference = (
+            cells[model, variant, base].median_ms if (model, variant, base) in cells else None
+        )
         for peer in peers:
             result = cells[model, variant, peer]
             if result.why:
@@ -154,7 +158,9 @@ def show(results: list[Result], base: str) -> None:
             elif result.median_ms is None:
                 row.append(f"[red]wrong[/] ({result.error:.1e})")
             else:
-                ratio = f"  x{result.median_ms / reference:.2f}" if reference and peer != base else ""
+                ratio = (
+                    f"  x{result.median_ms / reference:.2f}" if reference and peer != base else ""
+                )
                 spread = f"({min(result.times_ms):.1f}-{max(result.times_ms):.1f})"
                 row.append(f"{result.median_ms:.2f} {spread}{ratio}")
         table.add_row(f"{model} {variant}", *row)
@@ -175,13 +181,25 @@ def show(results: list[Result], base: str) -> None:
 def machine() -> dict[str, Any]:
     """Return what has to stand beside a figure: processor count, load, system, time."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"cpus": os.cpu_count(), "load": load, "system": platform.platform(), "unix_time": int(time.time())}
+    return {
+        "cpus": os.cpu_count(),
+        "load": load,
+        "system": platform.platform(),
+        "unix_time": int(time.time()),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print the tables, and write JSON if asked."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default {' '.join(MODELS)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=f"of {', '.join(CASES)}; default {' '.join(MODELS)}",
+    )
     parser.add_argument("--peers", default=",".join(DEFAULT_PEERS), help=f"of {', '.join(PEERS)}")
     parser.add_argument("--base", default="purevk", help="the peer whose time the ratios divide by")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="default: fp32")

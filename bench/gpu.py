@@ -1,12 +1,14 @@
 """purevk beside torch on a GPU: `python bench/gpu.py --models DIR --out FILE.json`.
 
-For each model in float32 and half: a call of purevk from numpy to numpy, what of it the host spends beyond submitting and
-waiting, loading with a cold and with a warm cache in fresh processes; torch eager and one replayed CUDA graph, with copies
-from and to host memory and without. The contenders take turns, round after round; figures are medians. Every output is held
-against eager torch in float32, and a wrong one is marked.
+For each model in float32 and half: a call of purevk from numpy to numpy, what of it the host spends
+beyond submitting and waiting, loading with a cold and with a warm cache in fresh processes; torch
+eager and one replayed CUDA graph, with copies from and to host memory and without. The contenders
+take turns, round after round; figures are medians. Every output is held against eager torch in
+float32, and a wrong one is marked.
 
-DIR holds exports (`python -m tests.models.export NAME... --out DIR`); a model that is not there is traced from torch by
-`purevk.compile`. Run it where the checkout can be imported. executorch is not needed.
+DIR holds exports (`python -m tests.models.export NAME... --out DIR`); a model that is not there is
+traced from torch by `purevk.compile`. Run it where the checkout can be imported. executorch is not
+needed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.models.export import VARIANTS, file_stem  # noqa: E402
+from tests.models.export import VARIANTS, file_stem
 
 MODELS = ("mobilenet_v2", "resnet50", "encoder2", "decoder")
 LIMIT = {"fp32": 1e-3, "fp16": 6e-2}
@@ -39,11 +41,13 @@ LIMIT = {"fp32": 1e-3, "fp16": 6e-2}
 
 @dataclass
 class Row:
-    """One model in one variant. Times are medians in milliseconds, those named so in microseconds; None: not measured.
+    """One model in one variant. Times are medians in milliseconds, those named so in microseconds;
+    None: not measured.
 
-    `forward` is a call of purevk; `device` its part from submission to the end of the wait, `kernels` the sum of its
-    dispatches timed one by one; `host_us` the rest of the call, `copies_us` what copying inputs and outputs takes of that.
-    `cold` and `warm` are (device creation, load, first call) in fresh processes.
+    `forward` is a call of purevk; `device` its part from submission to the end of the wait,
+    `kernels` the sum of its dispatches timed one by one; `host_us` the rest of the call,
+    `copies_us` what copying inputs and outputs takes of that. `cold` and `warm` are (device
+    creation, load, first call) in fresh processes.
     """
 
     model: str
@@ -68,7 +72,8 @@ class Row:
 
 
 class Inputs:
-    """The calls that are timed: the first sample again and again, or, for a decoder, one position after the other."""
+    """The calls that are timed: the first sample again and again, or, for a decoder, one position
+    after the other."""
 
     def __init__(self, built: Any) -> None:
         arrays = [[tensor.numpy() for tensor in sample] for sample in built.samples]
@@ -86,7 +91,9 @@ class Inputs:
 
     def cast(self, dtypes: list[Any]) -> None:
         """Gives the arrays these dtypes, so that no call has to."""
-        self.steps = [[a.astype(d, copy=False) for a, d in zip(step, dtypes)] for step in self.steps]
+        self.steps = [
+            [a.astype(d, copy=False) for a, d in zip(step, dtypes)] for step in self.steps
+        ]
 
 
 def expected_output(built: Any) -> numpy.ndarray:
@@ -99,7 +106,9 @@ def expected_output(built: Any) -> numpy.ndarray:
 
 def error_of(actual: Any, expected: numpy.ndarray) -> float:
     """The largest difference relative to the largest expected value."""
-    return float(numpy.abs(numpy.asarray(actual, numpy.float64) - expected).max() / numpy.abs(expected).max())
+    return float(
+        numpy.abs(numpy.asarray(actual, numpy.float64) - expected).max() / numpy.abs(expected).max()
+    )
 
 
 class Purevk:
@@ -117,7 +126,9 @@ class Purevk:
             module, example = built.module, built.inputs
             if row.variant == "fp16":
                 module = module.half()
-                example = tuple(each.half() if each.is_floating_point() else each for each in example)
+                example = tuple(
+                    each.half() if each.is_floating_point() else each for each in example
+                )
             self.program = purevk.compile(module, example)
         self.inputs = Inputs(built)
         values = self.program.methods["forward"].graph.inputs
@@ -158,7 +169,8 @@ class Purevk:
 
 
 class Torch:
-    """torch on CUDA device 0: eager or as a graph, with copies between host and device or without."""
+    """torch on CUDA device 0: eager or as a graph, with copies between host and device or
+    without."""
 
     def __init__(self, built: Any, variant: str, graph: bool, resident: bool) -> None:
         import torch
@@ -167,7 +179,10 @@ class Torch:
         dtype = torch.float16 if variant == "fp16" else torch.float32
         cast = lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor  # noqa: E731
         self.module = built.module.to("cuda", dtype)
-        self.host = [[cast(torch.from_numpy(a)).contiguous().pin_memory() for a in step] for step in self.inputs.steps]
+        self.host = [
+            [cast(torch.from_numpy(a)).contiguous().pin_memory() for a in step]
+            for step in self.inputs.steps
+        ]
         self.device = [tensor.to("cuda") for tensor in self.host[0]]
         self.at = 0
         self.captured: Any = None
@@ -236,29 +251,41 @@ opened = time.perf_counter()
 program = purevk.load(sys.argv[1])
 loaded = time.perf_counter()
 graph = program.methods["forward"].graph
-program.forward(*(np.zeros([d if isinstance(d, int) else 1 for d in v.type.dims], v.type.dtype.numpy) for v in graph.inputs))
+shapes = [[d if isinstance(d, int) else 1 for d in v.type.dims] for v in graph.inputs]
+program.forward(*(np.zeros(s, v.type.dtype.numpy) for s, v in zip(shapes, graph.inputs)))
 done = time.perf_counter()
-print(json.dumps([1e3 * (opened - start), 1e3 * (loaded - opened), 1e3 * (done - loaded), program.report()["kernels"]["compiled"]]))
+seconds = [opened - start, loaded - opened, done - loaded]
+print(json.dumps([*(1e3 * each for each in seconds), program.report()["kernels"]["compiled"]]))
 """
 
 
 def time_loads(row: Row, folder: Path, repeats: int) -> None:
-    """Loads in fresh processes: once with empty caches (purevk's and the driver's), then some times with full ones."""
+    """Loads in fresh processes: once with empty caches (purevk's and the driver's), then some times
+    with full ones."""
     path = folder / f"{file_stem(row.model, row.variant)}.pte"
     if not path.exists():
         row.why["load"] = "no .pte file"
         return
     with tempfile.TemporaryDirectory() as caches:
         environment = {
-            **os.environ, "PUREVK_CACHE_DIR": f"{caches}/purevk", "PUREVK_PROGRESS": "0",
-            "__GL_SHADER_DISK_CACHE_PATH": f"{caches}/driver", "MESA_SHADER_CACHE_DIR": f"{caches}/mesa",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
+            **os.environ,
+            "PUREVK_CACHE_DIR": f"{caches}/purevk",
+            "PUREVK_PROGRESS": "0",
+            "__GL_SHADER_DISK_CACHE_PATH": f"{caches}/driver",
+            "MESA_SHADER_CACHE_DIR": f"{caches}/mesa",
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+            ),
+        }
         Path(caches, "driver").mkdir()
         found = []
         for _ in range(1 + repeats):
             done = subprocess.run(
-                [sys.executable, "-c", LOAD, str(path)], env=environment, capture_output=True, text=True, timeout=300
+                [sys.executable, "-c", LOAD, str(path)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
             )
             if done.returncode:
                 row.why["load"] = done.stderr.strip().splitlines()[-1]
@@ -287,8 +314,11 @@ def measure(model: str, variant: str, folder: Path, seconds: float, loads: int) 
     except Exception as error:  # the table says what happened to one contender; the others go on
         row.why["purevk"] = f"{type(error).__name__}: {error}".splitlines()[0]
     for name, graph, resident in (
-        ("eager", False, False), ("graph", True, False), ("eager_resident", False, True), ("graph_resident", True, True),
-    ):  # fmt: skip
+        ("eager", False, False),
+        ("graph", True, False),
+        ("eager_resident", False, True),
+        ("graph_resident", True, True),
+    ):
         try:
             other = Torch(copy.deepcopy(built), variant, graph, resident)
             row.errors[name] = error_of(other.checked(), expected)
@@ -309,28 +339,66 @@ def measure(model: str, variant: str, folder: Path, seconds: float, loads: int) 
 def show(rows: list[Row]) -> None:
     """Prints one table."""
     head = (
-        "model", "purevk ms", "least", "device", "kernels", "host us", "copies us", "dispatches", "eager", "graph",
-        "eager res.", "graph res.", "cold load", "warm load", "warm first",
-    )  # fmt: skip
+        "model",
+        "purevk ms",
+        "least",
+        "device",
+        "kernels",
+        "host us",
+        "copies us",
+        "dispatches",
+        "eager",
+        "graph",
+        "eager res.",
+        "graph res.",
+        "cold load",
+        "warm load",
+        "warm first",
+    )
     lines = [head]
     for row in rows:
+
         def cell(value: float | None, digits: int = 3) -> str:
             return "-" if value is None else f"{value:.{digits}f}"
 
         limit = LIMIT[row.variant]
         wrong = {name for name, error in row.errors.items() if not error <= limit}
-        mark = lambda name, value: cell(value) + ("!" if name in wrong else "")  # noqa: E731
-        lines.append((
-            f"{row.model} {row.variant}", mark("purevk", row.forward), cell(row.least), cell(row.device), cell(row.kernels),
-            cell(row.host_us, 0), cell(row.copies_us, 0), cell(row.dispatches, 0), mark("eager", row.eager),
-            mark("graph", row.graph), mark("eager_resident", row.eager_resident), mark("graph_resident", row.graph_resident),
-            cell(row.cold and row.cold[1], 0), cell(row.warm and row.warm[1], 0), cell(row.warm and row.warm[2], 1),
-        ))  # fmt: skip
+
+        def mark(name: str, value: float | None, wrong: set[str] = wrong) -> str:
+            return cell(value) + ("!" if name in wrong else "")
+
+        lines.append(
+            (
+                f"{row.model} {row.variant}",
+                mark("purevk", row.forward),
+                cell(row.least),
+                cell(row.device),
+                cell(row.kernels),
+                cell(row.host_us, 0),
+                cell(row.copies_us, 0),
+                cell(row.dispatches, 0),
+                mark("eager", row.eager),
+                mark("graph", row.graph),
+                mark("eager_resident", row.eager_resident),
+                mark("graph_resident", row.graph_resident),
+                cell(row.cold and row.cold[1], 0),
+                cell(row.warm and row.warm[1], 0),
+                cell(row.warm and row.warm[2], 1),
+            )
+        )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
-        print("  ".join(text.rjust(width) if n else text.ljust(width) for n, (text, width) in enumerate(zip(line, widths))))
+        print(
+            "  ".join(
+                text.rjust(width) if n else text.ljust(width)
+                for n, (text, width) in enumerate(zip(line, widths))
+            )
+        )
     for row in rows:
-        print(f"{row.model} {row.variant}: {row.source}; errors " + ", ".join(f"{n} {e:.1e}" for n, e in row.errors.items()))
+        print(
+            f"{row.model} {row.variant}: {row.source}; errors "
+            + ", ".join(f"{n} {e:.1e}" for n, e in row.errors.items())
+        )
         for why in dict.fromkeys(row.why.values()):
             names = ", ".join(name for name, each in row.why.items() if each == why)
             print(f"{row.model} {row.variant}: not measured: {names}: {why}")
@@ -341,12 +409,19 @@ def machine() -> dict[str, Any]:
     from purevk.graph.context import default_context
 
     device = default_context().device
-    found = {"device": device.name, "driver": str(device.driver), "python": platform.python_version()}
+    found = {
+        "device": device.name,
+        "driver": str(device.driver),
+        "python": platform.python_version(),
+    }
     found |= {"system": platform.platform(), "cpus": os.cpu_count(), "unix_time": int(time.time())}
     try:
         import torch
 
-        found |= {"torch": torch.__version__, "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None}
+        found |= {
+            "torch": torch.__version__,
+            "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        }
     except ImportError:
         found["torch"] = None
     return found
@@ -359,7 +434,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, required=True, help="folder of exports")
     parser.add_argument("--out", type=Path, help="write all figures there, as JSON")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="default: both")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of timing a model, for all contenders together")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of timing a model, for all contenders together"
+    )
     parser.add_argument("--loads", type=int, default=3, help="warm loads a model")
     options = parser.parse_args(arguments)
     os.environ.setdefault("PUREVK_PROGRESS", "0")
@@ -369,14 +446,18 @@ def main(arguments: list[str] | None = None) -> int:
         if torch.cuda.is_available():
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     except ImportError:
-        parser.error("torch is not installed; it builds the models and answers what they should give")
+        parser.error(
+            "torch is not installed; it builds the models and answers what they should give"
+        )
     found, rows = machine(), []
     print(json.dumps(found))
     for model in options.names or MODELS:
         for variant in options.variant or VARIANTS:
             rows.append(measure(model, variant, options.models, options.seconds, options.loads))
             if options.out:
-                options.out.write_text(json.dumps({"machine": found, "rows": [asdict(row) for row in rows]}, indent=1))
+                options.out.write_text(
+                    json.dumps({"machine": found, "rows": [asdict(row) for row in rows]}, indent=1)
+                )
             print(f"{model} {variant} done", file=sys.stderr, flush=True)
     show(rows)
     return 0

@@ -1,4 +1,5 @@
-"""The reference decoder in plain torch operators, for devices and machines without executorch's llama operators."""
+"""The reference decoder in plain torch operators, for devices and machines without executorch's
+llama operators."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from tests.models.zoo import CASES, Built
 
 
 class PlainDecoder(torch.nn.Module):
-    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits [1, S, vocab]: the weights of a `Decoder`, its
-    cache written by `index_copy_` and read by `scaled_dot_product_attention` under a mask. Nothing waits for the device, so a
-    call can be captured as a CUDA graph."""
+    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits [1, S, vocab]: the
+    weights of a `Decoder`, its cache written by `index_copy_` and read by
+    `scaled_dot_product_attention` under a mask. Nothing waits for the device, so a call can be
+    captured as a CUDA graph."""
 
     def __init__(self, decoder: blocks.Decoder) -> None:
         super().__init__()
@@ -33,7 +35,13 @@ class PlainDecoder(torch.nn.Module):
         return decoder.head(decoder.norm(x))
 
     def _block(
-        self, block: Any, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        block: Any,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
     ) -> torch.Tensor:
         batch, rows, dim = x.shape
         h = block.norm1(x)
@@ -43,7 +51,9 @@ class PlainDecoder(torch.nn.Module):
         block.k_cache.index_copy_(1, positions, k)
         block.v_cache.index_copy_(1, positions, v)
         q, keys, values = (each.transpose(1, 2) for each in (q, block.k_cache, block.v_cache))
-        attended = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+        attended = functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, enable_gqa=True
+        )
         x = x + block.wo(attended.transpose(1, 2).reshape(batch, rows, dim))
         h = block.norm2(x)
         return x + block.down(functional.silu(block.gate(h)) * block.up(h))
@@ -59,4 +69,11 @@ def build(name: str) -> Built:
     finally:
         blocks.load_llama_operators = load
     plain = PlainDecoder(built.module).eval()
-    return Built(plain, built.inputs, built.samples, built.dynamic_shapes, built.stateful, built.constant_methods)
+    return Built(
+        plain,
+        built.inputs,
+        built.samples,
+        built.dynamic_shapes,
+        built.stateful,
+        built.constant_methods,
+    )

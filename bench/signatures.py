@@ -1,16 +1,19 @@
-"""What a call costs the host when its sizes are new, known, or alternate: `python -m bench.signatures [FILE.pte ...]`.
+"""What a call costs the host when its sizes are new, known, or alternate: `python -m
+bench.signatures [FILE.pte ...]`.
 
-For each model, milliseconds (medians) of processor time of the calling thread, which a software device's threads do not
-disturb:
+For each model, milliseconds (medians) of processor time of the calling thread, which a software
+device's threads do not disturb:
 
-* *new*: a call with sizes that no call had before. Nothing is compiled: shape functions, a recording, the call itself.
+* *new*: a call with sizes that no call had before. Nothing is compiled: shape functions, a
+  recording, the call itself.
 * *record*: of these, what goes into evaluating sizes and recording command buffers.
-* *known*: a call with sizes that an earlier call had; *beyond* is what of its wall time is neither spent on submitting nor on
-  waiting for the device.
+* *known*: a call with sizes that an earlier call had; *beyond* is what of its wall time is neither
+  spent on submitting nor on waiting for the device.
 * *alternate*: *beyond*, where two lengths take turns.
 
-Without files: a chain of about 500 dispatches with symbolic sizes, and an encoder of 6 layers. `--lowering` shows in place of
-it what compiling large models takes, by phase, without the shader compiler's and the driver's part.
+Without files: a chain of about 500 dispatches with symbolic sizes, and an encoder of 6 layers.
+`--lowering` shows in place of it what compiling large models takes, by phase, without the shader
+compiler's and the driver's part.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ LIMIT = 128  # the bound of every symbol
 
 
 class Chain(nn.Module):
-    """About 500 kernels that depend on one another, each with sizes of its own in its parameters."""
+    """About 500 kernels that depend on one another, each with sizes of its own in its
+    parameters."""
 
     def __init__(self, rounds: int = 125) -> None:
         super().__init__()
@@ -60,7 +64,12 @@ def built_in() -> Iterator[tuple[str, Program]]:
     length = torch.export.Dim("length", min=3, max=LIMIT)
     for name, module, width in (("chain", Chain(), 16), ("encoder, 6 layers", encoder(), 64)):
         torch.manual_seed(0)
-        yield name, purevk.compile(module.eval(), (torch.randn(1, 24, width),), dynamic_shapes=({1: length},))
+        yield (
+            name,
+            purevk.compile(
+                module.eval(), (torch.randn(1, 24, width),), dynamic_shapes=({1: length},)
+            ),
+        )
 
 
 class Stopwatch:
@@ -99,7 +108,10 @@ def inputs_of(program: Program, number: int) -> list[np.ndarray]:
     for value in program.method("forward").graph.inputs:
         if not isinstance(value, Value):
             continue
-        sizes = tuple(size if isinstance(size, int) else min(number, _dims.upper(size)) for size in value.type.dims)
+        sizes = tuple(
+            size if isinstance(size, int) else min(number, _dims.upper(size))
+            for size in value.type.dims
+        )
         kind = value.type.dtype.numpy
         floats = kind.kind == "f"
         made.append(random.standard_normal(sizes).astype(kind) if floats else np.ones(sizes, kind))
@@ -134,13 +146,18 @@ def measure(name: str, program: Program, rounds: int) -> dict[str, Any]:
         beyond[kind] = statistics.median(rest)
     again = graph.recorded - recorded
     return {
-        "model": name, "dispatches": len(graph.dispatches), "new": statistics.median(new) * 1e3,
-        "record": statistics.median(record) * 1e3, "known": beyond["known"] * 1e3, "alternate": beyond["alternate"] * 1e3,
-        "recorded again": again, "specializations": len(program.method("forward").specializations),
-    }  # fmt: skip
+        "model": name,
+        "dispatches": len(graph.dispatches),
+        "new": statistics.median(new) * 1e3,
+        "record": statistics.median(record) * 1e3,
+        "known": beyond["known"] * 1e3,
+        "alternate": beyond["alternate"] * 1e3,
+        "recorded again": again,
+        "specializations": len(program.method("forward").specializations),
+    }
 
 
-# -- lowering ----------------------------------------------------------------------------------------------------------
+# -- lowering ------------------------------------------------------------------------------------
 class GPT(nn.Module):
     """Like GPT-2 of 24 layers, narrow: as many nodes, small weights."""
 
@@ -149,10 +166,19 @@ class GPT(nn.Module):
         self.heads = heads
         self.embedding = nn.Embedding(100, width)
         self.positions = nn.Embedding(LIMIT, width)
-        parts = lambda: nn.ModuleDict({  # noqa: E731
-            "a": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
-            "b": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
-        })  # fmt: skip
+
+        def parts():
+            return nn.ModuleDict(
+                {
+                    "a": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "b": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+
         self.layers = nn.ModuleList(parts() for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
@@ -166,7 +192,9 @@ class GPT(nn.Module):
             )
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + layer["out"](y.transpose(1, 2).reshape(batch, length, width))
-            x = x + layer["down"](nn.functional.gelu(layer["up"](layer["b"](x)), approximate="tanh"))
+            x = x + layer["down"](
+                nn.functional.gelu(layer["up"](layer["b"](x)), approximate="tanh")
+            )
         return self.norm(x) @ self.embedding.weight.T
 
 
@@ -197,11 +225,25 @@ def lowering(names: Sequence[str]) -> list[dict[str, Any]]:
         with purevk.compile(exported) as program:
             total = time.perf_counter() - start
             seconds = program.report()["seconds"]
-            rows.append({
-                "model": name, "dispatches": program.report()["dispatches"], "torch.export": torch_export,
-                **{phase: seconds.get(phase, 0.0) for phase in ("import", "passes", "lower", "kernels", "constants", "buffers")},
-                "compile": total,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "model": name,
+                    "dispatches": program.report()["dispatches"],
+                    "torch.export": torch_export,
+                    **{
+                        phase: seconds.get(phase, 0.0)
+                        for phase in (
+                            "import",
+                            "passes",
+                            "lower",
+                            "kernels",
+                            "constants",
+                            "buffers",
+                        )
+                    },
+                    "compile": total,
+                }
+            )
     return rows
 
 
@@ -210,19 +252,35 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print("| " + " | ".join(row) + " |")
         print("|" + "---|" * len(row))
     for row in rows:
-        print("| " + " | ".join(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()) + " |")
+        print(
+            "| "
+            + " | ".join(
+                f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()
+            )
+            + " |"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="*", help="programs with dynamic sizes; with --lowering, parts of models' names")
-    parser.add_argument("--rounds", type=int, default=15, help="sizes that are new, and calls with known ones")
-    parser.add_argument("--lowering", action="store_true", help="measure compiling large models instead")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        help="programs with dynamic sizes; with --lowering, parts of models' names",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="sizes that are new, and calls with known ones"
+    )
+    parser.add_argument(
+        "--lowering", action="store_true", help="measure compiling large models instead"
+    )
     options = parser.parse_args(arguments)
     if options.lowering:
         show(lowering(options.files))
         return 0
-    programs = ((file, purevk.load(file)) for file in options.files) if options.files else built_in()
+    programs = (
+        ((file, purevk.load(file)) for file in options.files) if options.files else built_in()
+    )
     rows = []
     for name, program in programs:
         with program:

@@ -1,7 +1,7 @@
 """purevk: runs PyTorch models on any Vulkan device.
 
-    program = purevk.load("model.pte")
-    y = program.forward(x)
+program = purevk.load("model.pte")
+y = program.forward(x)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,15 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Method": "method", "PlannedProgram": "planning", "Program": "program", "Runtime": "runtime", "compile": "compiling",
-    "load": "program", "ops": "ops", "plan": "planning",
-}  # fmt: skip
+    "Method": "method",
+    "PlannedProgram": "planning",
+    "Program": "program",
+    "Runtime": "runtime",
+    "compile": "compiling",
+    "load": "program",
+    "ops": "ops",
+    "plan": "planning",
+}
 
 
 def __getattr__(name: str) -> Any:

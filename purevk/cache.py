@@ -1,7 +1,9 @@
-"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results; and bundles of SPIR-V in one file.
+"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results; and bundles of
+SPIR-V in one file.
 
-A key is computed in Python from the sources and settings, so a warm start never loads the compiler. Nothing here fails
-because of the disk: a damaged entry is a miss, and a folder that cannot be written leaves the cache in memory.
+A key is computed in Python from the sources and settings, so a warm start never loads the compiler.
+Nothing here fails because of the disk: a damaged entry is a miss, and a folder that cannot be
+written leaves the cache in memory.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ _TEMPORARY = ".purevk-"
 class CacheStats:
     """What a cache holds (`entries`, `bytes`, on disk) and what this process asked of it.
 
-    `hits` counts entries found (`memory_hits` of them in memory), `misses` those not found, `damaged` those that were
-    there and unusable, `evicted` those removed to keep within the size bound.
+    `hits` counts entries found (`memory_hits` of them in memory), `misses` those not found,
+    `damaged` those that were there and unusable, `evicted` those removed to keep within the size
+    bound.
     """
 
     folder: str
@@ -65,9 +68,11 @@ class CacheStats:
 
 
 class Cache:
-    """A cache folder with a layer in memory over it. All methods may be called from several threads.
+    """A cache folder with a layer in memory over it. All methods may be called from several
+    threads.
 
-    Several processes may share a folder: entries are written to a temporary file and renamed, never changed.
+    Several processes may share a folder: entries are written to a temporary file and renamed, never
+    changed.
 
     Args:
         folder: where; made when first needed. None keeps everything in memory.
@@ -118,20 +123,29 @@ class Cache:
         return None if entry is None else entry[1]
 
     def put_spirv(self, key: CacheKey, spirv: bytes, meta: Mapping[str, Any] | None = None) -> None:
-        """Keeps the SPIR-V of a key. `meta` (plain JSON values) says where it came from, such as the compiler."""
+        """Keeps the SPIR-V of a key. `meta` (plain JSON values) says where it came from, such as
+        the compiler."""
         if not is_spirv(spirv):
-            raise PurevkError(f"{len(spirv)} bytes that are no SPIR-V were to be cached", where=key.template)
+            raise PurevkError(
+                f"{len(spirv)} bytes that are no SPIR-V were to be cached", where=key.template
+            )
         digest = key.digest()
         with self._lock:
             self._remember(digest, spirv)
         self._write("spirv", digest, pack(digest, spirv, {"key": asdict(key), **(meta or {})}))
 
     def explain_miss(self, key: CacheKey) -> str:
-        """Why a key is not on disk: how it differs from the entry nearest to it of the same template."""
-        differences = [key.explain(stored) for stored in self._stored_keys() if stored.template == key.template]
+        """Why a key is not on disk: how it differs from the entry nearest to it of the same
+        template."""
+        differences = [
+            key.explain(stored) for stored in self._stored_keys() if stored.template == key.template
+        ]
         if not differences:
             return f"no entry of {key.template} is in the cache"
-        return min(differences, key=lambda text: text.count("\n") if text else -1) or "it is in the cache"
+        return (
+            min(differences, key=lambda text: text.count("\n") if text else -1)
+            or "it is in the cache"
+        )
 
     # -- pipeline caches of drivers, and tuning results
 
@@ -147,8 +161,8 @@ class Cache:
 
         Args:
             device_key: names device and driver version; anything that changes when they do.
-            vendor, device, pipeline_uuid: `vendorID`, `deviceID` and `pipelineCacheUUID` of the device's properties;
-                where given, data made by another device or driver is left out.
+            vendor, device, pipeline_uuid: `vendorID`, `deviceID` and `pipelineCacheUUID` of the
+                device's properties; where given, data made by another device or driver is left out.
         """
         entry = self._read("pipeline", text_hash(device_key))
         if entry is None or not pipeline_header_fits(entry[1], vendor, device, pipeline_uuid):
@@ -185,7 +199,9 @@ class Cache:
         try:
             payload = json.dumps(value, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise PurevkError(f"the tuning result {name!r} cannot be kept", why=str(error)) from None
+            raise PurevkError(
+                f"the tuning result {name!r} cannot be kept", why=str(error)
+            ) from None
         digest = text_hash(json.dumps([device_key, name]))
         with self._lock:
             self._other[digest] = payload
@@ -194,7 +210,8 @@ class Cache:
     # -- bundles
 
     def export_bundle(self, path: str | os.PathLike[str], keys: Iterable[CacheKey]) -> int:
-        """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back how many.
+        """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back
+        how many.
 
         Raises:
             PurevkError: a key is in the cache no more, or the file cannot be written.
@@ -209,7 +226,9 @@ class Cache:
             else:
                 stored = self._read("spirv", digest, count=False)
                 meta = stored[0] if stored is not None else {"key": asdict(key)}
-                entries[digest] = pack(digest, spirv, {k: v for k, v in meta.items() if k != "digest"})
+                entries[digest] = pack(
+                    digest, spirv, {k: v for k, v in meta.items() if k != "digest"}
+                )
         if missing:
             raise PurevkError(
                 f"{len(missing)} shaders are not in the cache",
@@ -219,17 +238,22 @@ class Cache:
         temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp")
         try:
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as bundle:
-                bundle.writestr(MANIFEST, json.dumps({"format": FORMAT, "entries": sorted(entries)}))
+                bundle.writestr(
+                    MANIFEST, json.dumps({"format": FORMAT, "entries": sorted(entries)})
+                )
                 for digest in sorted(entries):
                     bundle.writestr(f"spirv/{digest}{SUFFIX}", entries[digest])
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise PurevkError("the bundle cannot be written", where=os.fspath(path), why=str(error)) from None
+            raise PurevkError(
+                "the bundle cannot be written", where=os.fspath(path), why=str(error)
+            ) from None
         return len(entries)
 
     def attach_bundle(self, path: str | os.PathLike[str]) -> int:
-        """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many entries it has.
+        """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many
+        entries it has.
 
         Raises FileFormatError for a file that is no bundle, or of another format version.
         """
@@ -268,7 +292,8 @@ class Cache:
             )
 
     def clear(self) -> int:
-        """Removes every entry, also of other format versions, and forgets memory. Gives back how many files went."""
+        """Removes every entry, also of other format versions, and forgets memory. Gives back how
+        many files went."""
         with self._lock:
             self._memory.clear()
             self._memory_bytes = 0
@@ -283,7 +308,9 @@ class Cache:
             return None
         return self.folder / room / digest[:2] / f"{digest}{SUFFIX}"
 
-    def _read(self, room: str, digest: str, count: bool = True) -> tuple[dict[str, Any], bytes] | None:
+    def _read(
+        self, room: str, digest: str, count: bool = True
+    ) -> tuple[dict[str, Any], bytes] | None:
         path = self._path(room, digest)
         if path is None:
             return None
@@ -317,7 +344,8 @@ class Cache:
         if path is None or not self._writable or len(data) > self.max_bytes:
             return
         try:
-            # Another process may clear the folder between the two steps: one more try makes it again.
+            # Another process may clear the folder between the two steps: one more try makes it
+            # again.
             try:
                 _write_file(path, data)
             except FileNotFoundError:
@@ -344,7 +372,8 @@ class Cache:
             self._evict()
 
     def _evict(self) -> None:
-        """Removes temporary files that a killed process left, and the least recently used entries over the bound."""
+        """Removes temporary files that a killed process left, and the least recently used entries
+        over the bound."""
         files = sorted(self._files(temporary=True), key=lambda file: file[1])
         total = sum(file[2] for file in files)
         goal = self.max_bytes * 9 // 10 if total > self.max_bytes else total
@@ -358,12 +387,15 @@ class Cache:
         self._disk_bytes = total
 
     def _files(self, temporary: bool = False) -> list[tuple[Path, float, int]]:
-        """(path, time of last use in seconds, bytes) of every entry, and of temporary files if asked for."""
+        """(path, time of last use in seconds, bytes) of every entry, and of temporary files if
+        asked for."""
         found: list[tuple[Path, float, int]] = []
         for room in _ROOMS if self.folder is not None else ():
             for folder, _, names in os.walk(self.folder / room):
                 for name in names:
-                    if not name.endswith(SUFFIX) and not (temporary and name.startswith(_TEMPORARY)):
+                    if not name.endswith(SUFFIX) and not (
+                        temporary and name.startswith(_TEMPORARY)
+                    ):
                         continue
                     path = Path(folder) / name
                     try:
@@ -376,7 +408,11 @@ class Cache:
     def _stored_keys(self) -> list[CacheKey]:
         keys = []
         for path, _, _ in self._files():
-            entry = self._read("spirv", path.stem, count=False) if path.parent.parent.name == "spirv" else None
+            entry = (
+                self._read("spirv", path.stem, count=False)
+                if path.parent.parent.name == "spirv"
+                else None
+            )
             key = key_from(entry[0].get("key")) if entry is not None else None
             if key is not None:
                 keys.append(key)
@@ -414,7 +450,8 @@ _caches_lock = threading.Lock()
 
 
 def default_cache() -> Cache:
-    """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and process.
+    """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and
+    process.
 
     With `PUREVK_CACHE=0` it is one in memory only.
     """
@@ -435,16 +472,20 @@ def compile_cached(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[bytes]:
-    """The SPIR-V of every job, in order: from the cache, and compiled (and kept) where it is not there.
+    """The SPIR-V of every job, in order: from the cache, and compiled (and kept) where it is not
+    there.
 
-    Jobs with the same key are compiled once. The compiler is loaded only if something has to be compiled.
+    Jobs with the same key are compiled once. The compiler is loaded only if something has to be
+    compiled.
 
     Args:
         cache: None: `default_cache()`.
-        threads, progress: as `purevk.shaderc.compile_many` takes them; the progress counts only what is compiled.
+        threads, progress: as `purevk.shaderc.compile_many` takes them; the progress counts only
+            what is compiled.
 
     Raises:
-        ShaderCompilerError: a shader does not compile, or must be compiled and there is no compiler.
+        ShaderCompilerError: a shader does not compile, or must be compiled and there is no
+            compiler.
     """
     cache = default_cache() if cache is None else cache
     keys = [CacheKey.of(job) for job in jobs]

@@ -1,4 +1,5 @@
-"""What stands in the cache: keys made of named fields, entries with a checksum, and bundles of entries in one file."""
+"""What stands in the cache: keys made of named fields, entries with a checksum, and bundles of
+entries in one file."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ FORMAT = 1
 
 _log = logging.getLogger("purevk.cache")
 _MAGIC = b"PVKC"
-_HEADER = struct.Struct("<4sI32sIQ")  # magic, format, SHA-256 of what follows the header, bytes of meta, of payload
+_HEADER = struct.Struct(
+    "<4sI32sIQ"
+)  # magic, format, SHA-256 of what follows the header, bytes of meta, of payload
 _MAX_ENTRY = 1 << 28
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
@@ -35,7 +38,8 @@ MANIFEST = "purevk-bundle.json"
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Everything that decides what SPIR-V a template becomes, field by field, so that two keys can be compared.
+    """Everything that decides what SPIR-V a template becomes, field by field, so that two keys can
+    be compared.
 
     Which compiler made an entry is not part of it: that is noted in the entry.
 
@@ -73,7 +77,8 @@ class CacheKey:
         return text_hash(json.dumps(asdict(self), sort_keys=True, ensure_ascii=True))
 
     def explain(self, other: CacheKey) -> str:
-        """Which fields differ, one line each: `macros.TILE: '8' here, '16' there`. Empty: the keys are the same."""
+        """Which fields differ, one line each: `macros.TILE: '8' here, '16' there`. Empty: the keys
+        are the same."""
         lines = []
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
@@ -100,7 +105,8 @@ def _shown(value: str | None) -> str:
 
 
 class Bundle:
-    """A bundle read into memory (compressed as it is). Raises FileFormatError for any other file."""
+    """A bundle read into memory (compressed as it is). Raises FileFormatError for any other
+    file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         where = os.fspath(path)
@@ -111,7 +117,9 @@ class Bundle:
             manifest = json.loads(self._zip.read(MANIFEST))
             version = manifest["format"]
         except (OSError, *_ZIP_ERRORS, KeyError, ValueError, TypeError) as error:
-            raise FileFormatError("the file is no purevk bundle", where=where, why=str(error)) from None
+            raise FileFormatError(
+                "the file is no purevk bundle", where=where, why=str(error)
+            ) from None
         if version != FORMAT:
             raise FileFormatError(
                 "the bundle is of another version",
@@ -121,7 +129,9 @@ class Bundle:
             )
         self._lock = threading.Lock()
         names = (Path(name) for name in self._zip.namelist())
-        self.digests = {name.stem for name in names if name.suffix == SUFFIX and _DIGEST.match(name.stem)}
+        self.digests = {
+            name.stem for name in names if name.suffix == SUFFIX and _DIGEST.match(name.stem)
+        }
 
     def read(self, digest: str) -> tuple[dict[str, Any], bytes] | None:
         """The entry of a digest: (meta, SPIR-V); None if the bundle has none, or it is damaged."""
@@ -169,7 +179,9 @@ def unpack(digest: str, data: bytes) -> tuple[dict[str, Any], bytes] | None:
 def key_from(stored: Any) -> CacheKey | None:
     """The key written in an entry's meta; None if it is not one."""
     try:
-        pairs = {name: tuple((str(a), str(b)) for a, b in stored[name]) for name in ("macros", "files")}
+        pairs = {
+            name: tuple((str(a), str(b)) for a, b in stored[name]) for name in ("macros", "files")
+        }
         return CacheKey(**{**stored, **pairs})
     except (TypeError, KeyError, ValueError):
         return None
@@ -179,8 +191,11 @@ def is_spirv(data: bytes) -> bool:
     return len(data) >= 20 and len(data) % 4 == 0 and data[:4] == b"\x03\x02\x23\x07"
 
 
-def pipeline_header_fits(data: bytes, vendor: int | None, device: int | None, pipeline_uuid: bytes | None) -> bool:
-    """Whether the data starts with a VkPipelineCacheHeaderVersionOne, of the device if one is given."""
+def pipeline_header_fits(
+    data: bytes, vendor: int | None, device: int | None, pipeline_uuid: bytes | None
+) -> bool:
+    """Whether the data starts with a VkPipelineCacheHeaderVersionOne, of the device if one is
+    given."""
     if len(data) < 32:
         return False
     size, version, its_vendor, its_device = struct.unpack_from("<4I", data)

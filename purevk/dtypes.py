@@ -57,37 +57,37 @@ class DType(enum.Enum):
         return self.value.acc
 
     @property
-    def is_float(self) -> "bool_":
+    def is_float(self) -> bool_:
         return self in (DType.float16, DType.float32, DType.float64, DType.bfloat16)
 
     @property
-    def is_complex(self) -> "bool_":
+    def is_complex(self) -> bool_:
         return self in (DType.complex64, DType.complex128)
 
     @property
-    def is_int(self) -> "bool_":
+    def is_int(self) -> bool_:
         return self in (DType.uint8, DType.int8, DType.int16, DType.int32, DType.int64)
 
     def __repr__(self) -> str:
         return self.name
 
     @classmethod
-    def from_pte(cls, code: int) -> "DType | None":
+    def from_pte(cls, code: int) -> DType | None:
         """The type of an ExecuTorch `ScalarType` code, or None if purevk has no such type."""
         return _FROM_PTE.get(code)
 
     @classmethod
-    def from_vk(cls, code: int) -> "DType | None":
+    def from_vk(cls, code: int) -> DType | None:
         """The type of an ET-VK `VkDataType` code, or None if purevk has no such type."""
         return _FROM_VK.get(code)
 
     @classmethod
-    def from_numpy(cls, dtype: np.dtype) -> "DType | None":
+    def from_numpy(cls, dtype: np.dtype) -> DType | None:
         """The type of a numpy dtype, or None if purevk has no such type."""
         return _FROM_NUMPY.get(np.dtype(dtype))
 
     @classmethod
-    def from_torch(cls, dtype: object) -> "DType | None":
+    def from_torch(cls, dtype: object) -> DType | None:
         """The type of a `torch.dtype`, without importing torch; None if purevk has no such type."""
         return cls.__members__.get(str(dtype).removeprefix("torch."))
 
@@ -101,4 +101,6 @@ class DType(enum.Enum):
 bool_ = bool
 _FROM_PTE = {member.value.pte: member for member in DType}
 _FROM_VK = {member.value.vk: member for member in DType if member.value.vk is not None}
-_FROM_NUMPY = {np.dtype(member.value.numpy): member for member in DType if member.value.numpy is not None}
+_FROM_NUMPY = {
+    np.dtype(member.value.numpy): member for member in DType if member.value.numpy is not None
+}

@@ -4,8 +4,9 @@
     with torch.no_grad():
         y = compiled(x)
 
-Importing this registers the backend; where purevk is installed, torch finds it without. Only inference is compiled:
-what has to be differentiated runs in eager torch, and a warning says so once.
+Importing this registers the backend; where purevk is installed, torch finds it without. Only
+inference is compiled: what has to be differentiated runs in eager torch, and a warning says so
+once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import logging
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,19 +38,25 @@ _lock = threading.RLock()
 _numbers = itertools.count()
 
 
-def make_backend(context: Context | None = None) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+def make_backend(
+    context: Context | None = None,
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for `torch.compile(model, backend=...)` on a device.
 
     Args:
         context: the device; None: the best one, or that of PUREVK_DEVICE.
     """
 
-    def backend(module: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    def backend(
+        module: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
         if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
             _warn_about_training()
             return module.forward
         compile = functools.partial(_compile, context=context)
-        aot = aot_autograd(fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions())
+        aot = aot_autograd(
+            fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
+        )
         return aot(module, example_inputs)
 
     return backend
@@ -73,24 +81,32 @@ def _warn_about_training() -> None:
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(decompositions().items())
-    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)  # a kernel has all of it
+    table.pop(
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None
+    )  # a kernel has all of it
     return table
 
 
 def _compile(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], context: Context | None
 ) -> Callable[[list[Any]], list[Any]]:
-    """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are there."""
+    """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are
+    there."""
     for example in example_inputs:
         if isinstance(example, torch.Tensor) and example.device.type != "cpu":
             raise UnsupportedProgramError(
-                f"a tensor is on the device {example.device}", where="torch.compile",
+                f"a tensor is on the device {example.device}",
+                where="torch.compile",
                 why="tensors of the CPU are accepted",
                 next="move the model and its inputs to the CPU; purevk copies them to the Vulkan device",
-            )  # fmt: skip
+            )
     traced = TracingContext.try_get()
     meta = None if traced is None else traced.fw_metadata
-    fixed = set() if meta is None else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
+    fixed = (
+        set()
+        if meta is None
+        else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
+    )
     compiled = _CompiledGraph(module, fixed, context)
 
     def run(args: list[Any]) -> list[Any]:
@@ -100,13 +116,16 @@ def _compile(
     return run
 
 
-# -- graphs of one model ----------------------------------------------------------------------------------------------
+# -- graphs of one model -------------------------------------------------------------------------
 class _Shared:
-    """A program to which the graphs of a model are added, so that they share its parameters on the device."""
+    """A program to which the graphs of a model are added, so that they share its parameters on the
+    device."""
 
     def __init__(self, context: Context) -> None:
         self.program = Program("torch.compile", {}, context, bounds="open")
-        self.tensors: dict[tuple, tuple[torch.Tensor, int]] = {}  # contiguous ones, and the versions that they are of
+        self.tensors: dict[
+            tuple, tuple[torch.Tensor, int]
+        ] = {}  # contiguous ones, and the versions that they are of
 
     def take(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The tensors as they go to the device; a copy of one is made once."""
@@ -143,14 +162,17 @@ def _share(context: Context, tensors: Mapping[int, torch.Tensor]) -> _Shared:
 
 
 class _CompiledGraph:
-    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the graph is lowered
-    again; one that changes again is an input from then on.
+    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the
+    graph is lowered again; one that changes again is an input from then on.
 
     Args:
-        fixed: positions of the arguments that are parameters or buffers, and that the graph itself does not write.
+        fixed: positions of the arguments that are parameters or buffers, and that the graph itself
+            does not write.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None
+    ) -> None:
         self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
         self.fixed = {at for at in self.aot.tensors if at in fixed}
         self._given_context = context
@@ -165,7 +187,9 @@ class _CompiledGraph:
             if self._method is None or self._held.program.context.closed or self._stale(args):
                 self._lower(args)
             if self.aot.make_room(args):
-                _log.debug("%s: whole numbers above those that memory was planned for", self.aot.name)
+                _log.debug(
+                    "%s: whole numbers above those that memory was planned for", self.aot.name
+                )
             method, inputs = self._method, [args[at] for at in self._order]
         args.clear()
         made = method(*inputs)
@@ -179,14 +203,18 @@ class _CompiledGraph:
 
     def _stale(self, args: Sequence[Any]) -> bool:
         changed = {
-            at for at, place, version in self._stamps if args[at].data_ptr() != place or args[at]._version != version
+            at
+            for at, place, version in self._stamps
+            if args[at].data_ptr() != place or args[at]._version != version
         }
         self.fixed -= changed & self._changed
         self._changed |= changed
         return bool(changed)
 
     def _lower(self, args: Sequence[Any]) -> None:
-        self.fixed = {at for at in self.fixed if not args[at].is_inference()}  # those do not say that they change
+        self.fixed = {
+            at for at in self.fixed if not args[at].is_inference()
+        }  # those do not say that they change
         tensors = {at: args[at] for at in sorted(self.fixed)}
         held = _share(self._given_context or default_context(), tensors)
         constants = held.take(tensors)
@@ -198,20 +226,27 @@ class _CompiledGraph:
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
-    """Gives results the strides and the memory in common that they were traced with: what follows the graph makes
-    views of them, and of arguments, from these. `numbers` are those that the method gives after its results."""
+    """Gives results the strides and the memory in common that they were traced with: what follows
+    the graph makes views of them, and of arguments, from these. `numbers` are those that the method
+    gives after its results."""
     layouts: dict[int, tuple[list[int], int]] = {}
     spans: dict[int, int] = {}
     for at, (value, rank, memory) in enumerate(zip(outputs, aot.strided, aot.memories)):
         if rank is not None:
             strides, offset = list(itertools.islice(numbers, rank)), next(numbers)
-            reach = sum((size - 1) * stride for size, stride in zip(value.shape, strides)) + 1 if value.numel() else 0
+            reach = (
+                sum((size - 1) * stride for size, stride in zip(value.shape, strides)) + 1
+                if value.numel()
+                else 0
+            )
             layouts[at] = strides, offset
             spans[memory] = max(spans.get(memory, 0), (offset + reach) * value.element_size())
     memories = {memory: torch.empty(span, dtype=torch.uint8) for memory, span in spans.items()}
     for at, (strides, offset) in layouts.items():
         value, memory = outputs[at], memories[aot.memories[at]]
-        whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(value.dtype)
+        whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(
+            value.dtype
+        )
         outputs[at] = whole.as_strided(value.shape, strides, offset).copy_(value)
 
 

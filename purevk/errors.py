@@ -1,7 +1,7 @@
 """Every error that purevk raises on purpose, as one small tree.
 
-Each says *what* happened, *where* (file, node, input), *why* (what was offered and what is accepted) and what to do
-*next*. They pickle, so they survive a process pool.
+Each says *what* happened, *where* (file, node, input), *why* (what was offered and what is
+accepted) and what to do *next*. They pickle, so they survive a process pool.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ class PurevkError(Exception):
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
         self.what, self.where, self.why, self.next = what, where, why, next
         lines = [what]
-        lines += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("next", next)) if text]
+        lines += [
+            f"  {label}: {text}"
+            for label, text in (("where", where), ("why", why), ("next", next))
+            if text
+        ]
         super().__init__("\n".join(lines))
 
     def __reduce__(self):
@@ -32,11 +36,13 @@ def _rebuild(cls: type[PurevkError], what: str, where: str, why: str, next_: str
 
 
 class FileFormatError(PurevkError, ValueError):
-    """The bytes are not the file that they should be: wrong identifier, truncated, or an offset out of range."""
+    """The bytes are not the file that they should be: wrong identifier, truncated, or an offset out
+    of range."""
 
 
 class UnsupportedProgramError(PurevkError):
-    """A well-formed file asks for something that purevk does not run, such as another backend's delegate."""
+    """A well-formed file asks for something that purevk does not run, such as another backend's
+    delegate."""
 
 
 class UnsupportedOperatorError(PurevkError):
@@ -44,7 +50,8 @@ class UnsupportedOperatorError(PurevkError):
 
 
 class GraphError(PurevkError):
-    """A graph breaks the grammar of the IR. Raised by `purevk.ir.verify`; a bug of a front end or a pass."""
+    """A graph breaks the grammar of the IR. Raised by `purevk.ir.verify`; a bug of a front end or a
+    pass."""
 
 
 class InputError(PurevkError, ValueError):
@@ -72,4 +79,5 @@ class ShaderCompilerError(PurevkError, RuntimeError):
 
 
 class FallbackError(PurevkError, RuntimeError):
-    """A node has to run on the CPU and cannot: torch is missing, or the operator is unknown to it."""
+    """A node has to run on the CPU and cannot: torch is missing, or the operator is unknown to
+    it."""

@@ -1,11 +1,12 @@
-"""The export side: what lets executorch hand a whole model to the Vulkan delegate. Needs torch and executorch.
+"""The export side: what lets executorch hand a whole model to the Vulkan delegate. Needs torch and
+executorch.
 
-    from executorch.exir import to_edge_transform_and_lower
-    from purevk.export import PurevkPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from purevk.export import PurevkPartitioner
 
-    partitioner = PurevkPartitioner({"force_fp16": True})
-    edge = to_edge_transform_and_lower(torch.export.export(model, inputs), partitioner=[partitioner])
-    print(*partitioner.refused, sep="\\n")
+partitioner = PurevkPartitioner({"force_fp16": True})
+edge = to_edge_transform_and_lower(torch.export.export(model, inputs), partitioner=[partitioner])
+print(*partitioner.refused, sep="\\n")
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ from purevk.ir import TensorType
 from purevk.ops import registry
 from purevk.passes.placement import refusal
 
-# What the delegate's file can name. Layouts and memory objects mean nothing to purevk, and integers keep their 64 bits.
-_DEFAULTS = {"skip_tag_memory_metadata": True, "skip_memory_planning": True, "downcast_64_bit": False}
-_DTYPES = frozenset(DType[name.lower()] for name in VkDataType.__members__ if name.lower() in DType.__members__)
+# What the delegate's file can name. Layouts and memory objects mean nothing to purevk, and integers
+# keep their 64 bits.
+_DEFAULTS = {
+    "skip_tag_memory_metadata": True,
+    "skip_memory_planning": True,
+    "downcast_64_bit": False,
+}
+_DTYPES = frozenset(
+    DType[name.lower()] for name in VkDataType.__members__ if name.lower() in DType.__members__
+)
 
 # Operators that ET-VK's own partitioner takes, and that its runtime aborts on ("Missing operator").
 _MISSING_IN_ETVK = frozenset({
@@ -77,17 +85,20 @@ class PurevkPartitioner(Partitioner):
     The delegate is written by executorch's own `VulkanBackend`, so the file is an ordinary `.pte`.
 
     Args:
-        compile_options: those of executorch's `VulkanPartitioner`, such as "force_fp16", "require_dynamic_shapes" (purevk
-            follows dynamic shapes in every operator, so it refuses nothing more), "skip_bool_tensors" and
-            "external_constants_max_data_bytes". By default integers keep 64 bits ("downcast_64_bit": False) and no
-            layouts are written.
-        operator_blocklist, operator_allowlist: operators (edge or ATen overloads) that are never, or alone, delegated.
+        compile_options: those of executorch's `VulkanPartitioner`, such as "force_fp16",
+            "require_dynamic_shapes" (purevk follows dynamic shapes in every operator, so it refuses
+            nothing more), "skip_bool_tensors" and "external_constants_max_data_bytes". By default
+            integers keep 64 bits ("downcast_64_bit": False) and no layouts are written.
+        operator_blocklist, operator_allowlist: operators (edge or ATen overloads) that are never,
+            or alone, delegated.
         nn_module_blocklist, nn_module_allowlist: parts of the names of module classes, likewise.
-        portable_to_etvk: delegates only what ET-VK's runtime can run too, with the layouts that it needs, as its
-            `VulkanPartitioner` does, and without the operators that this takes and the runtime lacks.
+        portable_to_etvk: delegates only what ET-VK's runtime can run too, with the layouts that it
+            needs, as its `VulkanPartitioner` does, and without the operators that this takes and
+            the runtime lacks.
 
     Attributes:
-        refused: after partitioning, a `Refusal` for each operator that stays outside, with the reason.
+        refused: after partitioning, a `Refusal` for each operator that stays outside, with the
+            reason.
     """
 
     def __init__(
@@ -101,10 +112,14 @@ class PurevkPartitioner(Partitioner):
     ) -> None:
         self.options = {**({} if portable_to_etvk else _DEFAULTS), **(compile_options or {})}
         self.portable_to_etvk = portable_to_etvk
-        self.delegation_spec = DelegationSpec(VulkanBackend.__name__, etvk.parse_compile_options(self.options))
+        self.delegation_spec = DelegationSpec(
+            VulkanBackend.__name__, etvk.parse_compile_options(self.options)
+        )
         self.refused: list[Refusal] = []
         self._blocked = {_name(each) for each in operator_blocklist or ()}
-        self._allowed = None if operator_allowlist is None else {_name(each) for each in operator_allowlist}
+        self._allowed = (
+            None if operator_allowlist is None else {_name(each) for each in operator_allowlist}
+        )
         self._blocked_modules = set(nn_module_blocklist or ())
         self._allowed_modules = None if nn_module_allowlist is None else set(nn_module_allowlist)
 
@@ -119,11 +134,17 @@ class PurevkPartitioner(Partitioner):
         """Tags the nodes that go into delegates, as few as their dependencies allow."""
         module, refused = exported_program.graph_module, {}
         checks = [_Lists(self)]
-        checks.append(_Etvk(self.options, module) if self.portable_to_etvk else _Kernels(self.options))
+        checks.append(
+            _Etvk(self.options, module) if self.portable_to_etvk else _Kernels(self.options)
+        )
         support = _Support(checks, refused)
-        partitions = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True).propose_partitions()
+        partitions = CapabilityBasedPartitioner(
+            module, support, allows_single_node_partition=True
+        ).propose_partitions()
         self.refused = [
-            Refusal(node.name, _name(node.target), refused[node]) for node in module.graph.nodes if node in refused
+            Refusal(node.name, _name(node.target), refused[node])
+            for node in module.graph.nodes
+            if node in refused
         ]
         for partition in partitions:
             for node in partition.nodes:
@@ -141,7 +162,8 @@ _WHOLE = [
 
 
 def _name(target: Any) -> str:
-    """The operator "namespace.op.overload" of an ATen overload, an edge one, or a Python function of sizes."""
+    """The operator "namespace.op.overload" of an ATen overload, an edge one, or a Python function
+    of sizes."""
     overload = _overload(target)
     return str(overload) if overload is not None else getattr(target, "__name__", str(target))
 
@@ -154,20 +176,29 @@ def _overload(target: Any) -> torch._ops.OpOverload | None:
 
 
 class _Support(OperatorSupportBase):
-    """Asks checks, each a function of a node that gives a reason against it or None, and notes the first reason."""
+    """Asks checks, each a function of a node that gives a reason against it or None, and notes the
+    first reason."""
 
-    def __init__(self, checks: Sequence[Callable[[torch.fx.Node], str | None]], refused: dict[torch.fx.Node, str]) -> None:
+    def __init__(
+        self,
+        checks: Sequence[Callable[[torch.fx.Node], str | None]],
+        refused: dict[torch.fx.Node, str],
+    ) -> None:
         super().__init__()
         self.checks, self.refused = checks, refused
         self._known: dict[torch.fx.Node, bool] = {}
 
-    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node) -> bool:
+    def is_node_supported(
+        self, submodules: Mapping[str, torch.nn.Module], node: torch.fx.Node
+    ) -> bool:
         if node.op != "call_function":
             return False
         if node.target is operator.getitem:
             return self.is_node_supported(submodules, node.args[0])
         if node not in self._known:
-            reason = next((reason for check in self.checks if (reason := check(node)) is not None), None)
+            reason = next(
+                (reason for check in self.checks if (reason := check(node)) is not None), None
+            )
             self._known[node] = reason is None
             if reason is not None:
                 self.refused[node] = reason
@@ -184,12 +215,18 @@ class _Lists:
         settings, name = self.settings, _name(node.target)
         if name in settings._blocked:
             return "in operator_blocklist"
-        if settings._allowed is not None and name not in settings._allowed and not _is_symbolic(node):
+        if (
+            settings._allowed is not None
+            and name not in settings._allowed
+            and not _is_symbolic(node)
+        ):
             return "not in operator_allowlist"
         comes_from = etvk.utils.node_comes_from_any_nn_module_in_set
         if settings._blocked_modules and comes_from(node, settings._blocked_modules):
             return "its module is in nn_module_blocklist"
-        if settings._allowed_modules is not None and not comes_from(node, settings._allowed_modules):
+        if settings._allowed_modules is not None and not comes_from(
+            node, settings._allowed_modules
+        ):
             return "its module is not in nn_module_allowlist"
         if settings.options.get("skip_bool_tensors") and etvk.utils.is_tensor_node(node):
             return "bool tensors are skipped" if etvk.utils.op_contains_bool_tensor(node) else None
@@ -198,11 +235,14 @@ class _Lists:
 
 def _is_symbolic(node: torch.fx.Node) -> bool:
     """Whether a node computes sizes."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat, int, bool))
+    return isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymBool, torch.SymFloat, int, bool)
+    )
 
 
 class _Kernels:
-    """What purevk has kernels for, by its own rows: as it would import the node, and choose where it runs."""
+    """What purevk has kernels for, by its own rows: as it would import the node, and choose where
+    it runs."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.traits = typical_traits()
@@ -210,22 +250,38 @@ class _Kernels:
 
     def __call__(self, node: torch.fx.Node) -> str | None:
         name = _name(node.target)
-        if _is_symbolic(node) or name in ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"):
-            known = name in INTEGER_OPERATORS or name.startswith(("aten.sym_", "aten._assert_scalar", "aten._local"))
+        if _is_symbolic(node) or name in (
+            "aten._assert_scalar.default",
+            "aten.sym_constrain_range_for_size.default",
+        ):
+            known = name in INTEGER_OPERATORS or name.startswith(
+                ("aten.sym_", "aten._assert_scalar", "aten._local")
+            )
             return None if known else "no such arithmetic on sizes"
         row = registry.find(name)
         overload = _overload(node.target)
         if row is None or row.form is None or overload is None:
             return "no kernel"
-        if any(isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr" for leaf in node.all_input_nodes):
+        if any(
+            isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr"
+            for leaf in node.all_input_nodes
+        ):
             return "it takes a graph as an argument"
-        results = [value for value in _flat(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+        results = [
+            value for value in _flat(node.meta.get("val")) if isinstance(value, torch.Tensor)
+        ]
         if any(free for value in results for free in map(_unbacked, value.shape)):
             return "its sizes are known only during a call"
         importer = Importer("node", name)
         try:
             args = [self._arg(importer, arg) for arg in _arguments(node, overload)]
-            importer.emit(name, tuple(args), [_type(value) for value in results], [True] * len(results), node.name)
+            importer.emit(
+                name,
+                tuple(args),
+                [_type(value) for value in results],
+                [True] * len(results),
+                node.name,
+            )
             made = importer.nodes[-1]
         except (FileFormatError, GraphError, registry.ShapeError) as error:
             return getattr(error, "why", "") or str(error)
@@ -267,7 +323,11 @@ class _Refused(PurevkError):
 
 
 def _flat(value: Any) -> list[Any]:
-    return [each for item in value for each in _flat(item)] if isinstance(value, (list, tuple)) else [value]
+    return (
+        [each for item in value for each in _flat(item)]
+        if isinstance(value, (list, tuple))
+        else [value]
+    )
 
 
 def _dtype(dtype: torch.dtype) -> DType:
@@ -286,7 +346,8 @@ def _unbacked(size: Any) -> bool:
 
 
 def _bound(size: Any) -> Any:
-    """An upper bound of a size, as the file records it: what it was when the model was exported, if it has none."""
+    """An upper bound of a size, as the file records it: what it was when the model was exported, if
+    it has none."""
     if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return size
     if not size.node.has_hint():
@@ -303,13 +364,18 @@ class _Etvk:
 
     def __init__(self, options: Mapping[str, Any], module: torch.fx.GraphModule) -> None:
         utils = etvk.utils
-        limits = utils.SMALL_TEXTURE_LIMITS if options.get("small_texture_limits") else utils.DEFAULT_TEXTURE_LIMITS
+        limits = (
+            utils.SMALL_TEXTURE_LIMITS
+            if options.get("small_texture_limits")
+            else utils.DEFAULT_TEXTURE_LIMITS
+        )
         self.reason: str | None = None
         self.support = etvk.VulkanSupportedOperators(
-            options.get("texture_limits", limits), options.get("buffer_limit", utils.DEFAULT_BUFFER_LIMIT),
+            options.get("texture_limits", limits),
+            options.get("buffer_limit", utils.DEFAULT_BUFFER_LIMIT),
             require_dynamic_shape=options.get("require_dynamic_shapes", False),
             fusable_subgraphs=etvk.vk_patterns.get_all_fusable_subgraphs(module),
-        )  # fmt: skip
+        )
         self.support.log_skip = self._note  # it says why only to its log
 
     def _note(self, node: torch.fx.Node, reason: str) -> None:
@@ -317,7 +383,9 @@ class _Etvk:
 
     def __call__(self, node: torch.fx.Node) -> str | None:
         name = _name(node.target)
-        if name in _MISSING_IN_ETVK or _is_symbolic(node) and name in INTEGER_OPERATORS and name not in _SYMBOLIC_IN_ETVK:
+        if name in _MISSING_IN_ETVK or (
+            _is_symbolic(node) and name in INTEGER_OPERATORS and name not in _SYMBOLIC_IN_ETVK
+        ):
             return "ET-VK's runtime has no such operator"
         self.reason = None
         if self.support._is_node_supported(node):

@@ -1,9 +1,11 @@
-"""Operators on the CPU: any operator of `torch.ops`, its arguments rebuilt from its schema, or a function that the user
-registered (`purevk.ops.register_executor`). torch is imported only when a node needs it."""
+"""Operators on the CPU: any operator of `torch.ops`, its arguments rebuilt from its schema, or a
+function that the user registered (`purevk.ops.register_executor`). torch is imported only when a
+node needs it."""
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,36 +32,50 @@ def run(
         name: operator, "namespace.op.overload".
         args: its arguments in the schema's order; `Value`s stand for tensors.
         arrays: the tensors.
-        results: types that the graph expects; results are converted to their dtypes. Numbers are 0-d tensors. An operator
-            that writes into arguments gives its own results first, then what it left in those arguments.
+        results: types that the graph expects; results are converted to their dtypes. Numbers are
+            0-d tensors. An operator that writes into arguments gives its own results first, then
+            what it left in those arguments.
         source: where the node comes from, for messages.
 
     Raises:
-        FallbackError: torch is missing, does not know the operator, or refuses the arguments; or the results are not those
-            that the graph expects.
+        FallbackError: torch is missing, does not know the operator, or refuses the arguments; or
+            the results are not those that the graph expects.
     """
     executor = find_executor(name)
-    made = _execute(executor, args, arrays, source) if executor else _call(name, args, arrays, results, source)
+    made = (
+        _execute(executor, args, arrays, source)
+        if executor
+        else _call(name, args, arrays, results, source)
+    )
     if len(made) < len(results):
-        raise FallbackError(f"{name} gave {len(made)} results", where=source, why=f"{len(results)} are expected")
+        raise FallbackError(
+            f"{name} gave {len(made)} results", where=source, why=f"{len(results)} are expected"
+        )
     found = [_to_array(each, type.dtype) for each, type in zip(made, results)]
     for number, (array, type) in enumerate(zip(found, results)):
         fits = array.ndim == type.rank and all(
-            not isinstance(size, int) or size == given for size, given in zip(type.dims, array.shape)
+            not isinstance(size, int) or size == given
+            for size, given in zip(type.dims, array.shape)
         )
         if not fits:
             raise FallbackError(
-                f"result {number} of {name} has sizes {list(array.shape)}", where=source, why=f"{type} is expected",
+                f"result {number} of {name} has sizes {list(array.shape)}",
+                where=source,
+                why=f"{type} is expected",
                 next="make the operator's CPU function and its shape function (or fake kernel) agree",
-            )  # fmt: skip
+            )
     return found
 
 
-# -- registered functions ---------------------------------------------------------------------------------------------
+# -- registered functions ------------------------------------------------------------------------
 def _execute(executor: Executor, args: Sequence[Any], arrays: Arrays, source: str) -> list[Any]:
     def given(arg: Any) -> Any:
         if isinstance(arg, Value):
-            return to_torch(arrays[arg], arg.type.dtype) if executor.tensors == "torch" else arrays[arg]
+            return (
+                to_torch(arrays[arg], arg.type.dtype)
+                if executor.tensors == "torch"
+                else arrays[arg]
+            )
         if isinstance(arg, tuple):
             return [given(item) for item in arg]
         if isinstance(arg, DType):
@@ -69,7 +85,9 @@ def _execute(executor: Executor, args: Sequence[Any], arrays: Arrays, source: st
     try:
         return list(_flat(executor.function(*[given(arg) for arg in args])))
     except Exception as error:
-        raise _failed(executor.name, source, error, "the function is that of register_executor") from error
+        raise _failed(
+            executor.name, source, error, "the function is that of register_executor"
+        ) from error
 
 
 def _failed(name: str, source: str, error: Exception, next: str) -> FallbackError:
@@ -78,7 +96,8 @@ def _failed(name: str, source: str, error: Exception, next: str) -> FallbackErro
 
 
 def _flat(made: Any) -> Iterator[Any]:
-    """The results, those in lists and tuples too; those that torch leaves out (None) have no place."""
+    """The results, those in lists and tuples too; those that torch leaves out (None) have no
+    place."""
     if isinstance(made, (tuple, list)):
         for each in made:
             yield from _flat(each)
@@ -92,13 +111,17 @@ def _to_array(made: Any, dtype: DType) -> np.ndarray:
     return np.asarray(made, dtype=dtype.numpy, order="C")
 
 
-# -- operators of torch -----------------------------------------------------------------------------------------------
-def _call(name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str) -> list[Any]:
+# -- operators of torch --------------------------------------------------------------------------
+def _call(
+    name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str
+) -> list[Any]:
     operator, names = _operator(name, len(args), source)
     schema = operator._schema.arguments
     given = dict(zip(names, args))
     values = {
-        each.name: _convert(given[each.name], str(each.real_type), arrays) for each in schema if each.name in given
+        each.name: _convert(given[each.name], str(each.real_type), arrays)
+        for each in schema
+        if each.name in given
     }
     written = [each.name for each in schema if each.is_write and not each.is_out]
     import torch
@@ -109,16 +132,22 @@ def _call(name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[Tens
         except Exception as error:
             wider = _widened(values) if operator.namespace in ("aten", "prims") else values
             if all(wider[each] is values[each] for each in values):
-                raise _failed(name, source, error, "check the sizes and dtypes of the inputs") from error
+                raise _failed(
+                    name, source, error, "check the sizes and dtypes of the inputs"
+                ) from error
             # torch does not mix dtypes, and has no half precision or 32-bit indices everywhere.
             try:
                 made = _apply(operator, wider, written, results)
             except Exception:
-                raise _failed(name, source, error, "check the sizes and dtypes of the inputs") from error
+                raise _failed(
+                    name, source, error, "check the sizes and dtypes of the inputs"
+                ) from error
     return made
 
 
-def _apply(operator: Any, values: Mapping[str, Any], written: Sequence[str], results: Sequence[TensorType]) -> list[Any]:
+def _apply(
+    operator: Any, values: Mapping[str, Any], written: Sequence[str], results: Sequence[TensorType]
+) -> list[Any]:
     import torch
 
     spared = (*written, *_WRITTEN.get(operator._opname, ()))
@@ -149,29 +178,33 @@ def _copied(value: Any) -> Any:
 
 
 def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]:
-    """torch's operator that gives new tensors, and which of its arguments the first `count` that a node has are."""
+    """torch's operator that gives new tensors, and which of its arguments the first `count` that a
+    node has are."""
     try:
         import torch
     except ImportError as error:
         raise FallbackError(
-            f"{name} has no kernel and torch is not installed", where=source,
+            f"{name} has no kernel and torch is not installed",
+            where=source,
             why="operators without a kernel run on the CPU through torch",
             next=f"pip install torch, or register a function: purevk.ops.register_executor({name!r})",
-        ) from error  # fmt: skip
+        ) from error
     parts = name.split(".")
     try:
         packet = getattr(getattr(torch.ops, parts[0]), parts[1])
         operator = getattr(packet, parts[2] if len(parts) > 2 else "default")
     except (AttributeError, RuntimeError) as error:
         raise FallbackError(
-            f"{name} has no kernel here and torch does not know it", where=source,
+            f"{name} has no kernel here and torch does not know it",
+            where=source,
             next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
-        ) from error  # fmt: skip
+        ) from error
     names = _inputs(operator)
     if _is_out(operator):
         return _functional(packet, operator), names[:count]
     if len(names) > count:
-        # A file calls an out-variant, which may lack arguments in the middle: dtypes and so on are its results'.
+        # A file calls an out-variant, which may lack arguments in the middle: dtypes and so on are
+        # its results'.
         for each in (getattr(packet, overload) for overload in packet.overloads()):
             if _is_out(each) and len(_inputs(each)) == count and set(_inputs(each)) < set(names):
                 return operator, _inputs(each)
@@ -187,9 +220,13 @@ def _inputs(operator: Any) -> tuple[str, ...]:
 
 
 def _functional(packet: Any, operator: Any) -> Any:
-    """The overload that returns new tensors, for one that writes into arguments: that with the same other arguments. The
-    operator itself if there is none."""
-    kinds = {argument.name: str(argument.real_type) for argument in operator._schema.arguments if not argument.is_out}
+    """The overload that returns new tensors, for one that writes into arguments: that with the same
+    other arguments. The operator itself if there is none."""
+    kinds = {
+        argument.name: str(argument.real_type)
+        for argument in operator._schema.arguments
+        if not argument.is_out
+    }
     for each in (getattr(packet, overload) for overload in packet.overloads()):
         known = {argument.name: str(argument.real_type) for argument in each._schema.arguments}
         if not _is_out(each) and all(known.get(name) == kind for name, kind in kinds.items()):
@@ -226,7 +263,11 @@ def _own(kind: str) -> Any:
 
     if kind == "Generator":
         return torch.Generator()
-    return {"Device": torch.device("cpu"), "Layout": torch.strided, "MemoryFormat": torch.contiguous_format}[kind]
+    return {
+        "Device": torch.device("cpu"),
+        "Layout": torch.strided,
+        "MemoryFormat": torch.contiguous_format,
+    }[kind]
 
 
 def _number(number: Any, kind: str) -> Any:
@@ -243,8 +284,8 @@ def _number(number: Any, kind: str) -> Any:
 
 
 def _widened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with tensors of one floating-point dtype, float32 at least, and of no integers below 64 bits. Those
-    that are so already stay the same objects."""
+    """The arguments with tensors of one floating-point dtype, float32 at least, and of no integers
+    below 64 bits. Those that are so already stay the same objects."""
     import torch
 
     tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]
@@ -256,12 +297,16 @@ def _widened(values: Mapping[str, Any]) -> dict[str, Any]:
             return value if all(new is old for new, old in zip(items, value)) else items
         if not isinstance(value, torch.Tensor) or value.dtype is torch.bool or value.is_complex():
             return value
-        return value.to((torch.float64 if double else torch.float32) if value.is_floating_point() else torch.int64)
+        return value.to(
+            (torch.float64 if double else torch.float32)
+            if value.is_floating_point()
+            else torch.int64
+        )
 
     return {name: wide(value) for name, value in values.items()}
 
 
-# -- tensors and arrays -----------------------------------------------------------------------------------------------
+# -- tensors and arrays --------------------------------------------------------------------------
 def to_torch(array: np.ndarray, dtype: DType) -> Any:
     """A torch tensor over an array's memory (a copy if the array is read-only)."""
     import torch
@@ -275,7 +320,8 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
 
 
 def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
-    """The elements of a torch tensor as a contiguous array, converted to `dtype` if given (bfloat16 as uint16)."""
+    """The elements of a torch tensor as a contiguous array, converted to `dtype` if given (bfloat16
+    as uint16)."""
     import torch
 
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()

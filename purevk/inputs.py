@@ -1,10 +1,12 @@
-"""The inputs of a call, checked against the method: numpy arrays, torch tensors, and whatever else gives its memory away
-through `__dlpack__`, `__array_interface__`, `__array__` or the buffer protocol. Nothing is copied here that need not be."""
+"""The inputs of a call, checked against the method: numpy arrays, torch tensors, and whatever else
+gives its memory away through `__dlpack__`, `__array_interface__`, `__array__` or the buffer
+protocol. Nothing is copied here that need not be."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,14 +18,16 @@ from purevk.ir import dims as _dims
 if TYPE_CHECKING:
     from purevk.method import Method
 
-# DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed memory of CUDA.
+# DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
+# memory of CUDA.
 _HOST_MEMORY = (1, 3, 11, 13)
 
 
 @dataclass(frozen=True)
 class Given:
-    """Inputs as arrays (bfloat16 as uint16), and the kind of result that the caller expects: torch tensors, and for arrays of
-    bfloat16 the dtype that an input brought (numpy has none of its own)."""
+    """Inputs as arrays (bfloat16 as uint16), and the kind of result that the caller expects: torch
+    tensors, and for arrays of bfloat16 the dtype that an input brought (numpy has none of its
+    own)."""
 
     arrays: list[Any]
     torch: bool
@@ -35,11 +39,15 @@ class Given:
             from purevk.fallback import to_torch
 
             return to_torch(output, value.type.dtype)
-        if self.bfloat16 is not None and isinstance(output, np.ndarray) and value.type.dtype is DType.bfloat16:
+        if (
+            self.bfloat16 is not None
+            and isinstance(output, np.ndarray)
+            and value.type.dtype is DType.bfloat16
+        ):
             return output.view(self.bfloat16)
         return output
 
-    def owned(self) -> "Given":
+    def owned(self) -> Given:
         """The same with arrays that nobody else writes."""
         arrays = [array.copy() if isinstance(array, np.ndarray) else array for array in self.arrays]
         return Given(arrays, self.torch, self.bfloat16)
@@ -53,20 +61,25 @@ def describe_inputs(graph: Graph) -> str:
 def describe_given(graph: Graph, arrays: Sequence[Any]) -> str:
     """The inputs of a call as text: "float32[1,3,224,224], int64[1,7]"."""
     return ", ".join(
-        f"{value.type.dtype.name}[{','.join(map(str, array.shape))}]" if isinstance(value, Value) else _describe(value)
+        f"{value.type.dtype.name}[{','.join(map(str, array.shape))}]"
+        if isinstance(value, Value)
+        else _describe(value)
         for value, array in zip(graph.inputs, arrays)
     )
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, Value):
-        sizes = [str(s) if isinstance(s, int) else f"{s}<={_dims.upper(s)}" for s in value.type.dims]
+        sizes = [
+            str(s) if isinstance(s, int) else f"{s}<={_dims.upper(s)}" for s in value.type.dims
+        ]
         return f"{value.type.dtype.name}[{','.join(sizes)}]"
     return "int" if isinstance(value, Dim) else "unused"
 
 
-def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
-    """Checks the inputs of a call and gives them as arrays, over the same memory where the host can read it.
+def read_inputs(method: Method, inputs: Sequence[Any]) -> Given:
+    """Checks the inputs of a call and gives them as arrays, over the same memory where the host can
+    read it.
 
     Raises:
         InputError: their number, or the rank, dtype or size of one, does not fit the method.
@@ -75,9 +88,10 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
     where = _where(method)
     if len(inputs) != len(expected):
         raise InputError(
-            f"{len(inputs)} inputs were given, {len(expected)} are expected", where=where,
+            f"{len(inputs)} inputs were given, {len(expected)} are expected",
+            where=where,
             next="pass one tensor for each input, in order",
-        )  # fmt: skip
+        )
     arrays: list[Any] = []
     any_torch, bfloat16 = False, None
     for position, (given, value) in enumerate(zip(inputs, expected)):
@@ -104,7 +118,7 @@ def read_inputs(method: "Method", inputs: Sequence[Any]) -> Given:
     return Given(arrays, any_torch, bfloat16)
 
 
-def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
+def read_outputs(method: Method, out: Any) -> list[np.ndarray | None]:
     """The memory that a caller gives for results, as arrays over it; None where there is none.
 
     Args:
@@ -113,10 +127,15 @@ def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
     Raises:
         InputError: their number or a dtype does not fit, or one cannot be written to.
     """
-    expected, where = method.graph.outputs[: len(method.graph.outputs) - len(method.graph.updates)], _where(method)
+    expected, where = (
+        method.graph.outputs[: len(method.graph.outputs) - len(method.graph.updates)],
+        _where(method),
+    )
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(expected):
-        raise InputError(f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where)
+        raise InputError(
+            f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where
+        )
     arrays: list[np.ndarray | None] = []
     for position, (each, value) in enumerate(zip(given, expected)):
         if each is None:
@@ -130,23 +149,28 @@ def read_outputs(method: "Method", out: Any) -> list[np.ndarray | None]:
                 array, dtype = each.view(np.uint16), DType.bfloat16
         else:
             raise InputError(
-                f"out {position} is {type(each).__name__}", where=where, why="a numpy array or a torch tensor on the CPU is expected"
+                f"out {position} is {type(each).__name__}",
+                where=where,
+                why="a numpy array or a torch tensor on the CPU is expected",
             )
         wanted = value.type.dtype if isinstance(value, Value) else None
         if dtype is None or dtype is not wanted or not array.flags.writeable:
             raise InputError(
-                f"out {position} cannot take the result", where=where,
+                f"out {position} cannot take the result",
+                where=where,
                 why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
                 f"{'a writable' if array.flags.writeable else 'a read-only'} {each.dtype} was given",
-            )  # fmt: skip
+            )
         arrays.append(array)
     return [*arrays, *(None for _ in method.graph.updates)]
 
 
-def _where(method: "Method") -> str:
+def _where(method: Method) -> str:
     """Text for messages, kept: a call needs it before it is known whether there is one."""
     if method.described is None:
-        method.described = f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+        method.described = (
+            f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
+        )
     return method.described
 
 
@@ -164,11 +188,11 @@ def _check_writable(given: Any, position: int, where: str) -> None:
     writable = given.flags.writeable if isinstance(given, np.ndarray) else _is_torch(given)
     if not writable:
         raise InputError(
-            f"input {position} cannot be written", where=where, why="the method writes it in place",
+            f"input {position} cannot be written",
+            where=where,
+            why="the method writes it in place",
             next="pass a torch tensor or a numpy array of its own",
-        )  # fmt: skip
-
-
+        )
 
 
 def _integer(given: Any, position: int, where: str) -> int:
@@ -200,51 +224,65 @@ def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarra
     if isinstance(given, (bool, int, float, complex, list, tuple)):
         array = np.asarray(given)
         # Numbers without a dtype take the method's, if it is of their kind.
-        return array.astype(wanted.numpy) if np.can_cast(array.dtype, wanted.numpy, "same_kind") else array
+        return (
+            array.astype(wanted.numpy)
+            if np.can_cast(array.dtype, wanted.numpy, "same_kind")
+            else array
+        )
     if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
         kind = int(given.__dlpack_device__()[0])
         if kind not in _HOST_MEMORY:
             raise InputError(
-                f"input {position} is in the memory of another device", where=where,
-                why=f"its DLPack device type is {kind}; memory of the CPU is expected", next="copy it to the CPU first",
-            )  # fmt: skip
+                f"input {position} is in the memory of another device",
+                where=where,
+                why=f"its DLPack device type is {kind}; memory of the CPU is expected",
+                next="copy it to the CPU first",
+            )
         try:
             return np.from_dlpack(given)
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype that numpy has not: the object may give an array in another way
-    if any(hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")):
+    if any(
+        hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
+    ):
         return np.asarray(given)
     try:
         return np.asarray(memoryview(given))
     except TypeError:
         raise InputError(
-            f"input {position} is {type(given).__name__}", where=where,
-            why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"
+            f"input {position} is {type(given).__name__}",
+            where=where,
+            why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
             " the buffer protocol",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _check(array: np.ndarray, dtype: DType | None, value: Value, position: int, where: str) -> None:
     wanted = value.type
-    if dtype is wanted.dtype and all(not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)):
+    if dtype is wanted.dtype and all(
+        not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)
+    ):
         if array.ndim == wanted.rank:
             return
     shown = f"{array.dtype if dtype is None else dtype.name}{list(array.shape)}"
     if dtype is not wanted.dtype:
         raise InputError(
-            f"input {position} has dtype {array.dtype if dtype is None else dtype.name}", where=where,
+            f"input {position} has dtype {array.dtype if dtype is None else dtype.name}",
+            where=where,
             why=f"{wanted.dtype.name} is expected, {shown} was given",
             next=f"convert it: x.astype(numpy.{wanted.dtype.name}) or x.to(torch.{wanted.dtype.name})",
-        )  # fmt: skip
+        )
     if array.ndim != wanted.rank:
         raise InputError(
-            f"input {position} has rank {array.ndim}", where=where,
+            f"input {position} has rank {array.ndim}",
+            where=where,
             why=f"{_describe(value)} is expected, {shown} was given",
-        )  # fmt: skip
+        )
     for dim, (size, given) in enumerate(zip(wanted.dims, array.shape)):
         if isinstance(size, int) and size != given:
             raise InputError(
-                f"input {position} has size {given} along dim {dim}", where=where,
+                f"input {position} has size {given} along dim {dim}",
+                where=where,
                 why=f"{_describe(value)} is expected, {shown} was given",
                 next="export the model with a dynamic dim, or pass the exported size",
-            )  # fmt: skip
+            )

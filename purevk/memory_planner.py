@@ -1,9 +1,10 @@
-"""Where intermediate tensors lie: from sizes and lifetimes to offsets. A pure function; no device is needed."""
+"""Where intermediate tensors lie: from sizes and lifetimes to offsets. A pure function; no device
+is needed."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Hashable, Mapping, Sequence
 
 ALIGNMENT = 256  # bytes; no device asks more of a storage buffer
 
@@ -17,7 +18,7 @@ class Block:
     first: int
     last: int
 
-    def overlaps(self, other: "Block") -> bool:
+    def overlaps(self, other: Block) -> bool:
         """Whether both are needed at some step."""
         return self.first <= other.last and other.first <= self.last
 
@@ -48,16 +49,20 @@ def _aligned(nbytes: int, alignment: int) -> int:
     return -(-max(nbytes, 1) // alignment) * alignment
 
 
-def plan(blocks: Sequence[Block], alignment: int = ALIGNMENT, max_arena: int | None = None) -> MemoryPlan:
+def plan(
+    blocks: Sequence[Block], alignment: int = ALIGNMENT, max_arena: int | None = None
+) -> MemoryPlan:
     """Places blocks so that none overlap in both time and space.
 
-    Greedy best fit: the largest block first, into the smallest gap between the blocks already placed that are needed at the
-    same time ("greedy by size", Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+    Greedy best fit: the largest block first, into the smallest gap between the blocks already
+    placed that are needed at the same time ("greedy by size", Pisarchyk and Lee, "Efficient Memory
+    Management for Deep Neural Net Inference", 2020).
 
     Args:
         blocks: what to place.
         alignment: offsets and sizes are multiples of it.
-        max_arena: bytes of the largest arena, None for no limit. A block larger than it gets an arena of its own.
+        max_arena: bytes of the largest arena, None for no limit. A block larger than it gets an
+            arena of its own.
     """
     sizes = {block.key: _aligned(block.nbytes, alignment) for block in blocks}
     order = sorted(blocks, key=lambda block: (-sizes[block.key], block.first, str(block.key)))
@@ -83,7 +88,11 @@ def plan(blocks: Sequence[Block], alignment: int = ALIGNMENT, max_arena: int | N
 
 
 def _best_gap(
-    placed: Sequence[tuple[int, Block]], block: Block, size: int, sizes: Mapping[Hashable, int], limit: int | None
+    placed: Sequence[tuple[int, Block]],
+    block: Block,
+    size: int,
+    sizes: Mapping[Hashable, int],
+    limit: int | None,
 ) -> int | None:
     best: tuple[int, int] | None = None  # (bytes left over, offset)
     end = 0

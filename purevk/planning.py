@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any, NoReturn, Sequence
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.compute_graph import MemoryReport
@@ -19,7 +20,8 @@ from purevk.passes.pipeline import optimize
 
 
 class PlannedProgram:
-    """A program that was lowered for a device, with nothing on it: what it takes can be read, and it cannot run.
+    """A program that was lowered for a device, with nothing on it: what it takes can be read, and
+    it cannot run.
 
     Attributes:
         name: of the model. device: name of the device that it was lowered for.
@@ -27,15 +29,25 @@ class PlannedProgram:
         limits: of the device, if they are known.
     """
 
-    def __init__(self, name: str, device: str, plan: Plan, unified: bool, limits: DeviceLimits | None) -> None:
-        self.name, self.device, self.plan, self.limits, self._unified = name, device, plan, limits, unified
+    def __init__(
+        self, name: str, device: str, plan: Plan, unified: bool, limits: DeviceLimits | None
+    ) -> None:
+        self.name, self.device, self.plan, self.limits, self._unified = (
+            name,
+            device,
+            plan,
+            limits,
+            unified,
+        )
 
     def forward(self, *inputs: Any) -> NoReturn:
         """Raises `UnsupportedProgramError`: there are no weights here."""
         raise UnsupportedProgramError(
-            "a planned program cannot run", where=self.name, why="none of its weights is on a device",
+            "a planned program cannot run",
+            where=self.name,
+            why="none of its weights is on a device",
             next="purevk.compile(model, inputs) with a model whose weights are loaded",
-        )  # fmt: skip
+        )
 
     __call__ = forward
 
@@ -54,24 +66,29 @@ class PlannedProgram:
         return GraphDrawing(self.plan)
 
     def costs(self, **sizes: int) -> list[NodeCost]:
-        """The cost of each node of a call, in order; `sizes` are values of dynamic sizes (others: their upper
-        bounds)."""
+        """The cost of each node of a call, in order; `sizes` are values of dynamic sizes (others:
+        their upper bounds)."""
         names = {symbol.name for symbol in self.plan.graph.symbols}
         for name in sizes:
             if name not in names:
                 raise InputError(
-                    f"no size is named {name}", where=self.name, why=f"sizes: {', '.join(sorted(names)) or 'none'}"
+                    f"no size is named {name}",
+                    where=self.name,
+                    why=f"sizes: {', '.join(sorted(names)) or 'none'}",
                 )
         return node_costs(self.plan, self.limits, sizes)
 
     def report(self, **sizes: int) -> dict[str, Any]:
-        """All of it in numbers: "device", "inputs" (text), "dispatches", "segments", "cpu_nodes" (operators and how
-        often), "memory" (bytes), "bytes" moved and "flops" of a call, and "seconds": the least time that the device's
-        limits allow, or None."""
+        """All of it in numbers: "device", "inputs" (text), "dispatches", "segments", "cpu_nodes"
+        (operators and how often), "memory" (bytes), "bytes" moved and "flops" of a call, and
+        "seconds": the least time that the device's limits allow, or None."""
         costs = self.costs(**sizes)
         plans = list(self.plan.nested())
         hosts = [
-            step.nodes[0] for each in plans for step in each.steps if not step.on_device and not step.nodes[0].graphs
+            step.nodes[0]
+            for each in plans
+            for step in each.steps
+            if not step.on_device and not step.nodes[0].graphs
         ]
         return {
             "device": self.device,
@@ -100,9 +117,13 @@ class PlannedProgram:
             f"  a call moves {_size(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
             + ("" if seconds is None else f": at least {seconds * 1e3:.3g} ms"),
         ]
-        for name, costs in sorted(groups.items(), key=lambda item: -sum(cost.nbytes for cost in item[1])):
+        for name, costs in sorted(
+            groups.items(), key=lambda item: -sum(cost.nbytes for cost in item[1])
+        ):
             nbytes, flops = sum(cost.nbytes for cost in costs), sum(cost.flops for cost in costs)
-            lines.append(f"    {name:32} {len(costs):5} nodes {_size(nbytes):>10} {flops / 1e9:10.3g} Gflop")
+            lines.append(
+                f"    {name:32} {len(costs):5} nodes {_size(nbytes):>10} {flops / 1e9:10.3g} Gflop"
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -118,38 +139,47 @@ def plan(
     limits: DeviceLimits | None = None,
     method: str = "forward",
 ) -> PlannedProgram:
-    """Lowers a model for a device without loading it: memory, kernels, traffic and arithmetic of a call. No weight is
-    read, so that a model on the `meta` device, of which there are none, can be looked at.
+    """Lowers a model for a device without loading it: memory, kernels, traffic and arithmetic of a
+    call. No weight is read, so that a model on the `meta` device, of which there are none, can be
+    looked at.
 
     Args:
-        model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or the path of a .pte or .pvk file.
-        example_inputs: what a module is traced with; moved to the meta device if the module's weights are there.
+        model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or the path of a .pte or .pvk
+            file.
+        example_inputs: what a module is traced with; moved to the meta device if the module's
+            weights are there.
         dynamic_shapes: as for `torch.export.export`.
-        device: a context; None: the best device, or that of PUREVK_DEVICE; "typical": no device, a desktop GPU is
-            assumed.
-        limits: bytes and operations a second that times are estimated from; None: those of the device, measured once
-            and kept in the cache; without a device, times are not estimated.
+        device: a context; None: the best device, or that of PUREVK_DEVICE; "typical": no device, a
+            desktop GPU is assumed.
+        limits: bytes and operations a second that times are estimated from; None: those of the
+            device, measured once and kept in the cache; without a device, times are not estimated.
         method: of a file.
 
     Raises:
-        UnsupportedProgramError: the model holds something that has no kernel and no CPU function, or decides by the
-            values of weights that are not there.
+        UnsupportedProgramError: the model holds something that has no kernel and no CPU function,
+            or decides by the values of weights that are not there.
         InputError: `device` is no device.
     """
     if isinstance(device, str) and device != "typical":
         raise InputError(f"device={device!r}", why='a Context, None or "typical" is accepted')
-    context = default_context() if device is None else device if isinstance(device, Context) else None
+    context = (
+        default_context() if device is None else device if isinstance(device, Context) else None
+    )
     traits = typical_traits() if context is None else context.traits
     with GuardLog():
         if isinstance(model, (str, os.PathLike)):
             made = _plan_file(model, method, traits)
             name = os.path.basename(os.fspath(model))
         else:
-            made = make_plan(optimize(_trace(model, example_inputs, dynamic_shapes), traits), traits)
+            made = make_plan(
+                optimize(_trace(model, example_inputs, dynamic_shapes), traits), traits
+            )
             name = type(model).__name__
     if context is None:
         return PlannedProgram(name, "a typical desktop GPU", made, False, limits)
-    return PlannedProgram(name, context.device.name, made, context.device.is_unified, limits or device_limits(context))
+    return PlannedProgram(
+        name, context.device.name, made, context.device.is_unified, limits or device_limits(context)
+    )
 
 
 def _plan_file(path: str | os.PathLike[str], method: str, traits: Any) -> Plan:
@@ -158,7 +188,9 @@ def _plan_file(path: str | os.PathLike[str], method: str, traits: Any) -> Plan:
     with open_file(path, check=False) as opened:
         if method not in opened.methods:
             raise InputError(
-                f"there is no method {method!r}", where=opened.name, why=f"methods: {', '.join(opened.methods)}"
+                f"there is no method {method!r}",
+                where=opened.name,
+                why=f"methods: {', '.join(opened.methods)}",
             )
         return make_plan(optimize(opened.graph(method), traits), traits)
 

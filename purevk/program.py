@@ -6,15 +6,16 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from purevk import progress as progress_bars
 from purevk.errors import InputError, PurevkError
-from purevk.graph.drawing import GraphDrawing
 from purevk.graph.context import Context, default_context
+from purevk.graph.drawing import GraphDrawing
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Label, Value, map_leaves
 from purevk.method import GraphSource, Method
@@ -25,25 +26,32 @@ from purevk.submitting import Submissions
 class Program:
     """A program on a device: its methods, weights and state.
 
-    Made by `purevk.load`. Use as a context manager, or call `close()`; a program that nobody refers to any more is
-    released too.
+    Made by `purevk.load`. Use as a context manager, or call `close()`; a program that nobody refers
+    to any more is released too.
 
     Attributes:
         methods: by name.
         context: the device that it runs on.
         bounds: "grow" or "strict", see `load`; "open": as "grow", for bounds that nobody gave.
         weights, states: what is on the device between calls.
-        in_flight: submitted calls that may be unfinished at a time; what it is at the first `submit` counts.
+        in_flight: submitted calls that may be unfinished at a time; what it is at the first
+            `submit` counts.
         seconds: what loading took, by phase.
     """
 
     def __init__(
-        self, name: str, sources: Mapping[str, GraphSource], context: Context,
-        progress: Callable[[str, int, int], None] | None = None, closing: Callable[[], None] | None = None,
+        self,
+        name: str,
+        sources: Mapping[str, GraphSource],
+        context: Context,
+        progress: Callable[[str, int, int], None] | None = None,
+        closing: Callable[[], None] | None = None,
         bounds: str = "grow",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if bounds not in ("grow", "strict", "open"):
-            raise InputError(f"bounds={bounds!r}", where=name, why='"grow", "strict" or "open" is accepted')
+            raise InputError(
+                f"bounds={bounds!r}", where=name, why='"grow", "strict" or "open" is accepted'
+            )
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
         self.weights = DeviceStore(context.device, "weights")
@@ -67,7 +75,8 @@ class Program:
             raise
 
     def add_methods(self, sources: Mapping[str, GraphSource]) -> None:
-        """Lowers further methods. They share weights with those that there are, where the bytes are the same memory."""
+        """Lowers further methods. They share weights with those that there are, where the bytes are
+        the same memory."""
         before = vars(self.context.kernels.report).copy()
         for method, source in sources.items():
             self.methods[method] = Method(self, method, source)
@@ -78,7 +87,7 @@ class Program:
             if key != "templates":
                 self._kernels[key] = self._kernels.get(key, 0) + count - before[key]
 
-    # -- calls --------------------------------------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------
     def forward(self, *inputs: Any, out: Any = None) -> Any:
         """Runs the method "forward"; see `Method.__call__`."""
         return self.method("forward")(*inputs, out=out)
@@ -110,11 +119,14 @@ class Program:
             return self.methods[name]
         except KeyError:
             raise InputError(
-                f"there is no method {name!r}", where=self.name, why=f"methods: {', '.join(self.methods)}"
+                f"there is no method {name!r}",
+                where=self.name,
+                why=f"methods: {', '.join(self.methods)}",
             ) from None
 
     def reset_state(self) -> None:
-        """Gives every state (such as a KV cache) its first content again, after the calls that were made before."""
+        """Gives every state (such as a KV cache) its first content again, after the calls that were
+        made before."""
         with self.held():
             items: dict[Value, Any] = {}
             for method in self.methods.values():
@@ -125,7 +137,8 @@ class Program:
 
     @property
     def state(self) -> StateMapping:
-        """What lives on the device between calls, by name: `program.state["cache"]` reads, and assigning writes."""
+        """What lives on the device between calls, by name: `program.state["cache"]` reads, and
+        assigning writes."""
         return StateMapping(self)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
@@ -136,7 +149,8 @@ class Program:
         """Reads what `save_state` wrote.
 
         Raises:
-            InputError: the names, dtypes or sizes are not those of this program's states; nothing is written then.
+            InputError: the names, dtypes or sizes are not those of this program's states; nothing
+                is written then.
         """
         self.state.load(path)
 
@@ -151,8 +165,9 @@ class Program:
             yield
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs before any pass, so that it
-        runs on any device, and its tensors. States are written with their first content.
+        """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs
+        before any pass, so that it runs on any device, and its tensors. States are written with
+        their first content.
 
         Raises:
             UnsupportedProgramError: it holds something that the format has no form for.
@@ -166,10 +181,11 @@ class Program:
         write_program(path, self.name, sources, f"purevk {__version__}")
 
     def graph(self, method: str = "forward") -> GraphDrawing:
-        """The optimized graph of a method: print it, or take its `to_json()`, `to_mermaid()` or `data()`."""
+        """The optimized graph of a method: print it, or take its `to_json()`, `to_mermaid()` or
+        `data()`."""
         return GraphDrawing(self.method(method).executable.plan)
 
-    # -- reports ------------------------------------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
     @property
     def device(self) -> Any:
         """The device that it runs on."""
@@ -181,28 +197,38 @@ class Program:
         from purevk.graph.compute_graph import MemoryReport
 
         graphs = [
-            inner.graph for method in self.methods.values() for each in method.specializations
+            inner.graph
+            for method in self.methods.values()
+            for each in method.specializations
             for inner in each.executable.nested()
-        ]  # fmt: skip
+        ]
         return MemoryReport(
-            planned=sum(graph.plan.planned for graph in graphs), naive=sum(graph.plan.naive for graph in graphs),
-            lower_bound=sum(graph.plan.lower_bound for graph in graphs), inputs=sum(g.input_bytes for g in graphs),
-            outputs=sum(g.output_bytes for g in graphs), weights=self.weights.nbytes, state=self.states.nbytes,
-        )  # fmt: skip
+            planned=sum(graph.plan.planned for graph in graphs),
+            naive=sum(graph.plan.naive for graph in graphs),
+            lower_bound=sum(graph.plan.lower_bound for graph in graphs),
+            inputs=sum(g.input_bytes for g in graphs),
+            outputs=sum(g.output_bytes for g in graphs),
+            weights=self.weights.nbytes,
+            state=self.states.nbytes,
+        )
 
     def report(self) -> dict[str, Any]:
         """What loading took.
 
         Returns:
-            "device", "kernels" (pipelines; of their SPIR-V modules, those compiled and those from the cache), "seconds" by
-            phase, "dispatches", "segments", "cpu_nodes" and "control_flow" (choices and loops that the host runs) of all methods,
-            those in sub-graphs included.
+            "device", "kernels" (pipelines; of their SPIR-V modules, those compiled and those from
+            the cache), "seconds" by phase, "dispatches", "segments", "cpu_nodes" and "control_flow"
+            (choices and loops that the host runs) of all methods, those in sub-graphs included.
         """
-        plans = [plan for method in self.methods.values() for plan in method.executable.plan.nested()]
+        plans = [
+            plan for method in self.methods.values() for plan in method.executable.plan.nested()
+        ]
         steps = [step for plan in plans for step in plan.steps]
         return {
             "device": self.device.name,
-            "kernels": {key: self._kernels.get(key, 0) for key in ("pipelines", "compiled", "cached")},
+            "kernels": {
+                key: self._kernels.get(key, 0) for key in ("pipelines", "compiled", "cached")
+            },
             "seconds": dict(self.seconds),
             "dispatches": sum(len(plan.dispatches) for plan in plans),
             "segments": sum(step.on_device for step in steps),
@@ -213,18 +239,22 @@ class Program:
     def add_seconds(self, phase: str, start: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
-    # -- sharing between methods and specializations ------------------------------------------------------------------
+    # -- sharing between methods and specializations ----------------------------------------------
     def share_leaves(self, method: str, graph: Graph) -> Graph:
-        """The graph with constants and states that an earlier lowering had replaced by the same values, so that weights are
-        on the device once and state is one."""
+        """The graph with constants and states that an earlier lowering had replaced by the same
+        values, so that weights are on the device once and state is one."""
         mapping: dict[Value, Value] = {}
         for inner in graph.nested():
             self._share(method, inner, mapping, graph.labels)
         return map_leaves(graph, mapping.__getitem__)
 
-    def _share(self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]) -> None:
+    def _share(
+        self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]
+    ) -> None:
         for value, constant in graph.constants.items():
-            address = np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
+            address = (
+                np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
+            )
             key = ("constant", address, len(constant.data), value.type.dtype, value.type.dims)
             mapping[value] = self._leaf(key, value)
         for value in graph.states:
@@ -243,14 +273,14 @@ class Program:
             self._leaves[key] = value if name == value.name else Value(name, value.type)
         return self._leaves[key]
 
-    # -- lifetime -----------------------------------------------------------------------------------------------------
+    # -- lifetime ---------------------------------------------------------------------------------
     def check_open(self) -> None:
         if self._closed:
             raise PurevkError("the program is closed", where=self.name, next="load it again")
 
     def close(self) -> None:
-        """Waits for the calls that were made, then releases everything of the program on the device, and the file. Safe to
-        call twice."""
+        """Waits for the calls that were made, then releases everything of the program on the
+        device, and the file. Safe to call twice."""
         if self._submissions is not None:
             self._submissions.close()
         if self._closed:
@@ -264,7 +294,7 @@ class Program:
         if self._closing is not None:
             self._closing()
 
-    def __enter__(self) -> "Program":
+    def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -289,9 +319,10 @@ def load(
         file: path, or the file's bytes.
         data_files: .ptd files with weights that are not in the program.
         context: device to run on; None: the best one, or that of PUREVK_DEVICE.
-        progress: called with (phase, done, total) during long work; None: a progress bar on a terminal.
-        bounds: what happens to inputs above the exported bounds: "grow" lowers the method again for larger ones (and says so
-            in the log), "strict" raises InputError.
+        progress: called with (phase, done, total) during long work; None: a progress bar on a
+            terminal.
+        bounds: what happens to inputs above the exported bounds: "grow" lowers the method again for
+            larger ones (and says so in the log), "strict" raises InputError.
         check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
 
     Raises:
@@ -309,7 +340,9 @@ def load(
         }
         shown = progress_bars.default() if progress is None else progress
         with progress_bars.closing(shown):
-            return Program(opened.label, sources, context or default_context(), shown, opened.close, bounds)
+            return Program(
+                opened.label, sources, context or default_context(), shown, opened.close, bounds
+            )
     except BaseException:
         opened.close()
         raise

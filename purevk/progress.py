@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, nothing elsewhere.
 
-A progress callback is any callable `(phase, done, total)`. `default()` gives the one that `purevk.load` uses
-when its caller names none.
+A progress callback is any callable `(phase, done, total)`. `default()` gives the one that
+`purevk.load` uses when its caller names none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-PHASES = {"compile": "compiling kernels", "pipeline": "making pipelines", "weights": "uploading weights"}
+PHASES = {
+    "compile": "compiling kernels",
+    "pipeline": "making pipelines",
+    "weights": "uploading weights",
+}
 _BYTES = ("weights",)  # phases that count bytes
 _DELAY = 0.5  # seconds of work before a bar is worth showing
 _INTERVAL = 0.1  # seconds between two drawings
@@ -36,7 +40,8 @@ def default() -> Progress | None:
 
 @contextlib.contextmanager
 def closing(progress: Progress | None) -> Iterator[None]:
-    """Removes the line of a `ProgressBar` when the work ends, also by an error. Other callbacks are left alone."""
+    """Removes the line of a `ProgressBar` when the work ends, also by an error. Other callbacks are
+    left alone."""
     try:
         yield
     finally:
@@ -45,10 +50,11 @@ def closing(progress: Progress | None) -> Iterator[None]:
 
 
 class ProgressBar:
-    """A bar on one line, which goes away when the phase is complete. May be called from several threads.
+    """A bar on one line, which goes away when the phase is complete. May be called from several
+    threads.
 
-    It starts no thread and leaves the cursor as it is, so work that ends by an error leaves the terminal usable;
-    `close()` then removes the line.
+    It starts no thread and leaves the cursor as it is, so work that ends by an error leaves the
+    terminal usable; `close()` then removes the line.
 
     Args:
         delay: seconds of work before it appears.
@@ -71,7 +77,10 @@ class ProgressBar:
                 # A phase that follows at once is more of the same work.
                 if now - self._last > _DELAY:
                     self._started = now
-                self._phase, self._drawn = phase, now  # a phase that is over at once is not worth a line
+                self._phase, self._drawn = (
+                    phase,
+                    now,
+                )  # a phase that is over at once is not worth a line
             self._last = now
             if done >= total:
                 self._erase()
@@ -84,7 +93,9 @@ class ProgressBar:
 
         console = self._stream()
         label = PHASES.get(self._phase, self._phase)
-        count = f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if self._phase in _BYTES else f"{done}/{total}"
+        count = (
+            f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if self._phase in _BYTES else f"{done}/{total}"
+        )
         width = max(min(_BAR, console.width - len(label) - len(count) - 10), 0)
         filled = width * done // max(total, 1)
         dot = "#" if console.options.ascii_only else "\u2501"

@@ -1,9 +1,10 @@
-"""The face of ExecuTorch's Python runtime, with its names: code written for `executorch.runtime` runs on purevk.
+"""The face of ExecuTorch's Python runtime, with its names: code written for `executorch.runtime`
+runs on purevk.
 
-    from purevk import Runtime
+from purevk import Runtime
 
-    program = Runtime.get().load_program("model.pte")
-    outputs = program.load_method("forward").execute([x])
+program = Runtime.get().load_program("model.pte")
+outputs = program.load_method("forward").execute([x])
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Sequence
+from typing import Any, BinaryIO
 
 from purevk import program as _program
 from purevk.errors import InputError, UnsupportedProgramError
@@ -46,7 +48,8 @@ class TensorInfo:
         return self._sizes
 
     def dtype(self) -> int:
-        """The code of its element type in ExecuTorch (and of `torch.dtype` in torch's core): 6 is float32, 4 int64."""
+        """The code of its element type in ExecuTorch (and of `torch.dtype` in torch's core): 6 is
+        float32, 4 int64."""
         return self._dtype
 
     def nbytes(self) -> int:
@@ -54,7 +57,8 @@ class TensorInfo:
         return self._nbytes
 
     def is_memory_planned(self) -> bool:
-        """Whether the exporter gave it a place in the file's memory plan. purevk makes a plan of its own."""
+        """Whether the exporter gave it a place in the file's memory plan. purevk makes a plan of
+        its own."""
         return self._planned
 
     def __repr__(self) -> str:
@@ -67,10 +71,18 @@ class MethodMeta:
     """What a method takes and gives, as its file says."""
 
     def __init__(
-        self, name: str, inputs: Sequence[TensorInfo | None], outputs: Sequence[TensorInfo | None],
+        self,
+        name: str,
+        inputs: Sequence[TensorInfo | None],
+        outputs: Sequence[TensorInfo | None],
         attributes: Sequence[TensorInfo],
-    ) -> None:  # fmt: skip
-        self._name, self._inputs, self._outputs, self._attributes = name, inputs, outputs, attributes
+    ) -> None:
+        self._name, self._inputs, self._outputs, self._attributes = (
+            name,
+            inputs,
+            outputs,
+            attributes,
+        )
 
     def name(self) -> str:
         """The method's name."""
@@ -89,11 +101,13 @@ class MethodMeta:
         return len(self._attributes)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
-        """An input. Raises IndexError if there is none of that number, InputError if it is no tensor."""
+        """An input. Raises IndexError if there is none of that number, InputError if it is no
+        tensor."""
         return self._at("input", self._inputs, index)
 
     def output_tensor_meta(self, index: int) -> TensorInfo:
-        """An output. Raises IndexError if there is none of that number, InputError if it is no tensor."""
+        """An output. Raises IndexError if there is none of that number, InputError if it is no
+        tensor."""
         return self._at("output", self._outputs, index)
 
     def attribute_tensor_meta(self, index: int) -> TensorInfo:
@@ -129,7 +143,8 @@ class Method:
             inputs: one value for each input.
 
         Returns:
-            The outputs as a list: torch tensors if an input was one, else numpy arrays. They are the caller's.
+            The outputs as a list: torch tensors if an input was one, else numpy arrays. They are
+            the caller's.
         """
         made = self._method(*inputs)
         return list(made) if isinstance(made, tuple) else [made]
@@ -162,7 +177,8 @@ class Program:
         return set(self._metadata)
 
     def metadata(self, method_name: str) -> MethodMeta:
-        """What a method takes and gives, without loading it. Raises InputError if there is none of that name."""
+        """What a method takes and gives, without loading it. Raises InputError if there is none of
+        that name."""
         self._check(method_name)
         return self._metadata[method_name]
 
@@ -182,11 +198,15 @@ class Program:
 
     def _check(self, name: str) -> None:
         if name not in self._metadata:
-            raise InputError(f"there is no method {name!r}", why=f"methods: {', '.join(sorted(self._metadata))}")
+            raise InputError(
+                f"there is no method {name!r}", why=f"methods: {', '.join(sorted(self._metadata))}"
+            )
 
     def write_etdump_result_to_file(self, etdump_path: str, debug_buffer_path: str) -> None:
         """Raises UnsupportedProgramError: purevk records no ETDump."""
-        raise UnsupportedProgramError("no ETDump was recorded", next="purevk bench --profile times each kernel")
+        raise UnsupportedProgramError(
+            "no ETDump was recorded", next="purevk bench --profile times each kernel"
+        )
 
 
 class BackendRegistry:
@@ -209,7 +229,11 @@ class OperatorRegistry:
     def operator_names(self) -> set[str]:
         """Their names, written as ExecuTorch does: "aten::add.Tensor"."""
         names = {name for row in registry.rows() for name in (row.name, *row.names)}
-        return {name.replace(".", "::", 1).removesuffix(".default") for name in names if not name.startswith("purevk.")}
+        return {
+            name.replace(".", "::", 1).removesuffix(".default")
+            for name in names
+            if not name.startswith("purevk.")
+        }
 
 
 class Runtime:
@@ -219,7 +243,7 @@ class Runtime:
         context: another device to run on.
     """
 
-    _shared: "Runtime | None" = None
+    _shared: Runtime | None = None
 
     def __init__(self, context: Context | None = None) -> None:
         self.backend_registry = BackendRegistry()
@@ -227,7 +251,7 @@ class Runtime:
         self._context = context
 
     @staticmethod
-    def get() -> "Runtime":
+    def get() -> Runtime:
         """The runtime that all share."""
         if Runtime._shared is None:
             Runtime._shared = Runtime()
@@ -251,11 +275,13 @@ class Runtime:
             data_path: path of a .ptd file with the weights that are not in the program.
 
         Raises:
-            FileFormatError: it is no program, or damaged. UnsupportedProgramError: an ETDump is asked for.
+            FileFormatError: it is no program, or damaged. UnsupportedProgramError: an ETDump is
+                asked for.
         """
         if enable_etdump or debug_buffer_size:
             raise UnsupportedProgramError(
-                "an ETDump cannot be recorded", next="leave enable_etdump out; purevk bench --profile times each kernel"
+                "an ETDump cannot be recorded",
+                next="leave enable_etdump out; purevk bench --profile times each kernel",
             )
         if isinstance(data, (bytes, bytearray)):
             file: Any = bytes(data)
@@ -264,7 +290,9 @@ class Runtime:
         elif hasattr(data, "read"):
             file = data.read()
         else:
-            raise TypeError(f"data is {type(data).__name__}: a path, bytes or an open file is expected")
+            raise TypeError(
+                f"data is {type(data).__name__}: a path, bytes or an open file is expected"
+            )
         return Program(file, [] if data_path is None else [data_path], self._context)
 
 
@@ -272,12 +300,22 @@ def _metadata(opened: ModelFile, name: str) -> MethodMeta:
     if opened.kind == "pte":
         plan = opened.content.method(name)
         return MethodMeta(
-            name, [_of_plan(plan.values[number]) for number in plan.inputs],
+            name,
+            [_of_plan(plan.values[number]) for number in plan.inputs],
             [_of_plan(plan.values[number]) for number in plan.outputs],
-            [info for value in plan.values if isinstance(value, P.Tensor) and value.name and (info := _of_plan(value))],
-        )  # fmt: skip
+            [
+                info
+                for value in plan.values
+                if isinstance(value, P.Tensor) and value.name and (info := _of_plan(value))
+            ],
+        )
     graph = opened.graph(name)
-    return MethodMeta(name, [_of_value(each) for each in graph.inputs], [_of_value(each) for each in graph.outputs], [])
+    return MethodMeta(
+        name,
+        [_of_value(each) for each in graph.inputs],
+        [_of_value(each) for each in graph.outputs],
+        [],
+    )
 
 
 def _of_plan(value: Any) -> TensorInfo | None:
@@ -291,4 +329,6 @@ def _of_value(value: Any) -> TensorInfo | None:
     if not isinstance(value, Value):
         return None
     sizes = tuple(_dims.upper(size) for size in value.type.dims)
-    return TensorInfo(sizes, value.type.dtype.value.pte, math.prod(sizes) * value.type.dtype.itemsize, True)
+    return TensorInfo(
+        sizes, value.type.dtype.value.pte, math.prod(sizes) * value.type.dtype.itemsize, True
+    )

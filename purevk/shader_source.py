@@ -1,4 +1,5 @@
-"""Shader sources: which files a template includes, and its text with macros and includes worked in. No compiler."""
+"""Shader sources: which files a template includes, and its text with macros and includes worked in.
+No compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
 None is the folder of purevk's own templates."""
 
 _REPEATED = "#pragma purevk repeated"
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE)
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE
+)
 _VERSION = re.compile(r"^[ \t]*#[ \t]*version\b[^\n]*$", re.MULTILINE)
 _MACRO_NAME = re.compile(r"[A-Za-z_]\w*(\([\w\s,]*\))?\Z")
 
@@ -30,8 +33,8 @@ _MACRO_NAME = re.compile(r"[A-Za-z_]\w*(\([\w\s,]*\))?\Z")
 class CompileJob:
     """One shader to compile: a template's text with everything that decides what comes out.
 
-    `name` is the template's file name, for messages. `spirv_version` is a key of `SPIRV_VERSIONS`, or None for the
-    highest that `target_env` promises.
+    `name` is the template's file name, for messages. `spirv_version` is a key of `SPIRV_VERSIONS`,
+    or None for the highest that `target_env` promises.
     """
 
     source: str
@@ -43,14 +46,17 @@ class CompileJob:
     optimize: bool = True
 
     @classmethod
-    def from_template(cls, name: str, macros: Mapping[str, str] | None = None, **settings: Any) -> CompileJob:
+    def from_template(
+        cls, name: str, macros: Mapping[str, str] | None = None, **settings: Any
+    ) -> CompileJob:
         """A job for one of purevk's own templates, `purevk/glsl/<name>`."""
         _, text = find_include(None)(name)
         return cls(text, name, dict(macros or {}), **settings)
 
 
 def find_include(include: Include) -> IncludeFunction:
-    """The function that finds an included file. Raises ShaderCompilerError, when called, for a file not found."""
+    """The function that finds an included file. Raises ShaderCompilerError, when called, for a file
+    not found."""
     if callable(include):
         return include
     return _folder_include(os.fspath(include) if include is not None else str(GLSL_FOLDER))
@@ -58,7 +64,8 @@ def find_include(include: Include) -> IncludeFunction:
 
 @lru_cache(maxsize=64)
 def find_include_beside(folder: Path | None) -> IncludeFunction:
-    """Finds purevk's own files, and then those of another folder, for templates that do not come with purevk."""
+    """Finds purevk's own files, and then those of another folder, for templates that do not come
+    with purevk."""
     own = find_include(None)
     if folder is None:
         return own
@@ -77,7 +84,9 @@ def _folder_include(folder: str) -> IncludeFunction:
     def find(name: str) -> tuple[str, str]:
         path = os.path.normpath(root / name)
         if os.path.isabs(name) or not Path(path).is_relative_to(os.path.normpath(root)):
-            raise ShaderCompilerError(f"#include {name!r} leaves the folder of the templates", where=folder)
+            raise ShaderCompilerError(
+                f"#include {name!r} leaves the folder of the templates", where=folder
+            )
         try:
             status = os.stat(path)
             return name, _read_text(path, status.st_mtime_ns, status.st_size)
@@ -96,11 +105,14 @@ def _read_text(path: str, mtime_ns: int, size: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _scan_includes(text: str) -> tuple[tuple[int, int, str], ...]:
-    return tuple((m.start(), m.end(), m[1] if m[1] is not None else m[2]) for m in _INCLUDE.finditer(text))
+    return tuple(
+        (m.start(), m.end(), m[1] if m[1] is not None else m[2]) for m in _INCLUDE.finditer(text)
+    )
 
 
 def source_files(source: str, *, name: str, include: Include = None) -> dict[str, str]:
-    """The template and every file that it includes, directly or not: name -> text, the template first.
+    """The template and every file that it includes, directly or not: name -> text, the template
+    first.
 
     Raises ShaderCompilerError for a file that is missing, or that includes itself.
     """
@@ -120,18 +132,24 @@ def source_files(source: str, *, name: str, include: Include = None) -> dict[str
                     raise
                 line = text.count("\n", 0, start) + 1
                 trail_text = " -> ".join(f"{part}" for part in (*trail, f"{file}:{line}", wanted))
-                raise ShaderCompilerError(error.what, where=trail_text, why=error.why, next=error.next) from None
+                raise ShaderCompilerError(
+                    error.what, where=trail_text, why=error.why, next=error.next
+                ) from None
         files[file] = text
 
     visit(name, source, ())
     return {name: files.pop(name), **files}
 
 
-def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, include: Include = None) -> str:
-    """The template as one self-contained GLSL text: macros defined after `#version`, includes put in their place.
+def expand(
+    source: str, *, name: str, macros: Mapping[str, str] | None = None, include: Include = None
+) -> str:
+    """The template as one self-contained GLSL text: macros defined after `#version`, includes put
+    in their place.
 
-    Each included file takes effect once, whatever conditions surround its `#include` (or, with `#pragma purevk repeated`, each
-    time), and `#line` directives keep the file names and line numbers of messages true. The text compiles with stock tools too.
+    Each included file takes effect once, whatever conditions surround its `#include` (or, with
+    `#pragma purevk repeated`, each time), and `#line` directives keep the file names and line
+    numbers of messages true. The text compiles with stock tools too.
     """
     find = find_include(include)
     files = source_files(source, name=name, include=include)
@@ -143,7 +161,11 @@ def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, i
             between = text[position:start]
             line += between.count("\n")
             inner = find(wanted)[0]
-            condition = "#if 1" if _REPEATED in files[inner] else f"#ifndef {guards[inner]}\n#define {guards[inner]}"
+            condition = (
+                "#if 1"
+                if _REPEATED in files[inner]
+                else f"#ifndef {guards[inner]}\n#define {guards[inner]}"
+            )
             parts += [
                 between,
                 f"{condition}\n#line 1 {_quote(inner)}\n",
@@ -156,7 +178,9 @@ def expand(source: str, *, name: str, macros: Mapping[str, str] | None = None, i
 
     version = _VERSION.search(source)
     if version is None:
-        raise ShaderCompilerError(f"{name} has no #version line", where=name, next="start it with #version 450")
+        raise ShaderCompilerError(
+            f"{name} has no #version line", where=name, next="start it with #version 450"
+        )
     head = source[: version.end()]
     lines = [head, "#extension GL_GOOGLE_cpp_style_line_directive : enable"]
     lines += [f"#define {macro} {value}" for macro, value in _checked(name, macros or {})]
@@ -173,7 +197,12 @@ def _quote(name: str) -> str:
 
 def _checked(name: str, macros: Mapping[str, str]) -> list[tuple[str, str]]:
     for macro, value in macros.items():
-        if not isinstance(value, str) or not _MACRO_NAME.match(macro) or "\n" in value or "\r" in value:
+        if (
+            not isinstance(value, str)
+            or not _MACRO_NAME.match(macro)
+            or "\n" in value
+            or "\r" in value
+        ):
             raise ShaderCompilerError(
                 f"macro {macro!r} = {value!r} cannot be defined",
                 where=name,

@@ -1,8 +1,9 @@
 """GLSL compute shaders to SPIR-V, inside this process.
 
-The library behind it is shaderc, called through ctypes. A call releases the GIL, so shaders compile in parallel on
-threads (`compile_many`). Includes and macros are worked into the text in Python (`expand`): the compiler gets one
-self-contained source, the same text that any other GLSL compiler accepts.
+The library behind it is shaderc, called through ctypes. A call releases the GIL, so shaders compile
+in parallel on threads (`compile_many`). Includes and macros are worked into the text in Python
+(`expand`): the compiler gets one self-contained source, the same text that any other GLSL compiler
+accepts.
 
 Importing this module loads no library; `load()` does.
 """
@@ -42,7 +43,9 @@ TARGET_ENVS = {f"vulkan1.{minor}": (1 << 22) | (minor << 12) for minor in range(
 SPIRV_VERSIONS = {f"1.{minor}": 0x10000 | (minor << 8) for minor in range(7)}
 """SPIR-V versions by name. Which of them a target takes, and its default, is the compiler's to know."""
 
-_MESSAGE = re.compile(r"^(?P<file>.*?):(?P<line>\d+): (?P<kind>error|warning): (?P<text>.*)$", re.MULTILINE)
+_MESSAGE = re.compile(
+    r"^(?P<file>.*?):(?P<line>\d+): (?P<kind>error|warning): (?P<text>.*)$", re.MULTILINE
+)
 
 _HOW_TO_GET_ONE = (
     "install the platform wheel of purevk (it carries the library), or the Vulkan SDK, or a distribution's libshaderc"
@@ -63,8 +66,9 @@ _OP_EXT_INST, _FMA = 12, 50  # GLSL.std.450 is the only set of instructions that
 def declare_narrow_integers(spirv: bytes) -> bytes:
     """Declares `Int8` and `Int16` in a module with constants of these types that lacks them.
 
-    A shader that only stores such numbers needs the capabilities of the storage alone; the optimizer folds a conversion of a
-    constant, and leaves a constant of the narrow type that the module is then not valid with.
+    A shader that only stores such numbers needs the capabilities of the storage alone; the
+    optimizer folds a conversion of a constant, and leaves a constant of the narrow type that the
+    module is then not valid with.
     """
     words = memoryview(spirv).cast("I")
     declared, narrow, needed = set(), {}, set()
@@ -80,18 +84,27 @@ def declare_narrow_integers(spirv: bytes) -> bytes:
         elif op == _OP_CONSTANT and words[at + 1] in narrow:
             needed.add(narrow[words[at + 1]])
         at += length
-    added = [word for capability in sorted(needed - declared) for word in (2 << 16 | _OP_CAPABILITY, capability)]
-    return spirv if not added else spirv[:20] + b"".join(word.to_bytes(4, "little") for word in added) + spirv[20:]
+    added = [
+        word
+        for capability in sorted(needed - declared)
+        for word in (2 << 16 | _OP_CAPABILITY, capability)
+    ]
+    return (
+        spirv
+        if not added
+        else spirv[:20] + b"".join(word.to_bytes(4, "little") for word in added) + spirv[20:]
+    )
 
 
 PRECISE = "#pragma purevk precise"
-"""In a template: none of its sums and products may be contracted, as if every float were `precise`. The optimizer unrolls loops
-and leaves the copies of a `precise` operation without that property."""
+"""In a template: none of its sums and products may be contracted, as if every float were
+`precise`. The optimizer unrolls loops and leaves the copies of a `precise` operation without that property."""
 
 
 def forbid_contraction(spirv: bytes) -> bytes:
-    """Decorates every OpFAdd, OpFSub and OpFMul of a module with NoContraction. What the optimizer has contracted already (it
-    makes GLSL.std.450's Fma of a product and a sum) is taken apart before."""
+    """Decorates every OpFAdd, OpFSub and OpFMul of a module with NoContraction. What the optimizer
+    has contracted already (it makes GLSL.std.450's Fma of a product and a sum) is taken apart
+    before."""
     words = list(memoryview(spirv).cast("I"))
     decorated, results, body, at, place = set(), [], [], 5, None
     while at < len(words):
@@ -107,16 +120,34 @@ def forbid_contraction(spirv: bytes) -> bytes:
         elif op == _OP_EXT_INST and words[at + 4] == _FMA:
             kind, result, x, y, z = words[at + 1], words[at + 2], *words[at + 5 : at + 8]
             product, words[3] = words[3], words[3] + 1  # the bound of the module's ids
-            body += [5 << 16 | _OP_F_MUL, kind, product, x, y, 5 << 16 | _OP_F_ADD, kind, result, product, z]
+            body += [
+                5 << 16 | _OP_F_MUL,
+                kind,
+                product,
+                x,
+                y,
+                5 << 16 | _OP_F_ADD,
+                kind,
+                result,
+                product,
+                z,
+            ]
             results += [product, result]
             at += length
             continue
         body += words[at : at + length]
         at += length
-    added = [word for each in results if each not in decorated for word in (3 << 16 | _OP_DECORATE, each, _NO_CONTRACTION)]
+    added = [
+        word
+        for each in results
+        if each not in decorated
+        for word in (3 << 16 | _OP_DECORATE, each, _NO_CONTRACTION)
+    ]
     if not added or place is None:  # every kernel has decorations, those of its bindings
         return spirv
-    return b"".join(word.to_bytes(4, "little") for word in (*words[:5], *body[:place], *added, *body[place:]))
+    return b"".join(
+        word.to_bytes(4, "little") for word in (*words[:5], *body[:place], *added, *body[place:])
+    )
 
 
 class Compiler:
@@ -127,7 +158,9 @@ class Compiler:
         version: what is known of its version, for people.
     """
 
-    def __init__(self, backend: _Library | _PyShaderc, origin: str, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, backend: _Library | _PyShaderc, origin: str, notes: tuple[str, ...] = ()
+    ) -> None:
         self._backend = backend
         self.origin = origin
         self.notes = notes
@@ -148,7 +181,8 @@ class Compiler:
         spirv_version: str | None = None,
         optimize: bool = True,
     ) -> bytes:
-        """Compiles one compute shader, entry point `main`, to SPIR-V (little-endian words, as bytes).
+        """Compiles one compute shader, entry point `main`, to SPIR-V (little-endian words, as
+        bytes).
 
         Args:
             source: the template's text.
@@ -160,7 +194,8 @@ class Compiler:
             optimize: run the optimizer for speed. Drivers compile its output several times faster.
 
         Raises:
-            ShaderCompilerError: the shader does not compile, with the lines concerned, or a setting is unknown.
+            ShaderCompilerError: the shader does not compile, with the lines concerned, or a setting
+                is unknown.
         """
         macros = macros or {}
         for what, value, known in (
@@ -168,7 +203,9 @@ class Compiler:
             ("SPIR-V version", spirv_version or "1.0", SPIRV_VERSIONS),
         ):
             if value not in known:
-                raise ShaderCompilerError(f"unknown {what} {value!r}", where=name, why=f"known: {', '.join(known)}")
+                raise ShaderCompilerError(
+                    f"unknown {what} {value!r}", where=name, why=f"known: {', '.join(known)}"
+                )
         text = expand(source, name=name, macros=macros, include=include)
         spirv, messages = self._backend.compile(
             text.encode(),
@@ -178,9 +215,13 @@ class Compiler:
             optimize,
         )
         if spirv is None:
-            raise self._refusal(name, macros, source_files(source, name=name, include=include), messages)
+            raise self._refusal(
+                name, macros, source_files(source, name=name, include=include), messages
+            )
         if len(spirv) < 20 or len(spirv) % 4 or spirv[:4] != b"\x03\x02\x23\x07":
-            raise ShaderCompilerError(f"{self.origin} returned {len(spirv)} bytes that are no SPIR-V", where=name)
+            raise ShaderCompilerError(
+                f"{self.origin} returned {len(spirv)} bytes that are no SPIR-V", where=name
+            )
         if PRECISE in text:
             spirv = forbid_contraction(spirv)
         return declare_narrow_integers(spirv) if optimize else spirv
@@ -200,7 +241,8 @@ class Compiler:
     def supports(self, extension: str) -> bool:
         """Whether the compiler knows a GLSL extension (`"GL_KHR_cooperative_matrix"`).
 
-        Found by compiling a few lines that use it (or only ask for it, where no lines are known), the first time.
+        Found by compiling a few lines that use it (or only ask for it, where no lines are known),
+        the first time.
         """
         known = self._supported.get(extension)
         if known is None:
@@ -232,10 +274,18 @@ class Compiler:
                 shown.append(f"    {lines[number - 1].strip()}")
         if len(errors) > 8:
             shown.append(f"and {len(errors) - 8} more")
-        first = errors[0]["text"].strip() if errors else messages.strip().split("\n")[0] or "no message was given"
+        first = (
+            errors[0]["text"].strip()
+            if errors
+            else messages.strip().split("\n")[0] or "no message was given"
+        )
         place = f"{errors[0]['file']}:{errors[0]['line']}" if errors else name
-        definitions = " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
-        why = ("\n       ".join(shown) if shown else messages.strip()) + f"\n       macros: {definitions}"
+        definitions = (
+            " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
+        )
+        why = (
+            "\n       ".join(shown) if shown else messages.strip()
+        ) + f"\n       macros: {definitions}"
         return ShaderCompilerError(
             f"{name} does not compile: {first}",
             where=place,
@@ -252,7 +302,8 @@ void main() {
 }
 """
 
-# Lines that use an extension, so that a compiler which knows the name only does not pass for one that supports it.
+# Lines that use an extension, so that a compiler which knows the name only does not pass for one
+# that supports it.
 _PROBES: dict[str, tuple[tuple[str, ...], str]] = {
     "GL_KHR_cooperative_matrix": (
         ("GL_KHR_memory_scope_semantics",),
@@ -265,8 +316,14 @@ _PROBES: dict[str, tuple[tuple[str, ...], str]] = {
         " coopmat<uint, gl_ScopeWorkgroup, 16, 16, gl_MatrixUseAccumulator> m;"
         " coopMatLoadTensorNV(m, words, 0, sliceTensorLayoutNV(t, 0, 16, 0, 16)); words[0] = m[0];",
     ),
-    "GL_EXT_integer_dot_product": ((), "words[0] = uint(dotPacked4x8EXT(int(words[1]), int(words[2])));"),
-    "GL_EXT_shader_explicit_arithmetic_types_float16": ((), "words[0] = uint(float16_t(words[1]) + float16_t(1));"),
+    "GL_EXT_integer_dot_product": (
+        (),
+        "words[0] = uint(dotPacked4x8EXT(int(words[1]), int(words[2])));",
+    ),
+    "GL_EXT_shader_explicit_arithmetic_types_float16": (
+        (),
+        "words[0] = uint(float16_t(words[1]) + float16_t(1));",
+    ),
     "GL_EXT_shader_atomic_float": ((), ""),
     "GL_EXT_bfloat16": ((), "words[0] = uint(float(bfloat16_t(1.0)));"),
 }
@@ -296,29 +353,45 @@ class _Library:
 
         self._options_new = bind("compile_options_initialize", handle)
         self._options_free = bind("compile_options_release", None, handle)
-        self._set_env = bind("compile_options_set_target_env", None, handle, ctypes.c_int, ctypes.c_uint32)
+        self._set_env = bind(
+            "compile_options_set_target_env", None, handle, ctypes.c_int, ctypes.c_uint32
+        )
         self._set_spirv = bind("compile_options_set_target_spirv", None, handle, ctypes.c_int)
         self._set_level = bind("compile_options_set_optimization_level", None, handle, ctypes.c_int)
-        self._compile = bind("compile_into_spv", handle, handle, text, size, ctypes.c_int, text, text, handle)
+        self._compile = bind(
+            "compile_into_spv", handle, handle, text, size, ctypes.c_int, text, text, handle
+        )
         self._free = bind("result_release", None, handle)
         self._status = bind("result_get_compilation_status", ctypes.c_int, handle)
         self._length = bind("result_get_length", size, handle)
         self._bytes = bind("result_get_bytes", handle, handle)
         self._message = bind("result_get_error_message", text, handle)
-        spv_version = bind("get_spv_version", None, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint))
+        spv_version = bind(
+            "get_spv_version", None, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(ctypes.c_uint)
+        )
         version, revision = ctypes.c_uint(), ctypes.c_uint()
         spv_version(ctypes.byref(version), ctypes.byref(revision))
-        self._spirv = f"SPIR-V {version.value >> 16}.{version.value >> 8 & 255} revision {revision.value}"
+        self._spirv = (
+            f"SPIR-V {version.value >> 16}.{version.value >> 8 & 255} revision {revision.value}"
+        )
         self._path = path
-        # One compiler object for the life of the process: shaderc allows its use from several threads at once.
+        # One compiler object for the life of the process: shaderc allows its use from several
+        # threads at once.
         self._compiler = bind("compiler_initialize", handle)()
         if not self._compiler:
             raise OSError("shaderc_compiler_initialize failed")
 
     def version(self) -> str:
-        """The versions noted beside the library when it was built, or the SPIR-V version that it reports."""
+        """The versions noted beside the library when it was built, or the SPIR-V version that it
+        reports."""
         try:
-            noted = Path(self._path).with_suffix(".txt").read_text(encoding="utf-8").split("\n")[0].strip()
+            noted = (
+                Path(self._path)
+                .with_suffix(".txt")
+                .read_text(encoding="utf-8")
+                .split("\n")[0]
+                .strip()
+            )
         except (OSError, UnicodeDecodeError):
             noted = ""
         return f"{noted or 'shaderc'} ({self._spirv})"
@@ -351,7 +424,8 @@ class _Library:
 
 
 class _PyShaderc:
-    """The `pyshaderc` package. It compiles for Vulkan 1.0 only, whatever the target; Vulkan takes older SPIR-V."""
+    """The `pyshaderc` package. It compiles for Vulkan 1.0 only, whatever the target; Vulkan takes
+    older SPIR-V."""
 
     def __init__(self) -> None:
         import pyshaderc  # type: ignore[import-not-found]
@@ -382,11 +456,12 @@ _load_lock = threading.Lock()
 def load() -> Compiler:
     """The compiler, loaded on the first call and kept.
 
-    Looked for in this order: `PUREVK_SHADERC`; the library inside the purevk wheel; the package `pyshaderc`; the
-    system's libshaderc; the Vulkan SDK's.
+    Looked for in this order: `PUREVK_SHADERC`; the library inside the purevk wheel; the package
+    `pyshaderc`; the system's libshaderc; the Vulkan SDK's.
 
     Raises:
-        ShaderCompilerError: none could be loaded (each one tried is listed), or the one that `PUREVK_SHADERC` names.
+        ShaderCompilerError: none could be loaded (each one tried is listed), or the one that
+            `PUREVK_SHADERC` names.
     """
     wanted, sdk = knobs.SHADERC(), knobs.VULKAN_SDK()
     with _load_lock:
@@ -435,9 +510,17 @@ _SONAMES = {
 
 def _candidates(sdk: str) -> list[tuple[str, str]]:
     """(rule, path or name to load) of everything that may be there, the first first."""
-    names, sonames = _FILE_NAMES.get(sys.platform, _FILE_NAMES["linux"]), _SONAMES.get(sys.platform, [])
+    names, sonames = (
+        _FILE_NAMES.get(sys.platform, _FILE_NAMES["linux"]),
+        _SONAMES.get(sys.platform, []),
+    )
     found = [("in the purevk package", str(LIBRARY_FOLDER / names[0])), ("pyshaderc", "pyshaderc")]
-    system = [ctypes.util.find_library("shaderc_shared"), *sonames, ctypes.util.find_library("shaderc"), *names]
+    system = [
+        ctypes.util.find_library("shaderc_shared"),
+        *sonames,
+        ctypes.util.find_library("shaderc"),
+        *names,
+    ]
     found += [("the system's", path) for path in dict.fromkeys(system) if path]
     folder = "Bin" if sys.platform == "win32" else "lib"
     found += [("the Vulkan SDK's", str(Path(sdk) / folder / name)) for name in names if sdk]
@@ -445,7 +528,9 @@ def _candidates(sdk: str) -> list[tuple[str, str]]:
 
 
 def compile_many(
-    jobs: Sequence[CompileJob], threads: int | None = None, progress: Callable[[int, int], None] | None = None
+    jobs: Sequence[CompileJob],
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[bytes]:
     """Compiles several shaders on threads; the results are in the order of the jobs.
 
@@ -454,7 +539,8 @@ def compile_many(
         progress: called with (done, of how many) by the threads that compile, one at a time.
 
     Raises:
-        ShaderCompilerError: of the first job, in their order, that failed; those not yet begun are left out.
+        ShaderCompilerError: of the first job, in their order, that failed; those not yet begun are
+            left out.
     """
     if not jobs:
         return []

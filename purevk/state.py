@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 class StateMapping(MutableMapping[str, np.ndarray]):
     """The states of a program by name. Reading gives a copy, assigning writes the whole state.
 
-    A state has the name of the module's buffer where the program knows it, else one that is made up and stays the same
-    whenever the program is loaded. Where several methods have states of a name that are not one, the method's name is put
-    in front. All access waits for the calls that were made before.
+    A state has the name of the module's buffer where the program knows it, else one that is made up
+    and stays the same whenever the program is loaded. Where several methods have states of a name
+    that are not one, the method's name is put in front. All access waits for the calls that were
+    made before.
     """
 
-    def __init__(self, program: "Program") -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
 
     def _values(self) -> dict[str, Value]:
@@ -33,13 +35,16 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                 named.setdefault(label.name, {}).setdefault(value, method.name)
         return {
             name if len(values) == 1 else f"{method}.{name}": value
-            for name, values in named.items() for value, method in values.items()
-        }  # fmt: skip
+            for name, values in named.items()
+            for value, method in values.items()
+        }
 
     def _value(self, name: str) -> Value:
         values = self._values()
         if name not in values:
-            raise KeyError(f"there is no state {name!r} in {self._program.name}; there are {', '.join(map(repr, values))}")
+            raise KeyError(
+                f"there is no state {name!r} in {self._program.name}; there are {', '.join(map(repr, values))}"
+            )
         return values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -65,7 +70,11 @@ class StateMapping(MutableMapping[str, np.ndarray]):
         self.update({name: array})
 
     def __delitem__(self, name: str) -> None:
-        raise InputError(f"state {name!r} cannot be removed", where=self._program.name, next="Program.reset_state() empties it")
+        raise InputError(
+            f"state {name!r} cannot be removed",
+            where=self._program.name,
+            next="Program.reset_state() empties it",
+        )
 
     def update(self, other: Any = (), /, **more: Any) -> None:
         """Writes several states: all of them, or none if one does not fit.
@@ -75,9 +84,14 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             InputError: an array's dtype or sizes are not the state's.
         """
         given = {**dict(other), **more}
-        items = [(self._value(name), self._bytes(name, self._value(name), array)) for name, array in given.items()]
+        items = [
+            (self._value(name), self._bytes(name, self._value(name), array))
+            for name, array in given.items()
+        ]
         with self._program.held():
-            self._program.states.upload([(value, memoryview(data)) for value, data in items if data.size])
+            self._program.states.upload(
+                [(value, memoryview(data)) for value, data in items if data.size]
+            )
 
     def _bytes(self, name: str, value: Value, array: Any) -> np.ndarray:
         """The bytes of an array that is to be a state's content."""
@@ -93,11 +107,16 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                 dtype = DType.bfloat16
         if dtype is not value.type.dtype or array.shape != value.type.dims:
             raise InputError(
-                f"state {name!r} is {value.type}", where=self._program.name,
+                f"state {name!r} is {value.type}",
+                where=self._program.name,
                 why=f"{array.dtype if dtype is None else dtype.name}{list(array.shape)} was given",
                 next="give an array of the state's dtype and sizes",
-            )  # fmt: skip
-        return array.reshape(-1).view(np.uint8) if array.flags.c_contiguous else array.flatten().view(np.uint8)
+            )
+        return (
+            array.reshape(-1).view(np.uint8)
+            if array.flags.c_contiguous
+            else array.flatten().view(np.uint8)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all states into an .npz file."""
@@ -116,11 +135,12 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             arrays: Mapping[str, np.ndarray] = {name: file[name] for name in file.files}
         if set(arrays) != set(self):
             raise InputError(
-                f"{os.fspath(path)} is not of this program", where=self._program.name,
+                f"{os.fspath(path)} is not of this program",
+                where=self._program.name,
                 why=f"it has the states {sorted(arrays)}; the program has {sorted(self)}",
                 next="load what save_state of the same program wrote",
-            )  # fmt: skip
+            )
         self.update(arrays)
 
     def __repr__(self) -> str:
-        return f"<states of {self._program.name}: {', '.join(f'{name} {value.type}' for name, value in self._values().items())}>"
+        return f"<states of {self._program.name}: {', '.join(f'{name} {value.type}' for name, value in self._values().items())}>"  # noqa: E501

@@ -39,7 +39,9 @@ def knobs_page() -> str:
         "| variable | default | what it does |\n",
         "|---|---|---|\n",
     ]
-    lines += [f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |\n" for knob in knobs.ALL]
+    lines += [
+        f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |\n" for knob in knobs.ALL
+    ]
     return "".join(lines)
 
 
@@ -50,14 +52,19 @@ def _default(value: object) -> str:
 
 
 def read_etvk() -> dict[str, str]:
-    """For each operator of ExecuTorch's Vulkan backend, "namespace.name" or with overload: its limit there, or ""."""
+    """For each operator of ExecuTorch's Vulkan backend, "namespace.name" or with overload: its
+    limit there, or ""."""
     with open(ETVK, encoding="utf-8", newline="") as file:
-        return {f"{row['namespace']}.{row['operator']}": row["limit_in_etvk"] for row in csv.DictReader(file)}
+        return {
+            f"{row['namespace']}.{row['operator']}": row["limit_in_etvk"]
+            for row in csv.DictReader(file)
+        }
 
 
 def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
-    """The entries of the table that names "namespace.name.overload" of one operator stand for: that of the overload, or
-    of the operator, also where the table has the variant that copies ("aten.view_copy")."""
+    """The entries of the table that names "namespace.name.overload" of one operator stand for: that
+    of the overload, or of the operator, also where the table has the variant that copies
+    ("aten.view_copy")."""
     found: dict[str, None] = {}
     for name in names:
         if name in table:
@@ -80,12 +87,20 @@ def ops_page() -> str:
         names = etvk_names([row["operator"], *row["names"]], table)
         seen.update(names)
         limits = [(name, table[name]) for name in names if table[name]]
-        shown = "; ".join(f"`{name}`: {limit}" if len(names) > 1 else limit for name, limit in limits)
+        shown = "; ".join(
+            f"`{name}`: {limit}" if len(names) > 1 else limit for name, limit in limits
+        )
         etvk = (shown or "yes") if names else "no"
         others = ", ".join(f"`{name}`" for name in row["names"])
         entry = types.get(row["operator"])
-        limit = limits_here(entry, [why for name in (row["operator"], *row["names"]) for why in refused.get(name, ())])
-        body.append(f"| `{row['operator']}` | {others} | {row['form']} | {dtypes_here(entry)} | {_cell(limit)} | {_cell(etvk)} |\n")
+        limit = limits_here(
+            entry,
+            [why for name in (row["operator"], *row["names"]) for why in refused.get(name, ())],
+        )
+        body.append(
+            f"| `{row['operator']}` | {others} | {row['form']} | {dtypes_here(entry)} |"
+            f" {_cell(limit)} | {_cell(etvk)} |\n"
+        )
     missing = [name for name in table if name not in seen and not name.startswith(_NO_ROW)]
     lines = [
         "# Operators\n",
@@ -94,9 +109,11 @@ def ops_page() -> str:
         " CPU through torch (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
         "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of"
         " the same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own;"
-        " *cpu*, no kernel yet. *Dtypes* are those of the first argument that run on the device, of those that eager torch takes;"
+        " *cpu*, no kernel yet. *Dtypes* are those of the first argument that run on the device,"
+        " of those that eager torch takes;"
         " nothing is said of what torch takes apart before it can be asked, and of formats with dtypes of their own"
-        " (`python scripts/operator_dtypes.py --update` finds out). *Runs on the CPU*: what no kernel takes. The last column says"
+        " (`python scripts/operator_dtypes.py --update` finds out). *Runs on the CPU*: what no"
+        " kernel takes. The last column says"
         " whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit there.\n\n",
         "| operator | other names | form | dtypes | runs on the CPU | in ExecuTorch's Vulkan backend |\n",
         "|---|---|---|---|---|---|\n",
@@ -112,11 +129,15 @@ def ops_page() -> str:
     return "".join(lines) + samples_section()
 
 
-_KINDS = {"floats": {"float32", "float16", "bfloat16"}, "integers": {"int64", "int32", "int16", "int8", "uint8"}}
+_KINDS = {
+    "floats": {"float32", "float16", "bfloat16"},
+    "integers": {"int64", "int32", "int16", "int8", "uint8"},
+}
 
 
 def dtypes_here(entry: dict | None) -> str:
-    """The dtypes that run on the device, briefly: "floats" are float32, float16 and bfloat16, "integers" all five."""
+    """The dtypes that run on the device, briefly: "floats" are float32, float16 and bfloat16,
+    "integers" all five."""
     if entry is None:
         return ""
     left, shown = set(entry["device"]), []
@@ -131,7 +152,9 @@ def limits_here(entry: dict | None, refused: list[str]) -> str:
     """What of an operator runs on the CPU: dtypes, then what PyTorch's samples came upon."""
     found: dict[str, None] = {}
     for dtype, why in (entry or {}).get("cpu", {}).items():
-        found[dtype if why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"] = None
+        found[
+            dtype if why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"
+        ] = None
     for why in refused:
         dtype = why.removeprefix("no kernel for ")
         if not any(each.endswith(why) for each in found) and dtype not in found:
@@ -152,18 +175,24 @@ def read_refusals() -> dict[str, list[str]]:
 
 
 def samples_section(path: Path = SAMPLES) -> str:
-    """What scripts/opinfo.py counted, as Markdown: totals, then every operator; nothing where there is no file."""
+    """What scripts/opinfo.py counted, as Markdown: totals, then every operator; nothing where there
+    is no file."""
     if not path.is_file():
         return ""
     table = json.loads(path.read_text(encoding="utf-8"))
     operators = table["operators"]
-    used = list(dict.fromkeys(dtype for entry in operators.values() for dtype in entry if dtype != "why"))
+    used = list(
+        dict.fromkeys(dtype for entry in operators.values() for dtype in entry if dtype != "why")
+    )
     dtypes = [dtype for dtype in DTYPES if dtype in used]
     lines = [
         "\n## PyTorch's samples\n\n",
-        f"PyTorch {table['torch']} tests its operators with samples (`torch.testing`, op_db). Here each is exported with"
-        " torch.export and takes the way of a model, on lavapipe; results are held against eager torch, with the tolerances of"
-        " `torch.testing.assert_close` or those of the operator's OpInfo. \"On the CPU\" are samples that agree and of which a"
+        f"PyTorch {table['torch']} tests its operators with samples (`torch.testing`, op_db). Here"
+        f" each is exported with"
+        " torch.export and takes the way of a model, on lavapipe; results are held against eager"
+        " torch, with the tolerances of"
+        ' `torch.testing.assert_close` or those of the operator\'s OpInfo. "On the CPU" are'
+        " samples that agree and of which a"
         " node ran on the CPU; skipped are those without a result to compare (random numbers, sparse tensors, what"
         " torch.export refuses).\n\n"
         "`python scripts/opinfo.py --update` runs what is new, with `--again --ops REGEX` some again, and"
@@ -172,11 +201,19 @@ def samples_section(path: Path = SAMPLES) -> str:
         "|---|---|---|---|---|---|---|\n",
     ]
     for dtype in dtypes:
-        counts = [sum(column) for column in zip(*(_four(entry[dtype]) for entry in operators.values() if dtype in entry))]
+        counts = [
+            sum(column)
+            for column in zip(
+                *(_four(entry[dtype]) for entry in operators.values() if dtype in entry)
+            )
+        ]
         limit = table["limits"].get(dtype)
-        lines.append(f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n")
+        lines.append(
+            f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n"
+        )
     lines.append(
-        "\nIn float64 kernels that are written for float32 are expressed by others, which are slower. It is left out of what follows.\n"
+        "\nIn float64 kernels that are written for float32 are expressed by others, which are"
+        " slower. It is left out of what follows.\n"
     )
     dtypes = [dtype for dtype in dtypes if dtype != "float64"]
     done, rest = [], []
@@ -187,24 +224,49 @@ def samples_section(path: Path = SAMPLES) -> str:
             done.append(f"`{name}` {total}")
             continue
         shown = [
-            "" if dtype not in entry else f"{_four(entry[dtype])[0]}/{sum(entry[dtype])}" for dtype in dtypes
-        ]  # fmt: skip
-        why = "; ".join(dict.fromkeys(f"{'on the CPU' if outcome == 'fallback' else outcome}: {_brief(reason)}" for outcome, reason, of in entry.get("why", []) if of != ["float64"]))
+            "" if dtype not in entry else f"{_four(entry[dtype])[0]}/{sum(entry[dtype])}"
+            for dtype in dtypes
+        ]
+        why = "; ".join(
+            dict.fromkeys(
+                f"{'on the CPU' if outcome == 'fallback' else outcome}: {_brief(reason)}"
+                for outcome, reason, of in entry.get("why", [])
+                if of != ["float64"]
+            )
+        )
         rest.append(f"| `{name}` | {' | '.join(shown)} | {_cell(why)} |\n")
     lines += [
         f"\nAll samples of {len(done)} operators pass on the device (name and number of samples of all dtypes): ",
-        ", ".join(done), f".\n\nThe other {len(rest)}, passed on the device of all, and why not the rest:\n\n",
-        f"| operator | {' | '.join(dtypes)} | why |\n", f"|---|{'---|' * len(dtypes)}---|\n", *rest,
-    ]  # fmt: skip
+        ", ".join(done),
+        f".\n\nThe other {len(rest)}, passed on the device of all, and why not the rest:\n\n",
+        f"| operator | {' | '.join(dtypes)} | why |\n",
+        f"|---|{'---|' * len(dtypes)}---|\n",
+        *rest,
+    ]
     return "".join(lines)
 
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+)
 
 
 def _brief(reason: str) -> str:
     """A message of torch's without what differs from sample to sample."""
-    return re.split(r"(?<=Error): |(?<=Exception): |(?<=NotFound): ", reason)[0] if reason.startswith(("torch.export", "eager torch")) else reason
+    return (
+        re.split(r"(?<=Error): |(?<=Exception): |(?<=NotFound): ", reason)[0]
+        if reason.startswith(("torch.export", "eager torch"))
+        else reason
+    )
 
 
 def _four(counts: list[int]) -> list[int]:
@@ -216,7 +278,12 @@ def models_page() -> str:
     """The gallery of models, as scripts/models.py measured it, as Markdown."""
     data = json.loads(MODELS.read_text(encoding="utf-8"))
     rows = data["models"]
-    ways = [way for row in rows.values() for way in (row.get("compile"), row.get("pte")) if way is not None]
+    ways = [
+        way
+        for row in rows.values()
+        for way in (row.get("compile"), row.get("pte"))
+        if way is not None
+    ]
     agree = [way for way in ways if "failed" not in way]
     exporter = sum(way.get("failed", "").startswith("NotExported") for way in ways)
     one = sum(way["segments"] == 1 and not way["cpu"] for way in agree)
@@ -225,19 +292,25 @@ def models_page() -> str:
         "# Models\n",
         _MADE,
         "Small models of many architectures, each with seeded random weights (tests/models/gallery has them), run by"
-        " `python scripts/models.py --json docs/data/models.json` in two ways: straight from torch with `purevk.compile`, and"
-        " as a `.pte` that ExecuTorch's VulkanPartitioner made (a few after ExecuTorch's own folding of constants, without"
+        " `python scripts/models.py --json docs/data/models.json` in two ways: straight from torch"
+        " with `purevk.compile`, and"
+        " as a `.pte` that ExecuTorch's VulkanPartitioner made (a few after ExecuTorch's own"
+        " folding of constants, without"
         " which it cannot lower them). Both are compared with eager torch.\n\n"
         f"{len(rows)} models; of {len(ways)} runs {one} are one GPU segment with nothing on the CPU"
         f", {exporter} could not be exported by ExecuTorch, and {len(ways) - len(agree) - exporter} failed.\n\n"
         f"Device: {data['device']}, 2 cores; {packages}.\n\n"
-        "- *error*: the largest difference from eager torch over all outputs and calls, relative to the largest output.\n"
-        "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one token for models with a"
-        " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so that this compares what a"
+        "- *error*: the largest difference from eager torch over all outputs and calls, relative"
+        " to the largest output.\n"
+        "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one"
+        " token for models with a"
+        " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so"
+        " that this compares what a"
         " call costs rather than peak speed ([bench/RESULTS.md](../bench/RESULTS.md) has that).\n"
         "- *s*: `purevk.compile` of the exported program (with torch's own decompositions), and `purevk.load` of the"
         " file, with no kernel in any cache.\n"
-        "- *delegates*: delegate calls in the `.pte`, and after the + the CPU kernels that ExecuTorch would run between them.\n"
+        "- *delegates*: delegate calls in the `.pte`, and after the + the CPU kernels that"
+        " ExecuTorch would run between them.\n"
         "- *segments*: command buffers on the GPU, and the nodes on the CPU between them.\n",
     ]
     for library in dict.fromkeys(row["library"] for row in rows.values()):
@@ -262,14 +335,25 @@ def _model_line(name: str, row: dict) -> str:
 def _way_cells(way: dict | None, file: bool = False) -> list[str]:
     if way is None or "failed" in way:
         reason = "" if way is None else way["failed"].split(":")[0]
-        reason = "not exported by ExecuTorch" if reason == "NotExported" else reason and f"failed: {reason}"
+        reason = (
+            "not exported by ExecuTorch"
+            if reason == "NotExported"
+            else reason and f"failed: {reason}"
+        )
         return [""] * file + [reason, "", "", ""]
-    host = ", ".join(f"`{name}`" + (f" x {count}" if count > 1 else "") for name, count in way["cpu"].items())
-    first = [f"{way['delegates']}" + (f" + {way['kernels']}" if way["kernels"] else "")] if file else []
+    host = ", ".join(
+        f"`{name}`" + (f" x {count}" if count > 1 else "") for name, count in way["cpu"].items()
+    )
+    first = (
+        [f"{way['delegates']}" + (f" + {way['kernels']}" if way["kernels"] else "")] if file else []
+    )
     return [
-        *first, f"{way['segments']}" + (f"; CPU: {host}" if host else ""), f"{way['error']:.0e}", _number(way["ms"]),
+        *first,
+        f"{way['segments']}" + (f"; CPU: {host}" if host else ""),
+        f"{way['error']:.0e}",
+        _number(way["ms"]),
         f"{way['compile_s']:.1f}",
-    ]  # fmt: skip
+    ]
 
 
 def _number(value: float) -> str:
@@ -294,8 +378,12 @@ def stale() -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a page is stale"
+    )
     if parser.parse_args().check:
         names = stale()
         for name in names:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the gallery of models (tests/models/gallery) through purevk, straight from torch and as .pte, against eager torch.
+"""Runs the gallery of models (tests/models/gallery) through purevk, straight from torch and as
+.pte, against eager torch.
 
-    python scripts/models.py [NAME ...] [--json docs/data/models.json] [--again] [--only compile] [--list]
+    python scripts/models.py [NAME ...] [--json docs/data/models.json] [--again] [--only compile]
+    [--list]
 
-Without names, all that the JSON file does not have yet; it is written after each model, so that a run can be cut off and
-goes on. Kernels are compiled anew for each model: "compile" is a first start. scripts/make_docs.py makes docs/models.md of
-the file.
+Without names, all that the JSON file does not have yet; it is written after each model, so that a
+run can be cut off and goes on. Kernels are compiled anew for each model: "compile" is a first
+start. scripts/make_docs.py makes docs/models.md of the file.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -41,8 +44,8 @@ def flat(results: Any) -> list[Any]:
 
 
 def relative_error(made: list[Any], wanted: list[Any]) -> float:
-    """The largest difference between two lists of tensors, each relative to its wanted tensor's largest magnitude; infinite
-    where sizes, numbers or infinities differ."""
+    """The largest difference between two lists of tensors, each relative to its wanted tensor's
+    largest magnitude; infinite where sizes, numbers or infinities differ."""
     import torch
 
     if len(made) != len(wanted):
@@ -60,7 +63,8 @@ def relative_error(made: list[Any], wanted: list[Any]) -> float:
 
 
 def best_seconds(call: Callable[[], Any]) -> float:
-    """The fastest of a few calls, the first left out: what else runs on the machine makes the others slower."""
+    """The fastest of a few calls, the first left out: what else runs on the machine makes the
+    others slower."""
     call()
     times: list[float] = []
     while len(times) < REPEATS and (len(times) < 5 or sum(times) < _ENOUGH):
@@ -75,7 +79,9 @@ def exported_program(built: Any) -> Any:
     import torch
 
     with torch.no_grad():
-        return torch.export.export(built.module, built.inputs, dynamic_shapes=built.dynamic_shapes, strict=False)
+        return torch.export.export(
+            built.module, built.inputs, dynamic_shapes=built.dynamic_shapes, strict=False
+        )
 
 
 def measure(program: Any, built: Any, wanted: list[list[Any]], seconds: float) -> dict[str, Any]:
@@ -106,7 +112,9 @@ def failure(error: BaseException) -> dict[str, Any]:
     """What a way that raised leaves in the row."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:400]
-    return {"failed": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"}
+    return {
+        "failed": f"{type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno})"
+    }
 
 
 def straight(build: Callable[[], Any], wanted: list[list[Any]]) -> dict[str, Any]:
@@ -124,7 +132,8 @@ def straight(build: Callable[[], Any], wanted: list[list[Any]]) -> dict[str, Any
 
 
 def trace_patterns_once() -> None:
-    """Keeps the graphs of executorch's fusion patterns, which it traces anew for each delegate (seconds each)."""
+    """Keeps the graphs of executorch's fusion patterns, which it traces anew for each delegate
+    (seconds each)."""
     from executorch.backends.vulkan.patterns import fusable_patterns
 
     for entry in fusable_patterns.values():
@@ -133,8 +142,9 @@ def trace_patterns_once() -> None:
 
 
 def lowered(built: Any) -> tuple[bytes, bool]:
-    """The .pte of a model, and whether constants were folded first: executorch 1.5.1 cannot lower a delegate that reads no
-    input, such as positions made of an arange and a number, which its own pass folds away."""
+    """The .pte of a model, and whether constants were folded first: executorch 1.5.1 cannot lower a
+    delegate that reads no input, such as positions made of an arange and a number, which its own
+    pass folds away."""
     import torch
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -151,13 +161,16 @@ def lowered(built: Any) -> tuple[bytes, bool]:
     with torch.no_grad():
         exported = constant_prop_pass(exported_program(built).run_decompositions({}))
         edge = to_edge_transform_and_lower(
-            exported, partitioner=[VulkanPartitioner({"require_dynamic_shapes": True} if dynamic else {})],
+            exported,
+            partitioner=[VulkanPartitioner({"require_dynamic_shapes": True} if dynamic else {})],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )  # fmt: skip
+        )
         return edge.to_executorch().buffer, True
 
 
-def through_file(build: Callable[[], Any], wanted: list[list[Any]], keep: Path | None, name: str) -> dict[str, Any]:
+def through_file(
+    build: Callable[[], Any], wanted: list[list[Any]], keep: Path | None, name: str
+) -> dict[str, Any]:
     """The model as a .pte of executorch's VulkanPartitioner, through `purevk.load`."""
     import purevk
     from purevk import pte
@@ -184,9 +197,13 @@ def through_file(build: Callable[[], Any], wanted: list[list[Any]], keep: Path |
     with purevk.load(blob) as program:
         seconds = time.perf_counter() - start
         return {
-            "export_s": export, "bytes": len(blob), "folded": folded, "delegates": delegates, "kernels": kernels,
+            "export_s": export,
+            "bytes": len(blob),
+            "folded": folded,
+            "delegates": delegates,
+            "kernels": kernels,
             **measure(program, built, wanted, seconds),
-        }  # fmt: skip
+        }
 
 
 def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str, Any]:
@@ -200,16 +217,21 @@ def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str,
         last = built.samples[-1]
         eager = best_seconds(lambda: built.module(*last))
     row: dict[str, Any] = {
-        "library": model.library, "about": model.about, "parameters": parameters, "eager_ms": eager * 1e3,
+        "library": model.library,
+        "about": model.about,
+        "parameters": parameters,
+        "eager_ms": eager * 1e3,
         "tolerance": model.tolerance,
-    }  # fmt: skip
+    }
     for way in ways:
         try:
             if way == "compile":
                 row[way] = straight(model.build, wanted)
             else:
                 row[way] = through_file(model.build, wanted, keep, model.name)
-        except Exception as error:  # whatever a model of this list runs into is what the list is for
+        except (
+            Exception
+        ) as error:  # whatever a model of this list runs into is what the list is for
             row[way] = failure(error)
     return row
 
@@ -229,7 +251,8 @@ def describe(name: str, row: dict[str, Any]) -> str:
         extra = f" delegates {data['delegates']}" if way == "pte" else ""
         parts.append(
             f"\n    {way:8} error {data['error']:.1e}{mark} segments {data['segments']}{cpu}{extra} dispatches"
-            f" {data['dispatches']} {data['ms']:.1f} ms, export {data['export_s']:.1f} s, compile {data['compile_s']:.1f} s"
+            f" {data['dispatches']} {data['ms']:.1f} ms, export {data['export_s']:.1f} s, compile"
+            f" {data['compile_s']:.1f} s"
         )
     return "".join(parts)
 
@@ -237,16 +260,24 @@ def describe(name: str, row: dict[str, Any]) -> str:
 def main() -> int:
     from tests.models.gallery import MODELS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--json", type=Path, help="file with the rows; read first, written after each model")
+    parser.add_argument(
+        "--json", type=Path, help="file with the rows; read first, written after each model"
+    )
     parser.add_argument("--again", action="store_true", help="also what the file already has")
     parser.add_argument("--only", choices=WAYS, help="one way only")
     parser.add_argument("--keep", type=Path, help="folder for the .pte files")
     parser.add_argument("--list", action="store_true", help="print the names")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(f"{model.name:30} {model.library:14} {model.about}" for model in MODELS.values()))
+        print(
+            "\n".join(
+                f"{model.name:30} {model.library:14} {model.about}" for model in MODELS.values()
+            )
+        )
         return 0
     unknown = [name for name in options.names if name not in MODELS]
     if unknown:
@@ -268,7 +299,10 @@ def main() -> int:
                 print(f"{name:30} {failure(error)['failed']}", flush=True)
                 bad += 1
                 continue
-        rows["models"][name] = {**{k: v for k, v in rows["models"].get(name, {}).items() if k in WAYS}, **row}
+        rows["models"][name] = {
+            **{k: v for k, v in rows["models"].get(name, {}).items() if k in WAYS},
+            **row,
+        }
         bad += any("failed" in row[way] or row[way]["error"] > row["tolerance"] for way in ways)
         print(describe(name, row), flush=True)
         if options.json:

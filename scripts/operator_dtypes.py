@@ -3,9 +3,10 @@
 
     python scripts/operator_dtypes.py --update
 
-Calls of PyTorch's own operator samples (`torch.testing`'s op_db) are repeated in every dtype that eager torch takes, and lowered
-for this machine's device: a dtype counts if a call in it leaves no node to the CPU, otherwise the reason is kept. Nothing runs;
-`scripts/opinfo.py` compares results. Overloads that torch takes apart before anything sees them have no entry.
+Calls of PyTorch's own operator samples (`torch.testing`'s op_db) are repeated in every dtype that
+eager torch takes, and lowered for this machine's device: a dtype counts if a call in it leaves no
+node to the CPU, otherwise the reason is kept. Nothing runs; `scripts/opinfo.py` compares results.
+Overloads that torch takes apart before anything sees them have no entry.
 """
 
 from __future__ import annotations
@@ -50,17 +51,24 @@ def main() -> int:
             found[row.name] = of_row(recorded[row.name], traits)
             print(row.name, json.dumps(found[row.name]), flush=True)
     if args.update:
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items())
-        text = f'{{"device": {json.dumps(context().device.name)}, "torch": "{torch.__version__.partition("+")[0]}", "rows": {{\n{lines}\n}}}}\n'
+        lines = ",\n".join(
+            f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items()
+        )
+        text = f'{{"device": {json.dumps(context().device.name)}, "torch": "{torch.__version__.partition("+")[0]}", "rows": {{\n{lines}\n}}}}\n'  # noqa: E501
         FOUND.write_text(text, encoding="utf-8")
     return 0
 
 
 def of_row(recorded: list[Call], traits: Any) -> dict[str, Any]:
-    """{"device": the dtypes that run there, "cpu": {dtype: why}}; dtypes that torch refuses are in neither."""
+    """{"device": the dtypes that run there, "cpu": {dtype: why}}; dtypes that torch refuses are in
+    neither."""
     device, cpu = [], {}
     for dtype in DTYPES:
-        reasons = [reason for call in in_dtype(recorded, dtype) if (reason := why_on_cpu(call, traits)) is not None]
+        reasons = [
+            reason
+            for call in in_dtype(recorded, dtype)
+            if (reason := why_on_cpu(call, traits)) is not None
+        ]
         if not reasons:
             continue
         name = DType.from_torch(dtype).name
@@ -72,14 +80,20 @@ def of_row(recorded: list[Call], traits: Any) -> dict[str, Any]:
 
 
 def in_dtype(recorded: list[Call], dtype: torch.dtype) -> list[Call]:
-    """Calls whose first tensor is of a dtype: recorded ones, and some recorded in another dtype of its kind."""
+    """Calls whose first tensor is of a dtype: recorded ones, and some recorded in another dtype of
+    its kind."""
     kinds = [[dtype], *([list(kind)] for kind in (FLOATS, INTEGERS) if dtype in kind)]
     kinds = [kinds[0], *(kind[0] for kind in kinds[1:]), list(DTYPES)]
     for kind in kinds:
         made = []
         for call in recorded:
             main = main_dtype(call)
-            if main in kind and len(made) < TRIES and not is_empty(call) and (cast := in_another(call, main, dtype)) is not None:
+            if (
+                main in kind
+                and len(made) < TRIES
+                and not is_empty(call)
+                and (cast := in_another(call, main, dtype)) is not None
+            ):
                 made.append(cast)
         if made:
             return made
@@ -94,7 +108,11 @@ def main_dtype(call: Call) -> torch.dtype | None:
 
 def is_empty(call: Call) -> bool:
     """Whether it is of no elements, for which nothing runs."""
-    return any(leaf.numel() == 0 for leaf in pytree.tree_leaves(call.results) if isinstance(leaf, torch.Tensor))
+    return any(
+        leaf.numel() == 0
+        for leaf in pytree.tree_leaves(call.results)
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def in_another(call: Call, main: torch.dtype, dtype: torch.dtype) -> Call | None:
@@ -104,7 +122,11 @@ def in_another(call: Call, main: torch.dtype, dtype: torch.dtype) -> Call | None
 
     def cast(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dtype is main:
-            return leaf.abs().to(dtype) if dtype is torch.uint8 and main is not torch.bool else leaf.to(dtype)
+            return (
+                leaf.abs().to(dtype)
+                if dtype is torch.uint8 and main is not torch.bool
+                else leaf.to(dtype)
+            )
         return dtype if leaf is main else leaf
 
     args, kwargs = pytree.tree_map(cast, (call.args, call.kwargs))
@@ -118,11 +140,15 @@ def in_another(call: Call, main: torch.dtype, dtype: torch.dtype) -> Call | None
 
 
 def why_on_cpu(call: Call, traits: Any) -> str | None:
-    """Why a node of the call would run on the CPU: empty if none would, None if the graph cannot be made."""
+    """Why a node of the call would run on the CPU: empty if none would, None if the graph cannot be
+    made."""
     try:
         graph = optimize(build([Case(call.overload, call.args, call.kwargs)]), traits)
     except (PurevkError, NotImplementedError, ValueError, TypeError, KeyError) as error:
-        print(f"  {call.overload}: {type(error).__name__}: {' '.join(str(error).split())[:160]}", file=sys.stderr)
+        print(
+            f"  {call.overload}: {type(error).__name__}: {' '.join(str(error).split())[:160]}",
+            file=sys.stderr,
+        )
         return None
     return next((node.args[1] for node in graph.nodes if node.op == HOST), "")
 

@@ -1,21 +1,24 @@
-"""Runs PyTorch's own operator samples (`torch.testing`'s op_db) through purevk and counts what agrees with eager torch.
+"""Runs PyTorch's own operator samples (`torch.testing`'s op_db) through purevk and counts what
+agrees with eager torch.
 
     python scripts/opinfo.py --update [--ops REGEX] [--dtypes float32,int64] [--limit N] [--again]
 
-Every sample is exported with torch.export and takes the way of a model, some samples in one program to save time; where such
-a program cannot be made, its halves are, down to single samples. A sample counts as
+Every sample is exported with torch.export and takes the way of a model, some samples in one program
+to save time; where such a program cannot be made, its halves are, down to single samples. A sample
+counts as
 
 * *passed* if its results agree and no node of it ran on the CPU,
 * *fallback* if they agree and some did,
 * *failed* if they differ, or purevk refuses the program,
 * *skipped* if there is nothing to compare; the reason is kept.
 
-Results agree by the tolerances of `torch.testing.assert_close`, or by those that the operator's OpInfo states for tests
-of its own. Eager torch rounds too: to agree with its float64 result is as good, and so is to be no further from that than twice
-what eager torch is. Places of equal elements may be others (sort, topk and the like).
+Results agree by the tolerances of `torch.testing.assert_close`, or by those that the operator's
+OpInfo states for tests of its own. Eager torch rounds too: to agree with its float64 result is as
+good, and so is to be no further from that than twice what eager torch is. Places of equal elements
+may be others (sort, topk and the like).
 
-`--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes a part of docs/ops.md; operators
-that are there are not run again, unless `--again` says so.
+`--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes a part
+of docs/ops.md; operators that are there are not run again, unless `--again` says so.
 """
 
 from __future__ import annotations
@@ -55,11 +58,11 @@ ELEMENTS = 1 << 20  # of all inputs of one program
 _TIES = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
 # Operators without a result to compare.
 WITHOUT = {
-    "random": r"^(rand|randn|randint|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|log_normal)\b|^(rand\w*|randn?_like|randint_like)$"
+    "random": r"^(rand|randn|randint|normal|bernoulli|multinomial|uniform|exponential|geometric|cauchy|log_normal)\b|^(rand\w*|randn?_like|randint_like)$"  # noqa: E501
     r"|dropout|\.rrelu$|fractional_max_pool|pca_lowrank|svd_lowrank",
     "uninitialized": r"(^|_)empty(_|$)|^resize",
     "no ATen operator": r"jiterator",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -86,7 +89,11 @@ class Sample:
         for place, tensor in zip(self.places, tensors):
             leaves[place] = tensor
         args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
-        return [leaf for leaf in _pytree.tree_leaves(self.op(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        return [
+            leaf
+            for leaf in _pytree.tree_leaves(self.op(*args, **kwargs))
+            if isinstance(leaf, torch.Tensor)
+        ]
 
     def eager(self, wide: bool = False) -> list[torch.Tensor]:
         """What torch makes of copies of the tensors; `wide`: computed in float64."""
@@ -125,13 +132,17 @@ class Counts:
             self.reasons[outcome, why] += count
 
     def keep(self, entry: dict[str, Any], dtype: str) -> None:
-        """Writes the outcomes into an operator's entry of the file: under the dtype its counts, in the order of `OUTCOMES`,
-        and under "why" the commonest reasons: [outcome, reason, [dtype, ...]]."""
+        """Writes the outcomes into an operator's entry of the file: under the dtype its counts, in
+        the order of `OUTCOMES`, and under "why" the commonest reasons: [outcome, reason, [dtype,
+        ...]]."""
         counts = [self.outcomes[name] for name in OUTCOMES]
         while counts and not counts[-1]:
             counts.pop()
         entry[dtype] = counts
-        reasons = {(outcome, why): [each for each in dtypes if each != dtype] for outcome, why, dtypes in entry.pop("why", [])}
+        reasons = {
+            (outcome, why): [each for each in dtypes if each != dtype]
+            for outcome, why, dtypes in entry.pop("why", [])
+        }
         for key, _ in self.reasons.most_common(REASONS):
             reasons.setdefault(key, []).append(dtype)
         kept = [[*key, dtypes] for key, dtypes in reasons.items() if dtypes]
@@ -146,7 +157,9 @@ class Runner:
         self.context: Context | None = None
         self.programs = 0
 
-    def run(self, samples: list[Sample], counts: Counts, tolerance: tuple[float, float] | None) -> None:
+    def run(
+        self, samples: list[Sample], counts: Counts, tolerance: tuple[float, float] | None
+    ) -> None:
         """Counts the outcomes of samples, in one program if it can be made."""
         bundle = Bundle(samples)
         tensors = tuple(t.clone() for sample in samples for t in sample.tensors)
@@ -159,22 +172,45 @@ class Runner:
         try:
             exported = decompose(exported)
         except Exception as error:
-            self._smaller(samples, counts, tolerance, "skipped", f"torch.export, decompositions: {_short(error)}")
+            self._smaller(
+                samples,
+                counts,
+                tolerance,
+                "skipped",
+                f"torch.export, decompositions: {_short(error)}",
+            )
             return
         try:
             graph = read_exported(exported)
-            with Program("opinfo", {"forward": lambda sizes: read_exported(exported, sizes) if sizes else graph}, self._context()) as program:
+            with Program(
+                "opinfo",
+                {"forward": lambda sizes: read_exported(exported, sizes) if sizes else graph},
+                self._context(),
+            ) as program:
                 hosts = {
                     step.nodes[0].source: (step.nodes[0].args[0], step.nodes[0].args[1])
-                    for step in program.method("forward").executable.plan.steps if not step.on_device
-                }  # fmt: skip
+                    for step in program.method("forward").executable.plan.steps
+                    if not step.on_device
+                }
                 made = program.forward(*tensors)
         except PurevkError as error:
-            self._smaller(samples, counts, tolerance, "failed", f"{type(error).__name__}: {error.what}" + (f" ({error.why})" if error.why else ""))
+            self._smaller(
+                samples,
+                counts,
+                tolerance,
+                "failed",
+                f"{type(error).__name__}: {error.what}" + (f" ({error.why})" if error.why else ""),
+            )
             return
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            self._smaller(samples, counts, tolerance, "failed", f"{_short(error)} ({Path(where.filename).name}:{where.lineno})")
+            self._smaller(
+                samples,
+                counts,
+                tolerance,
+                "failed",
+                f"{_short(error)} ({Path(where.filename).name}:{where.lineno})",
+            )
             return
         made = list(made) if isinstance(made, tuple) else [made]
         sources = _sources(graph)
@@ -183,9 +219,17 @@ class Runner:
             many = len(sample.wanted)
             if not tensors:  # arrays, and numpy has no bfloat16
                 halves = [want.dtype is torch.bfloat16 for want in sample.wanted]
-                made[at : at + many] = [torch.from_numpy(each).view(torch.bfloat16) if half else each for each, half in zip(made[at:], halves)]
+                made[at : at + many] = [
+                    torch.from_numpy(each).view(torch.bfloat16) if half else each
+                    for each, half in zip(made[at:], halves)
+                ]
             wrong = compare(sample, made[at : at + many], tolerance)
-            where = {source for output in graph.outputs[at : at + many] if isinstance(output, Value) for source in sources[output]}
+            where = {
+                source
+                for output in graph.outputs[at : at + many]
+                if isinstance(output, Value)
+                for source in sources[output]
+            }
             cpu = {hosts[source] for source in where if source in hosts}
             at += many
             if wrong:
@@ -193,7 +237,9 @@ class Runner:
             else:
                 counts.add("fallback" if cpu else "passed", _on_cpu(cpu))
 
-    def _smaller(self, samples: list[Sample], counts: Counts, tolerance: Any, outcome: str, why: str) -> None:
+    def _smaller(
+        self, samples: list[Sample], counts: Counts, tolerance: Any, outcome: str, why: str
+    ) -> None:
         if len(samples) == 1:
             counts.add(outcome, why[:160])
             return
@@ -215,10 +261,13 @@ class Runner:
 
 
 def _on_cpu(nodes: set[tuple[str, str]]) -> str:
-    """The operators that ran on the CPU, with the reasons; those that had to because others did are left out."""
+    """The operators that ran on the CPU, with the reasons; those that had to because others did are
+    left out."""
     following = ("no kernel takes complex numbers", "between nodes on the CPU")
     causes = {node for node in nodes if node[1] not in following} or nodes
-    return ", ".join(sorted(name if why == "no kernel" else f"{name}: {why}" for name, why in causes))
+    return ", ".join(
+        sorted(name if why == "no kernel" else f"{name}: {why}" for name, why in causes)
+    )
 
 
 def _sources(graph: Graph) -> dict[Value, frozenset[str]]:
@@ -250,16 +299,26 @@ def compare(sample: Sample, made: list[Any], tolerance: tuple[float, float] | No
 
 
 def _same_elements(sample: Sample, have: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether places of elements, which torch may choose freely where elements are equal, hold the same elements."""
+    """Whether places of elements, which torch may choose freely where elements are equal, hold the
+    same elements."""
     at = _TIES.get(sample.name.partition(".")[0])
-    if at is None or want.dtype is not torch.int64 or have.shape != want.shape or have.dtype is not want.dtype:
+    if (
+        at is None
+        or want.dtype is not torch.int64
+        or have.shape != want.shape
+        or have.dtype is not want.dtype
+    ):
         return False
     args, kwargs = _pytree.tree_unflatten(sample.leaves, sample.spec)
     if kwargs.get("stable"):
         return False
     x = args[0]
     dim = kwargs.get("dim", args[at] if len(args) > at else -1)
-    if not isinstance(dim, int) or not x.dim() or not bool(((have >= 0) & (have < x.shape[dim])).all()):
+    if (
+        not isinstance(dim, int)
+        or not x.dim()
+        or not bool(((have >= 0) & (have < x.shape[dim])).all())
+    ):
         return False
     places = [each if each.dim() == x.dim() else each.unsqueeze(dim) for each in (have, want)]
     found = [torch.gather(x, dim, each) for each in places]
@@ -278,13 +337,19 @@ def _exact(sample: Sample, number: int, want: torch.Tensor) -> torch.Tensor | No
 
 
 def _as_near(have: torch.Tensor, want: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether the largest error is at most twice that of eager torch, and infinities and NaNs are in the same places."""
+    """Whether the largest error is at most twice that of eager torch, and infinities and NaNs are
+    in the same places."""
     if have.dtype is not want.dtype or have.shape != want.shape:
         return False
     fine = exact.to(want.dtype).isfinite() & want.isfinite()
-    if not torch.equal(have[~fine].nan_to_num(), want[~fine].nan_to_num()) or not torch.equal(have.isnan(), want.isnan()):
+    if not torch.equal(have[~fine].nan_to_num(), want[~fine].nan_to_num()) or not torch.equal(
+        have.isnan(), want.isnan()
+    ):
         return False
-    errors = [(each.double() - exact)[fine].abs().max() if fine.any() else torch.zeros(()) for each in (have, want)]
+    errors = [
+        (each.double() - exact)[fine].abs().max() if fine.any() else torch.zeros(())
+        for each in (have, want)
+    ]
     return bool(errors[0] <= 2 * errors[1])
 
 
@@ -296,7 +361,10 @@ def _differs(have: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, flo
         torch.testing.assert_close(have, want, rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
         text = " ".join(str(error).split())
-        found = re.search(r"[Gg]reatest relative difference: (\S+)|Relative difference: (\S+)|Absolute difference: (\S+)", text)
+        found = re.search(
+            r"[Gg]reatest relative difference: (\S+)|Relative difference: (\S+)|Absolute difference: (\S+)",
+            text,
+        )
         number = next((each for each in found.groups() if each), "") if found else ""
         try:
             size = float(number.rstrip(",()"))
@@ -312,7 +380,8 @@ def _short(error: BaseException) -> str:
 
 
 def tolerance_of(info: Any, dtype: torch.dtype) -> tuple[float, float] | None:
-    """The loosest (rtol, atol) that an OpInfo states for its tests of a dtype, on whatever device, if any."""
+    """The loosest (rtol, atol) that an OpInfo states for its tests of a dtype, on whatever device,
+    if any."""
     found = []
     for each in info.decorators:
         for decorator in getattr(each, "decorators", [each]):
@@ -344,14 +413,25 @@ def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> lis
         leaves, spec = _pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
         why = next((why for why, names in WITHOUT.items() if re.search(names, info.name)), "")
         drops = sample.kwargs.get("dropout_p") or sample.kwargs.get("dropout")
-        if drops or info.name.endswith("multi_head_attention_forward") and sample.kwargs.get("training") and any(isinstance(arg, float) and arg for arg in sample.args):
+        if drops or (
+            info.name.endswith("multi_head_attention_forward")
+            and sample.kwargs.get("training")
+            and any(isinstance(arg, float) and arg for arg in sample.args)
+        ):
             why = "random"
-        if any(isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves):
+        if any(
+            isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided for leaf in leaves
+        ):
             why = "sparse tensors"
         if why:
             counts.add("skipped", why)
             continue
-        leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        leaves = [
+            leaf.detach().clone(memory_format=torch.contiguous_format)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
         made = Sample(info.name, number, spec, leaves, info.op)
         try:
             made.wanted = made.eager()
@@ -385,16 +465,28 @@ def main() -> None:
     from torch.testing._internal.common_methods_invocations import op_db
 
     warnings.filterwarnings("ignore")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="", help="a regular expression; operators are named name or name.variant")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ops", default="", help="a regular expression; operators are named name or name.variant"
+    )
     parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--limit", type=int, default=0, help="samples of each operator and dtype (0: all)")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="samples of each operator and dtype (0: all)"
+    )
     parser.add_argument("--again", action="store_true", help="run also what the file has")
-    parser.add_argument("--update", action="store_true", help=f"keep the counts in {DATA.relative_to(ROOT)}")
+    parser.add_argument(
+        "--update", action="store_true", help=f"keep the counts in {DATA.relative_to(ROOT)}"
+    )
     parser.add_argument("--json", default="", help="keep the counts in this file instead")
     options = parser.parse_args()
     path = Path(options.json) if options.json else DATA if options.update else None
-    table = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {"limits": {}, "operators": {}}
+    table = (
+        json.loads(path.read_text(encoding="utf-8"))
+        if path is not None and path.is_file()
+        else {"limits": {}, "operators": {}}
+    )
     operators = table["operators"]
     whole: Counter = Counter()
     runner = Runner()
@@ -411,7 +503,10 @@ def main() -> None:
             for bundle in bundles(samples_of(info, dtype, options.limit, counts)):
                 runner.run(bundle, counts, tolerance_of(info, dtype))
             whole += counts.outcomes
-            print(f"{title:45} {name} {dict(counts.outcomes)} {time.perf_counter() - start:.1f} s", flush=True)
+            print(
+                f"{title:45} {name} {dict(counts.outcomes)} {time.perf_counter() - start:.1f} s",
+                flush=True,
+            )
             for (outcome, why), number in counts.reasons.most_common(6):
                 print(f"      {number} x {outcome}: {why}", flush=True)
             counts.keep(operators.setdefault(title, {}), name)
@@ -429,7 +524,9 @@ def write(table: dict[str, Any], path: Path) -> None:
     operators = table["operators"]
     lines = [f"{compact(name)}:{compact(operators[name])}" for name in sorted(operators)]
     head = f'"torch":{compact(table["torch"])},\n"limits":{compact(table["limits"])},\n'
-    path.write_text("{\n" + head + '"operators":{\n' + ",\n".join(lines) + "\n}\n}\n", encoding="utf-8")
+    path.write_text(
+        "{\n" + head + '"operators":{\n' + ",\n".join(lines) + "\n}\n}\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -7,22 +7,27 @@ from pathlib import Path
 
 import pytest
 
-# Tables of one width wherever the tests run. Verify the IR after every pass, show no progress bars, and leave the user's cache alone. Kernels are kept from one run of
-# the tests to the next, as they are for a user.
+# Tables of one width wherever the tests run. Verify the IR after every pass, show no progress bars,
+# and leave the user's cache alone. Kernels are kept from one run of the tests to the next, as they
+# are for a user.
 os.environ["COLUMNS"] = "120"
 os.environ.setdefault("PUREVK_VERIFY", "1")
 os.environ.setdefault("PUREVK_PROGRESS", "0")
-os.environ.setdefault("PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk"))
+os.environ.setdefault(
+    "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
+)
 
 _SWEPT = tuple(Path(__file__).parent / room for room in ("ops", "kernels"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the operators' and kernels' tests with many parameters, the first case is fast enough for every day; the others are
-    marked as a sweep."""
+    """Of the operators' and kernels' tests with many parameters, the first case is fast enough for
+    every day; the others are marked as a sweep."""
     seen: set[str] = set()
     for item in items:
-        if not hasattr(item, "callspec") or not any(item.path.is_relative_to(room) for room in _SWEPT):
+        if not hasattr(item, "callspec") or not any(
+            item.path.is_relative_to(room) for room in _SWEPT
+        ):
             continue
         function = item.nodeid.partition("[")[0]
         if function in seen:

@@ -1,4 +1,5 @@
-"""The runtimes that `bench.compare` times, each in a process of its own that waits between its turns."""
+"""The runtimes that `bench.compare` times, each in a process of its own that waits between its
+turns."""
 
 from __future__ import annotations
 

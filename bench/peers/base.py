@@ -22,8 +22,8 @@ class Loaded:
     """A model ready to be timed.
 
     Attributes:
-        run: one call on the model's first sample, from host memory to host memory unless `note` says otherwise;
-            returns its outputs.
+        run: one call on the model's first sample, from host memory to host memory unless `note`
+            says otherwise; returns its outputs.
         device: what it runs on.
         note: what the reader of a table has to know, or "".
     """

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def convertible(module: Any) -> Any:
     """Return a module that computes the same and that pnnx turns into ncnn's own layers.
 
-    The encoder's joint projection of queries, keys and values is taken apart, so that its attention becomes ncnn's
-    `MultiHeadAttention`, its best for it; other modules are returned as they are.
+    The encoder's joint projection of queries, keys and values is taken apart, so that its attention
+    becomes ncnn's `MultiHeadAttention`, its best for it; other modules are returned as they are.
     """
     import torch
     from torch import nn
@@ -32,9 +32,16 @@ def convertible(module: Any) -> Any:
         def __init__(self, layer: EncoderLayer) -> None:
             super().__init__()
             self.heads, self.out = layer.heads, layer.out
-            self.norm1, self.norm2, self.up, self.down = layer.norm1, layer.norm2, layer.up, layer.down
+            self.norm1, self.norm2, self.up, self.down = (
+                layer.norm1,
+                layer.norm2,
+                layer.up,
+                layer.down,
+            )
             dim = layer.out.in_features
-            for name, weight, bias in zip("qkv", layer.qkv.weight.split(dim), layer.qkv.bias.split(dim), strict=True):
+            for name, weight, bias in zip(
+                "qkv", layer.qkv.weight.split(dim), layer.qkv.bias.split(dim), strict=True
+            ):
                 linear = nn.Linear(dim, dim)
                 linear.weight.data, linear.bias.data = weight.clone(), bias.clone()
                 setattr(self, name, linear)
@@ -42,7 +49,10 @@ def convertible(module: Any) -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             batch, rows, dim = x.shape
             h = self.norm1(x)
-            q, k, v = (f(h).view(batch, rows, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = (
+                f(h).view(batch, rows, self.heads, -1).transpose(1, 2)
+                for f in (self.q, self.k, self.v)
+            )
             attended = nn.functional.scaled_dot_product_attention(q, k, v)
             x = x + self.out(attended.transpose(1, 2).reshape(batch, rows, dim))
             return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
@@ -76,11 +86,15 @@ def convert(model: str, built: Built, folder: Path) -> Path:
     if not param.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-            pnnx.export(convertible(built.module), str(folder / f"{model}.pt"), built.inputs, fp16=False)
+            pnnx.export(
+                convertible(built.module), str(folder / f"{model}.pt"), built.inputs, fp16=False
+            )
     if not param.exists():
         raise Unavailable(f"pnnx wrote no {param.name}")
     kinds = {line.split()[0] for line in param.read_text().splitlines()[2:] if line.strip()}
-    foreign = sorted(kind for kind in kinds if "." in kind or "::" in kind or kind.startswith("pnnx"))
+    foreign = sorted(
+        kind for kind in kinds if "." in kind or "::" in kind or kind.startswith("pnnx")
+    )
     if foreign:
         raise Unavailable(f"ncnn has no layer for {', '.join(foreign)}")
     return param

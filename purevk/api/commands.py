@@ -1,8 +1,8 @@
 """Command buffers with cheap recording.
 
-Each method makes one or a few raw calls with structs that were made once. Nothing is checked while recording: what does
-not fit (a grid above `Limits.max_workgroup_count`, a set of another layout) is for the caller to prevent, and for the
-validation layer to find.
+Each method makes one or a few raw calls with structs that were made once. Nothing is checked while
+recording: what does not fit (a grid above `Limits.max_workgroup_count`, a set of another layout) is
+for the caller to prevent, and for the validation layer to find.
 """
 
 from __future__ import annotations
@@ -60,20 +60,23 @@ def _barrier(source: int, destination: int) -> tuple[int, int, Any]:
 
 
 class CommandPool(DeviceObject):
-    """Where command buffers come from. Buffers of one pool must not be recorded in two threads at once."""
+    """Where command buffers come from. Buffers of one pool must not be recorded in two threads at
+    once."""
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         functions, vk_device = device.functions, device.handle
         info = vk.struct(
             "VkCommandPoolCreateInfo", flags=2, queueFamilyIndex=device.physical.queue_family
         )  # buffers are reset one by one
         self._spare: list[Any] = []
         handle = vk.ffi.new("VkCommandPool *")
-        vk.check(functions.vkCreateCommandPool(vk_device, info, vk.NULL, handle), "vkCreateCommandPool")
+        vk.check(
+            functions.vkCreateCommandPool(vk_device, info, vk.NULL, handle), "vkCreateCommandPool"
+        )
         self.handle = pool = handle[0]
         super().__init__(device, lambda: functions.vkDestroyCommandPool(vk_device, pool, vk.NULL))
 
-    def buffer(self, label: str = "") -> "CommandBuffer":
+    def buffer(self, label: str = "") -> CommandBuffer:
         """A new command buffer of this pool."""
         return CommandBuffer(self, label)
 
@@ -88,20 +91,31 @@ class CommandBuffer(DeviceObject):
         device = pool.device
         functions, vk_device = device.functions, device.handle
         self.pool = pool
-        # A pool may be used by one thread at a time, but garbage is collected in any: a buffer that nobody needs any
-        # more is not freed but waits in its pool for the next who asks.
+        # A pool may be used by one thread at a time, but garbage is collected in any: a buffer that
+        # nobody needs any more is not freed but waits in its pool for the next who asks.
         spare = pool._spare
         if spare:
             array = spare.pop()
         else:
-            info = vk.struct("VkCommandBufferAllocateInfo", commandPool=pool.handle, level=0, commandBufferCount=1)
+            info = vk.struct(
+                "VkCommandBufferAllocateInfo",
+                commandPool=pool.handle,
+                level=0,
+                commandBufferCount=1,
+            )
             array = vk.ffi.new("VkCommandBuffer[]", 1)
-            vk.check(functions.vkAllocateCommandBuffers(vk_device, info, array), "vkAllocateCommandBuffers")
+            vk.check(
+                functions.vkAllocateCommandBuffers(vk_device, info, array),
+                "vkAllocateCommandBuffers",
+            )
         self.handle = array[0]
         self.submit_info = vk.struct("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=array)
         self._begin_info = vk.struct("VkCommandBufferBeginInfo")
         self._functions = functions
-        self._bind_pipeline, self._bind_sets = functions.vkCmdBindPipeline, functions.vkCmdBindDescriptorSets
+        self._bind_pipeline, self._bind_sets = (
+            functions.vkCmdBindPipeline,
+            functions.vkCmdBindDescriptorSets,
+        )
         self._push, self._dispatch = functions.vkCmdPushConstants, functions.vkCmdDispatch
         self._pipeline_barrier = functions.vkCmdPipelineBarrier
         self._bound: Any = None
@@ -110,11 +124,15 @@ class CommandBuffer(DeviceObject):
         device.set_name(_OBJECT_COMMAND_BUFFER, self.handle, label)
 
     def begin(self) -> None:
-        """Starts recording; what was recorded before is dropped. The buffer must not be in use by the device."""
+        """Starts recording; what was recorded before is dropped. The buffer must not be in use by
+        the device."""
         if not self.alive or not self.pool.alive:
             raise DeviceError("The command buffer is destroyed", next="take a new one from a pool")
         self._bound = self._layout = None
-        vk.check(self._functions.vkBeginCommandBuffer(self.handle, self._begin_info), "vkBeginCommandBuffer")
+        vk.check(
+            self._functions.vkBeginCommandBuffer(self.handle, self._begin_info),
+            "vkBeginCommandBuffer",
+        )
 
     def end(self) -> None:
         """Ends recording."""
@@ -122,18 +140,20 @@ class CommandBuffer(DeviceObject):
         if self._core.messages:
             self.device.check()
 
-    def bind_pipeline(self, pipeline: "ComputePipeline") -> None:
+    def bind_pipeline(self, pipeline: ComputePipeline) -> None:
         """Sets the pipeline of the dispatches that follow."""
         self._bound = pipeline
         self._layout = pipeline.layout.handle
         self._bind_pipeline(self.handle, _COMPUTE, pipeline.handle)
 
     def bind_set(self, descriptor_set: Any) -> None:
-        """Sets the buffers: a set of `DescriptorArena.make`, for the layout of the pipeline bound last."""
+        """Sets the buffers: a set of `DescriptorArena.make`, for the layout of the pipeline bound
+        last."""
         self._bind_sets(self.handle, _COMPUTE, self._layout, 0, 1, descriptor_set, 0, vk.NULL)
 
     def push_constants(self, data: Any, nbytes: int | None = None, offset: int = 0) -> None:
-        """Sets push constants: bytes, or a cffi pointer with its `nbytes`; a multiple of 4 from `offset`."""
+        """Sets push constants: bytes, or a cffi pointer with its `nbytes`; a multiple of 4 from
+        `offset`."""
         size = len(data) if nbytes is None else nbytes
         self._push(self.handle, self._layout, _COMPUTE_STAGE, offset, size, data)
 
@@ -141,14 +161,14 @@ class CommandBuffer(DeviceObject):
         """Runs the bound pipeline on a grid of workgroups."""
         self._dispatch(self.handle, x, y, z)
 
-    def dispatch_indirect(self, buffer: "Buffer", offset: int) -> None:
-        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at `offset`, a multiple of 4.
-        The buffer has `Usage.INDIRECT`."""
+    def dispatch_indirect(self, buffer: Buffer, offset: int) -> None:
+        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at
+        `offset`, a multiple of 4. The buffer has `Usage.INDIRECT`."""
         self._functions.vkCmdDispatchIndirect(self.handle, buffer.handle, offset)
 
     def record_dispatch(
         self,
-        pipeline: "ComputePipeline",
+        pipeline: ComputePipeline,
         descriptor_set: Any,
         push: Any,
         push_bytes: int,
@@ -156,7 +176,8 @@ class CommandBuffer(DeviceObject):
         y: int = 1,
         z: int = 1,
     ) -> None:
-        """The whole dispatch in one call. `push` is bytes or a cffi pointer of `push_bytes` bytes (0: none)."""
+        """The whole dispatch in one call. `push` is bytes or a cffi pointer of `push_bytes` bytes
+        (0: none)."""
         handle = self.handle
         if pipeline is not self._bound:
             self._bound = pipeline
@@ -169,31 +190,42 @@ class CommandBuffer(DeviceObject):
         self._dispatch(handle, x, y, z)
 
     def barrier(self, source: int = Access.COMPUTE, destination: int = Access.COMPUTE) -> None:
-        """A global memory barrier: what `source` wrote before is seen by `destination` after. Flags of `Access`."""
+        """A global memory barrier: what `source` wrote before is seen by `destination` after. Flags
+        of `Access`."""
         from_stage, to_stage, memory = _barrier(source, destination)
-        self._pipeline_barrier(self.handle, from_stage, to_stage, 0, 1, memory, 0, vk.NULL, 0, vk.NULL)
+        self._pipeline_barrier(
+            self.handle, from_stage, to_stage, 0, 1, memory, 0, vk.NULL, 0, vk.NULL
+        )
 
     def copy_buffer(
-        self, source: "Buffer", destination: "Buffer", nbytes: int, source_offset: int = 0, destination_offset: int = 0
+        self,
+        source: Buffer,
+        destination: Buffer,
+        nbytes: int,
+        source_offset: int = 0,
+        destination_offset: int = 0,
     ) -> None:
         """Copies bytes between buffers."""
         region = vk.ffi.new("VkBufferCopy *", (source_offset, destination_offset, nbytes))
         self._functions.vkCmdCopyBuffer(self.handle, source.handle, destination.handle, 1, region)
 
-    def fill_buffer(self, buffer: "Buffer", offset: int, nbytes: int, word: int = 0) -> None:
+    def fill_buffer(self, buffer: Buffer, offset: int, nbytes: int, word: int = 0) -> None:
         """Fills with a 32-bit word. `offset` and `nbytes` are multiples of 4."""
         self._functions.vkCmdFillBuffer(self.handle, buffer.handle, offset, nbytes, word)
 
-    def update_buffer(self, buffer: "Buffer", offset: int, data: bytes) -> None:
-        """Writes up to 65536 bytes, kept in the command buffer itself. `offset` and the length are multiples of 4."""
-        self._functions.vkCmdUpdateBuffer(self.handle, buffer.handle, offset, len(data), vk.ffi.from_buffer(data))
+    def update_buffer(self, buffer: Buffer, offset: int, data: bytes) -> None:
+        """Writes up to 65536 bytes, kept in the command buffer itself. `offset` and the length are
+        multiples of 4."""
+        self._functions.vkCmdUpdateBuffer(
+            self.handle, buffer.handle, offset, len(data), vk.ffi.from_buffer(data)
+        )
 
-    def reset_queries(self, pool: "TimestampPool", first: int = 0, count: int | None = None) -> None:
+    def reset_queries(self, pool: TimestampPool, first: int = 0, count: int | None = None) -> None:
         """Resets timestamps. Each must be reset before it is written."""
         count = pool.count - first if count is None else count
         self._functions.vkCmdResetQueryPool(self.handle, pool.handle, first, count)
 
-    def write_timestamp(self, pool: "TimestampPool", index: int, *, after: bool = True) -> None:
+    def write_timestamp(self, pool: TimestampPool, index: int, *, after: bool = True) -> None:
         """Writes the time: once all work before is done (`after`), or when it is reached."""
         stage = _STAGE_BOTTOM if after else _STAGE_TOP
         self._functions.vkCmdWriteTimestamp(self.handle, stage, pool.handle, index)

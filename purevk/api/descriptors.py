@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Iterable, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -17,13 +18,26 @@ if TYPE_CHECKING:
     from purevk.api.device import Device
     from purevk.api.pipeline import PipelineLayout
 
-# A storage buffer, as (buffer, offset in bytes, length in bytes or None for the rest), or a texel buffer.
-Binding = Union[tuple["Buffer", int, "int | None"], BufferView]
+# A storage buffer, as (buffer, offset in bytes, length in bytes or None for the rest), or a texel
+# buffer.
+Binding = Union[tuple["Buffer", int, "int | None"], BufferView]  # noqa: UP007
 
-# VkWriteDescriptorSet as memory: written as columns, because a cffi struct at a time costs 1 us a field.
+# VkWriteDescriptorSet as memory: written as columns, because a cffi struct at a time costs 1 us a
+# field.
 _WRITE = np.dtype(
     {
-        "names": ["sType", "pNext", "set", "binding", "element", "count", "type", "images", "buffers", "texels"],
+        "names": [
+            "sType",
+            "pNext",
+            "set",
+            "binding",
+            "element",
+            "count",
+            "type",
+            "images",
+            "buffers",
+            "texels",
+        ],
         "formats": ["u4", "u8", "u8", "u4", "u4", "u4", "u4", "u8", "u8", "u8"],
         "offsets": [0, 8, 16, 24, 28, 32, 36, 40, 48, 56],
         "itemsize": 64,
@@ -36,12 +50,14 @@ _VIEW_SIZE = 8  # VkBufferView
 
 
 class DescriptorArena(DeviceObject):
-    """Descriptor sets that live and die together. Each `make` adds one pool of exactly the size needed.
+    """Descriptor sets that live and die together. Each `make` adds one pool of exactly the size
+    needed.
 
-    A set is a `VkDescriptorSet *`, as the command buffer takes it; it is valid as long as the arena.
+    A set is a `VkDescriptorSet *`, as the command buffer takes it; it is valid as long as the
+    arena.
     """
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         functions, vk_device = device.functions, device.handle
         pools: list[Any] = []
 
@@ -54,11 +70,12 @@ class DescriptorArena(DeviceObject):
         self._layouts: set[Any] = set()
         super().__init__(device, destroy)
 
-    def make(self, items: Sequence[tuple["PipelineLayout", Sequence[Binding]]]) -> list[Any]:
-        """Allocates and writes one set for each (layout, bindings); bindings are (buffer, offset, length), or a
-        `BufferView` where the layout has a texel buffer.
+    def make(self, items: Sequence[tuple[PipelineLayout, Sequence[Binding]]]) -> list[Any]:
+        """Allocates and writes one set for each (layout, bindings); bindings are (buffer, offset,
+        length), or a `BufferView` where the layout has a texel buffer.
 
-        Offsets must be multiples of the device's `min_storage_buffer_alignment`. Views must live as long as the sets.
+        Offsets must be multiples of the device's `min_storage_buffer_alignment`. Views must live as
+        long as the sets.
 
         Raises:
             OutOfDeviceMemoryError: the driver has no room for the sets.
@@ -73,14 +90,23 @@ class DescriptorArena(DeviceObject):
         texels = sum(layout.n_texel for layout, _ in items)
         if texels:
             for layout, bindings in items:
-                if [type(one) is BufferView for one in bindings] != [kind == "texel" for kind in layout.kinds]:
-                    raise InputError("Bindings do not fit the layout", why=f"it has {', '.join(layout.kinds)}")
+                if [type(one) is BufferView for one in bindings] != [
+                    kind == "texel" for kind in layout.kinds
+                ]:
+                    raise InputError(
+                        "Bindings do not fit the layout", why=f"it has {', '.join(layout.kinds)}"
+                    )
         sizes = [(_STORAGE, total - texels), (_TEXEL, texels)]
         wanted = [size for size in sizes if size[1]] or [(_STORAGE, 1)]
         size = ffi.new("VkDescriptorPoolSize[]", wanted)
-        info = vk.struct("VkDescriptorPoolCreateInfo", maxSets=count, poolSizeCount=len(wanted), pPoolSizes=size)
+        info = vk.struct(
+            "VkDescriptorPoolCreateInfo", maxSets=count, poolSizeCount=len(wanted), pPoolSizes=size
+        )
         pool = ffi.new("VkDescriptorPool *")
-        vk.check(functions.vkCreateDescriptorPool(vk_device, info, vk.NULL, pool), "vkCreateDescriptorPool")
+        vk.check(
+            functions.vkCreateDescriptorPool(vk_device, info, vk.NULL, pool),
+            "vkCreateDescriptorPool",
+        )
         self._pools.append(pool[0])
         numbers = np.fromiter((layout.set_layout_number for layout, _ in items), np.uint64, count)
         self._layouts.update(layout for layout, _ in items)
@@ -100,12 +126,14 @@ class DescriptorArena(DeviceObject):
         return [array + index for index in range(count)]
 
     def update(self, items: Iterable[tuple[Any, Sequence[Binding]]]) -> None:
-        """Points sets made before at other buffers: (set, bindings). No pending work may use the sets; command buffers
-        that bind them must be recorded again."""
+        """Points sets made before at other buffers: (set, bindings). No pending work may use the
+        sets; command buffers that bind them must be recorded again."""
         pairs = list(items)
         if pairs:
             cast = vk.ffi.cast
-            handles = np.fromiter((int(cast("uintptr_t", one[0])) for one, _ in pairs), np.uint64, len(pairs))
+            handles = np.fromiter(
+                (int(cast("uintptr_t", one[0])) for one, _ in pairs), np.uint64, len(pairs)
+            )
             self._write(*_mixed(handles, [bindings for _, bindings in pairs]))
 
     def _write(self, writes: np.ndarray, *kept: np.ndarray) -> None:
@@ -119,16 +147,23 @@ class DescriptorArena(DeviceObject):
 def _plain(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.ndarray, ...]:
     """The writes of sets of storage buffers, and what they point to.
 
-    One write covers a whole set: it runs over into the next bindings, which have the same type and stage.
+    One write covers a whole set: it runs over into the next bindings, which have the same type and
+    stage.
     """
     counts = np.fromiter(map(len, groups), np.int64, len(groups))
     flat: list[int] = []
     try:
         for bindings in groups:
             for buffer, offset, length in bindings:
-                flat += (buffer.number, offset, buffer.nbytes - offset if length is None else length)
+                flat += (
+                    buffer.number,
+                    offset,
+                    buffer.nbytes - offset if length is None else length,
+                )
     except TypeError:
-        raise InputError("Bindings do not fit the layout", why="it has storage buffers only") from None
+        raise InputError(
+            "Bindings do not fit the layout", why="it has storage buffers only"
+        ) from None
     infos = np.array(flat, np.uint64)
     starts = np.zeros(len(groups), np.int64)
     np.cumsum(counts[:-1], out=starts[1:])
@@ -143,10 +178,13 @@ def _plain(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.nda
 
 
 def _mixed(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.ndarray, ...]:
-    """The same of sets that may have texel buffers: one write for each run of bindings of one kind."""
+    """The same of sets that may have texel buffers: one write for each run of bindings of one
+    kind."""
     infos: list[int] = []  # three words a buffer
     views: list[int] = []
-    runs: list[tuple[int, int, int, int, int]] = []  # set, first binding, bindings, descriptor type, first entry
+    runs: list[
+        tuple[int, int, int, int, int]
+    ] = []  # set, first binding, bindings, descriptor type, first entry
     for number, bindings in enumerate(groups):
         for at, binding in enumerate(bindings):
             texel = type(binding) is BufferView
@@ -160,7 +198,11 @@ def _mixed(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.nda
                 views.append(binding.number)
             else:
                 buffer, offset, length = binding
-                infos += (buffer.number, offset, buffer.nbytes - offset if length is None else length)
+                infos += (
+                    buffer.number,
+                    offset,
+                    buffer.nbytes - offset if length is None else length,
+                )
     table = np.array(runs, np.int64).reshape(-1, 5)
     info_words, view_words = np.array(infos, np.uint64), np.array(views, np.uint64)
     texel = table[:, 3] == _TEXEL

@@ -7,7 +7,8 @@ import functools
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from purevk.api import features as feature_table
 from purevk.api import vk
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 
 class DeviceCore:
-    """What must outlive the Python object: the VkDevice, and how to destroy each object made from it.
+    """What must outlive the Python object: the VkDevice, and how to destroy each object made from
+    it.
 
-    Objects that are garbage-collected only note their number (`forget`), because a collection may start at any
-    moment, in any thread, and also inside the allocator. `collect` destroys them at the next safe point.
+    Objects that are garbage-collected only note their number (`forget`), because a collection may
+    start at any moment, in any thread, and also inside the allocator. `collect` destroys them at
+    the next safe point.
     """
 
     def __init__(self, handle: Any, functions: vk.Functions, instance: Any) -> None:
@@ -39,7 +42,8 @@ class DeviceCore:
     def register(self, kind: str, destroy: Callable[[], None]) -> int:
         if self.handle is None:
             raise DeviceError(
-                f"A {kind or 'device part'} was made on a device that is closed", next="make a new device"
+                f"A {kind or 'device part'} was made on a device that is closed",
+                next="make a new device",
             )
         if self.forgotten:
             self.collect()
@@ -78,11 +82,12 @@ class DeviceCore:
 
 
 class DeviceObject:
-    """Base of what is made from a device. `destroy()` may be called twice; garbage collection does it too."""
+    """Base of what is made from a device. `destroy()` may be called twice; garbage collection does
+    it too."""
 
     _number = 0
 
-    def __init__(self, device: "Device", destroy: Callable[[], None]) -> None:
+    def __init__(self, device: Device, destroy: Callable[[], None]) -> None:
         self.device = device
         self._core = device.core
         self._number = self._core.register(type(self).__name__, destroy)
@@ -116,7 +121,8 @@ class Device:
         is_unified: whether the host reads and writes device memory at full speed.
         queue: the `Queue`. allocator: the `Allocator`.
 
-    Use as a context manager, or call `close()`. Everything made from the device is destroyed with it.
+    Use as a context manager, or call `close()`. Everything made from the device is destroyed with
+    it.
     """
 
     def __init__(self, physical: PhysicalDevice, *, disable: tuple[str, ...] | None = None) -> None:
@@ -125,14 +131,22 @@ class Device:
 
         self.physical, self.instance = physical, physical.instance
         self.limits, self.name, self.uuid = physical.limits, physical.name, physical.uuid
-        self.driver, self.kind, self.core_count = physical.driver, physical.kind, physical.core_count
+        self.driver, self.kind, self.core_count = (
+            physical.driver,
+            physical.kind,
+            physical.core_count,
+        )
         self.is_unified = physical.is_unified
         self.features = feature_table.choose(physical.available, disable)
         handle = self._create()
-        get_address = vk.ffi.cast("PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr"))
+        get_address = vk.ffi.cast(
+            "PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr")
+        )
         self.functions = vk.Functions(get_address, handle)
         self.core = DeviceCore(handle, self.functions, self.instance._core)
-        self.layouts: weakref.WeakValueDictionary[tuple[tuple[str, ...], int], Any] = weakref.WeakValueDictionary()
+        self.layouts: weakref.WeakValueDictionary[tuple[tuple[str, ...], int], Any] = (
+            weakref.WeakValueDictionary()
+        )
         self._finalizer = weakref.finalize(self, self.core.close)
         self.instance._core.devices.add(self.core)
         try:
@@ -147,7 +161,9 @@ class Device:
     def _create(self) -> Any:
         physical = self.physical
         chain, extensions, kept = feature_table.enable(physical, self.features)
-        if "VK_KHR_portability_subset" in physical.extensions:  # must be named wherever it is offered
+        if (
+            "VK_KHR_portability_subset" in physical.extensions
+        ):  # must be named wherever it is offered
             extensions.append("VK_KHR_portability_subset")
         priority = vk.ffi.new("float[]", [1.0])
         queue = vk.struct(
@@ -194,7 +210,9 @@ class Device:
     def live_objects(self) -> dict[str, int]:
         """Live objects made from this device, by class name. Empty after `close()`."""
         self.core.collect()
-        return dict(collections.Counter(kind for kind, _ in list(self.core.objects.values()) if kind))
+        return dict(
+            collections.Counter(kind for kind, _ in list(self.core.objects.values()) if kind)
+        )
 
     def set_name(self, kind: int, handle: Any, label: str) -> None:
         """Names an object in validation messages; does nothing unless validation is on."""
@@ -202,7 +220,9 @@ class Device:
             return
         text = vk.ffi.new("char[]", label.encode())
         number = int(vk.ffi.cast("uintptr_t", handle))
-        info = vk.struct("VkDebugUtilsObjectNameInfoEXT", objectType=kind, objectHandle=number, pObjectName=text)
+        info = vk.struct(
+            "VkDebugUtilsObjectNameInfoEXT", objectType=kind, objectHandle=number, pObjectName=text
+        )
         self.functions.vkSetDebugUtilsObjectNameEXT(self.handle, info)
 
     @property
@@ -214,12 +234,13 @@ class Device:
         """Waits for the device, then destroys it and everything made from it. Safe to call twice.
 
         Raises:
-            ValidationError: the validation layer had something to say that no other call has raised yet.
+            ValidationError: the validation layer had something to say that no other call has raised
+                yet.
         """
         self._finalizer()
         self.check()
 
-    def __enter__(self) -> "Device":
+    def __enter__(self) -> Device:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
@@ -233,7 +254,8 @@ class Device:
 
 
 def open_device(selector: str | int | None = None, *, validation: bool | None = None) -> Device:
-    """A device of a new instance, which lives as long as the device: see `Instance` and `Instance.pick`."""
+    """A device of a new instance, which lives as long as the device: see `Instance` and
+    `Instance.pick`."""
     instance = Instance(validation)
     try:
         return Device(instance.pick(selector))

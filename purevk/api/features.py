@@ -1,14 +1,17 @@
-"""Optional device features: one row each says how the feature is asked for and how it is switched on.
+"""Optional device features: one row each says how the feature is asked for and how it is switched
+on.
 
-A row's `fields` are members of a feature struct, which is queried through `vkGetPhysicalDeviceFeatures2` and set when
-the device is made. Rows without fields are read from properties by their `test`. The names are those that `purevk info`
-prints and that PUREVK_DISABLE takes.
+A row's `fields` are members of a feature struct, which is queried through
+`vkGetPhysicalDeviceFeatures2` and set when the device is made. Rows without fields are read from
+properties by their `test`. The names are those that `purevk info` prints and that PUREVK_DISABLE
+takes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.api import vk
@@ -22,7 +25,8 @@ _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 
 @dataclass(frozen=True)
 class RawStruct:
-    """A feature struct newer than the package's definitions: its `sType`, and its VkBool32 fields in order."""
+    """A feature struct newer than the package's definitions: its `sType`, and its VkBool32 fields
+    in order."""
 
     structure: int
     fields: tuple[str, ...]
@@ -35,8 +39,10 @@ class Feature:
     Attributes:
         name: as printed and as disabled.
         doc: one line.
-        struct: name of the feature struct (or a RawStruct, or "" for the fields of VkPhysicalDeviceFeatures).
-        fields: members that must all be true; those in `extra` are switched on too where the device has them.
+        struct: name of the feature struct (or a RawStruct, or "" for the fields of
+            VkPhysicalDeviceFeatures).
+        fields: members that must all be true; those in `extra` are switched on too where the device
+            has them.
         extension: needed where the device's version is below `core`.
         core: version from which no extension is needed; None: never part of the core.
         test: for rows without fields, decides from the physical device's properties.
@@ -50,21 +56,25 @@ class Feature:
     extra: tuple[str, ...] = ()
     extension: str = ""
     core: tuple[int, int] | None = (1, 0)
-    test: Callable[["PhysicalDevice"], bool] | None = None
+    test: Callable[[PhysicalDevice], bool] | None = None
     requires: tuple[str, ...] = ()
 
-    def reachable(self, physical: "PhysicalDevice") -> bool:
+    def reachable(self, physical: PhysicalDevice) -> bool:
         """Whether the device may be asked: its version or its extensions carry the feature."""
         in_core = self.core is not None and physical.api_version[:2] >= self.core
         return in_core or (bool(self.extension) and self.extension in physical.extensions)
 
-    def needs_extension(self, physical: "PhysicalDevice") -> bool:
+    def needs_extension(self, physical: PhysicalDevice) -> bool:
         """Whether the extension must be named when the device is made."""
-        return bool(self.extension) and not (self.core is not None and physical.api_version[:2] >= self.core)
+        return bool(self.extension) and not (
+            self.core is not None and physical.api_version[:2] >= self.core
+        )
 
 
-def _subgroup(bit: int) -> Callable[["PhysicalDevice"], bool]:
-    return lambda physical: bool(physical.subgroup_stages & _COMPUTE and physical.subgroup_operations & bit)
+def _subgroup(bit: int) -> Callable[[PhysicalDevice], bool]:
+    return lambda physical: bool(
+        physical.subgroup_stages & _COMPUTE and physical.subgroup_operations & bit
+    )
 
 
 _MATRIX_2 = RawStruct(
@@ -79,14 +89,23 @@ _MATRIX_2 = RawStruct(
         "cooperativeMatrixBlockLoads",
     ),
 )
-_BFLOAT16 = RawStruct(1000141000, ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"))
+_BFLOAT16 = RawStruct(
+    1000141000,
+    ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"),
+)
 _MODEL = "VkPhysicalDeviceVulkanMemoryModelFeatures"
 _16, _8 = "VkPhysicalDevice16BitStorageFeatures", "VkPhysicalDevice8BitStorageFeatures"
 _ATOMIC = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
 _LAYOUT = "VkPhysicalDeviceWorkgroupMemoryExplicitLayoutFeaturesKHR"
 
 FEATURES: tuple[Feature, ...] = (
-    Feature("storage_16bit", "16-bit values in storage buffers", _16, ("storageBuffer16BitAccess",), core=(1, 1)),
+    Feature(
+        "storage_16bit",
+        "16-bit values in storage buffers",
+        _16,
+        ("storageBuffer16BitAccess",),
+        core=(1, 1),
+    ),
     Feature(
         "storage_8bit",
         "8-bit values in storage buffers",
@@ -203,7 +222,11 @@ FEATURES: tuple[Feature, ...] = (
         "float32 atomic addition in storage buffers",
         _ATOMIC,
         ("shaderBufferFloat32AtomicAdd",),
-        ("shaderBufferFloat32Atomics", "shaderSharedFloat32Atomics", "shaderSharedFloat32AtomicAdd"),
+        (
+            "shaderBufferFloat32Atomics",
+            "shaderSharedFloat32Atomics",
+            "shaderSharedFloat32AtomicAdd",
+        ),
         extension="VK_EXT_shader_atomic_float",
         core=None,
     ),
@@ -277,7 +300,8 @@ BY_NAME: dict[str, Feature] = {feature.name: feature for feature in FEATURES}
 
 
 class Features(frozenset):
-    """The features of a device, as a frozen set of names that also reads `features.float16` -> True or False."""
+    """The features of a device, as a frozen set of names that also reads `features.float16` -> True
+    or False."""
 
     __slots__ = ()
 
@@ -309,7 +333,11 @@ class _Chain:
 
     def get(self, kind: str | RawStruct, field: str) -> bool:
         made = self._kept[kind]
-        return bool(made[4 + kind.fields.index(field)] if isinstance(kind, RawStruct) else getattr(made, field))
+        return bool(
+            made[4 + kind.fields.index(field)]
+            if isinstance(kind, RawStruct)
+            else getattr(made, field)
+        )
 
     def set(self, kind: str | RawStruct, field: str) -> None:
         made = self.open(kind)
@@ -319,8 +347,9 @@ class _Chain:
             setattr(made, field, 1)
 
 
-def query(physical: "PhysicalDevice") -> tuple[Features, frozenset[tuple[str, str]]]:
-    """What a device offers: its features, and the (feature, field) pairs of `fields` and `extra` that it has."""
+def query(physical: PhysicalDevice) -> tuple[Features, frozenset[tuple[str, str]]]:
+    """What a device offers: its features, and the (feature, field) pairs of `fields` and `extra`
+    that it has."""
     rows = [row for row in FEATURES if row.reachable(physical)]
     chain = _Chain()
     for row in rows:
@@ -332,17 +361,22 @@ def query(physical: "PhysicalDevice") -> tuple[Features, frozenset[tuple[str, st
     def value(row: Feature, field: str) -> bool:
         return chain.get(row.struct, field) if row.struct else bool(getattr(core.features, field))
 
-    fields = {(row.name, field) for row in rows for field in row.fields + row.extra if value(row, field)}
+    fields = {
+        (row.name, field) for row in rows for field in row.fields + row.extra if value(row, field)
+    }
     found: set[str] = set()
     for row in rows:
-        offered = all((row.name, field) in fields for field in row.fields) and (row.test is None or row.test(physical))
+        offered = all((row.name, field) in fields for field in row.fields) and (
+            row.test is None or row.test(physical)
+        )
         if offered and found.issuperset(row.requires):
             found.add(row.name)
     return Features(found), frozenset(fields)
 
 
 def choose(available: Features, disabled: Iterable[str] | None = None) -> Features:
-    """The features to switch on: those available, less PUREVK_DISABLE (or `disabled`) and what depends on it.
+    """The features to switch on: those available, less PUREVK_DISABLE (or `disabled`) and what
+    depends on it.
 
     Raises:
         PurevkError: a disabled name is not a feature.
@@ -363,9 +397,9 @@ def choose(available: Features, disabled: Iterable[str] | None = None) -> Featur
     return Features(kept)
 
 
-def enable(physical: "PhysicalDevice", chosen: Features) -> tuple[Any, list[str], list[Any]]:
-    """What `vkCreateDevice` takes: the head of the pNext chain (a VkPhysicalDeviceFeatures2), extension names, and the
-    objects to hold until the call is over."""
+def enable(physical: PhysicalDevice, chosen: Features) -> tuple[Any, list[str], list[Any]]:
+    """What `vkCreateDevice` takes: the head of the pNext chain (a VkPhysicalDeviceFeatures2),
+    extension names, and the objects to hold until the call is over."""
     chain = _Chain()
     core_fields: dict[str, int] = {}
     extensions: list[str] = []

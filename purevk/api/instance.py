@@ -19,13 +19,20 @@ _NO_DRIVER_NEXT = (
     "install a driver; on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1; "
     "check VK_ICD_FILENAMES and VK_DRIVER_FILES if they are set"
 )
-_API_VERSION = (1, 3, 0)  # what purevk knows how to use; older loaders and devices are used as what they are
-# A layer older than the driver says these of structs and extensions that it does not know: no fault of the caller.
+_API_VERSION = (
+    1,
+    3,
+    0,
+)  # what purevk knows how to use; older loaders and devices are used as what they are
+# A layer older than the driver says these of structs and extensions that it does not know: no fault
+# of the caller.
 _LAYER_IS_OLD = (
     "is not supported by this layer",
     "an extension that was added to a later version of the Vulkan header",
 )
-_abandoned: list["_InstanceCore"] = []  # their callbacks must stay, for as long as the driver may call them
+_abandoned: list[
+    _InstanceCore
+] = []  # their callbacks must stay, for as long as the driver may call them
 
 
 class _InstanceCore:
@@ -59,8 +66,9 @@ class Instance:
     """A Vulkan instance.
 
     Args:
-        validation: switches the Khronos validation layer on, with synchronization validation; None reads
-            PUREVK_VALIDATION. Messages are collected, and raised by `check()`, which the other classes call.
+        validation: switches the Khronos validation layer on, with synchronization validation; None
+            reads PUREVK_VALIDATION. Messages are collected, and raised by `check()`, which the
+            other classes call.
 
     Attributes:
         api_version: (major, minor, patch) in use.
@@ -105,7 +113,10 @@ class Instance:
             pEngineName=label,
             apiVersion=major << 22 | minor << 12 | patch,
         )
-        layer_names, extension_names = _strings(layers, kept), _strings([name.encode() for name in enabled], kept)
+        layer_names, extension_names = (
+            _strings(layers, kept),
+            _strings([name.encode() for name in enabled], kept),
+        )
         info = vk.struct(
             "VkInstanceCreateInfo",
             chain,
@@ -147,7 +158,9 @@ class Instance:
         )
         return {vk.text(row.extensionName) for row in rows}
 
-    def _validation_setup(self, names: set[str], enabled: list[str], kept: list[Any]) -> tuple[list[bytes], Any]:
+    def _validation_setup(
+        self, names: set[str], enabled: list[str], kept: list[Any]
+    ) -> tuple[list[bytes], Any]:
         rows = vk.enumerate_all(
             "vkEnumerateInstanceLayerProperties",
             self._library.vkEnumerateInstanceLayerProperties,
@@ -172,7 +185,9 @@ class Instance:
             [vk.const("VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT")],
         )
         features = vk.struct(
-            "VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=wanted
+            "VkValidationFeaturesEXT",
+            enabledValidationFeatureCount=1,
+            pEnabledValidationFeatures=wanted,
         )
         kept += [wanted, features]
         return [_LAYER], features
@@ -197,13 +212,18 @@ class Instance:
         )
         messenger = vk.ffi.new("VkDebugUtilsMessengerEXT *")
         self._core.callback = collect
-        result = self.functions.vkCreateDebugUtilsMessengerEXT(self.handle, info, vk.NULL, messenger)
+        result = self.functions.vkCreateDebugUtilsMessengerEXT(
+            self.handle, info, vk.NULL, messenger
+        )
         vk.check(result, "vkCreateDebugUtilsMessengerEXT")
         self._core.messenger = messenger[0]
 
     def _list_devices(self) -> list[PhysicalDevice]:
         handles = vk.enumerate_all(
-            "vkEnumeratePhysicalDevices", self.functions.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle
+            "vkEnumeratePhysicalDevices",
+            self.functions.vkEnumeratePhysicalDevices,
+            "VkPhysicalDevice",
+            self.handle,
         )
         found, old = [], []
         properties = vk.ffi.new("VkPhysicalDeviceProperties *")
@@ -221,7 +241,9 @@ class Instance:
             raise DeviceError(
                 "No usable Vulkan device on this machine",
                 where="vkEnumeratePhysicalDevices",
-                why=f"{', '.join(old)} lacks Vulkan 1.1 or a compute queue" if old else "the drivers list no device",
+                why=f"{', '.join(old)} lacks Vulkan 1.1 or a compute queue"
+                if old
+                else "the drivers list no device",
                 next=_NO_DRIVER_NEXT,
             )
         return found
@@ -231,8 +253,8 @@ class Instance:
         return self._library.vkGetInstanceProcAddr(self.handle, name)
 
     def pick(self, selector: str | int | None = None) -> PhysicalDevice:
-        """The device that `selector` names: an index, or a part of its name (any case). None reads PUREVK_DEVICE; empty
-        takes the best: discrete, then integrated, virtual, CPU.
+        """The device that `selector` names: an index, or a part of its name (any case). None reads
+        PUREVK_DEVICE; empty takes the best: discrete, then integrated, virtual, CPU.
 
         Raises:
             DeviceError: nothing fits, with the list of devices.
@@ -264,7 +286,8 @@ class Instance:
         unique = list(dict.fromkeys(messages))
         raise ValidationError(
             f"The Vulkan validation layer reported {len(unique)} message{'s' * (len(unique) > 1)}",
-            where="\n         ".join(unique[:8]) + (f"\n         and {len(unique) - 8} more" * (len(unique) > 8)),
+            where="\n         ".join(unique[:8])
+            + (f"\n         and {len(unique) - 8} more" * (len(unique) > 8)),
             next="this is a bug of purevk or of a registered kernel; unset PUREVK_VALIDATION to go on without checks",
         )
 
@@ -272,7 +295,7 @@ class Instance:
         """Destroys the instance, and first every device made from it. Safe to call twice."""
         self._finalizer()
 
-    def __enter__(self) -> "Instance":
+    def __enter__(self) -> Instance:
         return self
 
     def __exit__(self, *unused: object) -> None:

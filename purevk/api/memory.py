@@ -23,9 +23,10 @@ class MemoryKind(enum.Enum):
     """Where a buffer lives.
 
     DEVICE: the device's own memory; kernels read and write it fastest.
-    UPLOAD: the host writes it, the device reads it once; device-local where the host can reach that.
-    READBACK: the device writes it once, the host reads it; cached by the host where possible.
-    UNIFIED: device-local and host-visible at once; only where the device has such memory (`Device.is_unified` says
+    UPLOAD: the host writes it, the device reads it once; device-local where the host can reach
+    that. READBACK: the device writes it once, the host reads it; cached by the host where possible.
+    UNIFIED: device-local and host-visible at once; only where the device has such memory
+    (`Device.is_unified` says
         whether it is also fast to read).
     """
 
@@ -35,14 +36,18 @@ class MemoryKind(enum.Enum):
     UNIFIED = "unified"
 
 
-# For each kind: flags that a memory type must have, and (flag, points) that order those that have them.
+# For each kind: flags that a memory type must have, and (flag, points) that order those that have
+# them.
 _PREFERENCE: dict[MemoryKind, tuple[int, tuple[tuple[int, int], ...]]] = {
     MemoryKind.DEVICE: (0, ((DEVICE_LOCAL, 8), (HOST_VISIBLE, -1))),
     MemoryKind.UPLOAD: (HOST_VISIBLE, ((DEVICE_LOCAL, 2), (HOST_COHERENT, 4), (HOST_CACHED, -1))),
     MemoryKind.READBACK: (HOST_VISIBLE, ((HOST_CACHED, 4), (HOST_COHERENT, 2), (DEVICE_LOCAL, -1))),
     MemoryKind.UNIFIED: (HOST_VISIBLE | DEVICE_LOCAL, ((HOST_CACHED, 4), (HOST_COHERENT, 2))),
 }
-_PREFERENCE_UNIFIED_DEVICE = (0, ((DEVICE_LOCAL, 8), (HOST_VISIBLE, 4), (HOST_CACHED, 2), (HOST_COHERENT, 1)))
+_PREFERENCE_UNIFIED_DEVICE = (
+    0,
+    ((DEVICE_LOCAL, 8), (HOST_VISIBLE, 4), (HOST_CACHED, 2), (HOST_COHERENT, 1)),
+)
 _FOREIGN_FLAGS = ~0x1F  # protected, device-coherent and other types that need their own feature
 
 
@@ -117,7 +122,8 @@ class FreeList:
 
 @dataclass(eq=False)
 class Block:
-    """One `VkDeviceMemory`. `mapped` is its first byte's address, or None where the host cannot reach it."""
+    """One `VkDeviceMemory`. `mapped` is its first byte's address, or None where the host cannot
+    reach it."""
 
     memory: Any
     size: int
@@ -139,8 +145,9 @@ class Allocation:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """What an allocator holds, in bytes. `reserved` is taken from the driver, `used` of it is given out, `peak` is the
-    largest `reserved` so far; `heaps` gives (reserved, heap size) for each heap."""
+    """What an allocator holds, in bytes. `reserved` is taken from the driver, `used` of it is given
+    out, `peak` is the largest `reserved` so far; `heaps` gives (reserved, heap size) for each
+    heap."""
 
     reserved: int
     used: int
@@ -151,9 +158,10 @@ class MemoryStats:
 
 
 class _Memory:
-    """The blocks of one device, without a reference to the `Device`, so that destroying needs none."""
+    """The blocks of one device, without a reference to the `Device`, so that destroying needs
+    none."""
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         self.core, self.functions, self.handle = device.core, device.functions, device.handle
         self.lock = threading.RLock()
         self.blocks: dict[int, list[Block]] = {}
@@ -168,7 +176,10 @@ class _Memory:
             if block.ranges.used:
                 return
             siblings = self.blocks[block.type_index]
-            spare = any(other is not block and not other.dedicated and not other.ranges.used for other in siblings)
+            spare = any(
+                other is not block and not other.dedicated and not other.ranges.used
+                for other in siblings
+            )
             if block.dedicated or spare:
                 self.free_block(block)
 
@@ -180,7 +191,12 @@ class _Memory:
     def trim(self) -> int:
         """Frees blocks that nothing uses; returns their bytes."""
         with self.lock:
-            empty = [block for blocks in self.blocks.values() for block in blocks if not block.ranges.used]
+            empty = [
+                block
+                for blocks in self.blocks.values()
+                for block in blocks
+                if not block.ranges.used
+            ]
             for block in empty:
                 self.free_block(block)
             return sum(block.size for block in empty)
@@ -195,8 +211,12 @@ class _Memory:
 class Allocator:
     """Gives out device memory. Thread-safe. One a device: `Device.allocator`."""
 
-    def __init__(self, device: "Device") -> None:
-        self._physical, self._features, self._functions = device.physical, device.features, device.functions
+    def __init__(self, device: Device) -> None:
+        self._physical, self._features, self._functions = (
+            device.physical,
+            device.features,
+            device.functions,
+        )
         self._handle, self._core = device.handle, device.core
         self._limits = device.limits
         self._types: dict[tuple[MemoryKind, int], tuple[int, ...]] = {}
@@ -250,20 +270,26 @@ class Allocator:
         state = self.state
         with state.lock:
             blocks = [block for blocks in state.blocks.values() for block in blocks]
-            heaps = tuple((taken, heap.size) for taken, heap in zip(state.reserved, self._physical.heaps))
+            heaps = tuple(
+                (taken, heap.size) for taken, heap in zip(state.reserved, self._physical.heaps)
+            )
             used = [size for block in blocks for size in block.ranges.used.values()]
-            return MemoryStats(sum(state.reserved), sum(used), state.peak, len(blocks), len(used), heaps)
+            return MemoryStats(
+                sum(state.reserved), sum(used), state.peak, len(blocks), len(used), heaps
+            )
 
     def budget(self) -> tuple[tuple[int, int], ...]:
-        """(bytes used by this process, bytes it may use) of each heap, as the driver says (feature memory_budget), else
-        what purevk took and the heap's size."""
+        """(bytes used by this process, bytes it may use) of each heap, as the driver says (feature
+        memory_budget), else what purevk took and the heap's size."""
         physical = self._physical
         if "memory_budget" not in self._features:
             return self.stats().heaps
         budget = vk.struct("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
         properties = vk.struct("VkPhysicalDeviceMemoryProperties2", budget)
         physical.functions.vkGetPhysicalDeviceMemoryProperties2(physical.handle, properties)
-        return tuple((budget.heapUsage[i], budget.heapBudget[i]) for i in range(len(physical.heaps)))
+        return tuple(
+            (budget.heapUsage[i], budget.heapBudget[i]) for i in range(len(physical.heaps))
+        )
 
     def _types_for(self, kind: MemoryKind, type_bits: int) -> tuple[int, ...]:
         key = (kind, type_bits)
@@ -285,7 +311,9 @@ class Allocator:
             found.append((-score, -physical.heaps[kind_of_memory.heap].size, index))
         return tuple(index for *_, index in sorted(found))
 
-    def _from_type(self, index: int, size: int, alignment: int, tried: list[str]) -> Allocation | None:
+    def _from_type(
+        self, index: int, size: int, alignment: int, tried: list[str]
+    ) -> Allocation | None:
         state = self.state
         kind = self._physical.memory_types[index]
         heap = self._physical.heaps[kind.heap]
@@ -300,7 +328,10 @@ class Allocator:
             dedicated = size > block_size // 2
             if not dedicated:
                 for block in state.blocks.get(index, ()):
-                    if not block.dedicated and (offset := block.ranges.allocate(size, alignment)) is not None:
+                    if (
+                        not block.dedicated
+                        and (offset := block.ranges.allocate(size, alignment)) is not None
+                    ):
                         return Allocation(block, offset, size)
             limit = self._limits.max_allocation
             if limit and size > limit:
@@ -327,12 +358,17 @@ class Allocator:
             return None
         flags, chain = None, vk.NULL
         if "buffer_device_address" in self._features:
-            flags = vk.struct("VkMemoryAllocateFlagsInfo", flags=2)  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
+            flags = vk.struct(
+                "VkMemoryAllocateFlagsInfo", flags=2
+            )  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
             chain = flags
         info = vk.struct("VkMemoryAllocateInfo", chain, allocationSize=size, memoryTypeIndex=index)
         memory = vk.ffi.new("VkDeviceMemory *")
         result = functions.vkAllocateMemory(self._handle, info, vk.NULL, memory)
-        if result in (vk.const("VK_ERROR_OUT_OF_DEVICE_MEMORY"), vk.const("VK_ERROR_OUT_OF_HOST_MEMORY")):
+        if result in (
+            vk.const("VK_ERROR_OUT_OF_DEVICE_MEMORY"),
+            vk.const("VK_ERROR_OUT_OF_HOST_MEMORY"),
+        ):
             return None
         vk.check(result, "vkAllocateMemory", where=f"{size} bytes of memory type {index}")
         mapped = None

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from purevk.api.instance import Instance
 
 _TYPES = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
-_OPERATIONS = ("basic", "vote", "arithmetic", "ballot", "shuffle", "shuffle_relative", "clustered", "quad")
+_OPERATIONS = (
+    "basic",
+    "vote",
+    "arithmetic",
+    "ballot",
+    "shuffle",
+    "shuffle_relative",
+    "clustered",
+    "quad",
+)
 _COMPONENTS = {
     0: "float16",
     1: "float32",
@@ -80,8 +89,9 @@ class Limits:
 class MatrixShape:
     """One combination that the matrix units take.
 
-    `m`, `n` and `k` are sizes, or granularities if `flexible`; types are names such as "float16"; `scope` is "subgroup"
-    or "workgroup"; `invocations` is the workgroup size that a flexible entry asks for (0: any).
+    `m`, `n` and `k` are sizes, or granularities if `flexible`; types are names such as "float16";
+    `scope` is "subgroup" or "workgroup"; `invocations` is the workgroup size that a flexible entry
+    asks for (0: any).
     """
 
     m: int
@@ -102,11 +112,14 @@ class PhysicalDevice:
 
     Attributes:
         index: its place in `Instance.physical_devices`.
-        name, kind: such as "NVIDIA H200" and "discrete" (discrete, integrated, virtual, cpu, other).
+        name, kind: such as "NVIDIA H200" and "discrete" (discrete, integrated, virtual, cpu,
+            other).
         vendor_id, device_id: PCI numbers.
-        driver_id: VkDriverId; driver: the driver's name and version as text; driver_version: its packed number.
+        driver_id: VkDriverId; driver: the driver's name and version as text; driver_version: its
+            packed number.
         api_version: (major, minor, patch) in use; offered_version: what the driver offers.
-        uuid, driver_uuid: `uuid.UUID`. pipeline_cache_uuid: 16 bytes that a driver cache must start with.
+        uuid, driver_uuid: `uuid.UUID`. pipeline_cache_uuid: 16 bytes that a driver cache must start
+            with.
         limits, heaps, memory_types: see those classes.
         extensions: frozenset of names. available: the `Features` offered.
         subgroup_size, subgroup_operations (VkSubgroupFeatureFlags), subgroup_stages.
@@ -114,7 +127,7 @@ class PhysicalDevice:
         core_count: multiprocessors or compute units; 0: unknown.
     """
 
-    def __init__(self, instance: "Instance", handle: Any, index: int) -> None:
+    def __init__(self, instance: Instance, handle: Any, index: int) -> None:
         self.instance, self.handle, self.index = instance, handle, index
         self._texel_formats: dict[str, bool] = {}
         self.functions = functions = instance.functions
@@ -122,14 +135,18 @@ class PhysicalDevice:
             vk.text(row.extensionName)
             for row in vk.enumerate_all(
                 "vkEnumerateDeviceExtensionProperties",
-                lambda count, rows: functions.vkEnumerateDeviceExtensionProperties(handle, vk.NULL, count, rows),
+                lambda count, rows: functions.vkEnumerateDeviceExtensionProperties(
+                    handle, vk.NULL, count, rows
+                ),
                 "VkExtensionProperties",
             )
         )
         first = vk.ffi.new("VkPhysicalDeviceProperties *")
         functions.vkGetPhysicalDeviceProperties(handle, first)
         self.offered_version = offered = vk.version(first.apiVersion)
-        self.api_version = offered if offered[:2] <= instance.api_version[:2] else instance.api_version
+        self.api_version = (
+            offered if offered[:2] <= instance.api_version[:2] else instance.api_version
+        )
         self._read_properties()
         self._read_memory()
         self._pick_queue_family()
@@ -171,7 +188,10 @@ class PhysicalDevice:
         self.driver_uuid = uuid.UUID(bytes=bytes(ids.driverUUID))
         self.pipeline_cache_uuid = bytes(properties.pipelineCacheUUID)
         self.subgroup_size = subgroup.subgroupSize
-        self.subgroup_operations, self.subgroup_stages = subgroup.supportedOperations, subgroup.supportedStages
+        self.subgroup_operations, self.subgroup_stages = (
+            subgroup.supportedOperations,
+            subgroup.supportedStages,
+        )
         self.required_subgroup_stages = control.requiredSubgroupSizeStages if control else 0
         self.timestamp_period = properties.limits.timestampPeriod
         self.core_count = 0
@@ -180,13 +200,19 @@ class PhysicalDevice:
         elif units2:
             self.core_count = units2.activeComputeUnitCount
         elif units:
-            shape = units.shaderEngineCount, units.shaderArraysPerEngineCount, units.computeUnitsPerShaderArray
+            shape = (
+                units.shaderEngineCount,
+                units.shaderArraysPerEngineCount,
+                units.computeUnitsPerShaderArray,
+            )
             self.core_count = shape[0] * shape[1] * shape[2]
         elif cores:
             self.core_count = cores.shaderCoreCount
-        self.matrix2_workgroup_size, self.matrix2_max_dimension, self.matrix2_reserved_shared_memory = (
-            (matrix2[4], matrix2[5], matrix2[6]) if matrix2 is not None else (0, 0, 0)
-        )
+        (
+            self.matrix2_workgroup_size,
+            self.matrix2_max_dimension,
+            self.matrix2_reserved_shared_memory,
+        ) = (matrix2[4], matrix2[5], matrix2[6]) if matrix2 is not None else (0, 0, 0)
         limits = properties.limits
         self.limits = Limits(
             max_storage_buffer_range=limits.maxStorageBufferRange,
@@ -233,22 +259,30 @@ class PhysicalDevice:
     @property
     def subgroup_operation_names(self) -> tuple[str, ...]:
         """Names of the subgroup operations: "basic", "arithmetic" and so on."""
-        return tuple(name for bit, name in enumerate(_OPERATIONS) if self.subgroup_operations >> bit & 1)
+        return tuple(
+            name for bit, name in enumerate(_OPERATIONS) if self.subgroup_operations >> bit & 1
+        )
 
     @property
     def is_unified(self) -> bool:
-        """Whether the host reads and writes the device's own memory at full speed (integrated devices, lavapipe)."""
+        """Whether the host reads and writes the device's own memory at full speed (integrated
+        devices, lavapipe)."""
         wanted = DEVICE_LOCAL | HOST_VISIBLE | HOST_CACHED
-        return self.kind != "discrete" and any(kind.flags & wanted == wanted for kind in self.memory_types)
+        return self.kind != "discrete" and any(
+            kind.flags & wanted == wanted for kind in self.memory_types
+        )
 
     def has_texel_format(self, name: str) -> bool:
-        """Whether kernels read uniform texel buffers of a format, such as "rgba32f" (see `TEXEL_FORMATS`)."""
+        """Whether kernels read uniform texel buffers of a format, such as "rgba32f" (see
+        `TEXEL_FORMATS`)."""
         found = self._texel_formats.get(name)
         if found is None:
             from purevk.api.view import texel_format
 
             row = vk.ffi.new("VkFormatProperties *")
-            self.functions.vkGetPhysicalDeviceFormatProperties(self.handle, texel_format(name)[0], row)
+            self.functions.vkGetPhysicalDeviceFormatProperties(
+                self.handle, texel_format(name)[0], row
+            )
             found = self._texel_formats[name] = bool(row.bufferFeatures & _UNIFORM_TEXEL_BUFFER)
         return found
 
@@ -258,7 +292,9 @@ class PhysicalDevice:
         if "cooperative_matrix" not in self.available:
             return ()
         name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
-        rows = vk.enumerate_all(name, getattr(self.functions, name), "VkCooperativeMatrixPropertiesKHR", self.handle)
+        rows = vk.enumerate_all(
+            name, getattr(self.functions, name), "VkCooperativeMatrixPropertiesKHR", self.handle
+        )
         shapes = [
             _shape(
                 (row.MSize, row.NSize, row.KSize),
@@ -294,8 +330,15 @@ class PhysicalDevice:
 
 
 def _shape(
-    sizes: Any, types: Any, saturating: int, scope: int, flexible: bool = False, invocations: int = 0
+    sizes: Any,
+    types: Any,
+    saturating: int,
+    scope: int,
+    flexible: bool = False,
+    invocations: int = 0,
 ) -> MatrixShape:
     names = [_COMPONENTS.get(int(kind), f"type{int(kind)}") for kind in types]
     place = _SCOPES.get(int(scope), f"scope{int(scope)}")
-    return MatrixShape(*map(int, sizes), *names, bool(saturating), place, flexible, int(invocations))
+    return MatrixShape(
+        *map(int, sizes), *names, bool(saturating), place, flexible, int(invocations)
+    )

@@ -6,8 +6,9 @@ import concurrent.futures
 import numbers
 import os
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.api import vk
@@ -27,13 +28,14 @@ _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
 
 
 class ShaderModule(DeviceObject):
-    """SPIR-V on a device. `code` is bytes, or any contiguous buffer, of whole 32-bit words in the host's order.
+    """SPIR-V on a device. `code` is bytes, or any contiguous buffer, of whole 32-bit words in the
+    host's order.
 
     Raises:
         InputError: the bytes are not SPIR-V.
     """
 
-    def __init__(self, device: "Device", code: Any) -> None:
+    def __init__(self, device: Device, code: Any) -> None:
         view = memoryview(code).cast("B")
         if view.nbytes < 20 or view.nbytes % 4 or view[:4] != b"\x03\x02\x23\x07":
             raise InputError(
@@ -45,23 +47,27 @@ class ShaderModule(DeviceObject):
         vk.ffi.memmove(words, vk.ffi.from_buffer(view), view.nbytes)
         info = vk.struct("VkShaderModuleCreateInfo", codeSize=view.nbytes, pCode=words)
         handle = vk.ffi.new("VkShaderModule *")
-        vk.check(functions.vkCreateShaderModule(vk_device, info, vk.NULL, handle), "vkCreateShaderModule")
+        vk.check(
+            functions.vkCreateShaderModule(vk_device, info, vk.NULL, handle), "vkCreateShaderModule"
+        )
         self.handle = module = handle[0]
-        super().__init__(device, lambda: functions.vkDestroyShaderModule(vk_device, module, vk.NULL))
+        super().__init__(
+            device, lambda: functions.vkDestroyShaderModule(vk_device, module, vk.NULL)
+        )
         device.check()
 
 
 class PipelineLayout(DeviceObject):
-    """The layout of pipelines whose bindings 0 to n-1 of set 0 are of the given kinds, "storage" or "texel" (a uniform
-    texel buffer), and that take `push_bytes` bytes of push constants. Get it from `PipelineLayout.shared`, so that equal
-    layouts are one object.
+    """The layout of pipelines whose bindings 0 to n-1 of set 0 are of the given kinds, "storage" or
+    "texel" (a uniform texel buffer), and that take `push_bytes` bytes of push constants. Get it
+    from `PipelineLayout.shared`, so that equal layouts are one object.
 
     Attributes:
         kinds: of the bindings. n_texel: how many of them are texel buffers.
         handle: the VkPipelineLayout; set_layout: the VkDescriptorSetLayout.
     """
 
-    def __init__(self, device: "Device", kinds: tuple[str, ...], push_bytes: int) -> None:
+    def __init__(self, device: Device, kinds: tuple[str, ...], push_bytes: int) -> None:
         limits = device.limits
         n_texel, n_buffers = kinds.count("texel"), len(kinds)
         for count, limit in (
@@ -87,11 +93,15 @@ class PipelineLayout(DeviceObject):
             bindings[index].descriptorType = DESCRIPTOR_TYPES[kind]
             bindings[index].descriptorCount = 1
             bindings[index].stageFlags = COMPUTE_STAGE
-        info = vk.struct("VkDescriptorSetLayoutCreateInfo", bindingCount=n_buffers, pBindings=bindings)
+        info = vk.struct(
+            "VkDescriptorSetLayoutCreateInfo", bindingCount=n_buffers, pBindings=bindings
+        )
         set_layout = vk.ffi.new("VkDescriptorSetLayout *")
         result = functions.vkCreateDescriptorSetLayout(vk_device, info, vk.NULL, set_layout)
         vk.check(result, "vkCreateDescriptorSetLayout")
-        ranges = vk.ffi.new("VkPushConstantRange[]", [{"stageFlags": COMPUTE_STAGE, "size": push_bytes}])
+        ranges = vk.ffi.new(
+            "VkPushConstantRange[]", [{"stageFlags": COMPUTE_STAGE, "size": push_bytes}]
+        )
         info = vk.struct(
             "VkPipelineLayoutCreateInfo",
             setLayoutCount=1,
@@ -115,9 +125,10 @@ class PipelineLayout(DeviceObject):
 
     @classmethod
     def shared(
-        cls, device: "Device", bindings: int | Sequence[str], push_bytes: int = PUSH_BYTES
-    ) -> "PipelineLayout":
-        """The device's layout of that shape, made on first use and destroyed when nothing holds it any more.
+        cls, device: Device, bindings: int | Sequence[str], push_bytes: int = PUSH_BYTES
+    ) -> PipelineLayout:
+        """The device's layout of that shape, made on first use and destroyed when nothing holds it
+        any more.
 
         Args:
             bindings: the kind of each, or how many if all are storage buffers.
@@ -126,7 +137,8 @@ class PipelineLayout(DeviceObject):
         unknown = set(kinds) - set(DESCRIPTOR_TYPES)
         if unknown:
             raise InputError(
-                f"A binding cannot be of kind {unknown.pop()!r}", why=f"the kinds are {', '.join(DESCRIPTOR_TYPES)}"
+                f"A binding cannot be of kind {unknown.pop()!r}",
+                why=f"the kinds are {', '.join(DESCRIPTOR_TYPES)}",
             )
         key = (kinds, push_bytes)
         with device.core.lock:
@@ -141,13 +153,14 @@ class PipelineCache(DeviceObject):
 
     Args:
         device: its device.
-        data: bytes of an earlier `get_data()`. Bytes of another device or driver, or damaged ones, are left aside.
+        data: bytes of an earlier `get_data()`. Bytes of another device or driver, or damaged ones,
+            are left aside.
 
     Attributes:
         accepted: whether `data` was given to the driver.
     """
 
-    def __init__(self, device: "Device", data: bytes = b"") -> None:
+    def __init__(self, device: Device, data: bytes = b"") -> None:
         physical = device.physical
         self.accepted = False
         if len(data) >= 32:
@@ -162,17 +175,29 @@ class PipelineCache(DeviceObject):
             pInitialData=initial if self.accepted else vk.NULL,
         )
         handle = vk.ffi.new("VkPipelineCache *")
-        vk.check(functions.vkCreatePipelineCache(vk_device, info, vk.NULL, handle), "vkCreatePipelineCache")
+        vk.check(
+            functions.vkCreatePipelineCache(vk_device, info, vk.NULL, handle),
+            "vkCreatePipelineCache",
+        )
         self.handle = cache = handle[0]
-        super().__init__(device, lambda: functions.vkDestroyPipelineCache(vk_device, cache, vk.NULL))
+        super().__init__(
+            device, lambda: functions.vkDestroyPipelineCache(vk_device, cache, vk.NULL)
+        )
 
     def get_data(self) -> bytes:
-        """What to give to `PipelineCache` in a later process. Starts with the driver's 32-byte header."""
+        """What to give to `PipelineCache` in a later process. Starts with the driver's 32-byte
+        header."""
         functions, vk_device = self.device.functions, self.device.handle
         size = vk.ffi.new("size_t *")
-        vk.check(functions.vkGetPipelineCacheData(vk_device, self.handle, size, vk.NULL), "vkGetPipelineCacheData")
+        vk.check(
+            functions.vkGetPipelineCacheData(vk_device, self.handle, size, vk.NULL),
+            "vkGetPipelineCacheData",
+        )
         data = vk.ffi.new("char[]", max(size[0], 1))
-        vk.check(functions.vkGetPipelineCacheData(vk_device, self.handle, size, data), "vkGetPipelineCacheData")
+        vk.check(
+            functions.vkGetPipelineCacheData(vk_device, self.handle, size, data),
+            "vkGetPipelineCacheData",
+        )
         return vk.ffi.buffer(data, size[0])[:]
 
 
@@ -190,14 +215,17 @@ class PipelineSpec:
 
 
 class ComputePipeline(DeviceObject):
-    """A compute pipeline. May be made from several threads at once: the compiler runs without the interpreter's lock.
+    """A compute pipeline. May be made from several threads at once: the compiler runs without the
+    interpreter's lock.
 
     Args:
         device: its device.
         spirv: bytes, a buffer of 32-bit words, or a `ShaderModule` (which then stays the caller's).
-        bindings: 0 to n-1 of set 0: the kind of each, "storage" or "texel", or n if all are storage buffers.
+        bindings: 0 to n-1 of set 0: the kind of each, "storage" or "texel", or n if all are storage
+            buffers.
         push_bytes: size of the push-constant range, a multiple of 4.
-        specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as float32.
+        specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as
+            float32.
         required_subgroup_size: needs the feature subgroup_size_control.
         cache: a `PipelineCache`, or None.
         label: name in errors and validation messages.
@@ -207,12 +235,13 @@ class ComputePipeline(DeviceObject):
         handle: the VkPipeline. layout: the shared `PipelineLayout`.
 
     Raises:
-        InputError: not SPIR-V, or a specialization value out of range. DeviceError: the driver refused it.
+        InputError: not SPIR-V, or a specialization value out of range. DeviceError: the driver
+            refused it.
     """
 
     def __init__(
         self,
-        device: "Device",
+        device: Device,
         spirv: Any,
         bindings: int | Sequence[str],
         *,
@@ -230,7 +259,9 @@ class ComputePipeline(DeviceObject):
         functions, vk_device = device.functions, device.handle
         try:
             name = vk.ffi.new("char[]", entry.encode())
-            info = vk.struct("VkComputePipelineCreateInfo", layout=layout.handle, basePipelineIndex=-1)
+            info = vk.struct(
+                "VkComputePipelineCreateInfo", layout=layout.handle, basePipelineIndex=-1
+            )
             stage = info.stage
             stage.sType = vk.structure_type("VkPipelineShaderStageCreateInfo")
             stage.pNext = _subgroup_size(device, required_subgroup_size, label, kept)
@@ -257,7 +288,7 @@ class ComputePipeline(DeviceObject):
 
 
 def create_pipelines(
-    device: "Device",
+    device: Device,
     specs: Sequence[PipelineSpec],
     *,
     cache: PipelineCache | None = None,
@@ -315,15 +346,21 @@ def create_pipelines(
     raise failed.exception()
 
 
-def _subgroup_size(device: "Device", size: int | None, label: str, kept: list[Any]) -> Any:
+def _subgroup_size(device: Device, size: int | None, label: str, kept: list[Any]) -> Any:
     if size is None:
         return vk.NULL
     limits = device.limits
     stages = device.physical.required_subgroup_stages
     allowed = device.features.subgroup_size_control and stages & COMPUTE_STAGE
-    if not allowed or not limits.min_subgroup_size <= size <= limits.max_subgroup_size or size & (size - 1):
+    if (
+        not allowed
+        or not limits.min_subgroup_size <= size <= limits.max_subgroup_size
+        or size & (size - 1)
+    ):
         offered = (
-            f"powers of two from {limits.min_subgroup_size} to {limits.max_subgroup_size}" if allowed else "no choice"
+            f"powers of two from {limits.min_subgroup_size} to {limits.max_subgroup_size}"
+            if allowed
+            else "no choice"
         )
         raise DeviceError(
             f"Subgroups of {size} cannot be had on {device.name}",
@@ -331,7 +368,9 @@ def _subgroup_size(device: "Device", size: int | None, label: str, kept: list[An
             why=f"the device offers {offered}",
             next="leave required_subgroup_size out",
         )
-    required = vk.struct("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=size)
+    required = vk.struct(
+        "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=size
+    )
     kept.append(required)
     return vk.ffi.cast("void *", required)
 
@@ -343,22 +382,34 @@ def _specialization(values: Mapping[int, int | float | bool], label: str, kept: 
     for number, value in values.items():
         if isinstance(value, numbers.Integral):
             if not -(2**31) <= value < 2**32:
-                raise InputError(f"Specialization constant {number} = {value} does not fit 32 bits", where=label)
+                raise InputError(
+                    f"Specialization constant {number} = {value} does not fit 32 bits", where=label
+                )
             data += struct.pack("=I", int(value) & 0xFFFFFFFF)
         elif isinstance(value, numbers.Real):
             data += struct.pack("=f", float(value))
         else:
             raise InputError(
-                f"Specialization constant {number} is {value!r}", where=label, why="it must be a bool, int or float"
+                f"Specialization constant {number} is {value!r}",
+                where=label,
+                why="it must be a bool, int or float",
             )
     entries = vk.ffi.new(
         "VkSpecializationMapEntry[]",
-        [{"constantID": number, "offset": 4 * place, "size": 4} for place, number in enumerate(values)],
+        [
+            {"constantID": number, "offset": 4 * place, "size": 4}
+            for place, number in enumerate(values)
+        ],
     )
     block = vk.ffi.from_buffer(data)
     info = vk.ffi.new(
         "VkSpecializationInfo *",
-        {"mapEntryCount": len(values), "pMapEntries": entries, "dataSize": len(data), "pData": block},
+        {
+            "mapEntryCount": len(values),
+            "pMapEntries": entries,
+            "dataSize": len(data),
+            "pData": block,
+        },
     )
     kept += [entries, block, info]
     return info

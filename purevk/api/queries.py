@@ -22,7 +22,7 @@ class TimestampPool(DeviceObject):
         DeviceError: the device has no timestamps (feature timestamp).
     """
 
-    def __init__(self, device: "Device", count: int) -> None:
+    def __init__(self, device: Device, count: int) -> None:
         if not device.features.timestamp:
             raise DeviceError(
                 f"{device.name} has no timestamps",
@@ -31,7 +31,9 @@ class TimestampPool(DeviceObject):
             )
         functions, vk_device = device.functions, device.handle
         self.count = count
-        info = vk.struct("VkQueryPoolCreateInfo", queryType=vk.const("VK_QUERY_TYPE_TIMESTAMP"), queryCount=count)
+        info = vk.struct(
+            "VkQueryPoolCreateInfo", queryType=vk.const("VK_QUERY_TYPE_TIMESTAMP"), queryCount=count
+        )
         handle = vk.ffi.new("VkQueryPool *")
         vk.check(functions.vkCreateQueryPool(vk_device, info, vk.NULL, handle), "vkCreateQueryPool")
         self.handle = pool = handle[0]
@@ -39,7 +41,8 @@ class TimestampPool(DeviceObject):
         super().__init__(device, lambda: functions.vkDestroyQueryPool(vk_device, pool, vk.NULL))
 
     def reset(self, first: int = 0, count: int | None = None) -> None:
-        """Resets timestamps from the host (feature host_query_reset). No pending work may use them."""
+        """Resets timestamps from the host (feature host_query_reset). No pending work may use
+        them."""
         if not self.device.features.host_query_reset:
             raise DeviceError(
                 f"{self.device.name} cannot reset timestamps from the host",

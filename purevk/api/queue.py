@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.api import vk
@@ -24,23 +25,28 @@ _MANY = 64  # submissions that nobody waited for, above which finished ones are 
 class _QueueState:
     """The queue and its fences, without a reference to the `Device`."""
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         self.core, self.functions, self.handle = device.core, device.functions, device.handle
         queue = vk.ffi.new("VkQueue *")
         self.functions.vkGetDeviceQueue(self.handle, device.physical.queue_family, 0, queue)
         self.queue = queue[0]
-        # On a software device, which computes on the same cores, polling would only take time from it.
+        # On a software device, which computes on the same cores, polling would only take time from
+        # it.
         self.poll = knobs.POLL() if device.kind != "cpu" else 0.0
         self.lock = threading.Lock()
         self.free: list[Any] = []  # fences as VkFence[1], unsignalled
-        self.pending: dict[Any, Submission] = {}  # held here, so that what they use stays until they have finished
+        self.pending: dict[
+            Any, Submission
+        ] = {}  # held here, so that what they use stays until they have finished
 
     def take_fence(self) -> Any:
         try:
             return self.free.pop()
         except IndexError:
             fence = vk.ffi.new("VkFence[]", 1)
-            result = self.functions.vkCreateFence(self.handle, vk.struct("VkFenceCreateInfo"), vk.NULL, fence)
+            result = self.functions.vkCreateFence(
+                self.handle, vk.struct("VkFenceCreateInfo"), vk.NULL, fence
+            )
             vk.check(result, "vkCreateFence")
             return fence
 
@@ -54,11 +60,12 @@ class _QueueState:
 
 
 class Submission:
-    """Work given to the queue. `wait()` for it before reading what it wrote, and before recording its buffers again."""
+    """Work given to the queue. `wait()` for it before reading what it wrote, and before recording
+    its buffers again."""
 
-    __slots__ = ("_queue", "_fence", "_kept")
+    __slots__ = ("_fence", "_kept", "_queue")
 
-    def __init__(self, queue: "Queue", fence: Any, kept: Any) -> None:
+    def __init__(self, queue: Queue, fence: Any, kept: Any) -> None:
         self._queue, self._fence, self._kept = queue, fence, kept
 
     def done(self) -> bool:
@@ -121,7 +128,9 @@ class Submission:
                         why="a kernel runs for too long, or the driver hangs",
                         next="raise PUREVK_TIMEOUT, or use smaller inputs",
                     )
-                result = state.functions.vkWaitForFences(state.handle, 1, fence, 1, min(_SLICE_NS, int(left * 1e9) + 1))
+                result = state.functions.vkWaitForFences(
+                    state.handle, 1, fence, 1, min(_SLICE_NS, int(left * 1e9) + 1)
+                )
         if result:
             vk.check(result, "vkWaitForFences", where=self._queue.name)
 
@@ -139,11 +148,11 @@ class Submission:
 class Queue:
     """The device's compute queue. `submit` may be called from several threads.
 
-    Submissions start in order but may overlap: a command buffer that reads what an earlier one wrote starts with a
-    barrier, unless the host waited between them.
+    Submissions start in order but may overlap: a command buffer that reads what an earlier one
+    wrote starts with a barrier, unless the host waited between them.
     """
 
-    def __init__(self, device: "Device") -> None:
+    def __init__(self, device: Device) -> None:
         self.name = device.name
         self._instance = device.instance
         self.state = _QueueState(device)
@@ -153,7 +162,7 @@ class Queue:
         """Raises ValidationError if the validation layer said something."""
         self._instance.check()
 
-    def submit(self, commands: "CommandBuffer | Sequence[CommandBuffer]") -> Submission:
+    def submit(self, commands: CommandBuffer | Sequence[CommandBuffer]) -> Submission:
         """Gives one or several recorded command buffers to the device.
 
         Raises:
@@ -169,7 +178,9 @@ class Queue:
         info = getattr(commands, "submit_info", None)
         if info is None:
             handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
-            info = vk.struct("VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles)
+            info = vk.struct(
+                "VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles
+            )
             commands = tuple(commands)
         with state.lock:
             fence = state.take_fence()
@@ -182,13 +193,16 @@ class Queue:
             self.check()
         return submission
 
-    def run(self, commands: "CommandBuffer | Sequence[CommandBuffer]", timeout: float | None = None) -> None:
+    def run(
+        self, commands: CommandBuffer | Sequence[CommandBuffer], timeout: float | None = None
+    ) -> None:
         """Submits and waits."""
         self.submit(commands).wait(timeout)
 
     @staticmethod
     def settle(state: _QueueState) -> bool:
-        """Waits a bounded time for what is still running; False if it does not end (then nothing may be destroyed)."""
+        """Waits a bounded time for what is still running; False if it does not end (then nothing
+        may be destroyed)."""
         end = time.monotonic() + _SETTLE_S
         for fence in list(state.pending):
             left = max(int((end - time.monotonic()) * 1e9), 0)

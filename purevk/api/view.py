@@ -1,4 +1,5 @@
-"""Views of a buffer as typed elements: uniform texel buffers, that kernels read with `texelFetch`."""
+"""Views of a buffer as typed elements: uniform texel buffers, that kernels read with
+`texelFetch`."""
 
 from __future__ import annotations
 
@@ -15,10 +16,16 @@ if TYPE_CHECKING:
 # name -> (VkFormat, bytes of an element)
 TEXEL_FORMATS: dict[str, tuple[int, int]] = {
     f"{'rgba'[:lanes]}{bits}{suffix}": (
-        vk.const("VK_FORMAT_" + "".join(f"{channel}{bits}" for channel in "RGBA"[:lanes]) + f"_{numeric}"),
+        vk.const(
+            "VK_FORMAT_" + "".join(f"{channel}{bits}" for channel in "RGBA"[:lanes]) + f"_{numeric}"
+        ),
         lanes * bits // 8,
     )
-    for suffix, numeric, widths in (("f", "SFLOAT", (16, 32)), ("ui", "UINT", (8, 16, 32)), ("i", "SINT", (8, 16, 32)))
+    for suffix, numeric, widths in (
+        ("f", "SFLOAT", (16, 32)),
+        ("ui", "UINT", (8, 16, 32)),
+        ("i", "SINT", (8, 16, 32)),
+    )
     for bits in widths
     for lanes in (1, 2, 4)
 }
@@ -32,7 +39,9 @@ def texel_format(name: str) -> tuple[int, int]:
     """
     found = TEXEL_FORMATS.get(name)
     if found is None:
-        raise InputError(f"{name!r} is no texel format", why=f"the formats are {', '.join(TEXEL_FORMATS)}")
+        raise InputError(
+            f"{name!r} is no texel format", why=f"the formats are {', '.join(TEXEL_FORMATS)}"
+        )
     return found
 
 
@@ -43,18 +52,22 @@ class BufferView(DeviceObject):
         buffer: made with `Usage.TEXEL`; it stays alive as long as the view.
         format: such as "rgba32f", see `TEXEL_FORMATS`.
         offset: its first byte, a multiple of the device's `min_texel_buffer_alignment`.
-        nbytes: its size, whole elements, at least one and at most the device's `max_texel_buffer_elements`; None: as many
-            as the buffer has from `offset` on, and the device takes.
+        nbytes: its size, whole elements, at least one and at most the device's
+            `max_texel_buffer_elements`; None: as many as the buffer has from `offset` on, and the
+            device takes.
 
     Attributes:
         buffer, format, offset, nbytes: as above. elements: how many there are.
         handle: the VkBufferView; number: the same as an integer.
 
     Raises:
-        InputError: the range does not fit. DeviceError: the device has no texel buffers of that format.
+        InputError: the range does not fit. DeviceError: the device has no texel buffers of that
+            format.
     """
 
-    def __init__(self, buffer: "Buffer", format: str, offset: int = 0, nbytes: int | None = None) -> None:
+    def __init__(
+        self, buffer: Buffer, format: str, offset: int = 0, nbytes: int | None = None
+    ) -> None:
         device = buffer.device
         code, size = texel_format(format)
         limits, functions, vk_device = device.limits, device.functions, device.handle
@@ -79,9 +92,13 @@ class BufferView(DeviceObject):
             )
         self.buffer, self.format, self.offset, self.nbytes = buffer, format, offset, nbytes
         self.elements = nbytes // size
-        info = vk.struct("VkBufferViewCreateInfo", buffer=buffer.handle, format=code, offset=offset, range=nbytes)
+        info = vk.struct(
+            "VkBufferViewCreateInfo", buffer=buffer.handle, format=code, offset=offset, range=nbytes
+        )
         handle = vk.ffi.new("VkBufferView *")
-        vk.check(functions.vkCreateBufferView(vk_device, info, vk.NULL, handle), "vkCreateBufferView")
+        vk.check(
+            functions.vkCreateBufferView(vk_device, info, vk.NULL, handle), "vkCreateBufferView"
+        )
         self.handle = view = handle[0]
         self.number = int(vk.ffi.cast("uintptr_t", view))
         super().__init__(device, lambda: functions.vkDestroyBufferView(vk_device, view, vk.NULL))

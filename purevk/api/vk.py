@@ -1,8 +1,8 @@
 """The raw Vulkan calls: types, constants, the loader library, and VkResult codes as typed errors.
 
-Types come from the cffi definitions of the `vulkan` package. Only those are used: its Python wrappers build every
-struct anew on each call, which costs ten times the call itself, and importing them opens the loader. Here the loader is
-opened by `library()`, when the first instance is made.
+Types come from the cffi definitions of the `vulkan` package. Only those are used: its Python
+wrappers build every struct anew on each call, which costs ten times the call itself, and importing
+them opens the loader. Here the loader is opened by `library()`, when the first instance is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def _load_ffi() -> Any:
             own.loader.exec_module(module)
             return module.ffi
     raise DeviceError(
-        "The Python package 'vulkan' is missing", why="purevk takes its Vulkan types from it", next="pip install vulkan"
+        "The Python package 'vulkan' is missing",
+        why="purevk takes its Vulkan types from it",
+        next="pip install vulkan",
     )
 
 
@@ -36,8 +38,13 @@ const = ffi.integer_const
 NULL = ffi.NULL
 WHOLE_SIZE = 2**64 - 1
 
-_LOADERS = {"win32": ("vulkan-1.dll",), "darwin": ("libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib")}
-_LOADER_NEXT = "install a Vulkan driver; on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1"
+_LOADERS = {
+    "win32": ("vulkan-1.dll",),
+    "darwin": ("libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"),
+}
+_LOADER_NEXT = (
+    "install a Vulkan driver; on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1"
+)
 _lock = threading.Lock()
 _opened: Any = None
 
@@ -70,7 +77,8 @@ def library() -> Any:
 
 
 class Functions:
-    """Function pointers of one instance or device, looked up on first use: `functions.vkCmdDispatch(...)`."""
+    """Function pointers of one instance or device, looked up on first use:
+    `functions.vkCmdDispatch(...)`."""
 
     def __init__(self, get_address: Any, owner: Any) -> None:
         self._get_address, self._owner = get_address, owner
@@ -93,7 +101,10 @@ class Functions:
 @functools.cache
 def _structure_types() -> dict[str, int]:
     elements = ffi.typeof("VkStructureType").relements
-    return {name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value for name, value in elements.items()}
+    return {
+        name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value
+        for name, value in elements.items()
+    }
 
 
 @functools.cache
@@ -103,14 +114,16 @@ def structure_type(name: str) -> int:
 
 
 def struct(name: str, next: Any = NULL, **fields: Any) -> Any:
-    """A new struct with its `sType` set. What its pointers point to must be kept alive by the caller."""
+    """A new struct with its `sType` set. What its pointers point to must be kept alive by the
+    caller."""
     fields["sType"] = structure_type(name)
     fields["pNext"] = next
     return ffi.new(name + " *", fields)
 
 
 def words(structure: int, count: int, next: Any = NULL) -> Any:
-    """A struct that the package does not know, as 32-bit words: `sType`, padding, `pNext`, `count` words from [4]."""
+    """A struct that the package does not know, as 32-bit words: `sType`, padding, `pNext`, `count`
+    words from [4]."""
     data = ffi.new("uint32_t[]", 4 + count + (count & 1))
     data[0] = structure
     ffi.cast("uintptr_t *", data)[1] = int(ffi.cast("uintptr_t", next))
@@ -118,9 +131,11 @@ def words(structure: int, count: int, next: Any = NULL) -> Any:
 
 
 def enumerate_all(name: str, function: Any, kind: str, *arguments: Any) -> list[Any]:
-    """The items that a Vulkan function lists: handles, or pointers to structs (each owns its bytes).
+    """The items that a Vulkan function lists: handles, or pointers to structs (each owns its
+    bytes).
 
-    The function is called twice, for the count and then for the items; structs get their `sType` if they have one.
+    The function is called twice, for the count and then for the items; structs get their `sType` if
+    they have one.
     """
     element = ffi.typeof(kind)
     is_struct = element.kind == "struct"
@@ -157,11 +172,19 @@ def version(number: int) -> tuple[int, int, int]:
 
 
 _INCOMPLETE = const("VK_INCOMPLETE")
-_RESULTS: dict[int, str] = {}  # the shortest name of each code: extensions that became core left longer ones behind
-for _name, _value in sorted(ffi.typeof("VkResult").relements.items(), key=lambda item: -len(item[0])):
+_RESULTS: dict[
+    int, str
+] = {}  # the shortest name of each code: extensions that became core left longer ones behind
+for _name, _value in sorted(
+    ffi.typeof("VkResult").relements.items(), key=lambda item: -len(item[0])
+):
     _RESULTS[_value] = _name
 _MEMORY = {const("VK_ERROR_OUT_OF_DEVICE_MEMORY"), const("VK_ERROR_OUT_OF_HOST_MEMORY")}
-_MEMORY |= {const("VK_ERROR_OUT_OF_POOL_MEMORY"), const("VK_ERROR_FRAGMENTED_POOL"), const("VK_ERROR_TOO_MANY_OBJECTS")}
+_MEMORY |= {
+    const("VK_ERROR_OUT_OF_POOL_MEMORY"),
+    const("VK_ERROR_FRAGMENTED_POOL"),
+    const("VK_ERROR_TOO_MANY_OBJECTS"),
+}
 _LOST = const("VK_ERROR_DEVICE_LOST")
 _ADVICE = {
     const("VK_ERROR_INCOMPATIBLE_DRIVER"): _LOADER_NEXT,
@@ -171,8 +194,12 @@ _ADVICE = {
     const(
         "VK_ERROR_LAYER_NOT_PRESENT"
     ): "install the layer; on Debian or Ubuntu: apt-get install vulkan-validationlayers",
-    const("VK_ERROR_EXTENSION_NOT_PRESENT"): "update the driver, or switch the feature off with PUREVK_DISABLE",
-    const("VK_ERROR_FEATURE_NOT_PRESENT"): "update the driver, or switch the feature off with PUREVK_DISABLE",
+    const(
+        "VK_ERROR_EXTENSION_NOT_PRESENT"
+    ): "update the driver, or switch the feature off with PUREVK_DISABLE",
+    const(
+        "VK_ERROR_FEATURE_NOT_PRESENT"
+    ): "update the driver, or switch the feature off with PUREVK_DISABLE",
 }
 
 
@@ -188,15 +215,25 @@ def check(result: int, call: str, where: str = "", next: str = "") -> None:
 
 
 def fail(result: int, call: str, where: str = "", next: str = "") -> NoReturn:
-    """Raises the typed error of a failed call: OutOfDeviceMemoryError, DeviceLostError or DeviceError."""
+    """Raises the typed error of a failed call: OutOfDeviceMemoryError, DeviceLostError or
+    DeviceError."""
     what = f"{call} failed with {result_name(result)}"
     if result in _MEMORY:
-        advice = next or "use a smaller batch or bound, half precision, or free other programs on the device"
-        raise OutOfDeviceMemoryError(what, where=where, why="the driver could not allocate", next=advice)
+        advice = (
+            next
+            or "use a smaller batch or bound, half precision, or free other programs on the device"
+        )
+        raise OutOfDeviceMemoryError(
+            what, where=where, why="the driver could not allocate", next=advice
+        )
     if result == _LOST:
         why = "the driver was reset, or a kernel ran for too long or out of bounds"
-        advice = next or "make a new device; run once with PUREVK_VALIDATION=1 to find a faulty access"
+        advice = (
+            next or "make a new device; run once with PUREVK_VALIDATION=1 to find a faulty access"
+        )
         raise DeviceLostError(what, where=where, why=why, next=advice)
     raise DeviceError(
-        what, where=where, next=next or _ADVICE.get(result, "run with PUREVK_VALIDATION=1 for the reason")
+        what,
+        where=where,
+        next=next or _ADVICE.get(result, "run with PUREVK_VALIDATION=1 for the reason"),
     )

@@ -1,4 +1,5 @@
-"""The command `purevk`: one file a subcommand, each a `Command` that calls the library and reports what came back."""
+"""The command `purevk`: one file a subcommand, each a `Command` that calls the library and reports
+what came back."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ NAMES = ("info", "inspect", "run", "bench", "ops", "warmup", "doctor")
 
 
 def load_commands(names: Sequence[str] = NAMES) -> tuple[Command, ...]:
-    """Subcommands by name. Only their modules are imported, so that `doctor` works where the others cannot."""
+    """Subcommands by name. Only their modules are imported, so that `doctor` works where the others
+    cannot."""
     return tuple(importlib.import_module(f"purevk.cli.{name}").COMMAND for name in names)
 
 
@@ -42,8 +44,12 @@ def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
         )
         command.add_arguments(sub)
         common = sub.add_argument_group("output")
-        common.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-        common.add_argument("--traceback", action="store_true", help="show where in purevk an error was raised")
+        common.add_argument(
+            "--json", action="store_true", help="print one JSON object instead of tables"
+        )
+        common.add_argument(
+            "--traceback", action="store_true", help="show where in purevk an error was raised"
+        )
         sub.set_defaults(chosen=command)
     return parser
 
@@ -55,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None: those of the process.
 
     Returns:
-        The exit code: 0 done, 1 an error of purevk or something required is missing, 2 a wrong command line.
+        The exit code: 0 done, 1 an error of purevk or something required is missing, 2 a wrong
+        command line.
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        args = make_parser([word for word in words if word in NAMES][:1] or NAMES).parse_args(arguments)
+        args = make_parser([word for word in words if word in NAMES][:1] or NAMES).parse_args(
+            arguments
+        )
     except PurevkError as error:  # a package that a subcommand needs is missing
         show_error(error)
         return 1
@@ -83,7 +92,9 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
         if args.traceback:
             raise
         if args.json:
-            _print_json({"command": command.name, "purevk": __version__, "error": error_data(error)})
+            _print_json(
+                {"command": command.name, "purevk": __version__, "error": error_data(error)}
+            )
         else:
             sys.stdout.flush()
             show_error(error)
@@ -104,7 +115,10 @@ def _collect(command: Command, args: argparse.Namespace) -> dict[str, Any]:
             raise
         name = error.filename if isinstance(error.filename, str) else repr(error.filename)
         raise InputError(
-            "a file cannot be opened", where=name, why=error.strerror or str(error), next="check the path"
+            "a file cannot be opened",
+            where=name,
+            why=error.strerror or str(error),
+            next="check the path",
         ) from error
 
 

@@ -17,17 +17,19 @@ from purevk import knobs
 from purevk.cli import bench_ops
 from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
 from purevk.cli.inputs import as_array, make_inputs
-from purevk.graph.limits import device_limits
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, error_data
 from purevk.cli.profile import least_seconds, table, time_dispatches
 from purevk.cli.stopwatch import Stopwatch
 from purevk.errors import DeviceError, InputError, PurevkError
+from purevk.graph.limits import device_limits
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
 _PACKAGES = str(Path(__file__).parents[2])  # the child imports the same purevk
-_CHILD = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from purevk.cli import main; sys.exit(main())"
+_CHILD = (
+    f"import sys; sys.path.insert(0, {_PACKAGES!r}); from purevk.cli import main; sys.exit(main())"
+)
 # Drivers' own caches, which must be as cold as purevk's. Each takes a folder.
 _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
@@ -53,20 +55,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
     group.add_argument(
-        "--runs", type=positive, metavar="N", help="timed calls (default: as many as fit into --seconds)"
+        "--runs",
+        type=positive,
+        metavar="N",
+        help="timed calls (default: as many as fit into --seconds)",
     )
-    group.add_argument("--seconds", type=float, default=5.0, metavar="S", help="time for the timed calls (default: 5)")
     group.add_argument(
-        "--no-load", action="store_true", help="leave out cold and warm loading in processes of their own"
+        "--seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="time for the timed calls (default: 5)",
     )
-    group.add_argument("--profile", action="store_true", help="time every dispatch, against what the device can do")
+    group.add_argument(
+        "--no-load",
+        action="store_true",
+        help="leave out cold and warm loading in processes of their own",
+    )
+    group.add_argument(
+        "--profile", action="store_true", help="time every dispatch, against what the device can do"
+    )
     group.add_argument(
         "--by",
         choices=("operator", "template", "dispatch"),
         default="operator",
         help="rows of the profile (default: operator)",
     )
-    group.add_argument("--remeasure", action="store_true", help="measure the device's limits also if they are known")
+    group.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure the device's limits also if they are known",
+    )
     group.add_argument(
         "--load-only", action="store_true", help=argparse.SUPPRESS
     )  # what the processes of their own run
@@ -75,7 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     if (args.ops is None) == (args.model is None):
-        raise InputError("bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`")
+        raise InputError(
+            "bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`"
+        )
     if args.ops is not None:
         return bench_ops.collect(args)
     import purevk
@@ -108,7 +129,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         }
         if args.load_only:
             return data
-        data["calls"] = _time_calls(lambda: method(*inputs), context.device, args.runs, args.seconds)
+        data["calls"] = _time_calls(
+            lambda: method(*inputs), context.device, args.runs, args.seconds
+        )
         if args.profile:
             data["profile"] = _profile(method, inputs, context, args)
     if not args.no_load:
@@ -116,12 +139,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
-def _time_calls(call: Callable[[], Any], device: Any, runs: int | None, seconds: float) -> dict[str, Any]:
+def _time_calls(
+    call: Callable[[], Any], device: Any, runs: int | None, seconds: float
+) -> dict[str, Any]:
     """Times calls one by one.
 
     Returns:
-        "runs", and in seconds "median", "p95", "min", "mean"; medians of the parts: "device" (submitting and waiting),
-        "fallback" (operators on the CPU) and "host" (the rest: checks, copies, recording).
+        "runs", and in seconds "median", "p95", "min", "mean"; medians of the parts: "device"
+        (submitting and waiting), "fallback" (operators on the CPU) and "host" (the rest: checks,
+        copies, recording).
     """
     for _ in range(_WARM_CALLS):
         call()
@@ -129,7 +155,7 @@ def _time_calls(call: Callable[[], Any], device: Any, runs: int | None, seconds:
     parts: dict[str, list[float]] = {"device": [], "fallback": [], "host": []}
     with Stopwatch(device) as watch:
         end = time.perf_counter() + seconds
-        while len(totals) < (runs or 2) or runs is None and time.perf_counter() < end:
+        while len(totals) < (runs or 2) or (runs is None and time.perf_counter() < end):
             watch.reset()
             start = time.perf_counter()
             call()
@@ -154,7 +180,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(max(-int(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
 
 
-def _profile(method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace) -> dict[str, Any]:
+def _profile(
+    method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace
+) -> dict[str, Any]:
     try:
         arrays = [as_array(each) for each in inputs]
         timings = time_dispatches(method.executable, arrays)
@@ -165,32 +193,53 @@ def _profile(method: Any, inputs: Sequence[Any], context: Any, args: argparse.Na
         "error": None,
         "by": args.by,
         **least_seconds(timings, limits),
-        "limits": {"bytes_per_second": limits.bytes_per_second, "flops_per_second": limits.flops_per_second},
+        "limits": {
+            "bytes_per_second": limits.bytes_per_second,
+            "flops_per_second": limits.flops_per_second,
+        },
         "rows": table(timings, args.by, limits),
     }
 
 
-# -- loading in processes of their own --------------------------------------------------------------------------------
+# -- loading in processes of their own -----------------------------------------------------------
 def _loads(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Loads the model in two new processes, with an empty cache and with the cache that the first one left."""
+    """Loads the model in two new processes, with an empty cache and with the cache that the first
+    one left."""
     with tempfile.TemporaryDirectory(prefix="purevk-bench-", ignore_cleanup_errors=True) as folder:
         return _load_once(args, Path(folder)), _load_once(args, Path(folder))
 
 
 def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-c", _CHILD, "bench", args.model, "--load-only", "--json", f"--seed={args.seed}"]
+    command = [
+        sys.executable,
+        "-c",
+        _CHILD,
+        "bench",
+        args.model,
+        "--load-only",
+        "--json",
+        f"--seed={args.seed}",
+    ]
     for name, values in (("--data", args.data), ("--input", args.input)):
         command += [part for value in values for part in (name, value)]
     command += [part for name, number in args.size for part in ("--size", f"{name}={number}")]
     for name, value in (("--method", args.method), ("--device", args.device)):
         command += [name, value] if value is not None else []
     changes = {name: str(folder / "driver") for name in _DRIVER_CACHES}
-    changes |= {knobs.CACHE_DIR.name: str(folder / "purevk"), knobs.CACHE.name: "1", knobs.PROGRESS.name: "0"}
+    changes |= {
+        knobs.CACHE_DIR.name: str(folder / "purevk"),
+        knobs.CACHE.name: "1",
+        knobs.PROGRESS.name: "0",
+    }
     (folder / "driver").mkdir(exist_ok=True)
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            command, env=knobs.child_environment(changes), capture_output=True, text=True, timeout=_CHILD_SECONDS
+            command,
+            env=knobs.child_environment(changes),
+            capture_output=True,
+            text=True,
+            timeout=_CHILD_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise PurevkError(
@@ -201,14 +250,16 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         made = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise PurevkError("loading in a process of its own failed", where=args.model, why=lines[-1]) from None
+        raise PurevkError(
+            "loading in a process of its own failed", where=args.model, why=lines[-1]
+        ) from None
     if "error" in made:
         error = made["error"]
         raise PurevkError(error["what"], where=error["where"], why=error["why"], next=error["next"])
     return {**made["load"], "process_seconds": seconds}
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     if "rows" in data:
         bench_ops.show(data, out)
@@ -229,7 +280,15 @@ def show(data: dict[str, Any], out: Output) -> None:
     loads = [(name, data[name]) for name in ("cold", "warm") if name in data]
     loads = loads or [("this process", data["load"])]
     out.table(
-        ["", ("device", "r"), ("load", "r"), ("first call", "r"), ("process", "r"), ("compiled", "r"), ("cached", "r")],
+        [
+            "",
+            ("device", "r"),
+            ("load", "r"),
+            ("first call", "r"),
+            ("process", "r"),
+            ("compiled", "r"),
+            ("cached", "r"),
+        ],
         [
             [
                 name,
@@ -252,7 +311,14 @@ def show(data: dict[str, Any], out: Output) -> None:
 
 def _show_calls(calls: dict[str, Any], out: Output) -> None:
     out.table(
-        [("median", "r"), ("p95", "r"), ("min", "r"), ("on the device", "r"), ("CPU operators", "r"), ("host", "r")],
+        [
+            ("median", "r"),
+            ("p95", "r"),
+            ("min", "r"),
+            ("on the device", "r"),
+            ("CPU operators", "r"),
+            ("host", "r"),
+        ],
         [[duration(calls[key]) for key in ("median", "p95", "min", "device", "fallback", "host")]],
         title=f"{count(calls['runs'], 'call')}",
     )
@@ -277,9 +343,19 @@ def _show_profile(profile: dict[str, Any], out: Output) -> None:
         ]
         for row in profile["rows"]
     ]
-    whole = f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
+    whole = (
+        f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
+    )
     rows.append(
-        ["all", sum(row["calls"] for row in profile["rows"]), duration(profile["measured"]), None, None, None, whole]
+        [
+            "all",
+            sum(row["calls"] for row in profile["rows"]),
+            duration(profile["measured"]),
+            None,
+            None,
+            None,
+            whole,
+        ]
     )
     if single:
         rows = [[row[0], *row[2:]] for row in rows]
@@ -299,7 +375,9 @@ def _rate(per_second: float | None) -> str | None:
 
 
 def _share(row: dict[str, Any]) -> str | None:
-    return None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    return (
+        None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    )
 
 
 COMMAND = Command(

@@ -1,4 +1,5 @@
-"""`purevk bench --ops`: the time of each operator alone, against what the device's memory and arithmetic allow."""
+"""`purevk bench --ops`: the time of each operator alone, against what the device's memory and
+arithmetic allow."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import progress
-from purevk.graph.limits import DeviceLimits, device_limits, warm_up
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operator_cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
@@ -20,6 +20,7 @@ from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.importer import Importer
+from purevk.graph.limits import DeviceLimits, device_limits, warm_up
 from purevk.ir import Graph, TensorType, Value, values_in
 from purevk.program import Program
 
@@ -34,9 +35,10 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     """Times the operators whose names fit `args.ops`.
 
     Returns:
-        "device", "limits", and "rows": for each operator and size "family", "operator", "form", "mib", "seconds",
-        "dispatches", "bytes" (of arguments and results, each once), "flops", "bytes_per_second", "flops_per_second",
-        "limit_share", "bound"; or "error" where it could not be timed.
+        "device", "limits", and "rows": for each operator and size "family", "operator", "form",
+        "mib", "seconds", "dispatches", "bytes" (of arguments and results, each once), "flops",
+        "bytes_per_second", "flops_per_second", "limit_share", "bound"; or "error" where it could
+        not be timed.
     """
     with open_context(args) as context:
         limits = device_limits(context, args.remeasure)
@@ -47,11 +49,18 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         for mib in sizes:
             chosen = [case for case in operator_cases(int(mib * _MIB)) if _fits(case, args.ops)]
             if not chosen:
-                raise InputError(f"no operator fits {args.ops!r}", next="`purevk ops` lists the operators")
-            rows += [{"mib": mib, **_time(context, limits, case)} for case in _reported(chosen, mib)]
+                raise InputError(
+                    f"no operator fits {args.ops!r}", next="`purevk ops` lists the operators"
+                )
+            rows += [
+                {"mib": mib, **_time(context, limits, case)} for case in _reported(chosen, mib)
+            ]
         return {
             "device": device_data(context.device),
-            "limits": {"bytes_per_second": limits.bytes_per_second, "flops_per_second": limits.flops_per_second},
+            "limits": {
+                "bytes_per_second": limits.bytes_per_second,
+                "flops_per_second": limits.flops_per_second,
+            },
             "rows": rows,
         }
 
@@ -74,16 +83,23 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"family": case.family, "operator": case.op, "form": case.form}
     try:
         graph, nbytes = build(case)
-        inputs = [_random(tensor, n) for n, tensor in enumerate(_tensors(case)) if not tensor.constant]
+        inputs = [
+            _random(tensor, n) for n, tensor in enumerate(_tensors(case)) if not tensor.constant
+        ]
         started = time.perf_counter()
         with Program(case.op, {"forward": lambda sizes: graph}, context) as program:
             executable = program.method("forward").executable
             if context.device.kind != "cpu" and time.perf_counter() - started > _LONG_SECONDS:
-                warm_up(context, _LONG_SECONDS)  # while the driver compiled, the clocks have fallen far
+                warm_up(
+                    context, _LONG_SECONDS
+                )  # while the driver compiled, the clocks have fallen far
             timings = time_dispatches(executable, inputs, 3, settle=_SETTLE_SECONDS)
     except PurevkError as error:
         return {**row, "error": f"{error.what}: {error.why}" if error.why else error.what}
-    seconds, flops = sum(timing.seconds for timing in timings), sum(timing.flops for timing in timings)
+    seconds, flops = (
+        sum(timing.seconds for timing in timings),
+        sum(timing.flops for timing in timings),
+    )
     memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
     return {
         **row,
@@ -98,7 +114,7 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
     }
 
 
-# -- the graph of one operator -----------------------------------------------------------------------------------------
+# -- the graph of one operator -------------------------------------------------------------------
 def _tensors(case: Case) -> list[Tensor]:
     """The tensors among the arguments, each once: equal ones in different places are one input."""
     found: dict[int, Tensor] = {}
@@ -115,7 +131,8 @@ def _tensors(case: Case) -> list[Tensor]:
 
 
 def build(case: Case) -> tuple[Graph, int]:
-    """A graph of the one operator, and the bytes that it has to move: its arguments and results, each once."""
+    """A graph of the one operator, and the bytes that it has to move: its arguments and results,
+    each once."""
     importer = Importer(case.op, case.op)
     values: dict[int, Value] = {}
     for tensor in _tensors(case):
@@ -132,7 +149,10 @@ def build(case: Case) -> tuple[Graph, int]:
 
     results = importer.emit(case.op, filled(case.args), [], [], case.op)
     written = sum(math.prod(value.type.dims) * value.type.dtype.itemsize for value in results)
-    read = sum(min(tensor.nbytes, int(written * tensor.sparse) or tensor.nbytes) for tensor in _tensors(case))
+    read = sum(
+        min(tensor.nbytes, int(written * tensor.sparse) or tensor.nbytes)
+        for tensor in _tensors(case)
+    )
     return importer.finish(list(values_in(results))), read + written
 
 
@@ -140,14 +160,16 @@ def _random(tensor: Tensor, number: int = 0) -> np.ndarray:
     random = np.random.default_rng((len(tensor.dims), number))
     if tensor.dtype.is_float:
         # A short period: making gigabytes of random numbers would take longer than all the kernels.
-        some = random.random(min(math.prod(tensor.dims), 1 << 16), np.float32).astype(tensor.dtype.numpy)
+        some = random.random(min(math.prod(tensor.dims), 1 << 16), np.float32).astype(
+            tensor.dtype.numpy
+        )
         return np.resize(some, tensor.dims)
     if tensor.dtype is DType.bool:
         return random.integers(0, 2, tensor.dims, np.uint8).astype(bool)
     return random.integers(0, tensor.high, tensor.dims, tensor.dtype.numpy)
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     out.pairs([("device", device_line(data["device"]))], indent=0)
     sizes = list(dict.fromkeys(row["mib"] for row in data["rows"]))
@@ -163,7 +185,10 @@ def show(data: dict[str, Any], out: Output) -> None:
             names += [(f"{_size(mib)}: time", "r"), *columns[1:]]
         out.table(
             names,
-            [[*case, *[cell for mib in sizes for cell in _cells(found.get(mib))]] for case, found in by_case.items()],
+            [
+                [*case, *[cell for mib in sizes for cell in _cells(found.get(mib))]]
+                for case, found in by_case.items()
+            ],
             title=family,
         )
     failed = [row for row in data["rows"] if "error" in row]
@@ -171,9 +196,12 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line(f"{row['operator']} of {_size(row['mib'])}: {row['error']}", "yellow")
     limits = data["limits"]
     out.line(
-        f"{count(len(data['rows']), 'measurement')}. Limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f}"
-        f" GB/s, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units). of limit: the least time that"
-        " they allow for arguments and results, each moved once, over the time taken (above 100%: from caches, or by matrix"
+        f"{count(len(data['rows']), 'measurement')}. Limits measured on this device:"
+        f" {limits['bytes_per_second'] / 1e9:.1f}"
+        f" GB/s, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units)."
+        f" of limit: the least time that"
+        " they allow for arguments and results, each moved once, over the time taken (above 100%:"
+        " from caches, or by matrix"
         " units); m: held by memory, a: by arithmetic",
         "dim",
     )
@@ -190,5 +218,7 @@ def _cells(row: dict[str, Any] | None) -> list[str | None]:
         None if rate is None else f"{rate / 1e9:.{1 if rate < 1e11 else 0}f}"
         for rate in (row["bytes_per_second"], row["flops_per_second"])
     ]
-    share = None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    share = (
+        None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    )
     return [duration(row["seconds"]), *rates, share]

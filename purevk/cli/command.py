@@ -18,7 +18,8 @@ class Command:
     Attributes:
         name, help: as listed; `description` and `epilog` are for its own --help.
         add_arguments: adds its arguments to its parser.
-        collect: does the work; gives what --json prints: JSON values only. "ok": False makes the exit code 1.
+        collect: does the work; gives what --json prints: JSON values only. "ok": False makes the
+            exit code 1.
         show: prints the same for people.
     """
 
@@ -40,22 +41,32 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
         help="index or part of the name of the Vulkan device (default: PUREVK_DEVICE, or the best)",
     )
     if no_device:
-        group.add_argument("--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU")
+        group.add_argument(
+            "--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU"
+        )
 
 
 def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
     """Adds the file, its data files and the method."""
     nargs = "?" if optional else None
-    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="the program: a .pte or .pvk file")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs=nargs, help="the program: a .pte or .pvk file"
+    )
     add_data(parser)
     if method:
-        parser.add_argument("--method", metavar="NAME", help='method (default: "forward", or the only one)')
+        parser.add_argument(
+            "--method", metavar="NAME", help='method (default: "forward", or the only one)'
+        )
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --data."""
     parser.add_argument(
-        "--data", metavar="FILE.ptd", action="append", default=[], help="data file with weights; may be repeated"
+        "--data",
+        metavar="FILE.ptd",
+        action="append",
+        default=[],
+        help="data file with weights; may be repeated",
     )
 
 

@@ -43,7 +43,8 @@ class Check:
 
     Attributes:
         name: what.
-        status: "ok"; "missing": purevk cannot work; "warning": it works worse; "optional": it does less.
+        status: "ok"; "missing": purevk cannot work; "warning": it works worse; "optional": it does
+            less.
         found: what is there, or what is wrong.
         mend: commands or advice.
     """
@@ -60,15 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     checks = [*_packages(), *_vulkan(args), _compiler(), _cache(), *_optional()]
-    return {"ok": all(check.status != "missing" for check in checks), "checks": [asdict(check) for check in checks]}
+    return {
+        "ok": all(check.status != "missing" for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
 
 
-# -- checks -----------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------
 def _packages() -> list[Check]:
     missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    there = [f"{name} {package_version(name) or ''}".strip() for name in _REQUIRED_PACKAGES if name not in missing]
+    there = [
+        f"{name} {package_version(name) or ''}".strip()
+        for name in _REQUIRED_PACKAGES
+        if name not in missing
+    ]
     if missing:
-        return [Check("Python packages", "missing", f"no {', '.join(missing)}", [f"pip install {' '.join(missing)}"])]
+        return [
+            Check(
+                "Python packages",
+                "missing",
+                f"no {', '.join(missing)}",
+                [f"pip install {' '.join(missing)}"],
+            )
+        ]
     return [Check("Python packages", "ok", ", ".join(there))]
 
 
@@ -83,7 +98,9 @@ def _vulkan(args: argparse.Namespace) -> list[Check]:
         return [Check("Vulkan loader", "missing", describe_error(error), advice), *_drivers()]
     drivers = _drivers()
     devices = _devices(args)
-    if any(check.status == "missing" for check in drivers):  # what mends the drivers mends the devices
+    if any(
+        check.status == "missing" for check in drivers
+    ):  # what mends the drivers mends the devices
         for check in devices:
             check.mend = []
     return [Check("Vulkan loader", "ok", "found"), *drivers, *devices]
@@ -107,9 +124,20 @@ def _drivers() -> list[Check]:
                 )
             ]
     else:
-        files = [file for folder in _MANIFESTS for file in sorted(Path(folder).expanduser().glob("*.json"))]
+        files = [
+            file
+            for folder in _MANIFESTS
+            for file in sorted(Path(folder).expanduser().glob("*.json"))
+        ]
     if not files:
-        return [Check("Vulkan drivers", "missing", "no driver is installed", mend.driver(mend.graphics_vendors()))]
+        return [
+            Check(
+                "Vulkan drivers",
+                "missing",
+                "no driver is installed",
+                mend.driver(mend.graphics_vendors()),
+            )
+        ]
     sound, broken = [], []
     for file in files:
         try:
@@ -118,7 +146,11 @@ def _drivers() -> list[Check]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             broken.append(f"{file}: {error}")
     if not sound:
-        return [Check("Vulkan drivers", "missing", "; ".join(broken), mend.driver(mend.graphics_vendors()))]
+        return [
+            Check(
+                "Vulkan drivers", "missing", "; ".join(broken), mend.driver(mend.graphics_vendors())
+            )
+        ]
     found = ", ".join(dict.fromkeys(sound)) + (f"; damaged: {'; '.join(broken)}" if broken else "")
     return [Check("Vulkan drivers", "warning" if broken else "ok", found)]
 
@@ -142,7 +174,11 @@ def _devices(args: argparse.Namespace) -> list[Check]:
         )
         checks = [Check("Vulkan device", "ok", listed)]
         vendors = mend.graphics_vendors()
-        if picked.kind == "cpu" and vendors and all(device.kind == "cpu" for device in instance.physical_devices):
+        if (
+            picked.kind == "cpu"
+            and vendors
+            and all(device.kind == "cpu" for device in instance.physical_devices)
+        ):
             checks[0] = Check(
                 "Vulkan device",
                 "warning",
@@ -179,9 +215,16 @@ def _works(physical: Any) -> Check:
             device.queue.run(commands)
             written = bytes(buffer.read())
     except PurevkError as error:
-        return Check("device works", "missing", describe_error(error), [error.next] if error.next else [])
+        return Check(
+            "device works", "missing", describe_error(error), [error.next] if error.next else []
+        )
     if written != _FILL.to_bytes(4, sys.byteorder) * 64:
-        return Check("device works", "missing", "the host does not read what the device wrote", ["update the driver"])
+        return Check(
+            "device works",
+            "missing",
+            "the host does not read what the device wrote",
+            ["update the driver"],
+        )
     return Check("device works", "ok", "memory written by the device is read by the host")
 
 
@@ -191,7 +234,9 @@ def _compiler() -> Check:
 
     try:
         found = shaderc.load()
-        found.compile("#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n", name="doctor.comp")
+        found.compile(
+            "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n", name="doctor.comp"
+        )
     except PurevkError as error:
         advice = [error.next] if knobs.SHADERC() else mend.shaderc()
         entries = default_cache().stats().entries
@@ -212,7 +257,10 @@ def _cache() -> Check:
     folder = default_cache().folder
     if folder is None:
         return Check(
-            "cache folder", "warning", f"{knobs.CACHE.name}=0: each process compiles anew", ["unset PUREVK_CACHE"]
+            "cache folder",
+            "warning",
+            f"{knobs.CACHE.name}=0: each process compiles anew",
+            ["unset PUREVK_CACHE"],
         )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -238,7 +286,7 @@ def _optional() -> list[Check]:
     return checks
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     out.table(
         ["", ("state", "w"), "found"],
@@ -253,11 +301,18 @@ def show(data: dict[str, Any], out: Output) -> None:
     out.line()
     missing = sum(each["status"] == "missing" for each in data["checks"])
     if missing:
-        out.line(f"{count(missing, 'thing')} that purevk needs {'is' if missing == 1 else 'are'} missing", "bold red")
+        out.line(
+            f"{count(missing, 'thing')} that purevk needs {'is' if missing == 1 else 'are'} missing",
+            "bold red",
+        )
     else:
         out.line("purevk can run here", "green")
 
 
 COMMAND = Command(
-    "doctor", "checks what is missing on this machine, and says what mends it", add_arguments, collect, show
+    "doctor",
+    "checks what is missing on this machine, and says what mends it",
+    add_arguments,
+    collect,
+    show,
 )

@@ -20,7 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    data: dict[str, Any] = {"versions": versions(), "devices": [], "device_error": None, "picked": None, "features": []}
+    data: dict[str, Any] = {
+        "versions": versions(),
+        "devices": [],
+        "device_error": None,
+        "picked": None,
+        "features": [],
+    }
     try:
         instance = api.Instance()
     except DeviceError as error:
@@ -33,7 +39,11 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             data["features"] = _features(picked)
             data["matrix_shapes"] = [asdict(shape) for shape in picked.matrix_shapes]
     cache = default_cache()
-    return {**data, "compiler": compiler(), "cache": {**asdict(cache.stats()), "max_bytes": cache.max_bytes}}
+    return {
+        **data,
+        "compiler": compiler(),
+        "cache": {**asdict(cache.stats()), "max_bytes": cache.max_bytes},
+    }
 
 
 def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any]:
@@ -60,28 +70,43 @@ def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any
 def _features(device: api.PhysicalDevice) -> list[dict[str, Any]]:
     on = choose(device.available)
     return [
-        {"name": row.name, "offered": row.name in device.available, "on": row.name in on, "doc": row.doc}
+        {
+            "name": row.name,
+            "offered": row.name in device.available,
+            "on": row.name in on,
+            "doc": row.doc,
+        }
         for row in FEATURES
     ]
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     found = data["versions"]
     out.heading("versions")
-    out.pairs([(name, version if version is not None else "not installed") for name, version in found.items()])
+    out.pairs(
+        [
+            (name, version if version is not None else "not installed")
+            for name, version in found.items()
+        ]
+    )
     _show_devices(data, out)
     compiler_data, cache = data["compiler"], data["cache"]
     out.heading("shader compiler")
     if compiler_data["error"] is None:
         out.pairs([("version", compiler_data["version"]), ("from", compiler_data["origin"])])
     else:
-        out.line(f"  {compiler_data['error']['what']}; `purevk doctor` says how to get one", "yellow")
+        out.line(
+            f"  {compiler_data['error']['what']}; `purevk doctor` says how to get one", "yellow"
+        )
     out.heading("cache")
     out.pairs(
         [
             ("folder", cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"),
-            ("entries", f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}"),
+            (
+                "entries",
+                f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}",
+            ),
         ]
     )
 
@@ -102,7 +127,10 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
         )
         out.pairs(
             [
-                ("kind", device["kind"] + (", shares the host's memory" if device["unified"] else "")),
+                (
+                    "kind",
+                    device["kind"] + (", shares the host's memory" if device["unified"] else ""),
+                ),
                 ("driver", device["driver"]),
                 ("Vulkan", device["api_version"]),
                 ("memory", heaps),
@@ -149,5 +177,9 @@ def _state(row: dict[str, Any]) -> str:
 
 
 COMMAND = Command(
-    "info", "shows devices, their features, the shader compiler, the cache and versions", add_arguments, collect, show
+    "info",
+    "shows devices, their features, the shader compiler, the cache and versions",
+    add_arguments,
+    collect,
+    show,
 )

@@ -17,7 +17,9 @@ from purevk.inputs import describe_inputs
 from purevk.ir import Dim, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 
-_INT_TOP = 2  # exclusive, of random integers: fits masks, token types and any table that is looked into
+_INT_TOP = (
+    2  # exclusive, of random integers: fits masks, token types and any table that is looked into
+)
 
 
 def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]:
@@ -29,10 +31,12 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
         where: file and method, for messages.
 
     Returns:
-        An array for each tensor (a torch tensor for bfloat16), an int for each integer, None for what no node reads.
+        An array for each tensor (a torch tensor for bfloat16), an int for each integer, None for
+        what no node reads.
 
     Raises:
-        InputError: too many inputs, a file that cannot be read, a size that is none of the method's.
+        InputError: too many inputs, a file that cannot be read, a size that is none of the
+            method's.
     """
     where = f"{where}({describe_inputs(graph)})"
     given = [item for spec in args.input for item in _expand(spec)] or ["random"]
@@ -71,7 +75,9 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
             names = [name for name in loaded.files if fnmatch.fnmatchcase(name, pattern)]
             if not names:
                 raise InputError(
-                    f"no array is named {pattern}", where=path, why=f"the file has {', '.join(loaded.files) or 'none'}"
+                    f"no array is named {pattern}",
+                    where=path,
+                    why=f"the file has {', '.join(loaded.files) or 'none'}",
                 )
             return [loaded[name] for name in names]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -108,14 +114,18 @@ def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[
     return size_values(graph, dict(chosen))
 
 
-def _make(value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.Generator, where: str) -> Any:
+def _make(
+    value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.Generator, where: str
+) -> Any:
     if value is None:
         return None
     if isinstance(value, Dim):
         if isinstance(item, np.ndarray):
             if item.size != 1:
                 raise InputError(
-                    "an integer is expected", where=where, why=f"an array of {item.size} elements was given"
+                    "an integer is expected",
+                    where=where,
+                    why=f"an array of {item.size} elements was given",
                 )
             return int(item.reshape(()))
         return int(_number(item, where, default=0))
@@ -126,16 +136,22 @@ def _make(value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.
     return _as_torch(array, dtype) if dtype is DType.bfloat16 else array
 
 
-def _fill(item: str, dtype: DType, shape: tuple[int, ...], random: np.random.Generator, where: str) -> np.ndarray:
+def _fill(
+    item: str, dtype: DType, shape: tuple[int, ...], random: np.random.Generator, where: str
+) -> np.ndarray:
     kind = np.dtype(np.float32) if dtype is DType.bfloat16 else dtype.numpy
     word, _, top = item.partition(":")
     if word != "random":
         return np.full(shape, _number(item, where), kind)
-    if top and not top.isdecimal() or top and int(top) < 1:
-        raise InputError(f"{item!r} is no input", where=where, why="random:N takes an integer N above 0")
+    if (top and not top.isdecimal()) or (top and int(top) < 1):
+        raise InputError(
+            f"{item!r} is no input", where=where, why="random:N takes an integer N above 0"
+        )
     if dtype.is_float and not top:
         return random.standard_normal(shape).astype(kind)
-    return random.integers(0, int(top) if top and dtype is not DType.bool else _INT_TOP, shape).astype(kind)
+    return random.integers(
+        0, int(top) if top and dtype is not DType.bool else _INT_TOP, shape
+    ).astype(kind)
 
 
 def _number(item: str, where: str, default: float | None = None) -> float:
@@ -152,7 +168,9 @@ def _number(item: str, where: str, default: float | None = None) -> float:
         return float(item)
     except ValueError:
         hint = (
-            "no such file" if Path(item).suffix or "/" in item else "it is no number, and none of random, ones, zeros"
+            "no such file"
+            if Path(item).suffix or "/" in item
+            else "it is no number, and none of random, ones, zeros"
         )
         raise InputError(
             f"{item!r} is no input",
@@ -179,4 +197,6 @@ def as_array(output: Any) -> Any:
     """An output of a call as a numpy array (bfloat16 as float32); integers and None stay."""
     if isinstance(output, (int, float, bool, np.ndarray)) or output is None:
         return output
-    return (output.float() if output.dtype.is_floating_point and output.element_size() == 2 else output).numpy()
+    return (
+        output.float() if output.dtype.is_floating_point and output.element_size() == 2 else output
+    ).numpy()

@@ -25,12 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the program: a .pte or .pvk file")
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
-    parser.add_argument("--graph", action="store_true", help="print the optimized graph, a node a line")
     parser.add_argument(
-        "--node-table", action="store_true", help="list everything that runs, in order, with its kernels"
+        "--graph", action="store_true", help="print the optimized graph, a node a line"
     )
     parser.add_argument(
-        "--format", choices=("text", "json", "mermaid"), help="print the optimized graph of one method, and nothing else"
+        "--node-table",
+        action="store_true",
+        help="list everything that runs, in order, with its kernels",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "mermaid"),
+        help="print the optimized graph of one method, and nothing else",
     )
     add_device(parser, no_device=True)
 
@@ -42,11 +48,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         names = program.methods
         if args.method is not None and args.method not in names:
             raise InputError(
-                f"there is no method {args.method!r}", where=program.name, why=f"methods: {', '.join(names)}"
+                f"there is no method {args.method!r}",
+                where=program.name,
+                why=f"methods: {', '.join(names)}",
             )
         with Target(args) as target:
             methods = [
-                _method(program, name, target, args) for name in names if args.method in (None, name)
+                _method(program, name, target, args)
+                for name in names
+                if args.method in (None, name)
             ]
             return {
                 "file": _file(program),
@@ -74,14 +84,23 @@ def _file(opened: ModelFile) -> dict[str, Any]:
         "methods": list(opened.methods),
     }
     if opened.kind == "pvk":
-        return data | {"producer": program.producer, "tensor_bytes": program.tensor_bytes, "named_data": None, "data_files": []}
+        return data | {
+            "producer": program.producer,
+            "tensor_bytes": program.tensor_bytes,
+            "named_data": None,
+            "data_files": [],
+        }
     return data | {
         "named_data": {
             "keys": len(program.named),
             "bytes": sum(program.segments[index].size for index in set(program.named.values())),
         },
         "data_files": [
-            {"path": file.name, "keys": len(file.entries), "bytes": sum(entry.size for entry in file.entries.values())}
+            {
+                "path": file.name,
+                "keys": len(file.entries),
+                "bytes": sum(entry.size for entry in file.entries.values()),
+            }
             for file in program.data_files
         ],
     }
@@ -92,19 +111,24 @@ def _in_pte(program: pte.Program, plan: P.ExecutionPlan) -> dict[str, Any]:
     calls = [call for chain in plan.chains for call in chain.instructions]
     delegates = [_delegate(program, each) for each in plan.delegates]
     called = Counter(call.delegate_index for call in calls if isinstance(call, P.DelegateCall))
-    kernels = Counter(str(plan.operators[call.op_index]) for call in calls if isinstance(call, P.KernelCall))
+    kernels = Counter(
+        str(plan.operators[call.op_index]) for call in calls if isinstance(call, P.KernelCall)
+    )
     return {
         "file_nodes": {
             "delegate_calls": called.total(),
             "kernel_calls": kernels.total(),
-            "nodes": kernels.total() + sum(delegates[index]["operators"] or 0 for index in called.elements()),
+            "nodes": kernels.total()
+            + sum(delegates[index]["operators"] or 0 for index in called.elements()),
             "kernels": dict(sorted(kernels.items())),
         },
         "delegates": delegates,
     }
 
 
-def _method(opened: ModelFile, name: str, target: Target, args: argparse.Namespace) -> dict[str, Any]:
+def _method(
+    opened: ModelFile, name: str, target: Target, args: argparse.Namespace
+) -> dict[str, Any]:
     data: dict[str, Any] = {"name": name, "file_nodes": None, "delegates": [], "error": None}
     if opened.kind == "pte":
         data |= _in_pte(opened.content, opened.content.method(name))
@@ -152,7 +176,7 @@ def _delegate(program: pte.Program, delegate: P.Delegate) -> dict[str, Any]:
     return data
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     if "drawing" in data:
         out.raw(data["drawing"].rstrip("\n"))
@@ -166,9 +190,17 @@ def show(data: dict[str, Any], out: Output) -> None:
             ("methods", ", ".join(file["methods"])),
             ("written by", file.get("producer")),
             ("tensors", size(file["tensor_bytes"]) if "tensor_bytes" in file else None),
-            ("named data", f"{count(named['keys'], 'key')}, {size(named['bytes'])}" if named and named["keys"] else None),
+            (
+                "named data",
+                f"{count(named['keys'], 'key')}, {size(named['bytes'])}"
+                if named and named["keys"]
+                else None,
+            ),
             *[
-                ("data file", f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}")
+                (
+                    "data file",
+                    f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}",
+                )
                 for each in file["data_files"]
             ],
             ("device", device_line(data["device"])),
@@ -185,19 +217,29 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         out.pairs([("in the file", _in_file(method))])
         out.line(f"  cannot run: {error['what']}", "bold red")
         out.pairs(
-            [("where", error["where"] or None), ("why", error["why"] or None), ("next", error["next"] or None)], 4
+            [
+                ("where", error["where"] or None),
+                ("why", error["why"] or None),
+                ("next", error["next"] or None),
+            ],
+            4,
         )
         _show_delegates(method, out)
         return
     segments = method["segments"]
-    gpu, cpu, control = (sum(each["on"] == name for each in segments) for name in ("gpu", "cpu", "host"))
+    gpu, cpu, control = (
+        sum(each["on"] == name for each in segments) for name in ("gpu", "cpu", "host")
+    )
     memory = method["memory"]
     once = method["dispatches_at_load"]
     out.pairs(
         [
             *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
             *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
-            *[(f"size {name}", f"{each['min']} to {each['max']}") for name, each in method["sizes"].items()],
+            *[
+                (f"size {name}", f"{each['min']} to {each['max']}")
+                for name, each in method["sizes"].items()
+            ],
             ("lowered for", ", ".join(method["guards"]) or None),
             ("in the file", _in_file(method)),
             (
@@ -227,7 +269,13 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
     _show_delegates(method, out)
     if method["kernels"]:
         out.table(
-            ["template", ("dispatches", "r"), ("at load", "r"), ("pipelines", "r"), ("modules", "r")],
+            [
+                "template",
+                ("dispatches", "r"),
+                ("at load", "r"),
+                ("pipelines", "r"),
+                ("modules", "r"),
+            ],
             [
                 [k["template"], k["dispatches"], k["at_load"] or None, k["pipelines"], k["modules"]]
                 for k in method["kernels"]
@@ -257,7 +305,8 @@ def _show_delegates(method: dict[str, Any], out: Output) -> None:
         for backend in sorted({each["backend"] for each in method["delegates"]}):
             group = [each for each in method["delegates"] if each["backend"] == backend]
             operators, constants, nbytes = (
-                sum(each[key] or 0 for each in group) for key in ("operators", "constants", "constant_bytes")
+                sum(each[key] or 0 for each in group)
+                for key in ("operators", "constants", "constant_bytes")
             )
             known = (
                 f": {count(operators, 'operator')}, {count(constants, 'constant')} of {size(nbytes)}"
@@ -269,7 +318,13 @@ def _show_delegates(method: dict[str, Any], out: Output) -> None:
         out.table(
             ["delegate", ("bytes", "r"), ("operators", "r"), ("constants", "r"), ("of bytes", "r")],
             [
-                [f"{n}: {d['backend']}", size(d["bytes"]), d["operators"], d["constants"], size(d["constant_bytes"])]
+                [
+                    f"{n}: {d['backend']}",
+                    size(d["bytes"]),
+                    d["operators"],
+                    d["constants"],
+                    size(d["constant_bytes"]),
+                ]
                 for n, d in enumerate(method["delegates"])
             ],
             title="delegates",
@@ -293,14 +348,23 @@ def _show_cpu(nodes: list[dict[str, Any]], out: Output, torch_installed: bool) -
 
 def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
     out.table(
-        [("#", "r"), ("on", "w"), ("operator", "c"), ("result", "c"), ("kernels", "c"), ("source", "c")],
+        [
+            ("#", "r"),
+            ("on", "w"),
+            ("operator", "c"),
+            ("result", "c"),
+            ("kernels", "c"),
+            ("source", "c"),
+        ],
         [
             [
                 n,
                 row["on"],
                 "  " * row["depth"] + row["operator"],
                 "; ".join(row["results"]),
-                "; ".join(name.removesuffix(".comp") for name in row["templates"]) or row["why"] or "none: a view",
+                "; ".join(name.removesuffix(".comp") for name in row["templates"])
+                or row["why"]
+                or "none: a view",
                 row["source"],
             ]
             for n, row in enumerate(rows)

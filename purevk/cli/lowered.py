@@ -15,8 +15,8 @@ from purevk.passes.pipeline import optimize
 
 @dataclass(frozen=True)
 class Lowered:
-    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of the sizes of a call
-    (other calls are lowered anew)."""
+    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of
+    the sizes of a call (other calls are lowered anew)."""
 
     imported: Graph
     graph: Graph
@@ -37,14 +37,20 @@ def lower(program: ModelFile, method: str, traits: DeviceTraits) -> Lowered:
     return Lowered(imported, graph, plan, tuple(log.guards))
 
 
-# -- inputs and outputs -----------------------------------------------------------------------------------------------
+# -- inputs and outputs --------------------------------------------------------------------------
 def describe_value(value: Any) -> dict[str, Any]:
-    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims" (integers, or
-    expressions over symbols as text)."""
+    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims"
+    (integers, or expressions over symbols as text)."""
     if isinstance(value, Value):
         dims = [size if isinstance(size, int) else str(size) for size in value.type.dims]
         return {"kind": "tensor", "dtype": value.type.dtype.name, "dims": dims}
-    kind = "unused" if value is None else "constant" if isinstance(value, (int, float, bool)) else "integer"
+    kind = (
+        "unused"
+        if value is None
+        else "constant"
+        if isinstance(value, (int, float, bool))
+        else "integer"
+    )
     return {"kind": kind, "dtype": None, "dims": None}
 
 
@@ -60,14 +66,17 @@ def size_symbols(graph: Graph) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for value in graph.inputs:
         if isinstance(value, Value):
-            for symbol in sorted({s for size in value.type.dims for s in _dims.symbols(size)}, key=lambda s: s.name):
+            for symbol in sorted(
+                {s for size in value.type.dims for s in _dims.symbols(size)}, key=lambda s: s.name
+            ):
                 found[symbol.name] = {"min": max(symbol.lower, 1), "max": symbol.upper}
     return found
 
 
-# -- where nodes run --------------------------------------------------------------------------------------------------
+# -- where nodes run -----------------------------------------------------------------------------
 def segments_data(plan: Plan) -> list[dict[str, Any]]:
-    """The segments in order: "on" is "gpu" (with counts of nodes and dispatches) or "cpu" (with operator and why)."""
+    """The segments in order: "on" is "gpu" (with counts of nodes and dispatches) or "cpu" (with
+    operator and why)."""
     found: list[dict[str, Any]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if step.on_device:
@@ -80,7 +89,8 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
 
 
 def control_data(node: Node) -> dict[str, Any]:
-    """Control flow, which the host runs: as `host_data`; "graphs" are the names of its sub-graphs."""
+    """Control flow, which the host runs: as `host_data`; "graphs" are the names of its
+    sub-graphs."""
     return {
         "operator": node.op,
         "why": "control flow",
@@ -101,8 +111,9 @@ def host_data(node: Node) -> dict[str, Any]:
 
 
 def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
-    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu", "cpu", or "host" for control flow,
-    below which the rows of its sub-graphs follow, one "depth" further in."""
+    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu", "cpu",
+    or "host" for control flow, below which the rows of its sub-graphs follow, one "depth" further
+    in."""
     rows: list[dict[str, Any]] = [
         {
             "on": "load",
@@ -122,10 +133,18 @@ def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
             data = control_data(step.nodes[0])
             rows.append({"on": "host", "dispatches": 0, "templates": [], "depth": depth, **data})
             for inner in plan.inner[step.nodes[0]]:
-                rows.append({
-                    "on": "", "operator": inner.graph.name, "source": "", "results": [], "dispatches": 0, "templates": [],
-                    "why": "sub-graph", "depth": depth + 1,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "on": "",
+                        "operator": inner.graph.name,
+                        "source": "",
+                        "results": [],
+                        "dispatches": 0,
+                        "templates": [],
+                        "why": "sub-graph",
+                        "depth": depth + 1,
+                    }
+                )
                 rows += node_rows(inner, depth + 2)
             continue
         if not step.on_device:
@@ -164,5 +183,8 @@ def label_source(label: str) -> str:
 def host_nodes(plan: Plan) -> list[Node]:
     """The nodes that run on the CPU, in order, those of sub-graphs included."""
     return [
-        step.nodes[0] for each in plan.nested() for step in each.steps if not step.on_device and not step.nodes[0].graphs
+        step.nodes[0]
+        for each in plan.nested()
+        for step in each.steps
+        if not step.on_device and not step.nodes[0].graphs
     ]

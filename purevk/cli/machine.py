@@ -12,6 +12,7 @@ from purevk.errors import DeviceError, PurevkError, ShaderCompilerError
 if TYPE_CHECKING:
     from purevk.graph.context import Context
 
+
 def package_version(name: str) -> str | None:
     """The version of an installed distribution, without importing it."""
     try:
@@ -21,7 +22,8 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of purevk, Python, the system and the packages that matter; None for what is not installed."""
+    """Versions of purevk, Python, the system and the packages that matter; None for what is not
+    installed."""
     from purevk import __version__
 
     found: dict[str, str | None] = {
@@ -55,7 +57,8 @@ def open_context(args: argparse.Namespace) -> Context:
 
 
 class Target:
-    """What a model is lowered for: a device, or the assumption of one (`--no-device`). A context manager.
+    """What a model is lowered for: a device, or the assumption of one (`--no-device`). A context
+    manager.
 
     Attributes:
         traits: what the choice of kernels depends on.
@@ -72,7 +75,11 @@ class Target:
         try:
             self.context = open_context(args)
         except DeviceError as error:
-            advice = f"{error.next}; or look without a device: --no-device" if error.next else "add --no-device"
+            advice = (
+                f"{error.next}; or look without a device: --no-device"
+                if error.next
+                else "add --no-device"
+            )
             raise type(error)(error.what, where=error.where, why=error.why, next=advice) from error
         self.traits, self.unified = self.context.traits, self.context.device.is_unified
 
@@ -95,7 +102,11 @@ def device_data(device: Any) -> dict[str, str]:
 
 def device_line(data: dict[str, str] | None) -> str:
     """The same as one line."""
-    return "none; a typical desktop GPU is assumed" if data is None else f"{data['name']} ({data['kind']})"
+    return (
+        "none; a typical desktop GPU is assumed"
+        if data is None
+        else f"{data['name']} ({data['kind']})"
+    )
 
 
 def describe_error(error: PurevkError) -> str:

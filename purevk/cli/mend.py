@@ -9,9 +9,21 @@ from pathlib import Path
 
 _PACKAGES: dict[str, dict[str, str]] = {
     "loader": {"debian": "libvulkan1", "fedora": "vulkan-loader", "arch": "vulkan-icd-loader"},
-    "software": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-swrast"},
-    "amd": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-radeon"},
-    "intel": {"debian": "mesa-vulkan-drivers", "fedora": "mesa-vulkan-drivers", "arch": "vulkan-intel"},
+    "software": {
+        "debian": "mesa-vulkan-drivers",
+        "fedora": "mesa-vulkan-drivers",
+        "arch": "vulkan-swrast",
+    },
+    "amd": {
+        "debian": "mesa-vulkan-drivers",
+        "fedora": "mesa-vulkan-drivers",
+        "arch": "vulkan-radeon",
+    },
+    "intel": {
+        "debian": "mesa-vulkan-drivers",
+        "fedora": "mesa-vulkan-drivers",
+        "arch": "vulkan-intel",
+    },
     "nvidia": {"debian": "nvidia-driver", "fedora": "akmod-nvidia", "arch": "nvidia-utils"},
     "shaderc": {"debian": "libshaderc1", "fedora": "libshaderc", "arch": "shaderc"},
     "validation": {
@@ -21,18 +33,25 @@ _PACKAGES: dict[str, dict[str, str]] = {
     },
 }
 _INSTALL = {"debian": "apt-get install", "fedora": "dnf install", "arch": "pacman -S"}
-_FAMILIES = {"debian": ("debian", "ubuntu"), "fedora": ("fedora", "rhel", "centos"), "arch": ("arch",)}
+_FAMILIES = {
+    "debian": ("debian", "ubuntu"),
+    "fedora": ("fedora", "rhel", "centos"),
+    "arch": ("arch",),
+}
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 
 
 def distribution() -> tuple[str, str, float]:
-    """(family, id, version) of the Linux distribution: ("debian", "ubuntu", 24.04); ("", "", 0.0) if it is unknown."""
+    """(family, id, version) of the Linux distribution: ("debian", "ubuntu", 24.04); ("", "", 0.0)
+    if it is unknown."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:
         return "", "", 0.0
     names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
-    family = next((family for family, ids in _FAMILIES.items() if any(name in ids for name in names)), "")
+    family = next(
+        (family for family, ids in _FAMILIES.items() if any(name in ids for name in names)), ""
+    )
     try:
         version = float(release.get("VERSION_ID", "0"))
     except ValueError:
@@ -41,7 +60,8 @@ def distribution() -> tuple[str, str, float]:
 
 
 def install(*things: str) -> list[str]:
-    """The command that installs keys of the table on this system; those of all known families on another one."""
+    """The command that installs keys of the table on this system; those of all known families on
+    another one."""
     if not sys.platform.startswith("linux"):
         return []
     family, _, _ = distribution()
@@ -55,7 +75,8 @@ def install(*things: str) -> list[str]:
 
 
 def graphics_vendors() -> list[str]:
-    """Makers of the graphics devices on the PCI bus of a Linux machine: "nvidia", "amd", "intel"."""
+    """Makers of the graphics devices on the PCI bus of a Linux machine: "nvidia", "amd",
+    "intel"."""
     found = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
@@ -71,11 +92,14 @@ def graphics_vendors() -> list[str]:
 
 
 def driver(vendors: list[str]) -> list[str]:
-    """What installs a Vulkan driver: that of each maker, and one that runs on the processor where there is none."""
+    """What installs a Vulkan driver: that of each maker, and one that runs on the processor where
+    there is none."""
     if sys.platform == "darwin":
         return ["brew install molten-vk vulkan-loader"]
     if sys.platform == "win32":
-        return ["install the graphics driver from the maker of the GPU: nvidia.com, amd.com or intel.com"]
+        return [
+            "install the graphics driver from the maker of the GPU: nvidia.com, amd.com or intel.com"
+        ]
     advice: list[str] = []
     for vendor in vendors:
         if vendor == "nvidia" and Path("/proc/driver/nvidia/version").exists():
@@ -104,6 +128,10 @@ def shaderc() -> list[str]:
         else:
             advice += install("shaderc")
     else:
-        advice.append("install the Vulkan SDK from https://vulkan.lunarg.com, which sets VULKAN_SDK")
-    advice.append("purevk warmup --from-bundle FILE.zip    (a bundle made where there is a compiler)")
+        advice.append(
+            "install the Vulkan SDK from https://vulkan.lunarg.com, which sets VULKAN_SDK"
+        )
+    advice.append(
+        "purevk warmup --from-bundle FILE.zip    (a bundle made where there is a compiler)"
+    )
     return advice

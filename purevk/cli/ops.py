@@ -17,22 +17,31 @@ from purevk.ops import registry
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "pattern", nargs="?", metavar="PATTERN", help="only operators whose name fits, such as '*norm*'"
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help="only operators whose name fits, such as '*norm*'",
     )
     parser.add_argument(
-        "--check", metavar="MODEL", help="say for each operator of a model where it would run, and why"
+        "--check",
+        metavar="MODEL",
+        help="say for each operator of a model where it would run, and why",
     )
     add_data(parser)
     add_device(parser, no_device=True)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    return _check(args) if args.check else {"operators": [row for row in operators() if _fits(row, args.pattern)]}
+    return (
+        _check(args)
+        if args.check
+        else {"operators": [row for row in operators() if _fits(row, args.pattern)]}
+    )
 
 
 def operators() -> list[dict[str, Any]]:
-    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or "cpu"), "epilogue"
-    (whether it takes pointwise operators that follow into its kernel)."""
+    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or
+    "cpu"), "epilogue" (whether it takes pointwise operators that follow into its kernel)."""
     return [
         {
             "operator": row.name,
@@ -48,7 +57,9 @@ def _fits(row: dict[str, Any], pattern: str | None) -> bool:
     if pattern is None:
         return True
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    return any(fnmatch.fnmatchcase(name, wanted) for name in (row["operator"], *row.get("names", ())))
+    return any(
+        fnmatch.fnmatchcase(name, wanted) for name in (row["operator"], *row.get("names", ()))
+    )
 
 
 def _check(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,7 +70,11 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
                 methods.append(
                     {
                         "name": name,
-                        "operators": [row for row in _where(program, name, target.traits) if _fits(row, args.pattern)],
+                        "operators": [
+                            row
+                            for row in _where(program, name, target.traits)
+                            if _fits(row, args.pattern)
+                        ],
                         "error": None,
                     }
                 )
@@ -74,7 +89,8 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]:
-    """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how many nodes."""
+    """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how
+    many nodes."""
     from purevk.passes.pipeline import passes
 
     graph = program.graph(method)
@@ -90,7 +106,9 @@ def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]
             found[node.op, "gpu", ""] += 1
     return [
         {"operator": name, "on": on, "why": why or None, "nodes": number, "form": _form(name)}
-        for (name, on, why), number in sorted(found.items(), key=lambda item: (item[0][1], item[0][0]))
+        for (name, on, why), number in sorted(
+            found.items(), key=lambda item: (item[0][1], item[0][0])
+        )
     ]
 
 
@@ -99,25 +117,33 @@ def _form(name: str) -> str | None:
     return None if row is None or row.form is None else type(row.form).__name__.lower()
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
+# -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     if "methods" not in data:
         rows = data["operators"]
         out.table(
             [("operator", "w"), ("form", "w"), "other names"],
             [
-                [_short(row["operator"]), row["form"] + " +" * row["epilogue"], ", ".join(map(_short, row["names"]))]
+                [
+                    _short(row["operator"]),
+                    row["form"] + " +" * row["epilogue"],
+                    ", ".join(map(_short, row["names"])),
+                ]
                 for row in rows
             ],
         )
-        notes = "+: takes pointwise operators that follow into its kernel; names without their .default"
+        notes = (
+            "+: takes pointwise operators that follow into its kernel; names without their .default"
+        )
         out.line(f"{count(len(rows), 'operator')}; {notes}", "dim")
         return
     out.pairs([("file", data["file"]), ("device", device_line(data["device"]))], indent=0)
     for method in data["methods"]:
         if method["error"] is not None:
             out.heading(f"method {method['name']}: {method['error']['what']}")
-            out.pairs([("why", method["error"]["why"] or None), ("next", method["error"]["next"] or None)])
+            out.pairs(
+                [("why", method["error"]["why"] or None), ("next", method["error"]["next"] or None)]
+            )
             continue
         rows = method["operators"]
         total = {on: sum(row["nodes"] for row in rows if row["on"] == on) for on in ("gpu", "cpu")}

@@ -1,4 +1,5 @@
-"""What the commands print for people: headings, pairs and tables, as wide as the terminal; and errors."""
+"""What the commands print for people: headings, pairs and tables, as wide as the terminal; and
+errors."""
 
 from __future__ import annotations
 
@@ -87,8 +88,8 @@ class Output:
         """A table.
 
         Args:
-            columns: headings; a pair adds how the column is set: "r" to the right, never wrapped; "w" never wrapped;
-                "c" cut with an ellipsis where there is no room. Others wrap.
+            columns: headings; a pair adds how the column is set: "r" to the right, never wrapped;
+                "w" never wrapped; "c" cut with an ellipsis where there is no room. Others wrap.
             rows: their cells; None is an empty one.
             styled: number of a column whose words ("gpu", "missing", ...) are coloured.
             title: a heading.
@@ -96,7 +97,9 @@ class Output:
         """
         if title:
             self.heading(title)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_footer=False)
+        table = Table(
+            box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_footer=False
+        )
         table.add_column("", width=0)
         kinds = [("", "") if isinstance(column, str) else column for column in columns]
         for column, (_, kind) in zip(columns, kinds):
@@ -110,10 +113,15 @@ class Output:
                 min_width=len(name) if fixed else None,
             )
         for row in rows:
-            cells = [_cell(cell, number == styled, kinds[number][1] == "c") for number, cell in enumerate(row)]
+            cells = [
+                _cell(cell, number == styled, kinds[number][1] == "c")
+                for number, cell in enumerate(row)
+            ]
             table.add_row("", *cells)
         if total is not None:
-            table.add_row("", *[Text("" if cell is None else str(cell), style="bold") for cell in total])
+            table.add_row(
+                "", *[Text("" if cell is None else str(cell), style="bold") for cell in total]
+            )
         self.console.print(table)
         self._any = True
 
@@ -138,7 +146,9 @@ def error_data(error: PurevkError) -> dict[str, str]:
 def show_error(error: PurevkError) -> None:
     """Prints an error to stderr: what, where, why, next."""
     console = _console(sys.stderr)
-    console.print(Text.assemble((f"{type(error).__name__}: ", "bold red"), error.what), soft_wrap=True)
+    console.print(
+        Text.assemble((f"{type(error).__name__}: ", "bold red"), error.what), soft_wrap=True
+    )
     for label, text in (("where", error.where), ("why", error.why), ("next", error.next)):
         if text:
             console.print(Text.assemble((f"  {label}: ", "dim"), text), soft_wrap=True)
@@ -150,12 +160,12 @@ def size(nbytes: float | None) -> str | None:
         return None
     if abs(nbytes) < 1024:
         return f"{int(nbytes)} B"
-    value, unit = float(nbytes), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
+    value = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB"):
         value /= 1024
         if abs(value) < 1023.95:
-            break
-    return f"{value:.1f} {unit}"
+            return f"{value:.1f} {unit}"
+    return f"{value / 1024:.1f} TiB"
 
 
 def duration(seconds: float | None) -> str | None:
@@ -175,7 +185,11 @@ def duration(seconds: float | None) -> str | None:
 def count(number: int, noun: str) -> str:
     """A number with its noun: "1 node", "3 nodes", "2 entries"."""
     if number != 1:
-        noun = noun[:-1] + "ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("ch") else "s")
+        noun = (
+            noun[:-1] + "ies"
+            if noun.endswith("ry")
+            else noun + ("es" if noun.endswith("ch") else "s")
+        )
     return f"{number} {noun}"
 
 

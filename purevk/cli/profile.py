@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from purevk.graph.limits import DeviceLimits
 from purevk.cli.lowered import label_operator
 from purevk.graph.executable import Executable
+from purevk.graph.limits import DeviceLimits
 from purevk.ir import Graph, Symbol, Value
 from purevk.ir import dims as _dims
-
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
@@ -39,7 +38,11 @@ def input_env(graph: Graph, inputs: Sequence[Any]) -> dict[Symbol, int]:
                 env[symbol] = inputs[source.element]
         elif source.value in place:
             array = inputs[place[source.value]]
-            env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+            env[symbol] = (
+                array.shape[source.dim]
+                if source.dim is not None
+                else int(array.reshape(-1)[source.element])
+            )
     return env
 
 
@@ -52,15 +55,17 @@ def time_dispatches(
         executable: what runs the method within the exported bounds.
         inputs: of a call, as numpy arrays and integers.
         runs: the median of so many is taken.
-        settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a third of it for what counts, until
-            times do not fall any more.
+        settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a
+            third of it for what counts, until times do not fall any more.
 
     Raises:
         DeviceError: the device has no timestamps.
     """
     graph = executable.plan.placed.graph
     env = input_env(graph, inputs)
-    tensors = {value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)}
+    tensors = {
+        value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)
+    }
     executable.run({value: np.ascontiguousarray(array) for value, array in tensors.items()}, env)
     timings: list[Timing] = []
     for number, cut in enumerate(executable.graph.cuts):
@@ -71,10 +76,18 @@ def time_dispatches(
         more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
         if more > runs:
             executable.graph.profile(number, env, more)
-            # A GPU that was idle takes its time to raise its clocks: nothing counts until times have stopped falling.
-            steady, rounds, most = 0, 0, 1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS
+            # A GPU that was idle takes its time to raise its clocks: nothing counts until times
+            # have stopped falling.
+            steady, rounds, most = (
+                0,
+                0,
+                1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS,
+            )
             while steady < 2 and rounds < most:
-                before, times = sum(times), executable.graph.profile(number, env, max(more // 3, runs))
+                before, times = (
+                    sum(times),
+                    executable.graph.profile(number, env, max(more // 3, runs)),
+                )
                 more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
                 steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
         for dispatch, nanoseconds in zip(dispatches, times):
@@ -99,9 +112,9 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
         limits: of the device.
 
     Returns:
-        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second", "flops_per_second" (None where
-        unknown), "limit_share": the least time that the limits allow over the time taken, and "bound": "memory" or
-        "arithmetic", whichever asks for more of it.
+        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second",
+        "flops_per_second" (None where unknown), "limit_share": the least time that the limits allow
+        over the time taken, and "bound": "memory" or "arithmetic", whichever asks for more of it.
     """
     keys = {
         "operator": lambda at, t: label_operator(t.label),
@@ -124,7 +137,9 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
     nbytes, flops = sum(timing.nbytes for timing in group), sum(timing.flops for timing in group)
     memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
     # Each dispatch for itself is held by one of the two.
-    least = sum(max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group)
+    least = sum(
+        max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group
+    )
     return {
         "label": label,
         "calls": len(group),
@@ -138,8 +153,12 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
 
 
 def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:
-    """The least time that the limits allow all dispatches together: "roofline", dispatch by dispatch."""
+    """The least time that the limits allow all dispatches together: "roofline", dispatch by
+    dispatch."""
     return {
         "measured": sum(t.seconds for t in timings),
-        "roofline": sum(max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in timings),
+        "roofline": sum(
+            max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second)
+            for t in timings
+        ),
     }

@@ -19,7 +19,9 @@ from purevk.errors import PurevkError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
-    parser.add_argument("--output", "-o", metavar="FILE.npz", help="write the outputs, as output_0, output_1, ...")
+    parser.add_argument(
+        "--output", "-o", metavar="FILE.npz", help="write the outputs, as output_0, output_1, ..."
+    )
     add_device(parser)
 
 
@@ -53,7 +55,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tensor(value: Any) -> dict[str, Any]:
-    """dtype, shape and, over the finite elements, min, max and mean; "not_finite" counts the others."""
+    """dtype, shape and, over the finite elements, min, max and mean; "not_finite" counts the
+    others."""
     if not isinstance(value, np.ndarray):
         return {"dtype": type(value).__name__, "shape": None, "value": value}
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
@@ -86,12 +89,19 @@ def show(data: dict[str, Any], out: Output) -> None:
         ],
         indent=0,
     )
-    rows = [[f"{kind} {n}", *_cells(each)] for kind in ("input", "output") for n, each in enumerate(data[f"{kind}s"])]
+    rows = [
+        [f"{kind} {n}", *_cells(each)]
+        for kind in ("input", "output")
+        for n, each in enumerate(data[f"{kind}s"])
+    ]
     out.line()
     out.table(["", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows)
     for n, each in enumerate(data["outputs"]):
         if each.get("not_finite"):
-            out.line(f"output {n} has {each['not_finite']} elements that are infinite or no numbers", "bold red")
+            out.line(
+                f"output {n} has {each['not_finite']} elements that are infinite or no numbers",
+                "bold red",
+            )
     if data["written"]:
         out.line(f"written to {data['written']}")
 

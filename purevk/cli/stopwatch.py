@@ -1,4 +1,5 @@
-"""Where the time of a call goes: the device, operators on the CPU, and the host's own work around them."""
+"""Where the time of a call goes: the device, operators on the CPU, and the host's own work around
+them."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ class _Timed:
 
 
 class Stopwatch:
-    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting for it, and in
-    operators on the CPU.
+    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting
+    for it, and in operators on the CPU.
 
     Args:
         device: whose queue.
 
     Attributes:
-        device: seconds from each submission to the end of the wait for it. fallback: seconds in operators on the CPU.
+        device: seconds from each submission to the end of the wait for it. fallback: seconds in
+            operators on the CPU.
     """
 
     def __init__(self, device: Any) -> None:

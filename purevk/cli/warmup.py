@@ -20,9 +20,13 @@ from purevk.graph.context import Context, default_cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="MODEL", nargs="*", help="programs whose kernels to make ready")
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="*", help="programs whose kernels to make ready"
+    )
     add_data(parser)
-    parser.add_argument("--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file")
+    parser.add_argument(
+        "--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file"
+    )
     parser.add_argument(
         "--from-bundle",
         metavar="FILE.zip",
@@ -35,9 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     if not args.models and not args.from_bundle:
-        raise InputError("nothing to warm up", next="name a model, or a bundle: --from-bundle FILE.zip")
+        raise InputError(
+            "nothing to warm up", next="name a model, or a bundle: --from-bundle FILE.zip"
+        )
     if args.bundle and not args.models:
-        raise InputError("a bundle is made from models", next="name the models whose kernels it shall hold")
+        raise InputError(
+            "a bundle is made from models", next="name the models whose kernels it shall hold"
+        )
     cache = default_cache()
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
     data: dict[str, Any] = {
@@ -60,11 +68,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             keys.update(used)
         if args.bundle:
             entries = context.cache.export_bundle(args.bundle, keys)
-            data["bundle"] = {"path": args.bundle, "entries": entries, "bytes": Path(args.bundle).stat().st_size}
+            data["bundle"] = {
+                "path": args.bundle,
+                "entries": entries,
+                "bytes": Path(args.bundle).stat().st_size,
+            }
     return data
 
 
-def _warm(path: str, data_files: list[str], context: Context, bar: Any) -> tuple[dict[str, Any], dict[Any, None]]:
+def _warm(
+    path: str, data_files: list[str], context: Context, bar: Any
+) -> tuple[dict[str, Any], dict[Any, None]]:
     """Makes the kernels of one model ready; gives its report and the cache keys of its SPIR-V."""
     report = context.kernels.report
     compiled, pipelines = report.compiled, report.pipelines
@@ -74,7 +88,9 @@ def _warm(path: str, data_files: list[str], context: Context, bar: Any) -> tuple
         plans = [lowered.lower(program, name, context.traits).plan for name in program.methods]
         specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
         context.kernels.prepare(specs, bar)
-        if any(spec.template in ("qmatmul_units.comp", "attention_units.comp") for spec in specs):  # chosen where this one ran
+        if any(
+            spec.template in ("qmatmul_units.comp", "attention_units.comp") for spec in specs
+        ):  # chosen where this one ran
             specs.append(fragments.SPEC)
         keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))
     context.kernels.save()
@@ -97,16 +113,32 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.pairs([("device", device_line(data["device"]))], indent=0)
         out.line()
         out.table(
-            ["model", ("modules", "r"), ("compiled", "r"), ("cached", "r"), ("pipelines", "r"), ("time", "r")],
             [
-                [Path(m["path"]).name, m["modules"], m["compiled"], m["cached"], m["pipelines"], duration(m["seconds"])]
+                "model",
+                ("modules", "r"),
+                ("compiled", "r"),
+                ("cached", "r"),
+                ("pipelines", "r"),
+                ("time", "r"),
+            ],
+            [
+                [
+                    Path(m["path"]).name,
+                    m["modules"],
+                    m["compiled"],
+                    m["cached"],
+                    m["pipelines"],
+                    duration(m["seconds"]),
+                ]
                 for m in data["models"]
             ],
         )
         out.line()
     if data["bundle"] is not None:
         bundle = data["bundle"]
-        out.line(f"bundle {bundle['path']}: {count(bundle['entries'], 'module')}, {size(bundle['bytes'])}")
+        out.line(
+            f"bundle {bundle['path']}: {count(bundle['entries'], 'module')}, {size(bundle['bytes'])}"
+        )
     if data["persistent"]:
         out.line(f"cache {data['cache']['folder']}", "dim")
     elif data["bundle"] is None:

@@ -1,13 +1,15 @@
 """A graph that AOTAutograd traced for `torch.compile`, as a graph of purevk. Imports torch.
 
-Its placeholders are tensors and whole numbers. Those tensors that stay the same from call to call (parameters) are
-taken in as constants; a whole number that is the size of a tensor is read from the tensor.
+Its placeholders are tensors and whole numbers. Those tensors that stay the same from call to call
+(parameters) are taken in as constants; a whole number that is the size of a tensor is read from the
+tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.exported import Reader
@@ -21,15 +23,17 @@ class AotGraph:
     """The graph, and which arguments of a call its inputs are.
 
     Args:
-        module: what a compiler of AOTAutograd is given; its placeholders are put into another order.
+        module: what a compiler of AOTAutograd is given; its placeholders are put into another
+            order.
         name: names it in messages.
 
     Attributes:
         tensors: positions of tensor arguments.
-        memories: for each result, a number that it shares with the results that are views of the same memory.
-        strided: for each result, its rank if it shares its memory, was traced with other strides than dense row-major
-            ones, or does not start where its memory does; else None. The method's outputs are the results, then for
-            each of these the strides and the offset.
+        memories: for each result, a number that it shares with the results that are views of the
+            same memory.
+        strided: for each result, its rank if it shares its memory, was traced with other strides
+            than dense row-major ones, or does not start where its memory does; else None. The
+            method's outputs are the results, then for each of these the strides and the offset.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -38,13 +42,20 @@ class AotGraph:
         self.module, self.name = module, name
         self._nodes = list(module.graph.find_nodes(op="placeholder"))
         examples = [node.meta.get("val") for node in self._nodes]
-        self.tensors = [at for at, example in enumerate(examples) if isinstance(example, torch.Tensor)]
+        self.tensors = [
+            at for at, example in enumerate(examples) if isinstance(example, torch.Tensor)
+        ]
         numbers = [at for at, example in enumerate(examples) if isinstance(example, torch.SymInt)]
-        sizes = [size for at in self.tensors for size in examples[at].shape if isinstance(size, torch.SymInt)]
+        sizes = [
+            size
+            for at in self.tensors
+            for size in examples[at].shape
+            if isinstance(size, torch.SymInt)
+        ]
         named = {str(size.node.expr) for size in sizes if size.node.expr.is_Symbol}
         self._own = [at for at in numbers if str(examples[at].node.expr) not in named]
-        # Numbers that no tensor tells come first, since sizes of tensors may be made of them; the others are known at
-        # the end.
+        # Numbers that no tensor tells come first, since sizes of tensors may be made of them; the
+        # others are known at the end.
         rest = [at for at in range(len(examples)) if at not in numbers]
         for at in reversed([*self._own, *rest, *(at for at in numbers if at not in self._own)]):
             first = next(iter(module.graph.nodes))
@@ -54,12 +65,14 @@ class AotGraph:
         self.results = [getattr(each, "meta", {}).get("val") for each in output.args[0]]
         self.memories = [_memory(each, number) for number, each in enumerate(self.results)]
         self.strided = [
-            _strided(each, self.memories.count(memory) > 1) for each, memory in zip(self.results, self.memories)
+            _strided(each, self.memories.count(memory) > 1)
+            for each, memory in zip(self.results, self.memories)
         ]
         self.largest: dict[int, int] = {}
 
     def arguments(self, constants: Mapping[int, Any]) -> list[int]:
-        """Positions of the arguments that the method takes, in its order, where `constants` are none."""
+        """Positions of the arguments that the method takes, in its order, where `constants` are
+        none."""
         return [*self._own, *(at for at in self.tensors if at not in constants)]
 
     def make_room(self, args: Sequence[Any]) -> bool:
@@ -85,21 +98,28 @@ class AotGraph:
 class _AotReader(Reader):
     def __init__(self, aot: AotGraph, constants: Mapping[int, Any], sizes: Any) -> None:
         kinds = {
-            node.name: ("PARAMETER" if at in constants else "USER_INPUT", at) for at, node in enumerate(aot._nodes)
+            node.name: ("PARAMETER" if at in constants else "USER_INPUT", at)
+            for at, node in enumerate(aot._nodes)
         }
         kind = SimpleNamespace(name="USER_OUTPUT")
         signature = SimpleNamespace(
             buffers_to_mutate={},
             input_specs=[
-                SimpleNamespace(arg=SimpleNamespace(name=name), kind=SimpleNamespace(name=kind), target=at)
+                SimpleNamespace(
+                    arg=SimpleNamespace(name=name), kind=SimpleNamespace(name=kind), target=at
+                )
                 for name, (kind, at) in kinds.items()
             ],
             output_specs=[SimpleNamespace(kind=kind) for _ in aot.results],
         )
         program = SimpleNamespace(
-            graph=aot.module.graph, graph_module=aot.module, graph_signature=signature, state_dict=constants,
-            constants={}, range_constraints=_ranges(aot._nodes),
-        )  # fmt: skip
+            graph=aot.module.graph,
+            graph_module=aot.module,
+            graph_signature=signature,
+            state_dict=constants,
+            constants={},
+            range_constraints=_ranges(aot._nodes),
+        )
         super().__init__(program, sizes, aot.name)
         self.aot = aot
 
@@ -107,9 +127,10 @@ class _AotReader(Reader):
         graph = super()._finish(node, signature, states)
         extra = [
             self._known(number)
-            for example, rank in zip(self.aot.results, self.aot.strided) if rank is not None
+            for example, rank in zip(self.aot.results, self.aot.strided)
+            if rank is not None
             for number in (*example.stride(), example.storage_offset())
-        ]  # fmt: skip
+        ]
         return graph.with_nodes(graph.nodes, outputs=(*graph.outputs, *extra))
 
     def _input(self, node: Any) -> Any:
@@ -119,16 +140,19 @@ class _AotReader(Reader):
         if not isinstance(example, torch.SymInt):
             return super()._input(node) if isinstance(example, torch.Tensor) else example
         at = self.aot._nodes.index(node)
-        return self._number(example.node, at) if at in self.aot._own else self._size(example.node.expr)
+        return (
+            self._number(example.node, at) if at in self.aot._own else self._size(example.node.expr)
+        )
 
     def _number(self, number: Any, at: int) -> Size:
         """A whole number that only a call brings."""
         if not number.expr.is_Symbol:
             raise UnsupportedProgramError(
-                f"size {number.expr} cannot be followed", where=self.importer.where,
+                f"size {number.expr} cannot be followed",
+                where=self.importer.where,
                 why="it is an argument of the graph",
                 next="compile with dynamic=False",
-            )  # fmt: skip
+            )
         if self._sizes_depend_on(number.expr):
             lower = max(self._range(number.expr)[0] or 0, 0)
             hint = int(number.hint) if number.has_hint() else 64
@@ -157,13 +181,16 @@ class _AotReader(Reader):
         name = f"{target.namespace}.{target._opname}.{target._overloadname}"
         if name == _FLASH:
             return self._attention(node, target, given, examples)
-        if name == "aten.slice.Tensor" and any(isinstance(arg, torch.fx.Node) for arg in given[2:4]):
+        if name == "aten.slice.Tensor" and any(
+            isinstance(arg, torch.fx.Node) for arg in given[2:4]
+        ):
             given = self._within(given, examples)
         return super()._operator(node, target, given, examples)
 
     def _within(self, given: Sequence[Any], result: Any) -> Sequence[Any]:
-        """The arguments of a slice with bounds that only a call knows, counted from the start and within the tensor:
-        tracing has found their signs and the result's size, under guards of its own."""
+        """The arguments of a slice with bounds that only a call knows, counted from the start and
+        within the tensor: tracing has found their signs and the result's size, under guards of its
+        own."""
         import torch
 
         tensor, dim, start, _, *step = given
@@ -172,20 +199,34 @@ class _AotReader(Reader):
         number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
         if number is not None and number.has_hint() and number.hint < 0:
             first = first + self._known(size)
-        return (tensor, dim, first, first + self._known(result.shape[dim]) * (step[0] if step else 1), *step)
+        return (
+            tensor,
+            dim,
+            first,
+            first + self._known(result.shape[dim]) * (step[0] if step else 1),
+            *step,
+        )
 
     def _known(self, size: Any) -> Size:
         return size if isinstance(size, int) else self._size(size.node.expr)
 
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        """Tracing takes attention for the CPU's own operator, which has a second result that inference does not
-        read."""
+        """Tracing takes attention for the CPU's own operator, which has a second result that
+        inference does not read."""
         args = dict(
-            zip((each.name for each in target._schema.arguments), self._schema_args(target, given, node.kwargs))
+            zip(
+                (each.name for each in target._schema.arguments),
+                self._schema_args(target, given, node.kwargs),
+            )
         )
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
         return (
-            self._emit(node, "aten.scaled_dot_product_attention.default", [args[name] for name in names], examples[0]),
+            self._emit(
+                node,
+                "aten.scaled_dot_product_attention.default",
+                [args[name] for name in names],
+                examples[0],
+            ),
             None,
         )
 
@@ -209,9 +250,12 @@ def _strided(example: Any, shares: bool) -> int | None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal for every call: a comparison of torch's would take what holds in the trace."""
+    """Whether two sizes are equal for every call: a comparison of torch's would take what holds in
+    the trace."""
     left, right = (number if isinstance(number, int) else number.node.expr for number in (a, b))
-    return left == right or not (isinstance(left, int) and isinstance(right, int)) and (left - right).expand() == 0
+    return left == right or (
+        not (isinstance(left, int) and isinstance(right, int)) and (left - right).expand() == 0
+    )
 
 
 def _ranges(nodes: Sequence[Any]) -> Mapping[Any, Any]:
@@ -220,7 +264,9 @@ def _ranges(nodes: Sequence[Any]) -> Mapping[Any, Any]:
 
     for node in nodes:
         example = node.meta.get("val")
-        for size in (example,) if isinstance(example, torch.SymInt) else getattr(example, "shape", ()):
+        for size in (
+            (example,) if isinstance(example, torch.SymInt) else getattr(example, "shape", ())
+        ):
             if isinstance(size, torch.SymInt):
                 return size.node.shape_env.var_to_range
     return {}

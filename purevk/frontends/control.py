@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
@@ -17,7 +18,8 @@ Walk = Callable[["Region", tuple], Sequence[Arg]]
 class Region:
     """A sub-graph in the making.
 
-    Constants, states, numbers and sizes of the graph around it are used as they are; other tensors become inputs.
+    Constants, states, numbers and sizes of the graph around it are used as they are; other tensors
+    become inputs.
 
     Attributes:
         importer: takes the nodes. operands: what the inputs made by `take` stand for outside.
@@ -52,7 +54,13 @@ class Region:
         return self.importer.finish_sub_graph(outputs)
 
 
-def cond(importer: Importer, predicate: Arg, branches: Sequence[Walk], operands: Sequence[Any], source: str) -> tuple[Value, ...]:
+def cond(
+    importer: Importer,
+    predicate: Arg,
+    branches: Sequence[Walk],
+    operands: Sequence[Any],
+    source: str,
+) -> tuple[Value, ...]:
     """A choice between two sub-graphs, the first of which runs where the predicate is true.
 
     Raises:
@@ -62,14 +70,21 @@ def cond(importer: Importer, predicate: Arg, branches: Sequence[Walk], operands:
     regions, graphs = [], []
     for walk, label in zip(branches, ("true", "false")):
         region = Region(importer, f"{name}.{label}")
-        graphs.append(region.finish(walk(region, tuple(region.take(operand) for operand in operands))))
+        graphs.append(
+            region.finish(walk(region, tuple(region.take(operand) for operand in operands)))
+        )
         regions.append(region)
     inside = [tuple(region.operands) for region in regions]
     return _emit(importer, "purevk.cond", (predicate, *graphs, *inside), graphs, source)
 
 
 def while_loop(
-    importer: Importer, condition: Walk, body: Walk, carried: Sequence[Arg], operands: Sequence[Any], source: str
+    importer: Importer,
+    condition: Walk,
+    body: Walk,
+    carried: Sequence[Arg],
+    operands: Sequence[Any],
+    source: str,
 ) -> tuple[Value, ...]:
     """A loop that goes on while the condition's one output is true."""
     name = importer.fresh_name("purevk.while")
@@ -77,26 +92,39 @@ def while_loop(
     for walk, label in ((condition, "condition"), (body, "body")):
         region = Region(importer, f"{name}.{label}")
         inputs = tuple(region.carried(arg) for arg in carried)
-        graphs.append(region.finish(walk(region, (*inputs, *(region.take(operand) for operand in operands)))))
+        graphs.append(
+            region.finish(walk(region, (*inputs, *(region.take(operand) for operand in operands))))
+        )
         inside.append(tuple(region.operands))
     return _emit(importer, "purevk.while", (*graphs, tuple(carried), *inside), graphs, source)
 
 
 def scan(
-    importer: Importer, body: Walk, carried: Sequence[Arg], scanned: Sequence[Value], operands: Sequence[Any], source: str
+    importer: Importer,
+    body: Walk,
+    carried: Sequence[Arg],
+    scanned: Sequence[Value],
+    operands: Sequence[Any],
+    source: str,
 ) -> tuple[Value, ...]:
-    """A loop over dim 0 of tensors. The body takes what is carried, a row of each tensor, and the operands; it gives what is
-    carried on, and rows of the results."""
+    """A loop over dim 0 of tensors. The body takes what is carried, a row of each tensor, and the
+    operands; it gives what is carried on, and rows of the results."""
     region = Region(importer, f"{importer.fresh_name('purevk.for')}.body")
     inputs = tuple(region.carried(arg) for arg in carried)
-    rows = tuple(region.importer.sub_input(value.type.with_dims(value.type.dims[1:])) for value in scanned)
-    graph = region.finish(body(region, (*inputs, *rows, *(region.take(operand) for operand in operands))))
+    rows = tuple(
+        region.importer.sub_input(value.type.with_dims(value.type.dims[1:])) for value in scanned
+    )
+    graph = region.finish(
+        body(region, (*inputs, *rows, *(region.take(operand) for operand in operands)))
+    )
     length = scanned[0].type.dims[0]
     args = (graph, length, tuple(carried), tuple(scanned), tuple(region.operands))
     return _emit(importer, "purevk.for", args, [graph], source)
 
 
-def _emit(importer: Importer, op: str, args: tuple, graphs: Iterable[Graph], source: str) -> tuple[Value, ...]:
+def _emit(
+    importer: Importer, op: str, args: tuple, graphs: Iterable[Graph], source: str
+) -> tuple[Value, ...]:
     states = [value for graph in graphs for value in _touched(graph) if value in importer.states]
     writes = {value for graph in graphs for node in graph.nodes for value in registry.mutated(node)}
     reads = tuple(dict.fromkeys(value for value in states if value not in writes))
@@ -105,9 +133,11 @@ def _emit(importer: Importer, op: str, args: tuple, graphs: Iterable[Graph], sou
         registry.find(op).infer((*args, reads, written))
     except registry.ShapeError as error:
         raise UnsupportedProgramError(
-            f"{op.removeprefix('purevk.')} cannot be run", where=f"{importer.where}, {source}", why=str(error),
+            f"{op.removeprefix('purevk.')} cannot be run",
+            where=f"{importer.where}, {source}",
+            why=str(error),
             next="have its sub-graphs return tensors of one size and dtype",
-        ) from error  # fmt: skip
+        ) from error
     return importer.emit(op, (*args, reads, written), [], [], source)
 
 

@@ -1,9 +1,11 @@
-"""What torch decomposes of an exported program before it is read, and which programs need none of it."""
+"""What torch decomposes of an exported program before it is read, and which programs need none of
+it."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.frontends import higher_order
 from purevk.ops import registry
@@ -19,22 +21,30 @@ BATCH_NORM_INFERENCE = "aten._native_batch_norm_legit_no_training.default"
 
 
 def decompositions(program: Any = None) -> Any:
-    """The decompositions of torch for operators that have no row here, or that a program uses as their rows cannot."""
+    """The decompositions of torch for operators that have no row here, or that a program uses as
+    their rows cannot."""
     import torch
 
-    updating = program is not None and any(_updates_statistics(node) for node in program.graph.nodes)
+    updating = program is not None and any(
+        _updates_statistics(node) for node in program.graph.nodes
+    )
 
     table = torch.export.default_decompositions()
     for target in list(table.keys()):
         if isinstance(target, torch._ops.OpOverload):
             row = registry.find(name_of(target))
-            if row is not None and row.form is not None and not (updating and row.name == INSTANCE_NORM):
+            if (
+                row is not None
+                and row.form is not None
+                and not (updating and row.name == INSTANCE_NORM)
+            ):
                 del table[target]
     return table
 
 
 def _updates_statistics(node: Any) -> bool:
-    """Whether a node is an instance norm that updates running statistics, which its schema does not say."""
+    """Whether a node is an instance norm that updates running statistics, which its schema does not
+    say."""
     import torch
 
     if not isinstance(node.target, torch._ops.OpOverload) or name_of(node.target) != INSTANCE_NORM:
@@ -48,12 +58,15 @@ def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any =
 
     if not isinstance(model, torch.export.ExportedProgram):
         with torch.no_grad():
-            model = torch.export.export(model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False)
+            model = torch.export.export(
+                model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
+            )
     return decompose(model)
 
 
 def decompose(program: Any) -> Any:
-    """The program with every operator decomposed that has no row here and that torch can write out in others."""
+    """The program with every operator decomposed that has no row here and that torch can write out
+    in others."""
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     with higher_order.sub_graphs_may_write(program):
@@ -61,7 +74,8 @@ def decompose(program: Any) -> Any:
 
 
 def is_decomposed(program: Any) -> bool:
-    """Whether every node of a program is one that `read_exported` takes, and that writes into nothing which others see."""
+    """Whether every node of a program is one that `read_exported` takes, and that writes into
+    nothing which others see."""
     import torch
 
     for node in program.graph.nodes:
@@ -70,9 +84,16 @@ def is_decomposed(program: Any) -> bool:
         if not isinstance(node.target, torch._ops.OpOverload):
             return False
         name = name_of(node.target)
-        if name.startswith(("aten._assert", "aten.sym_")) or name in ("aten.item.default", "aten._local_scalar_dense.default"):
+        if name.startswith(("aten._assert", "aten.sym_")) or name in (
+            "aten.item.default",
+            "aten._local_scalar_dense.default",
+        ):
             continue
-        if node.target._schema.is_mutable and not _writes_alone(node) or name == BATCH_NORM and node.args[5] or _updates_statistics(node):
+        if (
+            (node.target._schema.is_mutable and not _writes_alone(node))
+            or (name == BATCH_NORM and node.args[5])
+            or _updates_statistics(node)
+        ):
             return False  # torch makes these operators that write into nothing
         row = registry.find(out_of_place(node, node.target))
         if row is None or row.form is None:
@@ -81,25 +102,34 @@ def is_decomposed(program: Any) -> bool:
 
 
 def _writes_alone(node: Any) -> bool:
-    """Whether an operator writes in place into a tensor that was made for it and that nothing else reads."""
+    """Whether an operator writes in place into a tensor that was made for it and that nothing else
+    reads."""
     import torch
 
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     schema, source = node.target._schema, node.args[0] if node.args else None
-    if [argument.is_write for argument in schema.arguments].count(True) != 1 or not schema.arguments[0].is_write:
+    if [argument.is_write for argument in schema.arguments].count(
+        True
+    ) != 1 or not schema.arguments[0].is_write:
         return False
-    if not schema.name.endswith("_") or not isinstance(source, torch.fx.Node) or len(source.users) != 1:
+    if (
+        not schema.name.endswith("_")
+        or not isinstance(source, torch.fx.Node)
+        or len(source.users) != 1
+    ):
         return False
     made_by = source.target
     if source.op != "call_function" or not isinstance(made_by, torch._ops.OpOverload):
         return False
-    return all(returned.alias_info is None for returned in made_by._schema.returns) or made_by._schema.is_mutable and _writes_alone(source)
+    return all(returned.alias_info is None for returned in made_by._schema.returns) or (
+        made_by._schema.is_mutable and _writes_alone(source)
+    )
 
 
 def out_of_place(node: Any, target: Any) -> str:
-    """The name of a node's operator; of one that writes into a tensor which nothing else reads, that of the one which returns
-    its result."""
+    """The name of a node's operator; of one that writes into a tensor which nothing else reads,
+    that of the one which returns its result."""
     name = name_of(target)
     if not target._schema.is_mutable or not _writes_alone(node):
         return name

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
-from purevk.frontends.decompose import BATCH_NORM, BATCH_NORM_INFERENCE, PYTHON, name_of, out_of_place
+from purevk.frontends.decompose import (
+    BATCH_NORM,
+    BATCH_NORM_INFERENCE,
+    PYTHON,
+    name_of,
+    out_of_place,
+)
 from purevk.frontends.functionalized import is_taken_over, refuse_views
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
@@ -22,7 +29,10 @@ from purevk.ops import registry
 def mutated_buffers(program: Any) -> frozenset[str]:
     """The buffers that an exported program writes, by their places in memory."""
     names = program.graph_signature.buffers_to_mutate.values()
-    tensors = (program.state_dict[name] if name in program.state_dict else program.constants[name] for name in names)
+    tensors = (
+        program.state_dict[name] if name in program.state_dict else program.constants[name]
+        for name in names
+    )
     return frozenset(map(_address, tensors)) - {""}
 
 
@@ -34,19 +44,25 @@ def _address(tensor: Any) -> str:
 
 
 def read_exported(
-    program: Any, sizes: Sequence[tuple[int, ...] | None] | None = None, name: str = "forward",
-    mutable: frozenset[str] = frozenset(), planned_only: bool = False,
-) -> Graph:  # fmt: skip
+    program: Any,
+    sizes: Sequence[tuple[int, ...] | None] | None = None,
+    name: str = "forward",
+    mutable: frozenset[str] = frozenset(),
+    planned_only: bool = False,
+) -> Graph:
     """The graph of an exported program.
 
     Args:
         program: a `torch.export.ExportedProgram`, decomposed by `decompose`.
-        sizes: the sizes of the tensors of a call, by position, to specialize on; None: the program's own.
+        sizes: the sizes of the tensors of a call, by position, to specialize on; None: the
+            program's own.
         mutable: buffers that other methods write, see `mutated_buffers`.
-        planned_only: the graph will not be run, and weights on the meta device are taken as they are.
+        planned_only: the graph will not be run, and weights on the meta device are taken as they
+            are.
 
     Raises:
-        UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond docs/control_flow.md.
+        UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond
+            docs/control_flow.md.
     """
     return settled(lambda: Reader(program, sizes, name, mutable, planned_only).run())
 
@@ -55,9 +71,19 @@ class Reader:
     """Walks an exported program, and the sub-modules of its control flow."""
 
     def __init__(
-        self, program: Any, sizes: Any, name: str, mutable: frozenset[str] = frozenset(), planned_only: bool = False
+        self,
+        program: Any,
+        sizes: Any,
+        name: str,
+        mutable: frozenset[str] = frozenset(),
+        planned_only: bool = False,
     ) -> None:
-        self.program, self.sizes, self.mutable, self.planned_only = program, sizes, mutable, planned_only
+        self.program, self.sizes, self.mutable, self.planned_only = (
+            program,
+            sizes,
+            mutable,
+            planned_only,
+        )
         self.module = program.graph_module  # the one that is walked
         self.importer = Importer(name, f"exported program {name}", sizes)
         self.importer.traced_elsewhere = planned_only
@@ -101,7 +127,12 @@ class Reader:
     def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
         """Walks a sub-module of control flow; `importer` takes its nodes. Returns its outputs."""
         kept = self.env, self.importer, self.module, self.symbols
-        self.env, self.importer, self.module, self.symbols = {}, importer, module, dict(self.symbols)
+        self.env, self.importer, self.module, self.symbols = (
+            {},
+            importer,
+            module,
+            dict(self.symbols),
+        )
         values = iter(args)
         try:
             for node in module.graph.nodes:
@@ -110,14 +141,17 @@ class Reader:
                     self.learn(node.meta.get("val"), self.env[node])
                 elif node.op == "output":
                     found = node.args[0]
-                    return tuple(self.arg(each) for each in (found if isinstance(found, (list, tuple)) else (found,)))
+                    return tuple(
+                        self.arg(each)
+                        for each in (found if isinstance(found, (list, tuple)) else (found,))
+                    )
                 else:
                     self._node(node)
             return ()
         finally:
             self.env, self.importer, self.module, self.symbols = kept
 
-    # -- inputs -------------------------------------------------------------------------------------------------------
+    # -- inputs -----------------------------------------------------------------------------------
     def _input(self, node: Any) -> Any:
         import torch
 
@@ -136,7 +170,9 @@ class Reader:
         sizes: list[Any] = []
         fresh: list[tuple[Symbol, int]] = []
         for dim, size in enumerate(example.shape):
-            wider = given[dim].upper if given is not None and isinstance(given[dim], Bound) else None
+            wider = (
+                given[dim].upper if given is not None and isinstance(given[dim], Bound) else None
+            )
             if isinstance(size, int):
                 sizes.append(size)
             elif given is not None and wider is None:
@@ -157,7 +193,8 @@ class Reader:
     def _symbol(self, expression: Any, wider: int | None) -> Symbol:
         lower, upper = self._range(expression)
         if upper is None:
-            # No bound was given: plan for the example's size, rounded up; a larger call is lowered again.
+            # No bound was given: plan for the example's size, rounded up; a larger call is lowered
+            # again.
             upper = max(64, 1 << (self._hint(expression) - 1).bit_length())
         symbol = Symbol(str(expression), max(upper, wider or 0), lower or 0)
         self.symbols[str(expression)] = Dim.of(symbol)
@@ -167,7 +204,11 @@ class Reader:
         for node in self.program.graph.nodes:
             value = node.meta.get("val")
             for size in getattr(value, "shape", ()):
-                if not isinstance(size, int) and size.node.expr == expression and size.node.has_hint():
+                if (
+                    not isinstance(size, int)
+                    and size.node.expr == expression
+                    and size.node.has_hint()
+                ):
                     return int(size.node.hint)
         return 64
 
@@ -183,9 +224,10 @@ class Reader:
         if expression.is_Symbol:
             if str(expression) not in self.symbols:
                 raise UnsupportedProgramError(
-                    f"size {expression} is known only from data", where=self.importer.where,
+                    f"size {expression} is known only from data",
+                    where=self.importer.where,
                     why="no input has it as a size of its own",
-                )  # fmt: skip
+                )
             return self.symbols[str(expression)]
         args = [self._size(arg) for arg in expression.args]
         kind = type(expression).__name__
@@ -203,9 +245,11 @@ class Reader:
             return join(args[0], args[1])
         if kind == "Pow" and isinstance(args[1], int):
             return _dims.product([args[0]] * args[1])
-        raise UnsupportedProgramError(f"size {expression} cannot be followed", where=self.importer.where)
+        raise UnsupportedProgramError(
+            f"size {expression} cannot be followed", where=self.importer.where
+        )
 
-    # -- leaves -------------------------------------------------------------------------------------------------------
+    # -- leaves -----------------------------------------------------------------------------------
     def _tensor(self, spec: Any) -> Any:
         program = self.program
         if spec.target in program.state_dict:
@@ -220,17 +264,27 @@ class Reader:
         if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
             if self.planned_only:
                 place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
-                return self.importer.missing(place, type) if label is None else self.importer.state(None, type, label)
+                return (
+                    self.importer.missing(place, type)
+                    if label is None
+                    else self.importer.state(None, type, label)
+                )
             raise UnsupportedProgramError(
-                "a weight has no data", where=self.importer.where, why="it is on the meta device",
+                "a weight has no data",
+                where=self.importer.where,
+                why="it is on the meta device",
                 next="load the model's weights before exporting it, or look at it without them: purevk.plan",
-            )  # fmt: skip
+            )
         tensor = tensor.cpu().contiguous()
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.view(torch.uint16)
         array = tensor.numpy()
         self.kept.append(array)
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        data = (
+            memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            if array.size
+            else memoryview(b"")
+        )
         if label is None:
             return self.importer.constant(data, type)
         return self.importer.state(data, type, label)
@@ -249,7 +303,7 @@ class Reader:
             target = getattr(target, part)
         self.env[node] = self._leaf(target) if isinstance(target, torch.Tensor) else target
 
-    # -- nodes --------------------------------------------------------------------------------------------------------
+    # -- nodes ------------------------------------------------------------------------------------
     def arg(self, arg: Any) -> Any:
         """What an argument of a node is here."""
         import torch
@@ -298,18 +352,25 @@ class Reader:
                 self.env[node] = self.arg(node.args[0])
                 return
             if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
-                # An operator that may raise: (token, operator, arguments...) -> (token, results...).
+                # An operator that may raise: (token, operator, arguments...) -> (token,
+                # results...).
                 examples = node.meta["val"][1:]
-                made = self._operator(node, node.args[1], node.args[2:], examples[0] if len(examples) == 1 else examples)
+                made = self._operator(
+                    node,
+                    node.args[1],
+                    node.args[2:],
+                    examples[0] if len(examples) == 1 else examples,
+                )
                 self.env[node] = (None, *(made if isinstance(made, tuple) else (made,)))
                 return
             if name in ("auto_functionalized", "auto_functionalized_v2"):
                 self.env[node] = self._functionalized(node, node.args[0], dict(node.kwargs))
                 return
             raise UnsupportedProgramError(
-                f"{name} cannot be run", where=f"{self.importer.where}, {node.name}",
+                f"{name} cannot be run",
+                where=f"{self.importer.where}, {node.name}",
                 why="it is no operator of torch.ops",
-            )  # fmt: skip
+            )
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
@@ -322,7 +383,11 @@ class Reader:
             return tensor.type.numel if "numel" in name else tensor.type.dims[args[1]]
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
             expression = getattr(getattr(examples, "node", None), "expr", None)
-            bounds = self._range(expression) if expression is not None and expression.is_Symbol else (None, None)
+            bounds = (
+                self._range(expression)
+                if expression is not None and expression.is_Symbol
+                else (None, None)
+            )
             found = self.importer.item(args[0], node.name, *bounds)
             self.learn(examples, found)
             return found
@@ -340,20 +405,31 @@ class Reader:
         state = self.env[target]
         if state not in self.importer.states:
             raise UnsupportedProgramError(
-                f"{node.name} writes into {target.name}", where=self.importer.where, why="it is no buffer of the module",
+                f"{node.name} writes into {target.name}",
+                where=self.importer.where,
+                why="it is no buffer of the module",
                 next="return the new value instead",
-            )  # fmt: skip
+            )
         self.importer.emit("purevk.store", (state, new), [], [], node.name)
         return state
 
-    def _emit(self, node: Any, name: str, args: Sequence[Any], examples: Any, host: bool = False) -> Any:
-        """A node whose results are like the examples: tensors, numbers, None, and lists of these; `host`: of torch's own."""
+    def _emit(
+        self, node: Any, name: str, args: Sequence[Any], examples: Any, host: bool = False
+    ) -> Any:
+        """A node whose results are like the examples: tensors, numbers, None, and lists of these;
+        `host`: of torch's own."""
         types: list[TensorType] = []
         for example in _leaves(examples):
             kind = _number_kind(example)
             recorded = () if kind else tuple(self._recorded(size) for size in example.shape)
-            types.append(NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), recorded))
-        results = iter(self.importer.emit(name, args, types, [False] * len(types), f"{node.name}", exact=True, host=host))
+            types.append(
+                NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), recorded)
+            )
+        results = iter(
+            self.importer.emit(
+                name, args, types, [False] * len(types), f"{node.name}", exact=True, host=host
+            )
+        )
 
         def shaped(example: Any) -> Any:
             if isinstance(example, (list, tuple)):
@@ -383,7 +459,8 @@ class Reader:
             self.symbols[str(expression)] = found
 
     def _functionalized(self, node: Any, target: Any, named: dict[str, Any]) -> tuple[Any, ...]:
-        """An operator that writes into arguments, on copies of them: its own results, then the copies as it left them."""
+        """An operator that writes into arguments, on copies of them: its own results, then the
+        copies as it left them."""
         bases = named.pop("_all_bases", None)
         written = [argument.name for argument in target._schema.arguments if argument.is_write]
         if bases is None:
@@ -403,10 +480,13 @@ class Reader:
         own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
         row = registry.find(name_of(target))
         in_place = row is not None and bool(row.mutates)
-        states = [self.env.get(named[name]) if hasattr(named[name], "users") else None for name in order]
+        states = [
+            self.env.get(named[name]) if hasattr(named[name], "users") else None for name in order
+        ]
         ends = self.program.graph_signature.buffers_to_mutate
         if in_place and all(
-            state in self.targets and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
+            state in self.targets
+            and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
             for at, (name, state) in enumerate(zip(order, states))
         ):
             made = self._emit(node, name_of(target), self._schema_args(target, (), named), own)
@@ -414,7 +494,11 @@ class Reader:
         # The operator leaves its arguments in the order of its schema.
         rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
         made = self._emit(
-            node, name_of(target), self._schema_args(target, (), named), (*own, *(copies[at] for at in rank)), in_place
+            node,
+            name_of(target),
+            self._schema_args(target, (), named),
+            (*own, *(copies[at] for at in rank)),
+            in_place,
         )
         left = dict(zip(rank, made[len(own) :]))
         return (*made[: len(own)], *(left[at] for at in range(len(order))))
@@ -442,9 +526,13 @@ class Reader:
 
     def _is_asserted(self, node: Any) -> bool:
         """Whether a condition is only checked."""
-        return all(getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users)
+        return all(
+            getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users
+        )
 
-    def _schema_args(self, target: Any, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Arg, ...]:
+    def _schema_args(
+        self, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Arg, ...]:
         full = []
         for position, argument in enumerate(target._schema.arguments):
             if position < len(given) and not argument.kwarg_only:
@@ -452,10 +540,12 @@ class Reader:
             elif argument.name in named:
                 full.append(self.arg(named[argument.name]))
             else:
-                full.append(self.arg(argument.default_value) if argument.has_default_value() else None)
+                full.append(
+                    self.arg(argument.default_value) if argument.has_default_value() else None
+                )
         return tuple(full)
 
-    # -- outputs ------------------------------------------------------------------------------------------------------
+    # -- outputs ----------------------------------------------------------------------------------
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Value]) -> Graph:
         outputs: list[Arg] = []
         updates: dict[int, Arg] = {}
@@ -466,16 +556,19 @@ class Reader:
                 state = states[spec.target]
                 if value is state:
                     continue  # written in place by control flow
-                self.importer.emit("purevk.store", (state, value), [], [], f"mutation of {spec.target}")
+                self.importer.emit(
+                    "purevk.store", (state, value), [], [], f"mutation of {spec.target}"
+                )
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 updates[given.index(spec.target)] = value
             elif spec.kind.name == "USER_OUTPUT":
                 outputs.append(value)
             elif spec.kind.name != "TOKEN":
                 raise UnsupportedProgramError(
-                    f"an output of kind {spec.kind.name} cannot be run", where=self.importer.where,
+                    f"an output of kind {spec.kind.name} cannot be run",
+                    where=self.importer.where,
                     why="user outputs, mutated inputs and mutated buffers are accepted",
-                )  # fmt: skip
+                )
         return self.importer.finish([*outputs, *updates.values()], tuple(updates))
 
 

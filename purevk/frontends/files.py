@@ -1,10 +1,12 @@
-"""Any file that programs are loaded from, behind one face: .pte files of ExecuTorch, and what `Program.save` writes."""
+"""Any file that programs are loaded from, behind one face: .pte files of ExecuTorch, and what
+`Program.save` writes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any
 
 from purevk import pte
 from purevk.errors import InputError
@@ -49,7 +51,7 @@ class ModelFile:
         """Lets go of the file, once nobody uses its data."""
         self.content.close()
 
-    def __enter__(self) -> "ModelFile":
+    def __enter__(self) -> ModelFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -57,7 +59,9 @@ class ModelFile:
 
 
 def open_file(
-    file: str | os.PathLike[str] | bytes, data_files: Iterable[str | os.PathLike[str]] = (), check: bool = True
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = (),
+    check: bool = True,
 ) -> ModelFile:
     """Opens a program by what the file holds, whatever its name is.
 
@@ -72,12 +76,18 @@ def open_file(
         OSError: a path cannot be opened.
     """
     data_files = list(data_files)
-    label = "<bytes>" if isinstance(file, (bytes, bytearray, memoryview)) else Path(os.fspath(file)).name
+    label = (
+        "<bytes>"
+        if isinstance(file, (bytes, bytearray, memoryview))
+        else Path(os.fspath(file)).name
+    )
     if not saved.is_saved(file):
         return ModelFile("pte", pte.read_program(file, data_files), label)
     if data_files:
         raise InputError(
-            "data files go with .pte files only", where=label, why="a saved program holds its own tensors",
+            "data files go with .pte files only",
+            where=label,
+            why="a saved program holds its own tensors",
             next="leave them out",
-        )  # fmt: skip
+        )
     return ModelFile("pvk", saved.read_program(file, check), label)

@@ -1,4 +1,5 @@
-"""Operators that write into their arguments, as torch.export functionalizes them: on copies, which come after their results."""
+"""Operators that write into their arguments, as torch.export functionalizes them: on copies, which
+come after their results."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
     """Whether a functionalized operator may write into a buffer itself.
 
     Args:
-        node: the call of the operator. base: the node of the buffer, or of what such an operator left of it before.
+        node: the call of the operator. base: the node of the buffer, or of what such an operator
+            left of it before.
         result: the number of the node's result that is the buffer as the operator leaves it.
         ends: names of nodes, and the buffers that they are stored to in the end.
         target: the buffer.
 
     Returns:
-        Whether nothing reads the buffer's value so far after the node, and what the node leaves ends in the same buffer.
+        Whether nothing reads the buffer's value so far after the node, and what the node leaves
+        ends in the same buffer.
     """
     place = {each: at for at, each in enumerate(node.graph.nodes)}
     if any(place[user] > place[node] for user in base.users):
@@ -27,7 +30,11 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
     while waiting:
         at, number = waiting.pop()
         for left in at.users:
-            if getattr(left.target, "__name__", "") != "getitem" or left.args[1] != number or left in seen:
+            if (
+                getattr(left.target, "__name__", "") != "getitem"
+                or left.args[1] != number
+                or left in seen
+            ):
                 continue
             seen.add(left)
             if ends.get(left.name) == target:
@@ -42,6 +49,8 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
 def refuse_views(where: str, name: str) -> NoReturn:
     """Raises UnsupportedProgramError for an operator that writes into what has no copy."""
     raise UnsupportedProgramError(
-        f"{name} cannot be run", where=where, why="it writes into views or lists of tensors",
+        f"{name} cannot be run",
+        where=where,
+        why="it writes into views or lists of tensors",
         next="give it whole tensors, or return new ones",
-    )  # fmt: skip
+    )

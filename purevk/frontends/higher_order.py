@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import control
@@ -28,15 +29,17 @@ def decides(node: Any) -> bool:
     """Whether a comparison serves control flow alone, so that it is made at each call."""
     users = list(node.users)
     return bool(users) and all(
-        is_control(user.target) or user.op == "output"
-        or getattr(user.target, "__name__", "") == "sym_not" and decides(user)
+        is_control(user.target)
+        or user.op == "output"
+        or (getattr(user.target, "__name__", "") == "sym_not" and decides(user))
         for user in users
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
 def sub_graphs_may_write(program: Any) -> Iterator[None]:
-    """Lets programs be decomposed whose branches and loops write into buffers, which torch itself writes out but then refuses."""
+    """Lets programs be decomposed whose branches and loops write into buffers, which torch itself
+    writes out but then refuses."""
     import torch
     import torch._export.verifier as verifier
 
@@ -52,47 +55,64 @@ def sub_graphs_may_write(program: Any) -> Iterator[None]:
             verifier.is_functional = kept
 
 
-def read(reader: "Reader", node: Any) -> tuple[Any, ...]:
+def read(reader: Reader, node: Any) -> tuple[Any, ...]:
     """The results of a control-flow node."""
     if is_control(node.target):
         return _read(reader, node, node.target.name(), node.args, node.meta["val"])
     return _functionalized(reader, node)
 
 
-def _functionalized(reader: "Reader", node: Any) -> tuple[Any, ...]:
+def _functionalized(reader: Reader, node: Any) -> tuple[Any, ...]:
     """Control flow that writes into buffers: its own results, then the buffers as it left them."""
     target, named = node.args[0], dict(node.kwargs)
     bases = named["_all_bases"]
     for base in bases:
         later = any(user is not node and user.op != "output" for user in base.users)
-        if not isinstance(reader.env[base], Value) or reader.env[base] not in reader.importer.states or later:
+        if (
+            not isinstance(reader.env[base], Value)
+            or reader.env[base] not in reader.importer.states
+            or later
+        ):
             raise UnsupportedProgramError(
-                f"{target.name()} cannot be run", where=f"{reader.importer.where}, {node.name}",
+                f"{target.name()} cannot be run",
+                where=f"{reader.importer.where}, {node.name}",
                 why=f"it writes into {base.name}, which is no buffer or is read again as it was before",
                 next="return the new value from the branches, and write it into the buffer afterwards",
-            )  # fmt: skip
+            )
     for name in [name for name in named if name.endswith("_base_index")]:
         named[name.removeprefix("_").removesuffix("_base_index")] = bases[named[name]]
 
     def group(stem: str) -> tuple[Any, ...]:
-        found = {int(name[len(stem) :]): arg for name, arg in named.items() if name.startswith(stem) and name[len(stem) :].isdigit()}
+        found = {
+            int(name[len(stem) :]): arg
+            for name, arg in named.items()
+            if name.startswith(stem) and name[len(stem) :].isdigit()
+        }
         return tuple(found[key] for key in sorted(found))
 
     if target.name() == "cond":
         args: tuple = (named["pred"], named["true_fn"], named["false_fn"], group("operand"))
     elif target.name() == "while_loop":
-        args = (named["cond_fn"], named["body_fn"], group("carried_input"), group("additional_input"))
+        args = (
+            named["cond_fn"],
+            named["body_fn"],
+            group("carried_input"),
+            group("additional_input"),
+        )
     else:
         raise UnsupportedProgramError(
-            f"{target.name()} that writes into buffers cannot be run", where=f"{reader.importer.where}, {node.name}",
+            f"{target.name()} that writes into buffers cannot be run",
+            where=f"{reader.importer.where}, {node.name}",
             next="return the new values from its body",
-        )  # fmt: skip
+        )
     examples = node.meta["val"]
     own = examples[: len(examples) - len(bases)]
     return (*_read(reader, node, target.name(), args, own), *(reader.env[base] for base in bases))
 
 
-def _read(reader: "Reader", node: Any, name: str, args: Sequence[Any], examples: Sequence[Any]) -> tuple[Any, ...]:
+def _read(
+    reader: Reader, node: Any, name: str, args: Sequence[Any], examples: Sequence[Any]
+) -> tuple[Any, ...]:
     importer, source = reader.importer, node.name
     taken = lambda part: tuple(reader.arg(each) for each in part)  # noqa: E731
 
@@ -104,22 +124,38 @@ def _read(reader: "Reader", node: Any, name: str, args: Sequence[Any], examples:
         predicate, branches = reader.arg(predicate), [reader.arg(module) for module in modules]
         if isinstance(predicate, bool):
             return tuple(reader.walk(branches[not predicate], taken(operands), importer))
-        made = control.cond(importer, predicate, [walk(each) for each in branches], taken(operands), source)
+        made = control.cond(
+            importer, predicate, [walk(each) for each in branches], taken(operands), source
+        )
     elif name == "while_loop":
         condition, body, carried, operands = args
         made = control.while_loop(
-            importer, walk(reader.arg(condition)), walk(reader.arg(body)), taken(carried), taken(operands), source
+            importer,
+            walk(reader.arg(condition)),
+            walk(reader.arg(body)),
+            taken(carried),
+            taken(operands),
+            source,
         )
     elif name == "map_impl":
         body, scanned, operands = args
-        made = control.scan(importer, walk(reader.arg(body)), (), taken(scanned), taken(operands), source)
+        made = control.scan(
+            importer, walk(reader.arg(body)), (), taken(scanned), taken(operands), source
+        )
     else:
         body, carried, scanned, operands = args
-        made = control.scan(importer, walk(reader.arg(body)), taken(carried), taken(scanned), taken(operands), source)
+        made = control.scan(
+            importer,
+            walk(reader.arg(body)),
+            taken(carried),
+            taken(scanned),
+            taken(operands),
+            source,
+        )
     return tuple(_number(reader, value, example) for value, example in zip(made, examples))
 
 
-def _number(reader: "Reader", value: Value, example: Any) -> Arg:
+def _number(reader: Reader, value: Value, example: Any) -> Arg:
     """A result as the rest of the program reads it: a number where torch has one."""
     import torch
 

@@ -1,9 +1,11 @@
-"""The jumps in a method's instructions, as the choices and loops that an exporter wrote them for."""
+"""The jumps in a method's instructions, as the choices and loops that an exporter wrote them
+for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence, Union
+from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.pte import program as P
@@ -12,27 +14,29 @@ from purevk.pte import values as V
 
 @dataclass(frozen=True)
 class Choice:
-    """Steps that run if value `condition` is true, and others that run if not. `first` to `last` are its instructions."""
+    """Steps that run if value `condition` is true, and others that run if not. `first` to `last`
+    are its instructions."""
 
     condition: int
-    true: tuple["Step", ...]
-    false: tuple["Step", ...]
+    true: tuple[Step, ...]
+    false: tuple[Step, ...]
     first: int
     last: int
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that run for each place along dim 0 of tensors: `counter` counts them, `length` says how many there are."""
+    """Steps that run for each place along dim 0 of tensors: `counter` counts them, `length` says
+    how many there are."""
 
-    steps: tuple["Step", ...]
+    steps: tuple[Step, ...]
     counter: int
     length: int
     first: int
     last: int
 
 
-Step = Union[int, Choice, Loop]  # a number is that of an instruction
+Step = int | Choice | Loop  # a number is that of an instruction
 
 
 def structure(plan: P.ExecutionPlan, where: str) -> tuple[Step, ...]:
@@ -87,7 +91,8 @@ class _Structure:
         return None
 
     def _loop(self, first: int, last: int) -> Loop:
-        """What an exporter writes: ...; counter += 1; done = counter == length; jump back unless done."""
+        """What an exporter writes: ...; counter += 1; done = counter == length; jump back unless
+        done."""
         add, compare = (self._kernel(at) for at in (last - 2, last - 1))
         done = self.instructions[last].condition
         if add is None or compare is None or last - 2 < first:
@@ -101,8 +106,8 @@ class _Structure:
         return Loop(self.steps(first, last - 2), counter, compare[1][1], first, last)
 
     def _choice(self, at: int, last: int) -> Choice:
-        """Jump to the other steps unless the condition is true; the first ones end with a jump over the others, if there
-        are others."""
+        """Jump to the other steps unless the condition is true; the first ones end with a jump over
+        the others, if there are others."""
         jump = self.instructions[at]
         middle = jump.destination
         if not at < middle <= last:
@@ -112,7 +117,9 @@ class _Structure:
             end = leave.destination
             if not middle <= end <= last:
                 self._refuse(middle - 1)
-            return Choice(jump.condition, self.steps(at + 1, middle - 1), self.steps(middle, end), at, end - 1)
+            return Choice(
+                jump.condition, self.steps(at + 1, middle - 1), self.steps(middle, end), at, end - 1
+            )
         return Choice(jump.condition, self.steps(at + 1, middle), (), at, middle - 1)
 
     def _is_false(self, number: int) -> bool:
@@ -121,13 +128,19 @@ class _Structure:
 
     def _kernel(self, at: int) -> tuple[str, tuple[int, ...]] | None:
         call = self.instructions[at]
-        return (self.plan.operators[call.op_index].name, call.args) if isinstance(call, P.KernelCall) else None
+        return (
+            (self.plan.operators[call.op_index].name, call.args)
+            if isinstance(call, P.KernelCall)
+            else None
+        )
 
     def _refuse(self, at: int) -> None:
         raise UnsupportedProgramError(
-            "control flow cannot be run", where=self.where, why=f"instruction {at} is a jump of a form that no exporter writes",
+            "control flow cannot be run",
+            where=self.where,
+            why=f"instruction {at} is a jump of a form that no exporter writes",
             next="export the model again, with ExecuTorch 1.5 or later",
-        )  # fmt: skip
+        )
 
 
 class Uses:
@@ -170,11 +183,13 @@ class Uses:
         return set().union(*(self.written[at] for at in instructions))
 
     def wanted_outside(self, first: int, last: int) -> set[int]:
-        """The values that instructions other than `first` to `last` touch, or that the method returns; also by the places in
-        memory of those that nobody writes."""
+        """The values that instructions other than `first` to `last` touch, or that the method
+        returns; also by the places in memory of those that nobody writes."""
         others = [at for at in range(len(self.touched)) if not first <= at <= last]
         wanted = self.touched_by(others) | set(self._flat(self.plan.outputs))
-        places = {place_of(self.plan.values[n]) for n in wanted if n >= 0 and n not in self.ever_written} - {None}
+        places = {
+            place_of(self.plan.values[n]) for n in wanted if n >= 0 and n not in self.ever_written
+        } - {None}
         if places:
             wanted |= {n for n in self.ever_written if place_of(self.plan.values[n]) in places}
         return wanted

@@ -9,27 +9,53 @@ _BARE = {
     "sdpa_with_kv_cache": "llama", "custom_sdpa": "llama", "update_cache": "llama", "conv_with_clamp": "et_vk",
 }  # fmt: skip
 
-# Out-variants whose overload does not follow from its name ("X_out" is that of X, "out" that of the default).
+# Out-variants whose overload does not follow from its name ("X_out" is that of X, "out" that of the
+# default).
 _OUT = {
-    "aten.any.out": "aten.any.dim", "aten.any.all_out": "aten.any.default", "aten.any.dims_out": "aten.any.dims",
-    "aten.all.out": "aten.all.dim", "aten.all.all_out": "aten.all.default", "aten.sum.IntList_out": "aten.sum.dim_IntList",
-    "aten.mean.out": "aten.mean.dim", "aten.mean.dtype_out": "aten.mean.default", "aten.prod.int_out": "aten.prod.dim_int",
-    "aten.prod.out": "aten.prod.default", "aten.max.dim_max": "aten.max.dim", "aten.min.dim_min": "aten.min.dim",
-    "aten.max.unary_out": "aten.max.default", "aten.min.unary_out": "aten.min.default",
-    "aten.topk.values": "aten.topk.default", "aten.sort.values": "aten.sort.default",
-    "aten.sort.values_stable": "aten.sort.stable", "aten.arange.start_out": "aten.arange.start_step",
-    "aten.arange.out": "aten.arange.default", "aten.empty.out": "aten.empty.memory_format",
-    "aten.squeeze_copy.dim_out": "aten.squeeze_copy.dim", "aten.var.out": "aten.var.dim",
-    "aten.var.correction_out": "aten.var.correction", "aten.std.correction_out": "aten.std.correction",
-    "aten.squeeze.dims_out": "aten.squeeze.dims", "aten.std.out": "aten.std.dim", "aten.pow.Scalar_out": "aten.pow.Scalar",
-    "aten.norm.out": "aten.norm.ScalarOpt_dim", "aten.median.dim_values": "aten.median.dim",
-    "aten.where.self_out": "aten.where.self", "aten.convolution.out": "aten.convolution.default",
-    "aten.add.out": "aten.add.Tensor", "aten.sub.out": "aten.sub.Tensor", "aten.mul.out": "aten.mul.Tensor",
-    "aten.div.out": "aten.div.Tensor", "aten.div.out_mode": "aten.div.Tensor_mode", "aten.max.out": "aten.max.other",
-    "aten.min.out": "aten.min.other", "aten.copysign.out": "aten.copysign.Tensor", "aten.xlogy.OutTensor": "aten.xlogy.Tensor",
-    "aten.norm.dtype_out": "aten.norm.ScalarOpt_dim_dtype", "aten.linalg_inv_ex.inverse": "aten.linalg_inv_ex.default",
+    "aten.any.out": "aten.any.dim",
+    "aten.any.all_out": "aten.any.default",
+    "aten.any.dims_out": "aten.any.dims",
+    "aten.all.out": "aten.all.dim",
+    "aten.all.all_out": "aten.all.default",
+    "aten.sum.IntList_out": "aten.sum.dim_IntList",
+    "aten.mean.out": "aten.mean.dim",
+    "aten.mean.dtype_out": "aten.mean.default",
+    "aten.prod.int_out": "aten.prod.dim_int",
+    "aten.prod.out": "aten.prod.default",
+    "aten.max.dim_max": "aten.max.dim",
+    "aten.min.dim_min": "aten.min.dim",
+    "aten.max.unary_out": "aten.max.default",
+    "aten.min.unary_out": "aten.min.default",
+    "aten.topk.values": "aten.topk.default",
+    "aten.sort.values": "aten.sort.default",
+    "aten.sort.values_stable": "aten.sort.stable",
+    "aten.arange.start_out": "aten.arange.start_step",
+    "aten.arange.out": "aten.arange.default",
+    "aten.empty.out": "aten.empty.memory_format",
+    "aten.squeeze_copy.dim_out": "aten.squeeze_copy.dim",
+    "aten.var.out": "aten.var.dim",
+    "aten.var.correction_out": "aten.var.correction",
+    "aten.std.correction_out": "aten.std.correction",
+    "aten.squeeze.dims_out": "aten.squeeze.dims",
+    "aten.std.out": "aten.std.dim",
+    "aten.pow.Scalar_out": "aten.pow.Scalar",
+    "aten.norm.out": "aten.norm.ScalarOpt_dim",
+    "aten.median.dim_values": "aten.median.dim",
+    "aten.where.self_out": "aten.where.self",
+    "aten.convolution.out": "aten.convolution.default",
+    "aten.add.out": "aten.add.Tensor",
+    "aten.sub.out": "aten.sub.Tensor",
+    "aten.mul.out": "aten.mul.Tensor",
+    "aten.div.out": "aten.div.Tensor",
+    "aten.div.out_mode": "aten.div.Tensor_mode",
+    "aten.max.out": "aten.max.other",
+    "aten.min.out": "aten.min.other",
+    "aten.copysign.out": "aten.copysign.Tensor",
+    "aten.xlogy.OutTensor": "aten.xlogy.Tensor",
+    "aten.norm.dtype_out": "aten.norm.ScalarOpt_dim_dtype",
+    "aten.linalg_inv_ex.inverse": "aten.linalg_inv_ex.default",
     "aten.max_pool2d_with_indices_backward.grad_input": "aten.max_pool2d_with_indices_backward.default",
-}  # fmt: skip
+}
 
 # Arguments of out-variants that are not those of the functional overload from the front on.
 OUT_ARGUMENTS = {
@@ -49,7 +75,8 @@ OUT_ARGUMENTS = {
     "aten.empty.out": ("size", "memory_format"),
 }
 
-# Symbolic arithmetic on sizes, in plans (executorch_prim) and in Vulkan graphs (bare Python operators).
+# Symbolic arithmetic on sizes, in plans (executorch_prim) and in Vulkan graphs (bare Python
+# operators).
 INTEGER_OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
     "gt": ">", "ge": ">=", "neg": "neg", "ceil": "same", "round": "same", "trunc": "same", "sym_max": "max",
@@ -64,13 +91,16 @@ def vulkan_name(name: str) -> str:
     parts = name.split(".")
     if len(parts) <= 2 and parts[0] in _BARE:
         return ".".join([_BARE[parts[0]], parts[0], parts[1] if len(parts) == 2 else "default"])
-    if len(parts) == 2 and registry.find(f"aten.{name}") is not None:  # an ATen overload that is no edge operator
+    if (
+        len(parts) == 2 and registry.find(f"aten.{name}") is not None
+    ):  # an ATen overload that is no edge operator
         return f"aten.{name}"
     return name
 
 
 def plan_name(name: str, overload: str) -> str:
-    """The functional name "namespace.op.overload" of a kernel of a plan, such as ("aten::mul", "Scalar_out")."""
+    """The functional name "namespace.op.overload" of a kernel of a plan, such as ("aten::mul",
+    "Scalar_out")."""
     space, _, op = name.partition("::")
     full = f"{space}.{op}.{overload or 'default'}"
     if full in _OUT:
@@ -82,4 +112,8 @@ def plan_name(name: str, overload: str) -> str:
 
 def is_out_variant(name: str, overload: str) -> bool:
     """Whether a kernel of a plan writes into its last arguments."""
-    return overload == "out" or overload.endswith("_out") or f"{name.replace('::', '.')}.{overload}" in _OUT
+    return (
+        overload == "out"
+        or overload.endswith("_out")
+        or f"{name.replace('::', '.')}.{overload}" in _OUT
+    )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends import control
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.jumps import Choice, Loop, Step, Uses, instructions_of, place_of, structure
-from purevk.frontends.names import INTEGER_OPERATORS, OUT_ARGUMENTS, RELATIONS, is_out_variant, plan_name
+from purevk.frontends.names import (
+    INTEGER_OPERATORS,
+    OUT_ARGUMENTS,
+    RELATIONS,
+    is_out_variant,
+    plan_name,
+)
 from purevk.frontends.vulkan import VulkanDelegate
 from purevk.ir import Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
@@ -19,13 +26,18 @@ from purevk.pte import program as P
 from purevk.pte import values as V
 
 
-def read_method(program: P.Program, method: str = "forward", sizes: Sequence[tuple[int, ...] | None] | None = None) -> Graph:
+def read_method(
+    program: P.Program,
+    method: str = "forward",
+    sizes: Sequence[tuple[int, ...] | None] | None = None,
+) -> Graph:
     """The graph of one method.
 
     Args:
         program: the parsed file.
         method: name of the method.
-        sizes: the sizes of the tensors of a call, by position, to specialize on; None: the file's bounds.
+        sizes: the sizes of the tensors of a call, by position, to specialize on; None: the file's
+            bounds.
 
     Raises:
         UnsupportedProgramError: a delegate of another backend, or jumps that no exporter writes.
@@ -42,17 +54,21 @@ class _Plan:
         self.env: dict[int, Any] = {}
         self.delegate_states: dict[int, dict[int, Value]] = {}
         self.states: dict[int, Value] = {}
-        self.places: dict[tuple[int, int], int] = {}  # what was written last to a place in the arenas
+        self.places: dict[
+            tuple[int, int], int
+        ] = {}  # what was written last to a place in the arenas
 
     def run(self) -> Graph:
         for number in self.plan.inputs:
             self._set(number, self._input(number))
         if len(self.plan.chains) != 1:
-            self._refuse("control flow", f"{len(self.plan.chains)} chains of instructions; one is accepted")
+            self._refuse(
+                "control flow", f"{len(self.plan.chains)} chains of instructions; one is accepted"
+            )
         self._steps(structure(self.plan, self.where))
         return self.importer.finish([self._output(number) for number in self.plan.outputs])
 
-    # -- control flow -------------------------------------------------------------------------------------------------
+    # -- control flow -----------------------------------------------------------------------------
     def _steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if isinstance(step, Choice):
@@ -87,7 +103,9 @@ class _Plan:
             case P.DelegateCall(index, args):
                 if self.plan.delegates[index].id != P.VULKAN_BACKEND:
                     return ()
-                return self._split(index, self.program.vulkan_graph(self.plan.delegates[index]), args)[1]
+                return self._split(
+                    index, self.program.vulkan_graph(self.plan.delegates[index]), args
+                )[1]
             case P.MoveCall(_, target):
                 return (target,)
         return ()
@@ -114,7 +132,11 @@ class _Plan:
             return
         parts = (step.true, step.false)
         written = self.uses.written_by([at for part in parts for at in instructions_of(part)])
-        wanted = [n for n in sorted(written & self.uses.wanted_outside(step.first, step.last)) if n not in self.states]
+        wanted = [
+            n
+            for n in sorted(written & self.uses.wanted_outside(step.first, step.last))
+            if n not in self.states
+        ]
 
         def walk(part: Sequence[Step]) -> control.Walk:
             def run(region: control.Region, _: tuple) -> list[Any]:
@@ -122,7 +144,11 @@ class _Plan:
                     self._steps(part)
                     for number in wanted:
                         if number not in self.env:
-                            self.env[number] = region.take(around[number]) if number in around else self._nothing(number)
+                            self.env[number] = (
+                                region.take(around[number])
+                                if number in around
+                                else self._nothing(number)
+                            )
                     return [self.env[number] for number in wanted]
 
             return run
@@ -131,7 +157,12 @@ class _Plan:
         source = f"{self.plan.name}#{step.first} choice"
         made = control.cond(self.importer, condition, [walk(part) for part in parts], (), source)
         for number, value in zip(wanted, made):
-            self._set(number, self.importer.element(value, 0) if isinstance(self.plan.values[number], V.Int) else value)
+            self._set(
+                number,
+                self.importer.element(value, 0)
+                if isinstance(self.plan.values[number], V.Int)
+                else value,
+            )
 
     def _nothing(self, number: int) -> Any:
         """What a value holds that one branch alone writes."""
@@ -139,7 +170,11 @@ class _Plan:
         if not isinstance(value, P.Tensor):
             return self._plain(value)
         return self.importer.emit(
-            "aten.full.default", (value.sizes, 0, self._dtype(value)), [], [], f"value {number} before it is written"
+            "aten.full.default",
+            (value.sizes, 0, self._dtype(value)),
+            [],
+            [],
+            f"value {number} before it is written",
         )[0]
 
     def _loop(self, step: Loop) -> None:
@@ -151,7 +186,11 @@ class _Plan:
             if step.counter not in self.uses.touched[at]:
                 continue
             name = self.plan.operators[call.op_index].name if isinstance(call, P.KernelCall) else ""
-            if name == "aten::select_copy" and self._arg(call.args[1]) == 0 and call.args[2] == step.counter:
+            if (
+                name == "aten::select_copy"
+                and self._arg(call.args[1]) == 0
+                and call.args[2] == step.counter
+            ):
                 rows[at] = (call.args[0], call.args[-1])
             elif name == "executorch_prim::et_copy_index" and call.args[2] == step.counter:
                 stacked.append(call.args[0])
@@ -160,7 +199,11 @@ class _Plan:
         if not rows:
             self._refuse("a loop", f"instructions {step.first} to {step.last} walk over no tensor")
         written = self.uses.written_by(inside)
-        carried = [n for n in sorted(written) if n in self.env and n not in self.states and n not in stacked]
+        carried = [
+            n
+            for n in sorted(written)
+            if n in self.env and n not in self.states and n not in stacked
+        ]
         plain = tuple(each for each in step.steps if each not in rows)
 
         def walk(region: control.Region, args: tuple) -> list[Any]:
@@ -172,11 +215,13 @@ class _Plan:
 
         scanned = [self._arg(tensor) for tensor, _ in rows.values()]
         source = f"{self.plan.name}#{step.first} loop"
-        made = control.scan(self.importer, walk, [self.env[number] for number in carried], scanned, (), source)
+        made = control.scan(
+            self.importer, walk, [self.env[number] for number in carried], scanned, (), source
+        )
         for number, value in zip((*carried, *stacked), made):
             self._set(number, value)
 
-    # -- values -------------------------------------------------------------------------------------------------------
+    # -- values -----------------------------------------------------------------------------------
     def _set(self, number: int, value: Any) -> None:
         """A value is written."""
         self.env[number] = value
@@ -185,13 +230,18 @@ class _Plan:
             self.places[place] = number
 
     def _alias(self, number: int) -> int | None:
-        """The value that was written to the memory of one that nobody writes: views without a copy share their bytes."""
+        """The value that was written to the memory of one that nobody writes: views without a copy
+        share their bytes."""
         tensor = self.plan.values[number] if number >= 0 else None
         other = self.places.get(place_of(tensor))
         if other not in self.env or number in self.env:
             return None
         found = self.plan.values[other]
-        return other if (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type) else None
+        return (
+            other
+            if (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type)
+            else None
+        )
 
     def _input(self, number: int) -> Any:
         value = self.plan.values[number]
@@ -199,7 +249,9 @@ class _Plan:
             dtype = self._dtype(value)
             if value.has_data and value.allocation is not None:
                 return self._state(number, value)
-            return self.importer.input(dtype, value.sizes, value.dynamism is not P.ShapeDynamism.STATIC)
+            return self.importer.input(
+                dtype, value.sizes, value.dynamism is not P.ShapeDynamism.STATIC
+            )
         if isinstance(value, V.Int):
             return self.importer.integer_input(value.value)
         self.importer.other_input()
@@ -212,13 +264,17 @@ class _Plan:
         if isinstance(value, P.Tensor):
             if value.is_constant:
                 data = self.program.tensor_data(value)
-                return self.importer.constant(data, TensorType(self._dtype(value), self._sizes(value)))
+                return self.importer.constant(
+                    data, TensorType(self._dtype(value), self._sizes(value))
+                )
             if value.has_data or number in self.states:
                 return self._state(number, value)
             other = self._alias(number)
             if other is not None:
                 given = self.env[other]
-                return self.importer.emit("aten.view.default", (given, value.sizes), [], [], f"value {number}")[0]
+                return self.importer.emit(
+                    "aten.view.default", (given, value.sizes), [], [], f"value {number}"
+                )[0]
             if value.allocation is not None and value.dynamism is P.ShapeDynamism.STATIC:
                 # A buffer without first content, which the runtime leaves to chance: zeros.
                 return self._state(number, value)
@@ -237,7 +293,10 @@ class _Plan:
                 return tuple(None if item < 0 else self._arg(item) for item in value.items)
             case V.DoubleList() | V.BoolList():
                 return tuple(value.items)
-        raise FileFormatError(f"a value of kind {type(value).__name__} stands where an argument is read", where=self.where)
+        raise FileFormatError(
+            f"a value of kind {type(value).__name__} stands where an argument is read",
+            where=self.where,
+        )
 
     def _state(self, number: int, tensor: P.Tensor) -> Value:
         if number not in self.states:
@@ -248,7 +307,8 @@ class _Plan:
         return self.states[number]
 
     def _label(self, number: int, tensor: P.Tensor) -> Label:
-        """Buffers that methods share lie at one place of an arena of their own, behind that of each method."""
+        """Buffers that methods share lie at one place of an arena of their own, behind that of each
+        method."""
         place = tensor.allocation
         shared = place is not None and place.memory_id > 1
         key = f"arena {place.memory_id} at {place.offset}" if shared else ""
@@ -268,12 +328,14 @@ class _Plan:
     def _output(self, number: int) -> Any:
         return self._arg(number)
 
-    # -- instructions -------------------------------------------------------------------------------------------------
+    # -- instructions -----------------------------------------------------------------------------
     def _kernel(self, operator: P.Operator, args: Sequence[int], source: str) -> None:
         space, _, name = operator.name.partition("::")
         if name.startswith("sym_size") or name == "sym_numel":
             tensor = self._arg(args[0])
-            self.env[args[-1]] = tensor.type.numel if name == "sym_numel" else tensor.type.dims[self._arg(args[1])]
+            self.env[args[-1]] = (
+                tensor.type.numel if name == "sym_numel" else tensor.type.dims[self._arg(args[1])]
+            )
             return
         if space == "executorch_prim":
             self._prim(name, args, source)
@@ -283,13 +345,19 @@ class _Plan:
             return
         full = plan_name(operator.name, operator.overload)
         outputs = self._outputs(operator, args)
-        inputs: Any = [self._arg(number) for number in args[: len(args) - self._trailing(operator, args, outputs)]]
+        inputs: Any = [
+            self._arg(number)
+            for number in args[: len(args) - self._trailing(operator, args, outputs)]
+        ]
         known = OUT_ARGUMENTS.get(f"{space}.{name}.{operator.overload}")
         if known is not None:
             inputs = dict(zip(known, inputs))
         tensors = [self.plan.values[number] for number in outputs]
         recorded = [self._recorded(tensor) for tensor in tensors]
-        dynamic = [isinstance(tensor, P.Tensor) and tensor.dynamism is not P.ShapeDynamism.STATIC for tensor in tensors]
+        dynamic = [
+            isinstance(tensor, P.Tensor) and tensor.dynamism is not P.ShapeDynamism.STATIC
+            for tensor in tensors
+        ]
         if name == "copy_" and not self._is_buffer(outputs[0]):
             self._set(outputs[0], self.importer.cast(inputs[1], recorded[0].dtype, source))
             return
@@ -314,20 +382,28 @@ class _Plan:
             return TensorType(self._dtype(value), value.sizes)
         kind = {V.Int: int, V.Bool: bool, V.Double: float}.get(type(value))
         if kind is None:
-            raise FileFormatError(f"a value of kind {type(value).__name__} stands where a result is written", where=self.where)
+            raise FileFormatError(
+                f"a value of kind {type(value).__name__} stands where a result is written",
+                where=self.where,
+            )
         return NUMBERS[kind]
 
     def _existing(self, number: int) -> Any:
         value = self.plan.values[number]
-        if number not in self.env and isinstance(value, P.Tensor) and value.has_data and value.allocation is not None:
+        if (
+            number not in self.env
+            and isinstance(value, P.Tensor)
+            and value.has_data
+            and value.allocation is not None
+        ):
             return self._state(number, value)
         if number in self.states:
             return self.states[number]
         return self.env.get(number)
 
     def _is_buffer(self, number: int) -> bool:
-        """Whether a tensor that is copied into lives between calls: it has been read as one, it has first content, or nobody
-        reads what is copied."""
+        """Whether a tensor that is copied into lives between calls: it has been read as one, it has
+        first content, or nobody reads what is copied."""
         value = self.plan.values[number]
         if number in self.states or (isinstance(value, P.Tensor) and value.has_data):
             return True
@@ -344,11 +420,20 @@ class _Plan:
         if not isinstance(state, Value) or state not in self.importer.states:
             self._refuse("a copy into a tensor that is no buffer", f"value {target} at {source}")
         if new.type.dims != state.type.dims:
-            new = self.importer.emit("aten.expand.default", (new, state.type.dims), [], [], source)[0]
-        self.importer.emit("purevk.store", (state, self.importer.cast(new, state.type.dtype, source)), [], [], source)
+            new = self.importer.emit("aten.expand.default", (new, state.type.dims), [], [], source)[
+                0
+            ]
+        self.importer.emit(
+            "purevk.store",
+            (state, self.importer.cast(new, state.type.dtype, source)),
+            [],
+            [],
+            source,
+        )
 
     def _outputs(self, operator: P.Operator, args: Sequence[int]) -> list[int]:
-        """Indices of the tensors that a kernel writes: the out arguments; several are repeated as a list at the end."""
+        """Indices of the tensors that a kernel writes: the out arguments; several are repeated as a
+        list at the end."""
         last = self.plan.values[args[-1]]
         if isinstance(last, P.TensorList):
             return list(last.items)
@@ -360,7 +445,9 @@ class _Plan:
         out = is_out_variant(operator.name, operator.overload)
         if isinstance(last, P.TensorList):
             own = 0
-            while own < len(outputs) and args[len(args) - 2 - own] == outputs[len(outputs) - 1 - own]:
+            while (
+                own < len(outputs) and args[len(args) - 2 - own] == outputs[len(outputs) - 1 - own]
+            ):
                 own += 1
             # An out argument that is itself a list (split, unbind) stands twice.
             repeated = int(own == 0 and len(args) > 1 and args[-2] == args[-1])
@@ -372,7 +459,9 @@ class _Plan:
 
     def _prim(self, name: str, args: Sequence[int], source: str) -> None:
         if name == "et_view":
-            view = self.importer.emit("aten.view.default", [self._arg(args[0]), self._arg(args[1])], [], [], source)[0]
+            view = self.importer.emit(
+                "aten.view.default", [self._arg(args[0]), self._arg(args[1])], [], [], source
+            )[0]
             self._set(args[-1], view)
         elif name == "et_copy_index":
             self.env[args[0]] = self._arg(args[1])  # the loop stacks what its turns leave here
@@ -389,9 +478,10 @@ class _Plan:
         delegate = self.plan.delegates[index]
         if delegate.id != "VulkanBackend":
             self._refuse(
-                f"a delegate of {delegate.id}", f"delegate {index}; only VulkanBackend is accepted",
+                f"a delegate of {delegate.id}",
+                f"delegate {index}; only VulkanBackend is accepted",
                 "export the model with executorch's VulkanPartitioner alone",
-            )  # fmt: skip
+            )
         graph = self.program.vulkan_graph(delegate)
         inputs, outputs = self._split(index, graph, args)
         states = self.delegate_states.setdefault(index, {})
@@ -403,14 +493,18 @@ class _Plan:
                 value = self.importer.cast(value, self._dtype(expected), f"delegate {index} output")
             elif isinstance(expected, P.Tensor) and isinstance(value, (int, Dim)):
                 value = self.importer.emit(
-                    "aten.full.default", ((1,) * len(expected.sizes), value, self._dtype(expected)), [], [],
+                    "aten.full.default",
+                    ((1,) * len(expected.sizes), value, self._dtype(expected)),
+                    [],
+                    [],
                     f"delegate {index} output",
-                )[0]  # fmt: skip
+                )[0]
             self._set(number, value)
 
     def _split(self, index: int, graph: Any, args: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The arguments of a delegate call are its inputs, then its outputs. The graph may have dropped inputs that are still
-        passed, or have outputs of its own (mutated buffers) that are not."""
+        """The arguments of a delegate call are its inputs, then its outputs. The graph may have
+        dropped inputs that are still passed, or have outputs of its own (mutated buffers) that are
+        not."""
         takes, gives = len(graph.input_ids), len(graph.output_ids)
         first = max(len(args) - gives, min(takes, len(args)))
         return list(args[:first]), list(args[first:])

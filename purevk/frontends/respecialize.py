@@ -1,28 +1,44 @@
-"""A graph of a front end once more, for other sizes of its inputs: what is a front end's work when there is no file of it."""
+"""A graph of a front end once more, for other sizes of its inputs: what is a front end's work when
+there is no file of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Sequence
+from typing import Any
 
 from purevk.errors import FileFormatError
 from purevk.frontends.importer import Importer, settled
 from purevk.ir import (
-    Bound, Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value, map_values,
-)  # fmt: skip
+    Bound,
+    Dim,
+    Graph,
+    Guard,
+    Node,
+    Size,
+    Symbol,
+    SymbolSource,
+    TensorType,
+    Value,
+    map_values,
+)
 from purevk.ir import dims as _dims
 from purevk.ir.expected import expected
 from purevk.ops import registry
 
 
 def respecialize(
-    graph: Graph, sizes: Sequence[tuple[int | Bound, ...] | None] | None, where: str, kept: Sequence[Guard] = ()
+    graph: Graph,
+    sizes: Sequence[tuple[int | Bound, ...] | None] | None,
+    where: str,
+    kept: Sequence[Guard] = (),
 ) -> Graph:
     """Runs the operators' shape functions again.
 
     Args:
         graph: as a front end made it.
-        sizes: of the inputs, by position: integers, or other bounds of those that stay dynamic; None: the graph's own.
+        sizes: of the inputs, by position: integers, or other bounds of those that stay dynamic;
+            None: the graph's own.
         where: the program, for messages.
         kept: what the front end decided; it must hold for the new sizes too.
 
@@ -38,7 +54,9 @@ class _Respecializer:
         self.importer = Importer(graph.name, where, sizes)
         self.values: dict[Value, Value] = {}
         self.symbols: dict[Symbol, Size] = {}
-        self.placed: dict[Value, list[tuple[Symbol, SymbolSource]]] = {}  # symbols by the value that they are read from
+        self.placed: dict[
+            Value, list[tuple[Symbol, SymbolSource]]
+        ] = {}  # symbols by the value that they are read from
         for each in graph.nested():
             for symbol, source in each.symbols.items():
                 if source.value is not None:
@@ -48,7 +66,9 @@ class _Respecializer:
 
     def run(self, kept: Sequence[Guard]) -> Graph:
         for position, value in enumerate(self.graph.inputs):
-            self.importer.inputs.append(self._input(position, value) if isinstance(value, Value) else value)
+            self.importer.inputs.append(
+                self._input(position, value) if isinstance(value, Value) else value
+            )
         for value, constant in self.graph.constants.items():
             self._define(value, self.importer.constant(constant.data, value.type))
         for value, first in self.graph.states.items():
@@ -60,19 +80,26 @@ class _Respecializer:
             self._node(node)
         for guard, message in self.graph.checks:
             self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
-        return self.importer.finish([self._arg(output) for output in self.graph.outputs], self.graph.updates)
+        return self.importer.finish(
+            [self._arg(output) for output in self.graph.outputs], self.graph.updates
+        )
 
-    # -- leaves -------------------------------------------------------------------------------------------------------
+    # -- leaves -----------------------------------------------------------------------------------
     def _input(self, position: int, value: Value) -> Value:
         given = None if self.sizes is None else self.sizes[position]
-        own = {source.dim: symbol for symbol, source in self.placed.get(value, []) if source.dim is not None}
+        own = {
+            source.dim: symbol
+            for symbol, source in self.placed.get(value, [])
+            if source.dim is not None
+        }
         sizes: list[Size] = []
         moved: dict[int, Symbol] = {}
         for dim, size in enumerate(value.type.dims):
             wanted = None if given is None else given[dim]
             symbol = own.get(dim)
             if symbol is not None:
-                # A size that the graph takes for that of another dim has a symbol here which its type does not name.
+                # A size that the graph takes for that of another dim has a symbol here which its
+                # type does not name.
                 named = symbol in _dims.symbols(size)
                 if isinstance(wanted, int):
                     self.symbols[symbol] = wanted
@@ -82,7 +109,9 @@ class _Respecializer:
                     self.symbols[symbol] = Dim.of(moved[dim])
                     if not named:
                         wanted = None
-            sizes.append(wanted if isinstance(wanted, int) else _dims.substitute(size, self.symbols))
+            sizes.append(
+                wanted if isinstance(wanted, int) else _dims.substitute(size, self.symbols)
+            )
         made = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
         for dim, symbol in moved.items():
             self.importer.symbols[symbol] = SymbolSource(made, dim)
@@ -98,21 +127,28 @@ class _Respecializer:
         for symbol, source in self.placed.get(value, []):
             if source.dim is None:
                 known = expected(symbol.name)
-                new = symbol if known is None else replace(symbol, upper=known.upper, open=known.open)
+                new = (
+                    symbol if known is None else replace(symbol, upper=known.upper, open=known.open)
+                )
                 self.symbols[symbol] = Dim.of(new)
                 self.importer.symbols[new] = SymbolSource(made, None, source.element)
 
     def _keep(self, guard: Guard) -> None:
         now = Guard(
-            _dims.substitute(guard.left, self.symbols), guard.op, _dims.substitute(guard.right, self.symbols), guard.answer
+            _dims.substitute(guard.left, self.symbols),
+            guard.op,
+            _dims.substitute(guard.right, self.symbols),
+            guard.answer,
         )
         if not _dims.ask(now):
             raise FileFormatError(
-                "the graph does not hold for these sizes", where=f"{self.importer.where}, method {self.graph.name}",
-                why=f"it was made for {guard}", next="make the program again from the module or file that it came from",
-            )  # fmt: skip
+                "the graph does not hold for these sizes",
+                where=f"{self.importer.where}, method {self.graph.name}",
+                why=f"it was made for {guard}",
+                next="make the program again from the module or file that it came from",
+            )
 
-    # -- nodes --------------------------------------------------------------------------------------------------------
+    # -- nodes ------------------------------------------------------------------------------------
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, Dim):
             return _dims.substitute(arg, self.symbols)
@@ -137,7 +173,9 @@ class _Respecializer:
             for node in graph.nodes:
                 self._node(node)
             for guard, message in graph.checks:
-                self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
+                self.importer.check(
+                    self._arg(guard.left), guard.op, self._arg(guard.right), message
+                )
             return self.importer.finish_sub_graph([self._arg(output) for output in graph.outputs])
         finally:
             self.importer = outer
@@ -146,22 +184,35 @@ class _Respecializer:
         args = tuple(self._arg(arg) for arg in node.args)
         row = registry.find(node.op)
         counted = [
-            {source.dim: symbol for symbol, source in self.placed.get(value, []) if source.dim is not None} for value in node.results
+            {
+                source.dim: symbol
+                for symbol, source in self.placed.get(value, [])
+                if source.dim is not None
+            }
+            for value in node.results
         ]
         if any(counted):
             made = self._counted(node, args, counted, row)
         elif row is not None and row.form is not None:
             types = [self._type(value.type) for value in node.results]
             recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
-            made = self.importer.emit(node.alias or node.op, args, recorded, [True] * len(recorded), node.source)
+            made = self.importer.emit(
+                node.alias or node.op, args, recorded, [True] * len(recorded), node.source
+            )
         else:
-            made = tuple(Value(self.importer.fresh_name(node.op), self._type(value.type)) for value in node.results)
+            made = tuple(
+                Value(self.importer.fresh_name(node.op), self._type(value.type))
+                for value in node.results
+            )
             self.importer.nodes.append(Node(node.op, args, made, node.source, node.alias))
         for value, new in zip(node.results, made):
             self._define(value, new)
 
-    def _counted(self, node: Node, args: tuple, counted: Sequence[dict[int, Symbol]], row: Any) -> tuple[Value, ...]:
-        """A node that brings sizes about: their bounds follow from those of its inputs, or are what they were."""
+    def _counted(
+        self, node: Node, args: tuple, counted: Sequence[dict[int, Symbol]], row: Any
+    ) -> tuple[Value, ...]:
+        """A node that brings sizes about: their bounds follow from those of its inputs, or are what
+        they were."""
         own = {symbol for places in counted for symbol in places.values()}
         recorded = []
         for value in node.results:
@@ -172,8 +223,12 @@ class _Respecializer:
                 open = any(symbol.open for symbol in mine)
                 sizes.append(Bound(None if open else upper) if mine else self._arg(size))
             recorded.append(value.type.with_dims(sizes))
-        self.importer.names_of_sizes = [symbol.name for places in counted for _, symbol in sorted(places.items())]
-        made = self.importer.emit(node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True)
+        self.importer.names_of_sizes = [
+            symbol.name for places in counted for _, symbol in sorted(places.items())
+        ]
+        made = self.importer.emit(
+            node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True
+        )
         self.importer.names_of_sizes = []
         for places, new in zip(counted, made):
             for dim, symbol in places.items():

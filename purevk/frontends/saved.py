@@ -1,5 +1,5 @@
-"""Files that `Program.save` writes (.pvk): the graphs of a program before any pass, and its tensors. `docs/formats.md`
-has the layout. Neither writing nor reading imports torch."""
+"""Files that `Program.save` writes (.pvk): the graphs of a program before any pass, and its
+tensors. `docs/formats.md` has the layout. Neither writing nor reading imports torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from purevk.pte.source import FileLike, Source
 MAGIC = b"PUREVK\r\n"  # a transfer as text changes it
 VERSION = 1
 ALIGNMENT = 64  # bytes, of tensors within the file
-_HEADER = struct.Struct("<8sIIQQQI")  # magic, version, 0, bytes of the file, place and bytes of the JSON, its checksum
+_HEADER = struct.Struct(
+    "<8sIIQQQI"
+)  # magic, version, 0, bytes of the file, place and bytes of the JSON, its checksum
 _CHECK = struct.Struct("<I")  # checksum of the header
 _ZLIB_STEP = 1 << 26
 
@@ -37,9 +40,12 @@ def is_saved(file: FileLike) -> bool:
         return stream.read(len(MAGIC)) == MAGIC
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------
 def write_program(
-    path: str | os.PathLike[str], name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
+    path: str | os.PathLike[str],
+    name: str,
+    methods: Mapping[str, Callable[[Any], Graph]],
+    producer: str,
 ) -> None:
     """Writes a program, through a file beside it that then takes its name.
 
@@ -71,7 +77,9 @@ class _Writer:
         self._known: dict[tuple[int, int], int] = {}
         self._held: list[memoryview] = []  # addresses are unique among what lives
 
-    def write(self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str) -> None:
+    def write(
+        self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
+    ) -> None:
         self.stream.write(bytes(ALIGNMENT))
         graphs = {}
         for method, source in methods.items():
@@ -85,7 +93,9 @@ class _Writer:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         start = self._align()
         self.stream.write(text)
-        head = _HEADER.pack(MAGIC, VERSION, 0, start + len(text), start, len(text), zlib.crc32(text))
+        head = _HEADER.pack(
+            MAGIC, VERSION, 0, start + len(text), start, len(text), zlib.crc32(text)
+        )
         self.stream.seek(0)
         self.stream.write(head + _CHECK.pack(zlib.crc32(head)))
 
@@ -116,9 +126,10 @@ def checksum(data: memoryview) -> int:
     return value
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------
 class SavedProgram:
-    """A saved program. Its tensors are slices of the mapped file; use it as a context manager, or call `close()`.
+    """A saved program. Its tensors are slices of the mapped file; use it as a context manager, or
+    call `close()`.
 
     Attributes:
         name, producer: of the program, and what wrote it.
@@ -129,7 +140,9 @@ class SavedProgram:
     def __init__(self, source: Source, content: Mapping[str, Any]) -> None:
         self.source = source
         self.name, self.producer = str(content["name"]), str(content["producer"])
-        self._tensors = [(int(start), int(size), int(check)) for start, size, check in content["tensors"]]
+        self._tensors = [
+            (int(start), int(size), int(check)) for start, size, check in content["tensors"]
+        ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
         self._methods: dict[str, tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]] = {}
@@ -153,16 +166,19 @@ class SavedProgram:
         return self.source.view[start : start + size]
 
     def check(self) -> None:
-        """Compares every tensor with its checksum, which reads the whole file; raises `FileFormatError`."""
+        """Compares every tensor with its checksum, which reads the whole file; raises
+        `FileFormatError`."""
         for number, (start, _, wanted) in enumerate(self._tensors):
             found = checksum(self._tensor(number))
             if found != wanted:
                 raise _damaged(
-                    self.source, f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written"
+                    self.source,
+                    f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
                 )
 
     def graph(self, method: str, sizes: Sequence[Any] | None = None) -> Graph:
-        """The graph of a method, for its own bounds or for the sizes of a call (see `respecialize`).
+        """The graph of a method, for its own bounds or for the sizes of a call (see
+        `respecialize`).
 
         Raises:
             FileFormatError: the graph does not hold for these sizes.
@@ -179,7 +195,7 @@ class SavedProgram:
         self._methods.clear()
         self.source.close()
 
-    def __enter__(self) -> "SavedProgram":
+    def __enter__(self) -> SavedProgram:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -213,17 +229,21 @@ def _read(source: Source) -> SavedProgram:
     head = bytes(source.view[:size])
     if head[: len(MAGIC)] != MAGIC:
         raise FileFormatError(
-            "this is no saved program", where=source.name, why=f"it begins with {head[:8]!r}; {MAGIC!r} is accepted",
+            "this is no saved program",
+            where=source.name,
+            why=f"it begins with {head[:8]!r}; {MAGIC!r} is accepted",
             next="write it with Program.save",
-        )  # fmt: skip
+        )
     if len(head) < size:
         raise _damaged(source, f"{source.size} bytes; the header alone has {size}")
     _, version, _, total, start, length, check = _HEADER.unpack_from(head)
     if version != VERSION:
         raise FileFormatError(
-            f"the file has version {version} of the format", where=source.name, why=f"version {VERSION} is accepted",
+            f"the file has version {version} of the format",
+            where=source.name,
+            why=f"version {VERSION} is accepted",
             next="save it again with this version of purevk, or load it with the one that wrote it",
-        )  # fmt: skip
+        )
     if zlib.crc32(head[: _HEADER.size]) != _CHECK.unpack_from(head, _HEADER.size)[0]:
         raise _damaged(source, "the header does not have its checksum")
     if total != source.size:
@@ -241,5 +261,8 @@ def _read(source: Source) -> SavedProgram:
 
 def _damaged(source: Source, why: str) -> FileFormatError:
     return FileFormatError(
-        "the saved program is damaged", where=source.name, why=why, next="copy it again, or save the program again"
+        "the saved program is damaged",
+        where=source.name,
+        why=why,
+        next="copy it again, or save the program again",
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -30,18 +31,33 @@ class VulkanDelegate:
         program: the file, for the constants.
         graph: the delegate's graph.
         label: names the delegate in messages, such as "delegate 3".
-        states: what earlier calls of the same delegate made of its mutable constants, by value number.
+        states: what earlier calls of the same delegate made of its mutable constants, by value
+            number.
     """
 
-    def __init__(self, importer: Importer, program: Program, graph: vk.VkGraph, label: str, states: dict[int, Value]) -> None:
-        self.importer, self.program, self.graph, self.label, self.states = importer, program, graph, label, states
+    def __init__(
+        self,
+        importer: Importer,
+        program: Program,
+        graph: vk.VkGraph,
+        label: str,
+        states: dict[int, Value],
+    ) -> None:
+        self.importer, self.program, self.graph, self.label, self.states = (
+            importer,
+            program,
+            graph,
+            label,
+            states,
+        )
         self.env: dict[int, Any] = {}
         self.sources: dict[int, Value] = {}  # inputs as the caller passed them, before any cast
 
     def run(self, inputs: Sequence[Arg], wanted: int) -> list[Arg]:
         """Inlines the graph; returns its last `wanted` outputs.
 
-        Outputs beyond those are mutated buffers, which go back into the constants of the same type that they came from.
+        Outputs beyond those are mutated buffers, which go back into the constants of the same type
+        that they came from.
         """
         graph = self.graph
         if len(inputs) != len(graph.input_ids):
@@ -50,7 +66,10 @@ class VulkanDelegate:
             self._bind(number, arg)
         extra = len(graph.output_ids) - wanted
         if extra < 0:
-            raise FileFormatError(f"{self.label} has {len(graph.output_ids)} outputs", why=f"its caller expects {wanted}")
+            raise FileFormatError(
+                f"{self.label} has {len(graph.output_ids)} outputs",
+                why=f"its caller expects {wanted}",
+            )
         buffers = self._buffers_of(graph.output_ids[:extra])
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
@@ -59,9 +78,10 @@ class VulkanDelegate:
             self.importer.emit("purevk.store", (state, value), [], [], f"{self.label} buffer")
         return outputs[extra:]
 
-    # -- inputs -------------------------------------------------------------------------------------------------------
+    # -- inputs -----------------------------------------------------------------------------------
     def _match(self, inputs: Sequence[Arg]) -> list[Arg]:
-        """The exporter drops inputs whose users were folded away but still passes them: match the rest by type, in order."""
+        """The exporter drops inputs whose users were folded away but still passes them: match the
+        rest by type, in order."""
         chosen: list[Arg] = []
         rest = list(inputs)
         for number in self.graph.input_ids:
@@ -72,10 +92,11 @@ class VulkanDelegate:
                     break
         if len(chosen) != len(self.graph.input_ids):
             raise FileFormatError(
-                f"{self.label} takes {len(self.graph.input_ids)} inputs", where=self.importer.where,
+                f"{self.label} takes {len(self.graph.input_ids)} inputs",
+                where=self.importer.where,
                 why=f"its caller passes {len(inputs)}, which do not match them by type",
                 next="export the model again",
-            )  # fmt: skip
+            )
         return chosen
 
     def _fits(self, number: int, arg: Arg) -> bool:
@@ -88,7 +109,9 @@ class VulkanDelegate:
         value = self.graph.values[number]
         if isinstance(value, vk.VkTensor):
             if not isinstance(arg, Value):
-                raise FileFormatError(f"input %{number} of {self.label} is a tensor", why=f"the caller passes {arg!r}")
+                raise FileFormatError(
+                    f"input %{number} of {self.label} is a tensor", why=f"the caller passes {arg!r}"
+                )
             self.sources[number] = arg
             if value.dtype is not None:
                 arg = self.importer.cast(arg, value.dtype, f"{self.label} input")
@@ -98,9 +121,10 @@ class VulkanDelegate:
         else:
             self.env[number] = arg
 
-    # -- values -------------------------------------------------------------------------------------------------------
+    # -- values -----------------------------------------------------------------------------------
     def _arg(self, number: int, tensor: str = "constant") -> Any:
-        """An argument; a constant becomes a value of the graph, or a state if the operator writes it."""
+        """An argument; a constant becomes a value of the graph, or a state if the operator writes
+        it."""
         if number in self.env and not isinstance(self.env[number], _Constant):
             return self.env[number]
         value = self.graph.values[number]
@@ -118,12 +142,14 @@ class VulkanDelegate:
             case vk.VkTensor() if value.is_constant:
                 return self._constant(number, value, tensor)
         raise FileFormatError(
-            f"value %{number} of {self.label} is read before it is written", where=self.importer.where,
+            f"value %{number} of {self.label} is read before it is written",
+            where=self.importer.where,
             next="the file is damaged: copy or export it again",
-        )  # fmt: skip
+        )
 
     def _integer(self, number: int) -> Any:
-        """An argument that is no real number: exporters keep 3 and 3.0 as one value, whichever came first."""
+        """An argument that is no real number: exporters keep 3 and 3.0 as one value, whichever came
+        first."""
         arg = self._arg(number)
         return int(arg) if isinstance(arg, float) and arg.is_integer() else arg
 
@@ -133,7 +159,9 @@ class VulkanDelegate:
         data = self.program.vulkan_constant(self.graph, tensor.constant_id)
         type = _type(tensor)
         if kind == "state":
-            self.states[number] = self.env[number] = self.importer.state(data, type, Label(f"{self.label.replace(' ', '_')}.{number}"))
+            self.states[number] = self.env[number] = self.importer.state(
+                data, type, Label(f"{self.label.replace(' ', '_')}.{number}")
+            )
             return self.states[number]
         return self.importer.constant(data, type)
 
@@ -141,13 +169,18 @@ class VulkanDelegate:
         return self._arg(number)
 
     def _buffers_of(self, numbers: Sequence[int]) -> list[Value]:
-        """The states behind outputs that the caller does not take: mutated buffers. Each is a constant of the same type that the
-        output is computed from; where several are, those that are another output's are left out, and the order decides if
-        there are as many outputs as constants."""
+        """The states behind outputs that the caller does not take: mutated buffers. Each is a
+        constant of the same type that the output is computed from; where several are, those that
+        are another output's are left out, and the order decides if there are as many outputs as
+        constants."""
         found = {number: self._candidates(number) for number in numbers}
         chosen: dict[int, int] = {}
         while len(chosen) < len(found):
-            open_ = {number: [c for c in each if c not in chosen.values()] for number, each in found.items() if number not in chosen}
+            open_ = {
+                number: [c for c in each if c not in chosen.values()]
+                for number, each in found.items()
+                if number not in chosen
+            }
             single = {number: each[0] for number, each in open_.items() if len(each) == 1}
             if single:
                 number, constant = next(iter(single.items()))
@@ -156,29 +189,43 @@ class VulkanDelegate:
             number, candidates = next(iter(open_.items()))
             alike = [other for other, each in open_.items() if set(each) & set(candidates)]
             constants = sorted({c for other in alike for c in open_[other]})
-            if len(constants) != len(alike) or any(c not in open_[other] for other, c in zip(alike, constants)):
+            if len(constants) != len(alike) or any(
+                c not in open_[other] for other, c in zip(alike, constants)
+            ):
                 raise UnsupportedProgramError(
-                    f"{self.label} returns a mutated buffer that cannot be told apart", where=self.importer.where,
+                    f"{self.label} returns a mutated buffer that cannot be told apart",
+                    where=self.importer.where,
                     why=f"{len(candidates)} constants have the type of output %{number}",
                     next="export with alias_buffer_mutations=True",
-                )  # fmt: skip
+                )
             chosen.update(zip(alike, constants))
-        return [self._constant(chosen[number], self.graph.values[chosen[number]], "state") for number in numbers]
+        return [
+            self._constant(chosen[number], self.graph.values[chosen[number]], "state")
+            for number in numbers
+        ]
 
     def _candidates(self, number: int) -> list[int]:
         """The constants that may be the buffer of which an output is the new content."""
         tensor = self.graph.values[number]
         reached = self._reached(number)
         alike = [
-            other for other, value in enumerate(self.graph.values)
-            if isinstance(value, vk.VkTensor) and value.is_constant and isinstance(tensor, vk.VkTensor)
-            and value.dims == tensor.dims and value.datatype == tensor.datatype
-        ]  # fmt: skip
+            other
+            for other, value in enumerate(self.graph.values)
+            if isinstance(value, vk.VkTensor)
+            and value.is_constant
+            and isinstance(tensor, vk.VkTensor)
+            and value.dims == tensor.dims
+            and value.datatype == tensor.datatype
+        ]
         return [other for other in alike if other in reached] or alike
 
     def _reached(self, number: int) -> set[int]:
         """The values that a value is computed from."""
-        made = {output: call.args[:-1] for call in self.graph.chain for output in self._outputs(call.args[-1])}
+        made = {
+            output: call.args[:-1]
+            for call in self.graph.chain
+            for output in self._outputs(call.args[-1])
+        }
         found: set[int] = set()
         stack = [number]
         while stack:
@@ -190,13 +237,15 @@ class VulkanDelegate:
                         stack.append(item)
         return found
 
-    # -- operators ----------------------------------------------------------------------------------------------------
+    # -- operators --------------------------------------------------------------------------------
     def _call(self, name: str, args: Sequence[int], source: str) -> None:
         *inputs, output = args
         name = vulkan_name(name)
         base = name.split(".")[0]
         if name == "et_vk.prepack.default":
-            self.env[output] = self._arg(inputs[0], "state" if self._is_written(output) else "constant")
+            self.env[output] = self._arg(
+                inputs[0], "state" if self._is_written(output) else "constant"
+            )
             return
         if name in ("sym_size.int", "aten.sym_size.int"):
             tensor, dim = self._arg(inputs[0]), self._integer(inputs[1])
@@ -204,14 +253,21 @@ class VulkanDelegate:
             return
         if name == "et_vk.select_as_symint.default":
             tensor = self.sources.get(inputs[0]) or self._arg(inputs[0])
-            self.env[output] = self._element(tensor, self._integer(inputs[1]), self._integer(inputs[2]))
+            self.env[output] = self._element(
+                tensor, self._integer(inputs[1]), self._integer(inputs[2])
+            )
             return
         if base in INTEGER_OPERATORS and not name.startswith("aten."):
-            self.env[output] = integer(INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs))
+            self.env[output] = integer(
+                INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs)
+            )
             return
         row = registry.find(name)
         mutated = row.mutates if row else ()
-        full = [self._arg(number, "state" if at in mutated else "constant") for at, number in enumerate(inputs)]
+        full = [
+            self._arg(number, "state" if at in mutated else "constant")
+            for at, number in enumerate(inputs)
+        ]
         outputs = self._outputs(output)
         recorded = [_type(self.graph.values[number]) for number in outputs]
         results = self.importer.emit(name, full, recorded, [False] * len(recorded), source)
@@ -223,7 +279,8 @@ class VulkanDelegate:
                 self.env[number] = value
 
     def _is_written(self, number: int) -> bool:
-        """Whether an operator after its prepacking writes the value again (a buffer mutated in place)."""
+        """Whether an operator after its prepacking writes the value again (a buffer mutated in
+        place)."""
         writes = 0
         for call in self.graph.chain:
             row = registry.find(vulkan_name(call.name))
@@ -233,11 +290,16 @@ class VulkanDelegate:
         return writes > 1
 
     def _element(self, tensor: Value, dim: int, index: int) -> Dim | int:
-        if any(size != 1 for d, size in enumerate(tensor.type.dims) if d != dim % max(tensor.type.rank, 1)):
+        if any(
+            size != 1
+            for d, size in enumerate(tensor.type.dims)
+            if d != dim % max(tensor.type.rank, 1)
+        ):
             raise UnsupportedProgramError(
-                f"{self.label} takes a number out of a tensor {tensor.type}", where=self.importer.where,
+                f"{self.label} takes a number out of a tensor {tensor.type}",
+                where=self.importer.where,
                 why="all dims but the selected one must be of size 1",
-            )  # fmt: skip
+            )
         return self.importer.element(tensor, index)
 
     def _outputs(self, output: int) -> tuple[int, ...]:

@@ -1,16 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Attention of few queries over many keys, as in decoding with a cache: a workgroup takes one query of one head, and a
-// part of the keys. Parts of one query are joined by attention_join.comp. LANES invocations side by side read a row of K and
-// the row of V that belongs to it, of KEYS keys at a time, all before the first is used: much is under way from memory.
+// Attention of few queries over many keys, as in decoding with a cache: a workgroup takes one query
+// of one head, and a part of the keys. Parts of one query are joined by attention_join.comp. LANES
+// invocations side by side read a row of K and the row of V that belongs to it, of KEYS keys at a
+// time, all before the first is used: much is under way from memory.
 //
 // Bindings, parameters and macros: attention_io.glslh. More parameters:
 //   26 splits   27 keys of one split
 // More macros:
 //   LOCAL  local size (128), a multiple of LANES
 //   SHUFFLE 1: lanes add up by subgroup shuffles: subgroups of a multiple of LANES
-//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset p24 on: the weighted sum of the values, then
-//   the maximum of the scores and the sum of the weights (and 2 unused), for attention_join.comp
+//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset p24 on: the weighted sum
+//   of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
+//   attention_join.comp
 // Grid: (S * splits, Hq, B); splits is 1 without SPLIT
 #include "common.glslh"
 #ifndef LOCAL

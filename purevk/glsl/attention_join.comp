@@ -3,7 +3,8 @@
 // Joins the shares of attention_decode.comp (SPLIT 1).
 //
 // Bindings: 0 shares, float [B, Hq, S, splits, DV + 4], 1 out.
-// Parameters: 0 S  1 DV, a multiple of 4  2 splits  3, 4, 5 stride of out: batch, head, row (multiples of 4)
+// Parameters: 0 S  1 DV, a multiple of 4  2 splits  3, 4, 5 stride of out: batch, head, row
+// (multiples of 4)
 //   6, 7 offset of shares, out in their buffers (0 if unset)
 // Macros: T_OUT. Local size 128; DV is at most 512.
 // Grid: (S, Hq, B)

@@ -1,15 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float, by tiles in shared memory: for GPUs.
+// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float, by tiles in shared
+// memory: for GPUs.
 //
 // Bindings, parameters and macros: attention_io.glslh. More macros:
 //   QUERIES  queries a workgroup (32)   KEYS  keys a step (32)
-//   LANES    invocations that share a query (16), a power of two; KEYS is a multiple of 4 and of LANES
-//   GROUPS   groups of so many (8); QUERIES is a multiple. Each group has QUERIES / GROUPS queries.
-//   SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by shuffles (0). The subgroup size
+//   LANES    invocations that share a query (16), a power of two; KEYS is a multiple of 4 and of
+//   LANES GROUPS   groups of so many (8); QUERIES is a multiple. Each group has QUERIES / GROUPS
+//   queries. SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by
+//   shuffles (0). The subgroup size
 //            is then a multiple of LANES, and the local size one of the subgroup size.
 // Local size LANES * GROUPS.
-// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4) + KEYS * (VALUE_DIM + 4)
+// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4) + KEYS * (VALUE_DIM +
+// 4)
 //   + QUERIES * (KEYS + 4)).
 // Grid: (ceil(S / QUERIES), Hq, B)
 #include "common.glslh"

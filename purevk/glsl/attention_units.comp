@@ -7,15 +7,17 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// softmax(scale * q k^T + mask) v of halves on matrix units, in one pass with a running maximum: scores, their softmax and the
-// sums are float. Scores and sums stay in a subgroup's fragments, which lie as fragments.glslh says: the device must have been
-// seen to do it so. Then the scores are in their places to be the left operand of the second product.
+// softmax(scale * q k^T + mask) v of halves on matrix units, in one pass with a running maximum:
+// scores, their softmax and the sums are float. Scores and sums stay in a subgroup's fragments,
+// which lie as fragments.glslh says: the device must have been seen to do it so. Then the scores
+// are in their places to be the left operand of the second product.
 //
-// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM a multiple of 16, VALUE_DIM of 8.
-// More macros:
+// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM a
+// multiple of 16, VALUE_DIM of 8. More macros:
 //   FRAGMENTS_M  of 16 queries, of a subgroup (1)   SUBS  subgroups a workgroup (4)
-//   KEYS  keys a step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are multiples of 32 * SUBS
-//   MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices without matrix units. Any element type.
+//   KEYS  keys a step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
+//   multiples of 32 * SUBS MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices
+//   without matrix units. Any element type.
 // Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16)
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "common.glslh"
@@ -56,7 +58,8 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
 shared float16_t tiles[TILES_SIZE];
 
-// The right operand, 16 x 8, for MULTIPLY: of the keys, whose columns are lines of the tile, or of the values, whose rows are.
+// The right operand, 16 x 8, for MULTIPLY: of the keys, whose columns are lines of the tile, or of
+// the values, whose rows are.
 #define RIGHT_KEYS(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, at, KEY_LINE, gl_CooperativeMatrixLayoutColumnMajor)
 #define RIGHT_VALUES(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
@@ -76,7 +79,8 @@ shared float lefts[LOCAL * 8];
 #define RIGHT_KEYS(at) ivec3 right = ivec3(at, 1, KEY_LINE)
 #define RIGHT_VALUES(at) ivec3 right = ivec3(at, VALUE_LINE, 1)
 #define MULTIPLY(sums, left) multiply(sums, left, right)
-// Adds the product of a fragment and the numbers of the tiles from right.x on, in steps of y along its rows and z along columns.
+// Adds the product of a fragment and the numbers of the tiles from right.x on, in steps of y along
+// its rows and z along columns.
 void multiply(inout float sums[4], float left[8], ivec3 right) {
     barrier();
     UNROLL for (int i = 0; i < 8; i++) lefts[(SUB * 32 + LANE) * 8 + i] = left[i];
@@ -223,7 +227,8 @@ void main() {
             }
         }
     }
-    // Neighbours hold two columns each of two rows: the even one takes the first row, the odd one the second.
+    // Neighbours hold two columns each of two rows: the even one takes the first row, the odd one
+    // the second.
     bool odd = (lane & 1) != 0;
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
         int row = row0 + 16 * m + SUM_ROW(lane, 0) + (odd ? 8 : 0);

@@ -1,21 +1,23 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K runs over the taps and
-// the input channels of a group. Activations are NHWC. A 1-D convolution has H = KH = 1.
+// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K
+// runs over the taps and the input channels of a group. Activations are NHWC. A 1-D convolution has
+// H = KH = 1.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS),
+// then out
 //   [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
 // Parameters:
-//   0 batches  1 H  2 W  3 IC (input channels of one group)  4 OH  5 OW  6 OC (output channels of one group)
-//   7 elements from one input pixel to the next   8 the same for out
+//   0 batches  1 H  2 W  3 IC (input channels of one group)  4 OH  5 OW  6 OC (output channels of
+//   one group) 7 elements from one input pixel to the next   8 the same for out
 //   9 row stride of the weight (OC_total, or more if padded)
 //   10 KH  11 KW  12, 13 stride y, x  14, 15 padding before y, x  16, 17 dilation y, x
 //   18, 19, 20, 21 offset of input, weight, out, bias in their buffers (0 if unset)
 // Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY; not B_TRANSPOSED) and matmul_io.glslh.
-//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4 == 0 and p8 % 4 == 0;
-//   and each the offset.
-// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among all.
-// Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
+//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4
+//   == 0 and p8 % 4 == 0; and each the offset.
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
+// all. Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
 #include "common.glslh"
 
 PARAM_0(batches)
@@ -47,7 +49,8 @@ PARAM_21(offset_bias)
 
 int first_channel;
 
-// `k` is the row of the weight; rows beyond the last input channel of a tap meet a zero of the input.
+// `k` is the row of the weight; rows beyond the last input channel of a tap meet a zero of the
+// input.
 vec4 load_b(int k, int n) {
 #if VEC4_A
     int at = offset_b + k * ldb + first_channel;
@@ -63,7 +66,8 @@ vec4 load_b(int k, int n) {
 #endif
 }
 
-// Channels c .. c+3 of the pixel at element `at`, zero outside of the input and beyond the group's channels.
+// Channels c .. c+3 of the pixel at element `at`, zero outside of the input and beyond the group's
+// channels.
 vec4 load_a(int at, int c, bool inside) {
 #if VEC4_A
     vec4 v = READ4_A(inside ? at + c : 0);

@@ -1,19 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x of one vec4 of
-// channels.
+// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x
+// of one vec4 of channels.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW, C],
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW,
+// C],
 //   then what EXTRA_BUFFERS declares.
 // Parameters:
-//   0 batches  1 H  2 W  3 C  4 OH  5 OW  6 elements from one input pixel to the next  7 the same for out
-//   8 row stride of the weight (C, or more if padded)
+//   0 batches  1 H  2 W  3 C  4 OH  5 OW  6 elements from one input pixel to the next  7 the same
+//   for out 8 row stride of the weight (C, or more if padded)
 //   9 KH  10 KW  11, 12 stride y, x  13, 14 padding before y, x  15, 16 dilation y, x
 //   17, 18, 19, 20 offset of input, weight, out, bias in their buffers (0 if unset)
 // Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C % 4 == 0, and p6, p8, p7 and the
 //   offsets % 4 == 0.
-//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs dilation x 1,
-//   and KW and the x stride as specialization constants.
+//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs
+//   dilation x 1, and KW and the x stride as specialization constants.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
 // Local size is 64 x 1 x 1 (LX). Grid: (ceil(ceil(C / 4) * ceil(OW / PX) / LX), OH, batches)
 #include "common.glslh"

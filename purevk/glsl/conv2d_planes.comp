@@ -1,23 +1,28 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution of few input channels, or of few in each group (one: depthwise), over planes (NCHW): an invocation makes
-// ROWS outputs, one below the other, of EACH channels of a group. What it reads of a channel of the input serves them all.
+// 2-D convolution of few input channels, or of few in each group (one: depthwise), over planes
+// (NCHW): an invocation makes ROWS outputs, one below the other, of EACH channels of a group. What
+// it reads of a channel of the input serves them all.
 //
-// Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense, then what EXTRA_BUFFERS
+// Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense,
+// then what EXTRA_BUFFERS
 //   declares.
 // Parameters (in elements):
 //   0, 1, 2, 3 offset of input, weight, out, bias  4 batches  5 IC (input channels of one group)
 //   6 OC (output channels of one group)  7 OC_total  8 H  9 W  10 OH  11 OW
-//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x, specialization constants only
-//   20, 21, 22 strides of image, channel and row of the input; that of the column is 1
-// Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
+//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
+//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
+//   of the column is 1
+// Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
+// matmul_io.glslh.
 //   VEC4_B 1: EACH, OC and p1 are multiples of 4
 //   LAST 1: the result lies channels last
 //   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and p2 are multiples of 4
-//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the result, channel n.
-//   EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
+//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
 // Specialization constant 100: invocations of a workgroup.
-// Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot hold along y.
+// Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot
+// hold along y.
 #include "common.glslh"
 #include "math.glslh"
 #ifdef HAS_8BIT

@@ -1,32 +1,41 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution over planes (NCHW) by tiles in shared memory: for GPUs, and many channels or groups of some.
+// 2-D convolution over planes (NCHW) by tiles in shared memory: for GPUs, and many channels or
+// groups of some.
 //
-// A workgroup makes OUTS * GROUPS_O columns (output channels) of GROUPS_Y x GROUPS_X places, an invocation OUTS columns
-// of BLOCKS places, each 4 neighbours along x. It goes over the input channels in steps of DEPTH; the part of a channel that
-// the windows of the workgroup cover lies in shared memory once for all taps, and an invocation reads what its windows
-// cover of it once: with 2 blocks 24 words for the 576 products of a channel and 3 x 3 taps, and 72 of weights.
+// A workgroup makes OUTS * GROUPS_O columns (output channels) of GROUPS_Y x GROUPS_X places, an
+// invocation OUTS columns of BLOCKS places, each 4 neighbours along x. It goes over the input
+// channels in steps of DEPTH; the part of a channel that the windows of the workgroup cover lies in
+// shared memory once for all taps, and an invocation reads what its windows cover of it once: with
+// 2 blocks 24 words for the 576 products of a channel and 3 x 3 taps, and 72 of weights.
 //
-// Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups] (if BIAS), then out,
+// Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups]
+// (if BIAS), then out,
 //   dense planes, then what EXTRA_BUFFERS declares.
 // Parameters (in elements):
-//   0, 1, 2, 3 offset of input, weight, out, bias  4 IC (input channels of one group)  5 columns of one group
-//   6 columns of all groups  7 H  8 W  9 OH  10 OW  11 tiles of places along x
-//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x, specialization constants only
-//   20, 21, 22 strides of image, channel and row of the input; that of the column is 1
-// Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides DEPTH); T_A, T_B,
+//   0, 1, 2, 3 offset of input, weight, out, bias  4 IC (input channels of one group)  5 columns of
+//   one group 6 columns of all groups  7 H  8 W  9 OH  10 OW  11 tiles of places along x
+//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
+//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
+//   of the column is 1
+// Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides
+// DEPTH); T_A, T_B,
 //   T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
 //   AHEAD 1: what a step takes from memory is read during the step before, which takes registers.
-//   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the other.
-//   VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.
+//   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the
+//   other. VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.
 //   VEC4_B 1: p1, p5 and p6 are, and the channels of each pixel of a spread.
 //   VEC4_OUT 1: p2 and p10 are multiples of 4.
-//   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of so many of the result.
-//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only, VEC4_B 1.
-//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) p10 is a multiple of 8; neighbours of a subgroup exchange what they store, so that
+//   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of
+//   so many of the result.
+//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only,
+//     VEC4_B 1.
+//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) p10 is a multiple of 8; neighbours of a subgroup exchange what
+//   they store, so that
 //     it is whole sectors of memory.
-//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the result, channel n.
-//   EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from `at` on.
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
+//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from
+//   `at` on.
 // Shared memory, bytes: as ops/convolution_tiles.py counts.
 // Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
 #include "common.glslh"
@@ -220,7 +229,8 @@ void fetch_a(int base, int c0, int y0, int x0) {
     }
 }
 
-// Reads the weights of these channels: of columns from `first` on in a group, which begins at `group`.
+// Reads the weights of these channels: of columns from `first` on in a group, which begins at
+// `group`.
 void fetch_b(int c0, int group, int first) {
     UNROLL for (int s = 0; s < B_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
@@ -267,7 +277,8 @@ void put_tiles() {
     }
 }
 
-// Adds the products of one channel of the tiles: `from` is where the windows begin in it, `b` where its weights do.
+// Adds the products of one channel of the tiles: `from` is where the windows begin in it, `b` where
+// its weights do.
 void step(int from, int b) {
     float v[LINES * SPAN_X];
     UNROLL for (int l = 0; l < LINES; l++) {

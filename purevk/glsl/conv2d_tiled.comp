@@ -7,14 +7,18 @@
 // 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Activations are NHWC.
 //
 // Bindings and parameters 0 to 21: as conv2d.comp. With SPLIT_K also:
-//   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a multiple of 4)
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS), matmul_io.glslh;
+//   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a
+//   multiple of 4)
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
+// matmul_io.glslh;
 //   VEC4_* as in conv2d.comp.
-//   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without bias or
-//   epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is OC).
-// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among all.
-// Local size: LOCAL of matmul_sizes.glslh.
-// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z = group * splits + split)
+//   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without
+//   bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is
+//   OC).
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
+// all. Local size: LOCAL of matmul_sizes.glslh.
+// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z =
+// group * splits + split)
 #include "common.glslh"
 #include "matmul_sizes.glslh"
 
@@ -50,12 +54,14 @@ PARAM_23(split_size)
 #include "matmul_io.glslh"
 
 int first_channel, base_o, pitch, k_last;
-// For the rows that this invocation loads: position and address of tap (0, 0); and the tap and channel at hand.
+// For the rows that this invocation loads: position and address of tap (0, 0); and the tap and
+// channel at hand.
 int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
 int tap_y, tap_x, tap_at, channel;
 bool tap_there;
 
-// The input channels of a tap, padded to a multiple of 4, so that 4 neighbours along K belong to one tap.
+// The input channels of a tap, padded to a multiple of 4, so that 4 neighbours along K belong to
+// one tap.
 int padded_channels() {
 #if VEC4_A
     return IC;

@@ -7,8 +7,9 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// Multiplies A, 16 x 16, by B, 16 x 8: both made element by element, and the sums stored so, as fragments.glslh says that
-// they lie. Out is the product only where that is so. MATRIX_UNITS 0: the product, step by step.
+// Multiplies A, 16 x 16, by B, 16 x 8: both made element by element, and the sums stored so, as
+// fragments.glslh says that they lie. Out is the product only where that is so. MATRIX_UNITS 0: the
+// product, step by step.
 //
 // Binding: 0 out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
 // Grid: (1). The subgroup has 32 invocations.

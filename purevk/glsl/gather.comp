@@ -1,35 +1,41 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), i = (i3, i2, i1, i0)
+// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), i =
+// (i3, i2, i1, i0)
 //
-// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that indexes x directly
-// has a stride in x and 0 in the index tensors; a dim of the (broadcast) index tensors has 0 in x and strides in those
-// that have it. embedding(table [R, E], idx [I]): dims i1 = I, i0 = E; x strides (i1: 0, i0: 1); index strides (1, 0),
-// size_0 = R, step_0 = E.
+// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that
+// indexes x directly has a stride in x and 0 in the index tensors; a dim of the (broadcast) index
+// tensors has 0 in x and strides in those that have it. embedding(table [R, E], idx [I]): dims i1 =
+// I, i0 = E; x strides (i1: 0, i0: 1); index strides (1, 0), size_0 = R, step_0 = E.
 //
-// wrap_k(i): i + size_k if i < 0, then clamped to 0 .. size_k - 1, so that nothing outside x is read.
+// wrap_k(i): i + size_k if i < 0, then clamped to 0 .. size_k - 1, so that nothing outside x is
+// read.
 //
 // Bindings: 0 x, 1 .. INDICES the index tensors, then out, then what EXTRA_BUFFERS declares.
 // Parameters (in elements; out is dense; dim 0 is its innermost):
-//   0 offset of x  1 offset of out  2 number of outputs  3, 4, 5 sizes of the dims 0, 1, 2  6, 7, 8, 9 strides of x
-//   and for index tensor k, from 10 + 7 k on: offset, size_k, step_k, strides of the dims 0, 1, 2, 3
-//   32 and above (of the fourth index tensor) are specialization constants only. What INDICES leaves unused is free for
-//   EXTRA_BUFFERS.
+//   0 offset of x  1 offset of out  2 number of outputs  3, 4, 5 sizes of the dims 0, 1, 2  6, 7,
+//   8, 9 strides of x and for index tensor k, from 10 + 7 k on: offset, size_k, step_k, strides of
+//   the dims 0, 1, 2, 3 32 and above (of the fourth index tensor) are specialization constants
+//   only. What INDICES leaves unused is free for EXTRA_BUFFERS.
 // Macros:
 //   DIMS 1..4, INDICES 1..4
 //   T_X, T_OUT      element types. Without ACC, elements are copied
-//   ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v), EPILOGUE(v, o)  with ACC, they are converted to it and the epilogue applies
-//   TEXEL_X 1       x is a uniform texel buffer: rows.glslh
+//   ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v), EPILOGUE(v, o)  with ACC, they are converted to it and
+//   the epilogue applies TEXEL_X 1       x is a uniform texel buffer: rows.glslh
 //   T_INDEX         int, int64_t, ... of the index tensors
-//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read: needs no 64-bit
-//                   integers, and takes indices beyond 32 bits for what their low words say. Offsets and strides stay
-//                   those of the int64 elements
+//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read:
+//   needs no 64-bit
+//                   integers, and takes indices beyond 32 bits for what their low words say.
+//                   Offsets and strides stay those of the int64 elements
 //   PLACES n        without ACC: places of an invocation (1), a workgroup's width apart
-//   PARTS n         without ACC: parts of x that are read one after the other (1), of 2^PART elements each: what is picked from
+//   PARTS n         without ACC: parts of x that are read one after the other (1), of 2^PART
+//   elements each: what is picked from
 //                   a part then finds it in a cache
-//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its size, all other x
+//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its
+//   size, all other x
 //                   strides, steps and both offsets are multiples of 4
-// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535),
+// ceil(groups / 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "rows.glslh"
@@ -262,7 +268,8 @@ void main() {
 #endif
     }
 #else
-    // All indices first, then all elements: they are under way at the same time. Places beyond the end repeat the last one.
+    // All indices first, then all elements: they are under way at the same time. Places beyond the
+    // end repeat the last one.
     int start = (WORKGROUP * PLACES * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
     for (; start < outputs; start += WORKGROUPS * PLACES * step) {
         int from[PLACES];

@@ -1,14 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[r, c] = x[r, wrap(index[r, c])]: elements of 4 bytes, picked along the rows of a matrix. A workgroup has a row in
-// shared memory, where picking takes no lines of memory for single elements.
+// out[r, c] = x[r, wrap(index[r, c])]: elements of 4 bytes, picked along the rows of a matrix. A
+// workgroup has a row in shared memory, where picking takes no lines of memory for single elements.
 //
 // wrap(i): i + columns if i < 0, then clamped to 0 .. columns - 1.
 //
 // Bindings: 0 x, 1 the index tensor, 2 out (dense).
-// Parameters (in elements): 0 rows  1 columns of x  2 columns of out  3 offset of x  4 offset of out  5 from one row of x to
+// Parameters (in elements): 0 rows  1 columns of x  2 columns of out  3 offset of x  4 offset of
+// out  5 from one row of x to
 //   the next  6, 7, 8 of the index tensor: offset, strides of rows and columns
-// Macros: VEC4 1: columns of x, its offset and stride are multiples of 4. T_INDEX: int, int64_t, ... COLUMNS: the room for a
+// Macros: VEC4 1: columns of x, its offset and stride are multiples of 4. T_INDEX: int, int64_t,
+// ... COLUMNS: the room for a
 //   row, a multiple of 4. PLACES: columns of out of an invocation at a time
 // Specialization constant 100: invocations of a workgroup.
 // Grid: a workgroup a row, spread over x and y.

@@ -1,10 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The results at one place are computed by statements that come in as a macro; map.glslh says what they can name.
+// The results at one place are computed by statements that come in as a macro; map.glslh says what
+// they can name.
 //
 // BODY  statements that set r (and r1, ... if there are several results).
-// COUNTED  if defined, a buffer of two words, calls and workgroups that are done: the last workgroup counts the call. It is
-//   written once all others have read it, so that they see the same number, `calls`. An invocation goes over several places.
+// COUNTED  if defined, a buffer of two words, calls and workgroups that are done: the last
+// workgroup counts the call. It is
+//   written once all others have read it, so that they see the same number, `calls`. An invocation
+//   goes over several places.
 #include "map.glslh"
 
 #ifndef BODY

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// As map.comp, but a workgroup runs the statements together and has shared memory: they may call barrier(). Every
-// invocation has work.
+// As map.comp, but a workgroup runs the statements together and has shared memory: they may call
+// barrier(). Every invocation has work.
 //
 // BODY    statements, which write the results.
 // SHARED  declarations of shared memory.

@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = mask[i] ? source[how many of mask[0 .. i - 1] hold] : x[i], of dense tensors in blocks of 16 LOCAL elements: first the
-// counts of the blocks (COUNT), then their elements.
+// out[i] = mask[i] ? source[how many of mask[0 .. i - 1] hold] : x[i], of dense tensors in blocks
+// of 16 LOCAL elements: first the counts of the blocks (COUNT), then their elements.
 //
 // Bindings: 0 mask, then (if COUNT) counts, else x, source, counts and out.
 // Parameters: 0 elements  1, 2, 3, 4 offsets of mask, x, source and out  5 elements of the source
 // Macros:
-//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements of x, source and out, the type that is computed in, and conversions
-//   COUNT 1  blocks are counted
+//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements of x, source and out, the type that is
+//   computed in, and conversions COUNT 1  blocks are counted
 //   WORDS 1  16 bytes of the mask are read at once; VEC4 1: 4 elements of x and out
 //   LOCAL, SUBGROUP  before.glslh
 // Grid: blocks. Specialization constant 100: LOCAL.

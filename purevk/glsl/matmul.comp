@@ -1,18 +1,21 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float, a register tile an invocation.
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float, a register tile an
+// invocation.
 //
 // Bindings: 0 A, 1 B, 2 bias (if BIAS), then out, then what EXTRA_BUFFERS declares.
 // Parameters (strides in elements; the last dim of each operand is contiguous):
 //   0 M  1 N  2 K  3 row stride of A  4 row stride of B  5 row stride of out
 //   6, 7, 8    stride of A, B, out from one batch to the next (0 broadcasts)
-//   9 inner batches: batch z is (z / p9, z % p9); 10, 11, 12 stride of A, B, out from one outer batch to the next
-//   13, 14, 15, 16 offset of A, B, out, bias in their buffers (0 if unset)
-// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*, BIAS, EPILOGUE...).
+//   9 inner batches: batch z is (z / p9, z % p9); 10, 11, 12 stride of A, B, out from one outer
+//   batch to the next 13, 14, 15, 16 offset of A, B, out, bias in their buffers (0 if unset)
+// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*,
+// BIAS, EPILOGUE...).
 //   B_TRANSPOSED 1: B is [N, K] in memory.
-//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4 == 0; all need
-//   offsets and row and batch strides that are multiples of 4.
-// Grid: LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches), where LX is SG, or 8 if SG is 1
+//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4
+//   == 0; all need offsets and row and batch strides that are multiples of 4.
+// Grid: LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches), where LX is SG, or 8
+// if SG is 1
 //       LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
 #include "common.glslh"
 

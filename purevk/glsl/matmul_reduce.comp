@@ -1,14 +1,15 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The second step of a matmul or convolution that was split along K: out = EPILOGUE(sum of the parts + bias).
+// The second step of a matmul or convolution that was split along K: out = EPILOGUE(sum of the
+// parts + bias).
 //
-// Bindings: 0 parts, float [splits, batches, M, N], then bias (if BIAS), out, and what EXTRA_BUFFERS declares.
-// Parameters:
+// Bindings: 0 parts, float [splits, batches, M, N], then bias (if BIAS), out, and what
+// EXTRA_BUFFERS declares. Parameters:
 //   0 M  1 N  2 splits  3 row stride of out  4 stride of out from one batch to the next
 //   5 inner batches: batch z is (z / p5, z % p5)   6 stride of out from one outer batch to the next
 //   7, 8, 9 offset of parts, out, bias in their buffers (0 if unset)
-// Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N % 4 == 0 and p7 % 4 == 0. LX: the local size (64).
-// Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)
+// Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N % 4 == 0 and p7 % 4 == 0. LX: the
+// local size (64). Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)
 #include "common.glslh"
 #ifndef LX
 #define LX 64

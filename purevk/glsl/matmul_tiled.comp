@@ -4,16 +4,19 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared memory: for GPUs.
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared
+// memory: for GPUs.
 //
 // Bindings and parameters 0 to 16: as matmul.comp. With SPLIT_K also:
 //   17 splits  18 K of one split, a multiple of TILE_K
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS), matmul_io.glslh,
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
+// matmul_io.glslh,
 //   B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
-//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset p15 on, without bias or
-//   epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
+//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset p15 on,
+//   without bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
 // Local size: LOCAL of matmul_sizes.glslh.
-// Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits + split)
+// Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits +
+// split)
 #include "common.glslh"
 #include "matmul_sizes.glslh"
 

@@ -1,15 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) for few rows, as in decoding: B is read once, at the
-// speed of memory. A workgroup shares K among its invocations and adds up in shared memory.
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) for few rows, as in decoding: B
+// is read once, at the speed of memory. A workgroup shares K among its invocations and adds up in
+// shared memory.
 //
 // Bindings and parameters 0 to 16: as matmul.comp.
 // Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
 //   ROWS  rows of A at a time (1): as many as M, up to 16 or so
-//   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK * LANES * SLICES bytes
-//   DEPTH with B_TRANSPOSED 0 and more than 8 ROWS, a multiple of 4 and of LANES: steps to read ahead, 2 or 4 (2).
+//   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK *
+//   LANES * SLICES bytes DEPTH with B_TRANSPOSED 0 and more than 8 ROWS, a multiple of 4 and of
+//   LANES: steps to read ahead, 2 or 4 (2).
 //         Shared memory is at least 16 * DEPTH * SLICES * (ROWS + 4) bytes.
-//   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares of K
+//   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares
+//   of K
 //                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
 // Local size: LANES * SLICES; SLICES is a power of two.
 // Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED
@@ -67,8 +70,9 @@ layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 int base_a, base_b;
 vec4 acc[ROWS];
 #define LOCAL (LANES * SLICES)
-// With many rows A goes through shared memory, a step of 4 * SLICES of K at a time, in DEPTH places in turn. Line
-// c * SLICES + s holds k = 4 * s + c by 4 along the rows, so long that what a subgroup reads lies in different banks.
+// With many rows A goes through shared memory, a step of 4 * SLICES of K at a time, in DEPTH places
+// in turn. Line c * SLICES + s holds k = 4 * s + c by 4 along the rows, so long that what a
+// subgroup reads lies in different banks.
 #define STAGED (ROWS > 8 && !B_TRANSPOSED)
 #define A_LINE (ROWS / 4 + 1)
 #define A_PLACE (4 * SLICES * A_LINE)
@@ -159,7 +163,8 @@ void put(int d) {
     }
 }
 
-// Multiplies what lies in place d, from k0 on, and fetches what goes there next. All of a workgroup do it.
+// Multiplies what lies in place d, from k0 on, and fetches what goes there next. All of a workgroup
+// do it.
 void multiply_step(int d, int m0, int k0, int n) {
     if (k0 >= K) return;
     put(d);
@@ -187,7 +192,8 @@ void main() {
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
 #if STAGED
     UNROLL for (int d = 0; d < DEPTH; d++) fetch(d, m0, d * 4 * SLICES, n);
-    // Written out: the optimizer does not unroll a loop with barriers, and registers have no indices.
+    // Written out: the optimizer does not unroll a loop with barriers, and registers have no
+    // indices.
     for (int k0 = 0; k0 < K; k0 += DEPTH * 4 * SLICES) {
         multiply_step(0, m0, k0, n);
         multiply_step(1, m0, k0 + 4 * SLICES, n);

@@ -1,8 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col), in float.
+// Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col),
+// in float.
 //
-// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS; RMS: rstd only),
+// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if
+// STATS; RMS: rstd only),
 //   then what EXTRA_BUFFERS declares.
 // Parameters (in elements):
 //   0 offset of x  1 offset of out  2 rows  3 columns (elements normalized together)
@@ -14,20 +16,26 @@
 //   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
 //   FROM_X(v), FROM_W(v), TO_OUT(v), TO_OUT4(v), TO_STATS(v)  conversions to and from float
 //   HAS_WEIGHT, HAS_BIAS, STATS
-//   TEXEL_X, TEXEL_W  1: x, or weight and bias, are uniform texel buffers: rows.glslh. With GROUP 1 the texels of the
+//   TEXEL_X, TEXEL_W  1: x, or weight and bias, are uniform texel buffers: rows.glslh. With GROUP 1
+//   the texels of the
 //           weight and the bias are single elements even if VEC4
 //   RMS 1: mean is 0
 //   GROUP 0: weight and bias are indexed by column
-//         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group * H * W; weight and
+//         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group *
+//         H * W; weight and
 //            bias are indexed by channel
 //         2: the same of [N, H * W, C] (channels last); x and out are dense
 //   EPILOGUE(v, row, col), and EPILOGUE4 for the vec4 of the columns col .. col+3
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
-//   VEC4 1: x and out (and weight and bias, unless GROUP 1) are read and written as vec4: columns, row strides, offsets
+//   VEC4 1: x and out (and weight and bias, unless GROUP 1) are read and written as vec4: columns,
+//   row strides, offsets
 //           and, by GROUP, H * W (1) or channels of a group and all channels (2) are multiples of 4
-//   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
-//           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times (RMS: twice).
-//   AHEAD   elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if CACHE 0; by default 1
+//   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an
+//   invocation: columns must be
+//           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times
+//           (RMS: twice).
+//   AHEAD   elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if
+//   CACHE 0; by default 1
 #include "rows.glslh"
 #include "math.glslh"
 

@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// One invocation makes one element of the output, or 4 neighbours. The text of a pointwise program comes in as macros,
-// written by ops/pointwise_kernel.py; the defaults add 1 to a float array.
+// One invocation makes one element of the output, or 4 neighbours. The text of a pointwise program
+// comes in as macros, written by ops/pointwise_kernel.py; the defaults add 1 to a float array.
 //
 // BUFFERS  declarations of the bindings, b0, b1, ...
-// DECLARE  declarations of sizes, strides and offsets: specialization constants, or words of `push`.
-// BODY     statements; `id` is the number of the invocation.
+// DECLARE  declarations of sizes, strides and offsets: specialization constants, or words of
+// `push`. BODY     statements; `id` is the number of the invocation.
 // Parameters: 0 invocations with work; the words after it belong to DECLARE.
 // Specialization constant 100: invocations of a workgroup.
 // Grid: workgroups along x, and along y what x cannot hold.

@@ -4,26 +4,29 @@
 //
 // Bindings: 0 x, 1 out, 2 indices (if INDICES), then what EXTRA_BUFFERS declares.
 // Parameters (in elements):
-//   0 offset of x  1 offset of out  2 number of outputs (N * C * OH * OW)  3 C  4 H  5 W  6 OH  7 OW
-//   8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W; unused if ADAPTIVE)
-//   16, 17, 18, 19 strides of n, h, w, c in x  20, 21, 22, 23 the same in out and in the indices
-//   24 divisor (if AVERAGE; 0: the number of elements)  25 offset of the indices
+//   0 offset of x  1 offset of out  2 number of outputs (N * C * OH * OW)  3 C  4 H  5 W  6 OH  7
+//   OW 8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W; unused if
+//   ADAPTIVE) 16, 17, 18, 19 strides of n, h, w, c in x  20, 21, 22, 23 the same in out and in the
+//   indices 24 divisor (if AVERAGE; 0: the number of elements)  25 offset of the indices
 //   26 and above are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and conversions
-//   TEXEL_X 1        x is a uniform texel buffer: rows.glslh
-//   AVERAGE 0        maximum; LOWEST is the least value of ACC; NaN wins, as in torch. Padding is not looked at
-//   AVERAGE 1        average; COUNT_INCLUDE_PAD 1 counts the padding
+//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and
+//   conversions TEXEL_X 1        x is a uniform texel buffer: rows.glslh
+//   AVERAGE 0        maximum; LOWEST is the least value of ACC; NaN wins, as in torch. Padding is
+//   not looked at AVERAGE 1        average; COUNT_INCLUDE_PAD 1 counts the padding
 //   INDICES 1        h * W + w of the maximum, as T_INDEX through TO_INDEX(v)
 //   ADAPTIVE 1       window i of OH covers floor(i * H / OH) .. ceil((i + 1) * H / OH)
 //   CHANNELS_LAST 1  neighbouring invocations make neighbouring channels; 0: neighbouring columns
-//   VEC4 1           (CHANNELS_LAST) four channels an invocation: strides of c are 1; C, other strides and offsets are
+//   VEC4 1           (CHANNELS_LAST) four channels an invocation: strides of c are 1; C, other
+//   strides and offsets are
 //                    multiples of 4
-//   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small windows on GPUs. Parameters
+//   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small
+//   windows on GPUs. Parameters
 //                    8 to 15 are specialization constants
 //   EPILOGUE(v, at)  at: the output's element index without the offset
 // ceil_mode is in OH and OW.
-// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups / 65535), 1).
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups /
+// 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "rows.glslh"

@@ -1,17 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Pooling as pool.comp, over small windows of planes (NCHW): an invocation makes ROWS outputs, one below the other, of a
-// column. Their windows share rows of the input, of which each is read once and reduced to one element.
+// Pooling as pool.comp, over small windows of planes (NCHW): an invocation makes ROWS outputs, one
+// below the other, of a column. Their windows share rows of the input, of which each is read once
+// and reduced to one element.
 //
 // Bindings: 0 x, 1 out, 2 indices (if INDICES).
 // Parameters (in elements):
 //   0 offset of x  1 offset of out  2 planes (N * C)  3 C  4 H  5 W  6 OH  7 OW
-//   8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W), specialization constants only
-//   16, 17, 18 strides of n, c, h in x; that of w is 1. The results are dense
+//   8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W), specialization
+//   constants only 16, 17, 18 strides of n, c, h in x; that of w is 1. The results are dense
 //   19 divisor (if AVERAGE; 0: the number of elements)  20 offset of the indices
-// Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES, T_INDEX, TO_INDEX(v) as
+// Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES,
+// T_INDEX, TO_INDEX(v) as
 //   in pool.comp.
-// Every window must meet the input. Grid: invocations = N * C * ceil(OH / ROWS) * OW, as for pool.comp.
+// Every window must meet the input. Grid: invocations = N * C * ceil(OH / ROWS) * OW, as for
+// pool.comp.
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "rows.glslh"
@@ -81,7 +84,8 @@ layout(set = 0, binding = 1) writeonly buffer BufOut { T_OUT buf_out[]; };
 
 // Rows of the input that the windows of ROWS outputs span.
 const int SPAN = (ROWS - 1) * stride_h + (kernel_h - 1) * dilation_h + 1;
-// Where the window's elements are neighbours, one beyond an end is as good as the one at the end, which is in the window.
+// Where the window's elements are neighbours, one beyond an end is as good as the one at the end,
+// which is in the window.
 const bool CLAMPED = AVERAGE == 0 && dilation_h == 1 && dilation_w == 1;
 
 #if !AVERAGE

@@ -1,12 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 #pragma purevk precise
-// 2-D convolution of int8 codes as an implicit product: rows are output pixels, columns output channels, K runs over the
-// taps and the input channels of a group, as the weight [OC, KH * KW * IC] has them (channels fastest).
+// 2-D convolution of int8 codes as an implicit product: rows are output pixels, columns output
+// channels, K runs over the taps and the input channels of a group, as the weight [OC, KH * KW *
+// IC] has them (channels fastest).
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles: qtile.glslh.
-//   ALIGNED 16: IC is a multiple of 16; 4: a multiple of 4; both need pixels, groups of channels and the offset of the
-//   input at multiples of 4. 1: anything.
+// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles:
+// qtile.glslh.
+//   ALIGNED 16: IC is a multiple of 16; 4: a multiple of 4; both need pixels, groups of channels
+//   and the offset of the input at multiples of 4. 1: anything.
 // Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups of channels)
 #include "common.glslh"
 #include "qtile_sizes.glslh"

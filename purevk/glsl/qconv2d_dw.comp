@@ -1,9 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 #pragma purevk precise
-// Depthwise 2-D convolution of int8 codes: 4 channels an invocation, each with its own weight [KH, KW, channels].
+// Depthwise 2-D convolution of int8 codes: 4 channels an invocation, each with its own weight [KH,
+// KW, channels].
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC unused, and parameter 8
+// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC
+// unused, and parameter 8
 //   counts bytes from one tap of the weight to the next.
 //   ALIGNED 4: channels, pixels, taps and offsets lie at multiples of 4 bytes; 1: anything.
 //   PX  neighbours along x that an invocation makes (2).

@@ -2,17 +2,18 @@
 #extension GL_GOOGLE_include_directive : enable
 // Rows of a quantized table: out[i, d] = (code - zero) * scale for the codes of row index[i].
 //
-// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] (if ZEROS), then the indices,
+// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] (if
+// ZEROS), then the indices,
 //   then out.
 // Parameters:
-//   0 count of indices  1 D  2 rows  3 groups of a row  4 codes of a group  5 bytes of a row  6 elements of an index row
-//   7, 8, 9 offset of table (bytes), indices, out (elements)
+//   0 count of indices  1 D  2 rows  3 groups of a row  4 codes of a group  5 bytes of a row  6
+//   elements of an index row 7, 8, 9 offset of table (bytes), indices, out (elements)
 // Macros:
 //   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
-//   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has the lowest bits.
-//   T_SCALE, T_ZERO, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an array of vec4.
-//   QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one group.
-//   INDEX_WORDS 2 if the indices are int64, of which the low words are read.
+//   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has
+//   the lowest bits. T_SCALE, T_ZERO, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an
+//   array of vec4. QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one
+//   group. INDEX_WORDS 2 if the indices are int64, of which the low words are read.
 //   PLACES n (with QUADS): times 4 elements of an invocation (1), a workgroup's width apart.
 // Specialization constant 100: invocations of a workgroup.
 // Grid: ceil(count * ceil(D / 4) / (that * PLACES)), spread over y
@@ -123,7 +124,8 @@ void main() {
     int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
     int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * PLACES + int(gl_LocalInvocationIndex);
 #if QUADS
-    // All rows first, then all codes: they are under way at the same time. Places beyond the end repeat the last one.
+    // All rows first, then all codes: they are under way at the same time. Places beyond the end
+    // repeat the last one.
     int row[PLACES];
     vec4 v[PLACES];
     UNROLL for (int p = 0; p < PLACES; p++) {

@@ -4,11 +4,13 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// The product of float activations with a quantized weight, by tiles in shared memory: for GPUs and many rows.
+// The product of float activations with a quantized weight, by tiles in shared memory: for GPUs and
+// many rows.
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles: matmul_sizes.glslh, with
-// those of MATRIX_UNITS for activations in half.
-//   BACKWARD 1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no bias and no epilogue.
+// Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
+// matmul_sizes.glslh, with those of MATRIX_UNITS for activations in half.
+//   BACKWARD 1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
+//   bias and no epilogue.
 // The group is a multiple of 4; on matrix units there are none.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M)), or ceil(K / TILE_N) first
 #include "common.glslh"
@@ -27,8 +29,8 @@ void a_column(int k) { k_now = k; }
 
 int tile_rows() { return M; }
 
-// Codes k .. k+3 of row n of W times their scale. Halves hold codes exactly, but not their products with a scale: on matrix units
-// the sums are scaled.
+// Codes k .. k+3 of row n of W times their scale. Halves hold codes exactly, but not their products
+// with a scale: on matrix units the sums are scaled.
 #define SCALE_SUMS (MATRIX_UNITS && !GROUPED && !BACKWARD)
 LOADED4 weights(int n, int k) {
 #if SCALE_SUMS

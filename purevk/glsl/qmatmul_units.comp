@@ -8,27 +8,29 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
-// The product with a quantized weight on matrix units: W, the left operand, goes from memory into fragments without a detour,
-// and A through shared memory. A subgroup makes TILES times 16 columns of the result.
+// The product with a quantized weight on matrix units: W, the left operand, goes from memory into
+// fragments without a detour, and A through shared memory. A subgroup makes TILES times 16 columns
+// of the result.
 //
-// Fragments lie as fragments.glslh says: the device must have been seen to do it so. The order of K is free, as long as both
-// operands have the same: an invocation takes whole words of W, and the four that share a row of a fragment take 16 words
-// one after another, a segment. Where the segment has more than one scale, they hand words to each other, so that each
-// multiplication is of one group alone.
+// Fragments lie as fragments.glslh says: the device must have been seen to do it so. The order of K
+// is free, as long as both operands have the same: an invocation takes whole words of W, and the
+// four that share a row of a fragment take 16 words one after another, a segment. Where the segment
+// has more than one scale, they hand words to each other, so that each multiplication is of one
+// group alone.
 //
 // Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
 //   ROWS    rows of A at a time (1), at most 8 or a multiple of 8
-//   SPLIT   1: numbers of A go as two halves, in units of the largest of a row so far, for 22 bits. 0: as one half.
-//   SCALES  of a segment (1): 1, 2 or 4; groups are multiples of 4 words. Rows of W start at multiples of 4 words.
-//   SCALES4 1: there are 4, and rows have a multiple of 4 groups.
+//   SPLIT   1: numbers of A go as two halves, in units of the largest of a row so far, for 22 bits.
+//   0: as one half. SCALES  of a segment (1): 1, 2 or 4; groups are multiples of 4 words. Rows of W
+//   start at multiples of 4 words. SCALES4 1: there are 4, and rows have a multiple of 4 groups.
 //   BLOCKS  of 32 words of a row that a subgroup multiplies between two barriers (1)
-//   SEGMENTS  of a row that an invocation's four read at once: 2 or 1, for less code and fewer registers (2)
-//   TILES   of 16 columns, of a subgroup (1)
+//   SEGMENTS  of a row that an invocation's four read at once: 2 or 1, for less code and fewer
+//   registers (2) TILES   of 16 columns, of a subgroup (1)
 //   SUBS_N, SUBS_K  subgroups side by side along the columns (4), and along K (1)
 //   AHEAD   1: what is multiplied next is read before what is multiplied now (0)
 //   MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices without matrix units.
-// Shared memory, bytes: UNITS * SUBS_K * BLOCKS * (BITS 4: 4096, 8: 2048), 512 * SUBS_N * SUBS_K for the sums,
-// 8 * SUBS_K * ROWS.
+// Shared memory, bytes: UNITS * SUBS_K * BLOCKS * (BITS 4: 4096, 8: 2048), 512 * SUBS_N * SUBS_K
+// for the sums, 8 * SUBS_K * ROWS.
 // Grid: (ceil(M / ROWS), ceil(N / (16 * TILES * SUBS_N)))
 #include "common.glslh"
 #ifndef ROWS
@@ -93,8 +95,8 @@ layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_sc
 #define RUNS (2 * BLOCKS / SEGMENTS)
 #define STEPS (PER_WORD / 4)
 #define QUADS (PER_WORD / 4)
-// Of 8 columns of A's fragments: ROWS, and the second halves after them; so many of them are results. (No ?: here: the optimizer
-// would not unroll loops up to it.)
+// Of 8 columns of A's fragments: ROWS, and the second halves after them; so many of them are
+// results. (No ?: here: the optimizer would not unroll loops up to it.)
 #if ROWS * (1 + SPLIT) <= 8
 #define UNITS 1
 #define RESULTS 1
@@ -108,7 +110,8 @@ layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_sc
 #define ITEM(i) min(SUB + (i) * SUBS, ROWS * SUBS_K * BLOCKS - 1)
 #define ITEM_ROW(item) ((item) / (ROWS * BLOCKS) * ROWS + (item) % ROWS)
 
-// What goes with a word of W: for each step, pairs of A for the first and for the last 8 columns of its fragment.
+// What goes with a word of W: for each step, pairs of A for the first and for the last 8 columns of
+// its fragment.
 #if BITS == 8
 #define T_PAIRS uvec2
 #else
@@ -124,7 +127,8 @@ layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_sc
 #define BLOCK_PAIRS (8 * UNITS * 32)
 shared T_PAIRS fragments[SUBS_K * BLOCKS * BLOCK_PAIRS];
 #if SPLIT
-// The largest exponent of a row of A so far, in turns, as the bits of a float have it: its unit is 14 less.
+// The largest exponent of a row of A so far, in turns, as the bits of a float have it: its unit is
+// 14 less.
 shared uint row_top[2][SUBS_K * ROWS];
 uint top[RESULTS][2];
 #endif
@@ -139,7 +143,8 @@ uint a_next[ITEMS][QUADS];
 vec4 a_next[ITEMS][QUADS];
 #endif
 
-// Codes of a word for the pairs of a step that lie in the first (upper 0) or last 8 columns of the fragment.
+// Codes of a word for the pairs of a step that lie in the first (upper 0) or last 8 columns of the
+// fragment.
 PAIR codes_of(uint word, int step, int upper) {
 #if BITS == 8
     uint bits = ((word ^ 0x80808080u) >> (8 * upper)) & 0x00ff00ffu;
@@ -185,7 +190,8 @@ float handed_over(float v, int q) {
 #endif
 }
 
-// Reads W from k0 on: segment s of two rows, [h][s]. Invocation q of four reads the scales of row q / 2, segment q % SEGMENTS.
+// Reads W from k0 on: segment s of two rows, [h][s]. Invocation q of four reads the scales of row q
+// / 2, segment q % SEGMENTS.
 void fetch(int k0, int n0) {
     int sub = SUB, lane = LANE, last = ldw / 4 - 1;
     EACH for (int t = 0; t < TILES; t++) {
@@ -379,7 +385,8 @@ void main() {
         fetch_a(k0 + BLOCKS * SUBS_K * BLOCK, m0, side);
 #endif
     }
-    // 8 rows of a tile at a time; an invocation stores at most 4 columns of one. Registers have no indices, so all are looked at.
+    // 8 rows of a tile at a time; an invocation stores at most 4 columns of one. Registers have no
+    // indices, so all are looked at.
     int item = int(gl_LocalInvocationIndex), row = item / (4 * SUBS_N), column = item % (4 * SUBS_N) * 4;
     for (int pass = 0; pass < TILES * RESULTS; pass++) {
         T_TOTAL own[4];

@@ -1,18 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The product with a quantized weight for few rows, as in decoding: W is read once, at the speed of memory. The
-// invocations of a workgroup share K, and make COLS columns.
+// The product with a quantized weight for few rows, as in decoding: W is read once, at the speed of
+// memory. The invocations of a workgroup share K, and make COLS columns.
 //
 // Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
 //   ROWS   rows of A at a time (1)
 //   COLS   columns of a workgroup, a multiple of 4 (4)
-//   WORDS  words of W that an invocation reads at once: 4, 2 or 1; a row of W has a multiple of them, and so has a group.
-//   STEPS  so many reads of each column are under way at a time, where A is not shared (1)
-//   SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS * 8 / BITS + 1) bytes. 0: it does not.
-//   ANY_GROUP 1: groups of any length; an invocation takes whole groups (WORDS is 1).
-//   LX     invocations that share the columns (32), a power of two
-//   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none is used.
-//   TEAMS  so many times LX invocations make a workgroup (1), each LX of them other columns; they share A. More than one need
+//   WORDS  words of W that an invocation reads at once: 4, 2 or 1; a row of W has a multiple of
+//   them, and so has a group. STEPS  so many reads of each column are under way at a time, where A
+//   is not shared (1) SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS *
+//   8 / BITS + 1) bytes. 0: it does not. ANY_GROUP 1: groups of any length; an invocation takes
+//   whole groups (WORDS is 1). LX     invocations that share the columns (32), a power of two
+//   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none
+//   is used. TEAMS  so many times LX invocations make a workgroup (1), each LX of them other
+//   columns; they share A. More than one need
 //          SUBGROUP == LX.
 // Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
 #include "common.glslh"
@@ -203,8 +204,9 @@ void multiply(int lane, int m0, int n0) {
     }
 }
 #else
-// An invocation needs CHUNK neighbours of A, which would touch as many lines of the cache as there are invocations: they
-// are read side by side and handed over in shared memory. A vector between the pieces keeps these in different banks.
+// An invocation needs CHUNK neighbours of A, which would touch as many lines of the cache as there
+// are invocations: they are read side by side and handed over in shared memory. A vector between
+// the pieces keeps these in different banks.
 #define CHUNK4 uint(CHUNK / 4)
 #define PITCH (CHUNK / 4 + 1)
 shared vec4 tile[ROWS * LX * PITCH];

@@ -3,12 +3,15 @@
 // Scale and zero point of each row, from its least and its largest number: a workgroup a row.
 //
 // Bindings: 0 x [rows, K], 1 scales [rows], 2 zero points [rows].
-// Parameters: 0 rows  1 K  2 row stride of x  3 least code (bits of a float)  4 largest code (bits)  5 least scale (bits)
+// Parameters: 0 rows  1 K  2 row stride of x  3 least code (bits of a float)  4 largest code (bits)
+// 5 least scale (bits)
 //   6 zero point of symmetric codes  7 offset of x
-// Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples of 4.
-//   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also over s, the scale.
-//   LX, SUBGROUP as in qmatvec.comp
-//   AHEAD  elements, or vec4s, that an invocation reads before it uses the first of them, by default 1
+// Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples
+// of 4.
+//   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also
+//   over s, the scale. LX, SUBGROUP as in qmatvec.comp
+//   AHEAD  elements, or vec4s, that an invocation reads before it uses the first of them, by
+//   default 1
 // Grid: (rows), spread over y
 #include "common.glslh"
 #ifdef HAS_8BIT

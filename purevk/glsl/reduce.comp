@@ -1,43 +1,51 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, prod, any, all, argmax, var...
+// out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, prod, any,
+// all, argmax, var...
 //
 // Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in the output; those of
-// dims that OUTER_DIMS and REDUCE_DIMS leave out are not declared):
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in
+// the output; those of dims that OUTER_DIMS and REDUCE_DIMS leave out are not declared):
 //   0 offset of x  1 offset of out  2 number of outputs
 //   3, 4 sizes of the reduction dims r0 (outer) and r1 (inner)  5, 6 their strides in x
-//   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1, 2
-//   14 offset of the indices (if ARG 2)
+//   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1,
+//   2 14 offset of the indices (if ARG 2)
 //   15 length of a part (if SPLIT), or number of elements that were reduced in all (if PARTS)
 //   16 and above are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT, ACC          element types, and the type that is computed in
-//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a device without
+//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a
+//   device without
 //                            64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
 //   OUTER_DIMS 1..4, REDUCE_DIMS 1..2 (1: r1 only; r0 is 1)
-//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept. With ARG: the worst element
-//   LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the output's index in both
-//   EPILOGUE(v, o)           what is stored; EXTRA_BUFFERS declares what it reads
-//   ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and the index (T_INDEX,
-//          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals the first is taken,
-//          and NaN is better than all else, as in torch.
-//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies first)
-//   LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD applies first)
-//   AHEAD    elements, or vec4s, that an invocation reads before it uses the first of them, by default 1
-//   SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the last ones may be shorter); out is partial
-//          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second dispatch reduces
-//          those. Not with ARG and VARIANCE. An invocation should not do more than 65535 rounds of its loops in all (a round is an element, or a
-//          vec4): llvmpipe leaves them after that many.
+//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept. With
+//   ARG: the worst element LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the
+//   output's index in both EPILOGUE(v, o)           what is stored; EXTRA_BUFFERS declares what it
+//   reads ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and
+//   the index (T_INDEX,
+//          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals
+//          the first is taken, and NaN is better than all else, as in torch.
+//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies
+//   first) LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD
+//   applies first) AHEAD    elements, or vec4s, that an invocation reads before it uses the first
+//   of them, by default 1 SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the
+//   last ones may be shorter); out is partial
+//          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second
+//          dispatch reduces those. Not with ARG and VARIANCE. An invocation should not do more than
+//          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves
+//          them after that many.
 //   PARTS 1: x is such partial results; n is parameter 15.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
-//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands (rows = outputs).
-//          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides, offset of x and part
-//          length are multiples of 4.
-//   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim 0 has stride 1.
-//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other strides and both offsets
-//          are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows = outputs, or outputs / 4 if VEC4.
-//          With WIDTH w > 1 a workgroup makes w of them (4 w if VEC4): local_size_x / w invocations share each.
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands
+//   (rows = outputs).
+//          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides,
+//          offset of x and part length are multiples of 4.
+//   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim
+//   0 has stride 1.
+//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other
+//          strides and both offsets are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows
+//          = outputs, or outputs / 4 if VEC4. With WIDTH w > 1 a workgroup makes w of them (4 w if
+//          VEC4): local_size_x / w invocations share each.
 #ifndef COLUMN
 #define COLUMN 0
 #endif
@@ -158,7 +166,8 @@ layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
 #endif
 EXTRA_BUFFERS
 
-// Elements that an invocation sums before it adds to its total: sums of long rows lose less that way.
+// Elements that an invocation sums before it adds to its total: sums of long rows lose less that
+// way.
 #define BLOCK 64
 
 int o;
@@ -169,7 +178,8 @@ struct State {
     int i;
 };
 
-// The worst element, at the index r of the first that is taken: it is the result where all are as bad.
+// The worst element, at the index r of the first that is taken: it is the result where all are as
+// bad.
 #define initial_at(r) State(INIT, r)
 #define initial() initial_at(0x7fffffff)
 
@@ -247,7 +257,8 @@ State take(State s, ACC v, int r) { return COMBINE(s, LOAD(v)); }
 #define initial_at(r) initial()
 #endif
 
-// Rows that are read as vec4 have four elements of an output in each of them, columns one of four outputs.
+// Rows that are read as vec4 have four elements of an output in each of them, columns one of four
+// outputs.
 #if VEC4 && !COLUMN
 #define EACH 4
 #else
@@ -346,8 +357,8 @@ int address(int base, int r) {
 #endif
 }
 
-// The invocation's part of the elements from..to of a row. r0 and r1 are counted as one, or, where an invocation is alone,
-// from..to are those of r1.
+// The invocation's part of the elements from..to of a row. r0 and r1 are counted as one, or, where
+// an invocation is alone, from..to are those of r1.
 States scan(int base, int from, int to) {
     States total = all_initial();
 #if REDUCE_DIMS > 1 && ROW_PER_INVOCATION

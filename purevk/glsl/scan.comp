@@ -1,27 +1,33 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[row, i] = COMBINE over j <= i of LOAD(x[row, j]), in this order: cumsum, cumprod, logcumsumexp, cummax, cummin.
+// out[row, i] = COMBINE over j <= i of LOAD(x[row, j]), in this order: cumsum, cumprod,
+// logcumsumexp, cummax, cummin.
 //
 // Bindings: 0 x, 1 out, then 2 the indices (if ARG), or the totals of the parts (if TOTALS).
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 offset of out  2 number of rows  3 length of a row  4, 5 stride along a row in x and in out
-//   6, 7, 8, 9 strides in x of the outer dims 0 .. 3  10, 11, 12, 13 those in out  14, 15, 16 sizes of the outer dims 0 .. 2
-//   17 length of a part  18 parts of a row  19 offset of the indices
+//   0 offset of x  1 offset of out  2 number of rows  3 length of a row  4, 5 stride along a row in
+//   x and in out 6, 7, 8, 9 strides in x of the outer dims 0 .. 3  10, 11, 12, 13 those in out  14,
+//   15, 16 sizes of the outer dims 0 .. 2 17 length of a part  18 parts of a row  19 offset of the
+//   indices
 // Macros:
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and conversions
-//   INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of an element and the element. With ARG: INIT is
+//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and
+//   conversions INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of
+//   an element and the element. With ARG: INIT is
 //               what all elements replace
-//   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b replaces a
-//   LOGARITHM 1 the logarithm of the running sum of exponentials; ACC float
-//   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part goes to totals[row, part]
-//   ROW_PER_INVOCATION 1  an invocation walks along its row, alone
+//   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b
+//   replaces a LOGARITHM 1 the logarithm of the running sum of exponentials; ACC float
+//   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part
+//   goes to totals[row, part] ROW_PER_INVOCATION 1  an invocation walks along its row, alone
 //   ROW_PER_SUBGROUP 1    a subgroup has a row; lanes take neighbouring elements
 //   WIDTH       rows that a workgroup has at a time: rows.glslh. Needs TOTALS 0
-//   VEC4 1      x, out and the indices are read and written four elements at a time; T_X float, float16_t or int, and T_OUT the
-//               vec4 of which ACC's is converted to; indices of 64 bits (INDEX_PAIRS 1) are pairs of words. All but the size and
-//               the stride of what vectors lie along is a multiple of 4: of the row, whose stride is 1, or
+//   VEC4 1      x, out and the indices are read and written four elements at a time; T_X float,
+//   float16_t or int, and T_OUT the
+//               vec4 of which ACC's is converted to; indices of 64 bits (INDEX_PAIRS 1) are pairs
+//               of words. All but the size and the stride of what vectors lie along is a multiple
+//               of 4: of the row, whose stride is 1, or
 //   COLUMN 1    with WIDTH, of outer dim 0, whose stride is 1: a vector is of four rows
-//   ITEMS       elements that an invocation takes at a time (if ROW_PER_SUBGROUP and VEC4: vec4s), a multiple of 4 if VEC4 and a
+//   ITEMS       elements that an invocation takes at a time (if ROW_PER_SUBGROUP and VEC4: vec4s),
+//   a multiple of 4 if VEC4 and a
 //               workgroup has one row
 //   LOCAL       a power of 2, the invocations of a workgroup
 // Grid: rows.glslh, with rows = rows * parts, or rows / 4 if COLUMN and VEC4.
@@ -124,8 +130,8 @@ bool is_nan(int v) { return false; }
 #if HAS_INT64
 bool is_nan(int64_t v) { return false; }
 #endif
-// NaN replaces everything, and nothing but NaN replaces it. All replace what is before the first element; what is behind the last
-// one is joined to nothing that is stored.
+// NaN replaces everything, and nothing but NaN replaces it. All replace what is before the first
+// element; what is behind the last one is joined to nothing that is stored.
 State join(State a, State b) {
     return is_nan(b.v) || (!is_nan(a.v) && BEATS(b.v, a.v)) ? b : a;
 }
@@ -264,7 +270,8 @@ States join_items(ITEM_TYPE v[ITEMS], int j, int to) {
 #define EACH 1
 #endif
 
-// The elements from j on, joined one after the other to `left`, which becomes the join of all of the subgroup.
+// The elements from j on, joined one after the other to `left`, which becomes the join of all of
+// the subgroup.
 void take(State s[EACH], inout State left, int j, int to, int out_base) {
     uint lane = gl_SubgroupInvocationID;
     UNROLL for (int k = 1; k < EACH; k++) s[k] = join(s[k - 1], s[k]);

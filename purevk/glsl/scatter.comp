@@ -1,19 +1,25 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Entries that are written to, or joined with, the elements that an index gives along one dim, and all other elements copied:
-// x, out: (outer, n, inner), index, source: (outer, m, inner). A workgroup makes some of the n of some columns.
+// Entries that are written to, or joined with, the elements that an index gives along one dim, and
+// all other elements copied: x, out: (outer, n, inner), index, source: (outer, m, inner). A
+// workgroup makes some of the n of some columns.
 //
-// ROWS 0: every entry has an index of its own. What becomes of the elements is kept in shared memory while the entries are
-//         read: the joined bits, or (SET) the number of the last entry. WIDTH neighbouring columns at a time.
-// ROWS 1: all columns have the index of the first. The entries of a workgroup's rows are found, in their order, and then whole
-//         rows are read and written; WIDTH invocations have a row, each of them one column or (VEC4) four.
+// ROWS 0: every entry has an index of its own. What becomes of the elements is kept in shared
+// memory while the entries are
+//         read: the joined bits, or (SET) the number of the last entry. WIDTH neighbouring columns
+//         at a time.
+// ROWS 1: all columns have the index of the first. The entries of a workgroup's rows are found, in
+// their order, and then whole
+//         rows are read and written; WIDTH invocations have a row, each of them one column or
+//         (VEC4) four.
 //
 // Bindings: 0 x, 1 index, then the source (if SOURCE), then out.
-// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer, n or m, and inner of
+// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer, n or m, and
+// inner of
 //   4 x  8 out  12 index  16 source; 20 parts of n  21 parts of inner
 // Macros:
-//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and conversions
-//   LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
+//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and
+//   conversions LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
 //   INDEX_WORDS  2 if the indices are int64, of which the low words are read
 //   SPAN         entries that an invocation looks at, at a time, where rows are joined
 //   REACH        how many of the n a workgroup makes; if ROWS a multiple of LOCAL / WIDTH
@@ -111,7 +117,8 @@ layout(set = 0, binding = 2) buffer BufOut { T_ITEM buf_out[]; };
 #define ABREAST (LOCAL / WIDTH)
 #define MINE int(gl_LocalInvocationIndex)
 
-// The element that entry e is for, counted from the first of this workgroup; -1 if there is no such entry.
+// The element that entry e is for, counted from the first of this workgroup; -1 if there is no such
+// entry.
 int target(int index_at, int e, int first) {
     if (e >= m) return -1;
     int given = buf_index[(index_at + e * index_along) * INDEX_WORDS];

@@ -1,14 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Entries that are joined with the elements that an index gives along one dim, each entry having an index of its own:
-// x, out: (outer, n, inner), index, source: (outer, m, inner), of 4-byte elements, the columns of all side by side.
+// Entries that are joined with the elements that an index gives along one dim, each entry having an
+// index of its own: x, out: (outer, n, inner), index, source: (outer, m, inner), of 4-byte
+// elements, the columns of all side by side.
 //
-// A workgroup makes REACH of the n of 8 columns: whole sectors are read, and once. 4 invocations side by side have 2 columns
-// each of EACH entries, and keep them and their indices (16 bits each) in registers. They are joined in shared memory, which
-// has room for 2 of the columns at a time; what comes of it is kept in the place of the entries.
+// A workgroup makes REACH of the n of 8 columns: whole sectors are read, and once. 4 invocations
+// side by side have 2 columns each of EACH entries, and keep them and their indices (16 bits each)
+// in registers. They are joined in shared memory, which has room for 2 of the columns at a time;
+// what comes of it is kept in the place of the entries.
 //
 // Bindings: 0 x, 1 index, 2 the source, 3 out.
-// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer and n or m (all even) of
+// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer and n or m
+// (all even) of
 //   4 x  7 out  10 index  13 source; 16 parts of n  17 blocks of 8 columns
 // Macros:
 //   LOCAL, EACH  EACH is even; REACH is LOCAL / 4 * EACH, less than 65535
@@ -90,8 +93,8 @@ void join(int at, ACC v) {
     }
 }
 
-// Invocations that are 2 apart exchange half of what they have, or get it back: then what has even numbers belongs to the first
-// 4 columns in all of them, what has odd numbers to the last 4.
+// Invocations that are 2 apart exchange half of what they have, or get it back: then what has even
+// numbers belongs to the first 4 columns in all of them, what has odd numbers to the last 4.
 #define EXCHANGE(T, some)                                                  \
     UNROLL for (int k = 0; k < EACH; k += 2) {                             \
         T given = subgroupShuffleXor(last ? some[k] : some[k + 1], 2u);    \

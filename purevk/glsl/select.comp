@@ -1,32 +1,34 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The elements of each row that come first in its order, or the one of a given rank, without sorting the row. Elements are
-// mapped to unsigned keys of the same order. The keys between the least and the largest are counted in bins, the bin that has
-// the wanted rank is divided again, and so on, until few are left in it; where these are equal, their indices are
-// divided. What comes before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
-// Where few are wanted, a bound that at least so many are not after comes first, from the first of each of GROUPS groups of
-// the row; if what is not after the bound fits into the list, nothing is counted.
+// The elements of each row that come first in its order, or the one of a given rank, without
+// sorting the row. Elements are mapped to unsigned keys of the same order. The keys between the
+// least and the largest are counted in bins, the bin that has the wanted rank is divided again, and
+// so on, until few are left in it; where these are equal, their indices are divided. What comes
+// before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
+// Where few are wanted, a bound that at least so many are not after comes first, from the first of
+// each of GROUPS groups of the row; if what is not after the bound fits into the list, nothing is
+// counted.
 //
-// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements and their indices.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of the outer dims 0 .. 3
-//   8, 9, 10 sizes of the outer dims 0 .. 2
+// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements
+// and their indices. Parameters (sizes and strides in elements; outer dim 0 is the innermost):
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
+//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2
 //   11 how many come first, or (RANK) the rank, from 1 on
-//   12 parts of a row, each a row of its own; the first in the grid is the innermost  13 length of a part
-//   14 offset of the elements  15 stride along a row of them  16, 17, 18, 19 strides of the outer dims  20 stride of the parts
-//   21 .. 27 the same of the indices
+//   12 parts of a row, each a row of its own; the first in the grid is the innermost  13 length of
+//   a part 14 offset of the elements  15 stride along a row of them  16, 17, 18, 19 strides of the
+//   outer dims  20 stride of the parts 21 .. 27 the same of the indices
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and conversions
-//   VEC4         1: 4 neighbours are read at once
+//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and
+//   conversions VEC4         1: 4 neighbours are read at once
 //   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
-//   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most LOCAL, more than are wanted
-//   PER          elements that an invocation reads at once, at most 32; a multiple of 4 if VEC4
-//   CACHED       1: a row has at most LOCAL PER elements, and is read once; 2: for seldom passes, too
-//   FULL         1: rows are a multiple of LOCAL PER
+//   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most
+//   LOCAL, more than are wanted PER          elements that an invocation reads at once, at most 32;
+//   a multiple of 4 if VEC4 CACHED       1: a row has at most LOCAL PER elements, and is read once;
+//   2: for seldom passes, too FULL         1: rows are a multiple of LOCAL PER
 //   DESCENDING   0 or 1
-//   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower median of all but NaNs
-//   LIST         elements that are put in order, at most, a multiple of 4; LIMIT of these may be in the last bin
-//   BITONIC      1: they are many, and LIST is a power of 2
+//   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower
+//   median of all but NaNs LIST         elements that are put in order, at most, a multiple of 4;
+//   LIMIT of these may be in the last bin BITONIC      1: they are many, and LIST is a power of 2
 //   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
 //   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
 //   INDEXED      1: x has indices beside it; 0: an element's index is its place
@@ -186,8 +188,9 @@ int base, row_length;
     }
 #endif
 
-// KEPT(BODY) does BODY for each `key`, with PLACE(j), of a row that is kept in registers. AGAIN(BODY) reads the row again, some
-// elements at a time: for what is seldom done, so that it costs neither registers nor much code, and for long rows.
+// KEPT(BODY) does BODY for each `key`, with PLACE(j), of a row that is kept in registers.
+// AGAIN(BODY) reads the row again, some elements at a time: for what is seldom done, so that it
+// costs neither registers nor much code, and for long rows.
 #if CACHED
 #define BATCH ITEM
 KEY keys[PER];
@@ -232,7 +235,8 @@ ACC number_of(KEY ordered, int x_at) {
     return ELEMENT(x_at);
 }
 
-// An element that is wanted, or may be. Of those up to the bound there may be more than the list has places.
+// An element that is wanted, or may be. Of those up to the bound there may be more than the list
+// has places.
 void list(KEY key, int place) {
     uint n = atomicAdd(listed, 1u);
 #if GROUPS
@@ -266,7 +270,8 @@ void order(int low, int high, int count) {
     list_place[high] = p;
 }
 
-// A bitonic network; the first step of a merge compares mirrored places, so that what is behind the end can be left out.
+// A bitonic network; the first step of a merge compares mirrored places, so that what is behind the
+// end can be left out.
 void sort_list(int count) {
     int all = 1;
     while (all < count) all *= 2;
@@ -283,8 +288,9 @@ void sort_list(int count) {
 }
 #endif
 
-// What is left of a row: `inside` elements (at first: at most) with keys from `low` on of so many bits, after `passed` others; or
-// (by_index), all having the key `same`, those with indices from `low` on.
+// What is left of a row: `inside` elements (at first: at most) with keys from `low` on of so many
+// bits, after `passed` others; or (by_index), all having the key `same`, those with indices from
+// `low` on.
 KEY low, same;
 int bits, passed, inside;
 bool by_index;
@@ -373,7 +379,8 @@ void main() {
             mine_largest = end;
         }
 #elif RANK == 0
-        // Each invocation with elements has one that is not after the last of their first ones: enough of them bound the keys.
+        // Each invocation with elements has one that is not after the last of their first ones:
+        // enough of them bound the keys.
         int busy = min((row_length + ITEM - 1) / ITEM, LOCAL);
         if (keep <= busy) mine_largest = MINE < busy ? mine_least : 0u;
 #endif
@@ -428,7 +435,8 @@ void main() {
             })
             divide(wanted);
         }
-        // Those that are before the end of what is left (of one rank only: and not before its beginning).
+        // Those that are before the end of what is left (of one rank only: and not before its
+        // beginning).
         KEY width = all_ones(bits), begin = low;
         if (RANK == 0) {
             width = low + width < low ? ~KEY(0) : low + width;

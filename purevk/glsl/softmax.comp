@@ -1,12 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[row, c] = EPILOGUE(softmax over c of LOAD(x[row, c], row, c), row, c), or log_softmax, with sums in float.
+// out[row, c] = EPILOGUE(softmax over c of LOAD(x[row, c], row, c), row, c), or log_softmax, with
+// sums in float.
 //
 // Bindings: 0 x, 1 out, then what EXTRA_BUFFERS declares.
 // Parameters (in elements; outer dim 0 is the innermost of up to three that count the rows):
 //   0 offset of x  1 offset of out  2 rows  3 columns  4, 5 stride of a column in x, in out
-//   6, 7, 8 strides of the outer dims 0, 1, 2 in x  9, 10, 11 the same in out  12, 13 sizes of the outer dims 0, 1
-//   14 and above are free for EXTRA_BUFFERS.
+//   6, 7, 8 strides of the outer dims 0, 1, 2 in x  9, 10, 11 the same in out  12, 13 sizes of the
+//   outer dims 0, 1 14 and above are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT  float or float16_t; FROM_X(v), TO_OUT(v), TO_OUT4(v) convert to and from float
 //   TEXEL_X 1     x is a uniform texel buffer: rows.glslh
@@ -15,14 +16,18 @@
 //   ZERO_ROWS 1   a row that is -inf everywhere gives 0 (softmax), rather than NaN
 //   LOAD(v, row, col), EPILOGUE(v, row, col)  float expressions, for a scale, a mask and so on
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
-//   VEC4 1        x and out are read and written as vec4: the column strides are 1; columns, other strides and both
+//   VEC4 1        x and out are read and written as vec4: the column strides are 1; columns, other
+//   strides and both
 //                 offsets are multiples of 4
-//   COLUMN 1      neighbouring rows have neighbouring elements: with VEC4 an invocation works on four rows, and outer dim 0
-//                 has the stride 1, its size, both column strides, other strides and both offsets are multiples of 4.
-//                 Grid: rows.glslh, with rows / 4 rows. WIDTH may be set.
-//   AHEAD         elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if CACHE 0; by default 1
-//   CACHE n > 0   a row is read once and kept in registers, n elements (vec4s if VEC4) an invocation: columns must be
-//                 at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read twice.
+//   COLUMN 1      neighbouring rows have neighbouring elements: with VEC4 an invocation works on
+//   four rows, and outer dim 0
+//                 has the stride 1, its size, both column strides, other strides and both offsets
+//                 are multiples of 4. Grid: rows.glslh, with rows / 4 rows. WIDTH may be set.
+//   AHEAD         elements (vec4s if VEC4) that an invocation reads before it uses the first of
+//   them, if CACHE 0; by default 1 CACHE n > 0   a row is read once and kept in registers, n
+//   elements (vec4s if VEC4) an invocation: columns must be
+//                 at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read
+//                 twice.
 #include "rows.glslh"
 #include "math.glslh"
 
@@ -152,7 +157,8 @@ void store(V v, int base, int row, int col) {
 // A row of -inf has no largest element to subtract; exp(-inf - 0) is 0 then, as it should be.
 float subtrahend(float largest) { return largest < -3.4028234e38 ? 0.0 : largest; }
 
-// 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x)) for x.
+// 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x))
+// for x.
 float last_step(float total) {
 #if LOG
     return total == 0.0 ? uintBitsToFloat(0x7fc00000u) : log(total);

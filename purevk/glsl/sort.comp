@@ -1,17 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Sorts blocks of rows in shared memory, with the index of each element: a bitonic network whose every step orders the same
-// way (the first step of a merge compares mirrored places), so that what is behind the end of a row can be left out.
+// Sorts blocks of rows in shared memory, with the index of each element: a bitonic network whose
+// every step orders the same way (the first step of a merge compares mirrored places), so that what
+// is behind the end of a row can be left out.
 //
-// Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted elements and their
-// indices (int), both dense.
+// Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted
+// elements and their indices (int), both dense.
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of the outer dims 0 .. 3
-//   8, 9, 10 sizes of the outer dims 0 .. 2  11 blocks of a row  12 elements that are kept of each block
-//   13 offset of the sorted elements  14 length of a row of them
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
+//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2  11 blocks of a row  12 elements
+//   that are kept of each block 13 offset of the sorted elements  14 length of a row of them
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), FROM_KEY(v), TO_KEY(v)  element types, the type that is compared in, and conversions
-//   BLOCK        elements of a block, a power of 2
+//   T_X, T_KEY, ACC, FROM_X(v), FROM_KEY(v), TO_KEY(v)  element types, the type that is compared
+//   in, and conversions BLOCK        elements of a block, a power of 2
 //   DESCENDING   0 or 1
 //   INDEXED 1    x has indices beside it; 0: an element's index is its place
 //   MERGE 1      blocks are bitonic: only the last log2(BLOCK) steps are made, in place of x
@@ -86,7 +87,8 @@ void order(int low, int high) {
     }
 }
 
-// Compares all pairs at a distance; `mirrored`: the first step of the merge of two halves of `span`.
+// Compares all pairs at a distance; `mirrored`: the first step of the merge of two halves of
+// `span`.
 void compare(int span, bool mirrored) {
     int half_span = span / 2;
     for (int c = int(gl_LocalInvocationIndex); c < BLOCK / 2; c += WORKGROUP_SIZE) {

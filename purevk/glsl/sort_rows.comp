@@ -1,23 +1,25 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to unsigned keys of the same
-// order. They are counted in bins of equal width between the least and the largest finite one, by value or, where these crowd
-// in some, by key; each goes to its bin's places, and then counts those before it in the bin. Where keys are crowded, too, an
-// invocation has EACH elements in registers for several steps of a bitonic network. Every step orders the same way: the first
-// of a merge compares mirrored places. What is behind the end of a row is behind all else. A workgroup takes a row.
+// Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to
+// unsigned keys of the same order. They are counted in bins of equal width between the least and
+// the largest finite one, by value or, where these crowd in some, by key; each goes to its bin's
+// places, and then counts those before it in the bin. Where keys are crowded, too, an invocation
+// has EACH elements in registers for several steps of a bitonic network. Every step orders the same
+// way: the first of a merge compares mirrored places. What is behind the end of a row is behind all
+// else. A workgroup takes a row.
 //
 // Bindings: 0 x, 1 the sorted elements, 2 their indices.
 // Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of the outer dims 0 .. 3
-//   8, 9, 10 sizes of the outer dims 0 .. 2  11 elements that are kept
-//   12 offset of the sorted elements  13 stride along a row of them  14, 15, 16, 17 strides of the outer dims
-//   18 .. 23 the same of the indices
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
+//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2  11 elements that are kept
+//   12 offset of the sorted elements  13 stride along a row of them  14, 15, 16, 17 strides of the
+//   outer dims 18 .. 23 the same of the indices
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to (float or int), and conversions
-//   T_INDEX      type of the indices
+//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to
+//   (float or int), and conversions T_INDEX      type of the indices
 //   LEVELS       log2 of the elements of an invocation
-//   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
-//   BINS         a multiple of 2 LOCAL, a power of 2
+//   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS
+//   elements BINS         a multiple of 2 LOCAL, a power of 2
 //   CROWD        elements of a bin, at most
 //   DESCENDING   0 or 1
 //   SUBGROUP     before.glslh
@@ -116,8 +118,8 @@ void halve(int distance) {
     }
 }
 
-// The steps of the network within an invocation, one by one: loops over them would not be unrolled in full, and registers have
-// no indices.
+// The steps of the network within an invocation, one by one: loops over them would not be unrolled
+// in full, and registers have no indices.
 void order_mirrored(int whole) {
     UNROLL for (int k = 0; k < EACH; k++) {
         if ((k ^ (whole - 1)) > k) order(k, k ^ (whole - 1));
@@ -143,7 +145,8 @@ void order_own() {
 #endif
 }
 
-// LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored or not.
+// LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored
+// or not.
 void merge(int log_span, bool mirrored, int done) {
     int log_step = log_span - LEVELS, at = MINE & ((1 << log_step) - 1);
     int first = ((MINE >> log_step) << log_span) + at, second = first;
@@ -227,8 +230,8 @@ uint bin_of(uint ordered) {
     return DESCENDING == 1 ? uint(BINS - 1) - bin : bin;
 }
 
-// Puts the elements of `key` into the places of their bins, with the bin beside the index; returns whether there are few enough
-// in each.
+// Puts the elements of `key` into the places of their bins, with the bin beside the index; returns
+// whether there are few enough in each.
 bool fill_bins(int row_length) {
     uint spot[EACH];  // bin, and place in it
     UNROLL for (int k = 0; k < EACH; k++) {

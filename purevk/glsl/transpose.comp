@@ -1,20 +1,22 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// A pointwise program of inputs whose neighbours in memory lie along another dim (K) than those of the output (J): a tile of
-// each goes through shared memory, so that both sides touch memory in the order in which it lies. What surrounds the program
-// is written by ops/transpose_kernel.py.
+// A pointwise program of inputs whose neighbours in memory lie along another dim (K) than those of
+// the output (J): a tile of each goes through shared memory, so that both sides touch memory in the
+// order in which it lies. What surrounds the program is written by ops/transpose_kernel.py.
 //
-// An element has ITEM bytes. Shared memory holds words of 4 bytes (8, if ITEM is 8): PER_WORD elements that are neighbours
-// along J; 16 bytes of them are a group. Where they lie is permuted (`place_of`), so that the invocations of a subgroup
-// touch different banks both when they write along K and when they read along J.
+// An element has ITEM bytes. Shared memory holds words of 4 bytes (8, if ITEM is 8): PER_WORD
+// elements that are neighbours along J; 16 bytes of them are a group. Where they lie is permuted
+// (`place_of`), so that the invocations of a subgroup touch different banks both when they write
+// along K and when they read along J.
 //
 // KT, JG      elements along K and groups along J of a tile, powers of 2
 // VECTOR      elements that are read at a time: a power of 2
 // LOCAL, CHUNK  invocations; vectors that are under way at a time, a divisor of LOADS
 // TILES       tiles
 // BUFFERS     declarations of the bindings b0, b1, ...
-// DECLARE     sizes, strides and offsets: specialization constants, or words of `push`; J_SIZE and K_SIZE are among them
-// PLACE       from `group`, the number of the workgroup: the first element of the tile (k_first, j_first), and for each tile
+// DECLARE     sizes, strides and offsets: specialization constants, or words of `push`; J_SIZE and
+// K_SIZE are among them PLACE       from `group`, the number of the workgroup: the first element of
+// the tile (k_first, j_first), and for each tile
 //             what STAGE needs
 // STAGE       stage(n, ...) for each tile
 // BODY        for the group of elements j .. at k (from `at`, its place in the first tile, on)
@@ -68,8 +70,8 @@ shared uvec4 tile[TILES * KT * JG];
 
 int place_of(int k, int group) { return k * JG + (group ^ ((k ^ (k >> 3)) & 7 & (JG - 1))); }
 
-// Vector number `unit` of a tile: its first k and its word along J. Up to 8 vectors along K are read side by side in each row
-// of a group.
+// Vector number `unit` of a tile: its first k and its word along J. Up to 8 vectors along K are
+// read side by side in each row of a group.
 ivec2 unit_at(int unit) {
     int k = unit % SIDE;
     unit /= SIDE;

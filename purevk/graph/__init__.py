@@ -1,1 +1,2 @@
-"""Runs graphs on a device: kernels made ready, memory planned, command buffers recorded and submitted."""
+"""Runs graphs on a device: kernels made ready, memory planned, command buffers recorded and
+submitted."""

@@ -1,13 +1,16 @@
-"""Dispatches on a device: memory planned, descriptor sets written, command buffers recorded per signature and replayed.
+"""Dispatches on a device: memory planned, descriptor sets written, command buffers recorded per
+signature and replayed.
 
-The dispatches of a program are cut into segments, one command buffer each, where the host has to step in between.
+The dispatches of a program are cut into segments, one command buffer each, where the host has to
+step in between.
 """
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +26,9 @@ from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
 from purevk.ops.lowering import MAX_PUSH, Dispatch
 
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
-_COPIED = 64 << 10  # bytes of a result from which on it is copied into the host's memory rather than written there
+_COPIED = (
+    64 << 10
+)  # bytes of a result from which on it is copied into the host's memory rather than written there
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,9 @@ class ComputeGraph:
             self._place_uploads()
             self._place_outputs_and_temporaries()
             self._check_ranges()
-            self._pipelines = [context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches]
+            self._pipelines = [
+                context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches
+            ]
             self._params = self._make_params()
             self._sets = self._make_sets()
             self._barriers = self._hazards()
@@ -108,7 +115,7 @@ class ComputeGraph:
         ]
         self.recorded = 0
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory -----------------------------------------------------------------------------------
     def _own(self, item: Any) -> Any:
         self._owned.append(item)
         return item
@@ -117,7 +124,9 @@ class ComputeGraph:
         usage = api.Usage.DEFAULT | api.Usage.TEXEL
         return self._own(api.Buffer(self.device, max(nbytes, 4), kind, usage, label=label))
 
-    def _together(self, values: Sequence[Value], kind: api.MemoryKind, label: str) -> dict[Value, Place]:
+    def _together(
+        self, values: Sequence[Value], kind: api.MemoryKind, label: str
+    ) -> dict[Value, Place]:
         """Places of values in one buffer of a kind."""
         offsets, total = [], 0
         for value in values:
@@ -127,10 +136,17 @@ class ComputeGraph:
             return {}
         buffer = self._buffer(total, kind, label)
         ends = [*offsets[1:], total]
-        return {value: Place(buffer, start, end - start) for value, start, end in zip(values, offsets, ends)}
+        return {
+            value: Place(buffer, start, end - start)
+            for value, start, end in zip(values, offsets, ends)
+        }
 
     def _place_uploads(self) -> None:
-        uploads = list(dict.fromkeys(value for cut in self.cuts for value in cut.uploads if value not in self._places))
+        uploads = list(
+            dict.fromkeys(
+                value for cut in self.cuts for value in cut.uploads if value not in self._places
+            )
+        )
         places = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
         self.input_bytes = sum(place.nbytes for place in places.values())
         self._places.update(places)
@@ -152,27 +168,37 @@ class ComputeGraph:
         for cut in self.cuts:
             for value in cut.downloads:
                 downloads.setdefault(value, cut.last)
-        # Kernels write small results into the host's memory themselves. Across a bus, scattered writes are a hundred times
-        # slower than one copy, which large results are worth.
+        # Kernels write small results into the host's memory themselves. Across a bus, scattered
+        # writes are a hundred times slower than one copy, which large results are worth.
         direct = [
-            value for value in downloads
+            value
+            for value in downloads
             if value not in self._places
-            and (self.device.is_unified or value not in read and self._sizes[value] < _COPIED)
-        ]  # fmt: skip
+            and (self.device.is_unified or (value not in read and self._sizes[value] < _COPIED))
+        ]
         places = self._together(direct, api.MemoryKind.READBACK, "outputs")
-        copied = [value for value in downloads if value not in places and not self._is_mapped(value)]
+        copied = [
+            value for value in downloads if value not in places and not self._is_mapped(value)
+        ]
         self._copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
-        self.output_bytes = sum(place.nbytes for place in (*places.values(), *self._copies.values()))
+        self.output_bytes = sum(
+            place.nbytes for place in (*places.values(), *self._copies.values())
+        )
         self._places.update(places)
         for value in copied:
             if value in first:
                 last[value] = max(last[value], downloads[value])
         blocks = [
-            Block(value, self._sizes[value], first[value], last[value]) for value in first if value not in self._places
+            Block(value, self._sizes[value], first[value], last[value])
+            for value in first
+            if value not in self._places
         ]
         limit = self.device.limits.max_allocation
         self.plan = plan(blocks, max_arena=limit)
-        arenas = [self._buffer(nbytes, api.MemoryKind.DEVICE, "temporaries") for nbytes in self.plan.arenas]
+        arenas = [
+            self._buffer(nbytes, api.MemoryKind.DEVICE, "temporaries")
+            for nbytes in self.plan.arenas
+        ]
         for block in blocks:
             arena, offset = self.plan.places[block.key]
             self._places[block.key] = Place(arenas[arena], offset, block.nbytes)
@@ -192,19 +218,27 @@ class ComputeGraph:
                     limit = limits.max_texel_buffer_elements * api.texel_format(form)[1]
                 if size > limit:
                     raise UnsupportedOperatorError(
-                        f"a tensor of {size} bytes is larger than one binding of the device", where=dispatch.label,
+                        f"a tensor of {size} bytes is larger than one binding of the device",
+                        where=dispatch.label,
                         why=f"{self.device.name} binds {limit} bytes at most",
-                        next="set PUREVK_TEXELS=0" if texel
+                        next="set PUREVK_TEXELS=0"
+                        if texel
                         else "use a device with a larger maxStorageBufferRange, or split the tensor",
-                    )  # fmt: skip
+                    )
 
-    # -- descriptors and parameters -----------------------------------------------------------------------------------
+    # -- descriptors and parameters ---------------------------------------------------------------
     def _make_params(self) -> dict[int, Place]:
         step = max(ALIGNMENT, 4 * MAX_PUSH)
-        wanted = [(n, -(-4 * len(d.push) // step) * step) for n, d in enumerate(self.dispatches) if d.params_buffer]
+        wanted = [
+            (n, -(-4 * len(d.push) // step) * step)
+            for n, d in enumerate(self.dispatches)
+            if d.params_buffer
+        ]
         if not wanted:
             return {}
-        buffer = self._buffer(sum(nbytes for _, nbytes in wanted), api.MemoryKind.UPLOAD, "parameters")
+        buffer = self._buffer(
+            sum(nbytes for _, nbytes in wanted), api.MemoryKind.UPLOAD, "parameters"
+        )
         places, offset = {}, 0
         for number, nbytes in wanted:
             places[number] = Place(buffer, offset, nbytes)
@@ -223,7 +257,9 @@ class ComputeGraph:
                     bindings.append(self._view(views, place, binding.offset, form))
                     continue
                 length = min(place.nbytes, self.device.limits.max_storage_buffer_range)
-                bindings.append((place.buffer, place.offset + binding.offset, length - binding.offset))
+                bindings.append(
+                    (place.buffer, place.offset + binding.offset, length - binding.offset)
+                )
             if dispatch.params_buffer:
                 place = self._params[number]
                 bindings.append((place.buffer, place.offset, place.nbytes))
@@ -231,19 +267,27 @@ class ComputeGraph:
         arena = self._own(api.DescriptorArena(self.device))
         return arena.make(items)
 
-    def _view(self, views: dict[tuple, api.BufferView], place: Place, skip: int, form: str) -> api.BufferView:
-        """The bytes of a place as texels: whole ones, also where the last is only partly the place's."""
+    def _view(
+        self, views: dict[tuple, api.BufferView], place: Place, skip: int, form: str
+    ) -> api.BufferView:
+        """The bytes of a place as texels: whole ones, also where the last is only partly the
+        place's."""
         _, size = api.texel_format(form)
         start = place.offset + skip
         count = min(-(-(place.nbytes - skip) // size), (place.buffer.nbytes - start) // size)
-        key = (place.buffer.number, start, min(count, self.device.limits.max_texel_buffer_elements) * size, form)
+        key = (
+            place.buffer.number,
+            start,
+            min(count, self.device.limits.max_texel_buffer_elements) * size,
+            form,
+        )
         if key not in views:
             views[key] = self._own(api.BufferView(place.buffer, form, start, key[2]))
         return views[key]
 
     def _hazards(self) -> list[bool]:
-        """For each dispatch, whether a barrier must come before it: it touches bytes that one since the last barrier
-        wrote, or writes bytes that one read."""
+        """For each dispatch, whether a barrier must come before it: it touches bytes that one since
+        the last barrier wrote, or writes bytes that one read."""
         needed = []
         written: list[tuple[int, int, int]] = []
         touched: list[tuple[int, int, int]] = []
@@ -254,10 +298,17 @@ class ComputeGraph:
             mine = []
             for binding in dispatch.bindings:
                 place = self._places[binding.storage]
-                mine.append(((place.buffer.number, place.offset, place.offset + place.nbytes), binding.write))
+                mine.append(
+                    (
+                        (place.buffer.number, place.offset, place.offset + place.nbytes),
+                        binding.write,
+                    )
+                )
             hit = any(
-                _overlaps(span, other) for span, write in mine for other in (touched if write else written)
-            )  # fmt: skip
+                _overlaps(span, other)
+                for span, write in mine
+                for other in (touched if write else written)
+            )
             needed.append(hit)
             if hit:
                 written, touched = [], []
@@ -267,7 +318,7 @@ class ComputeGraph:
                     written.append(span)
         return needed
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------
     def host_view(self, value: Value) -> memoryview:
         """The bytes of an upload before its segment, or of a download after it, without a copy."""
         place = self._copies.get(value) or self._places[value]
@@ -278,7 +329,8 @@ class ComputeGraph:
         return self._places[value]
 
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
-        """Starts segment `number` for the symbols' values; wait for the result before reading downloads."""
+        """Starts segment `number` for the symbols' values; wait for the result before reading
+        downloads."""
         if self._params:
             self._write_params(number, env)
         signature = tuple(map(env.get, self._tables[number].symbols))
@@ -309,7 +361,11 @@ class ComputeGraph:
             buffer.flush()
 
     def _record(
-        self, number: int, env: Mapping[Symbol, int], queries: api.TimestampPool | None = None, runs: int = 1
+        self,
+        number: int,
+        env: Mapping[Symbol, int],
+        queries: api.TimestampPool | None = None,
+        runs: int = 1,
     ) -> api.CommandBuffer:
         """Records a segment; with `queries` it is timed, `runs` times, and fetches nothing."""
         self.recorded += 1
@@ -321,7 +377,9 @@ class ComputeGraph:
         commands.begin()
         if queries is not None:
             commands.reset_queries(queries)
-        commands.barrier(api.Access.HOST | api.Access.COMPUTE | api.Access.TRANSFER, api.Access.COMPUTE)
+        commands.barrier(
+            api.Access.HOST | api.Access.COMPUTE | api.Access.TRANSFER, api.Access.COMPUTE
+        )
         barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
         record, barrier = commands.record_dispatch, commands.barrier
         for run in range(runs):
@@ -331,7 +389,7 @@ class ComputeGraph:
                 commands.write_timestamp(queries, query)
             for at, (start, count) in enumerate(tables.spans):
                 dispatch = cut.first + at
-                if barriers[dispatch] or queries is not None and at:
+                if barriers[dispatch] or (queries is not None and at):
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
                 if x and y and z:
@@ -343,13 +401,20 @@ class ComputeGraph:
             commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
             for value in copies:
                 source, target = self._places[value], self._copies[value]
-                commands.copy_buffer(source.buffer, target.buffer, self._copied(value, env), source.offset, target.offset)
+                commands.copy_buffer(
+                    source.buffer,
+                    target.buffer,
+                    self._copied(value, env),
+                    source.offset,
+                    target.offset,
+                )
         commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.HOST)
         commands.end()
         return commands
 
     def _copied(self, value: Value, env: Mapping[Symbol, int]) -> int:
-        """Bytes of a download that mean anything, as far as its sizes are known when it is recorded."""
+        """Bytes of a download that mean anything, as far as its sizes are known when it is
+        recorded."""
         count = value.type.numel
         if isinstance(count, int) or not _dims.symbols(count) <= env.keys():
             return self._sizes[value]
@@ -357,9 +422,11 @@ class ComputeGraph:
         return min(max(nbytes, 4), self._sizes[value])
 
     def profile(self, number: int, env: Mapping[Symbol, int], runs: int = 5) -> list[float]:
-        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch waiting for the one before.
+        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch
+        waiting for the one before.
 
-        Runs follow one another without a pause, `_RUNS` at a time: a GPU that waits lowers its clocks.
+        Runs follow one another without a pause, `_RUNS` at a time: a GPU that waits lowers its
+        clocks.
         """
         cut = self.cuts[number]
         self._write_params(number, env)
@@ -392,7 +459,8 @@ class _Tables:
     """What is evaluated to record a segment, or to run it once more.
 
     Attributes:
-        pushed, grids, buffered: words of push constants, grids (three a dispatch), words of parameters in buffers.
+        pushed, grids, buffered: words of push constants, grids (three a dispatch), words of
+            parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
         params: numbers of the dispatches whose parameters are in buffers.
         symbols: what a recording depends on, sorted by name.
@@ -409,7 +477,9 @@ class _Tables:
         self.pushed = SizeTable(words or [0])
         self.grids = SizeTable(size for dispatch in dispatches for size in dispatch.grid)
         self.params = [number for number in graph._params if cut.first <= number < cut.last]
-        self.buffered = SizeTable(size for number in self.params for size in graph.dispatches[number].push)
+        self.buffered = SizeTable(
+            size for number in self.params for size in graph.dispatches[number].push
+        )
         found = {*self.pushed.symbols, *self.grids.symbols}
         for value in cut.downloads:
             if value in graph._copies:

@@ -1,4 +1,5 @@
-"""A device with what programs on it share: the cache, the compiled kernels, the traits that kernels are chosen by."""
+"""A device with what programs on it share: the cache, the compiled kernels, the traits that kernels
+are chosen by."""
 
 from __future__ import annotations
 
@@ -17,13 +18,32 @@ from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (
-    "storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "subgroup_basic", "subgroup_vote",
-    "subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "subgroup_shuffle_relative", "subgroup_clustered",
-    "subgroup_quad", "subgroup_extended_types", "subgroup_size_control", "vulkan_memory_model", "scalar_block_layout",
-    "integer_dot_product", "buffer_device_address", "pipeline_cache", "timestamp", "host_query_reset",
-)  # fmt: skip
+    "storage_16bit",
+    "storage_8bit",
+    "float16",
+    "int8",
+    "int16",
+    "int64",
+    "subgroup_basic",
+    "subgroup_vote",
+    "subgroup_arithmetic",
+    "subgroup_ballot",
+    "subgroup_shuffle",
+    "subgroup_shuffle_relative",
+    "subgroup_clustered",
+    "subgroup_quad",
+    "subgroup_extended_types",
+    "subgroup_size_control",
+    "vulkan_memory_model",
+    "scalar_block_layout",
+    "integer_dot_product",
+    "buffer_device_address",
+    "pipeline_cache",
+    "timestamp",
+    "host_query_reset",
+)
 _lock = threading.Lock()
-_default: "Context | None" = None
+_default: Context | None = None
 
 
 class Context:
@@ -40,7 +60,9 @@ class Context:
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
         if self.traits.few_columns and knobs.FRAGMENTS():
-            self.traits = dataclasses.replace(self.traits, fragment_order=fragment_order(self.kernels))
+            self.traits = dataclasses.replace(
+                self.traits, fragment_order=fragment_order(self.kernels)
+            )
         self.programs: weakref.WeakSet = weakref.WeakSet()
 
     @property
@@ -55,7 +77,7 @@ class Context:
             self.kernels.close()
             self.device.close()
 
-    def __enter__(self) -> "Context":
+    def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -63,12 +85,13 @@ class Context:
 
 
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
-    """What the choice of kernels depends on, read from a device; `cache` keeps what asking the compiler told."""
+    """What the choice of kernels depends on, read from a device; `cache` keeps what asking the
+    compiler told."""
     limits, shapes = device.limits, _matrix_shapes(device, cache or Cache(None))
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
-        cores=device.core_count or (device.kind == "cpu" and os.cpu_count() or 0),
+        cores=device.core_count or ((device.kind == "cpu" and os.cpu_count()) or 0),
         is_cpu=device.kind == "cpu",
         max_storage_range=limits.max_storage_buffer_range,
         max_shared_memory=limits.max_shared_memory,
@@ -96,23 +119,42 @@ def typical_traits() -> DeviceTraits:
 
 
 def _matrix_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int]]:
-    """The products of halves with float sums that a subgroup's matrix units make and the kernels' tiles hold."""
+    """The products of halves with float sums that a subgroup's matrix units make and the kernels'
+    tiles hold."""
     features = device.features
-    needed = ("cooperative_matrix", "float16", "storage_16bit", "subgroup_size_control", "maintenance4")
-    if device.physical.api_version < (1, 3, 0) or not all(getattr(features, name) for name in needed):
+    needed = (
+        "cooperative_matrix",
+        "float16",
+        "storage_16bit",
+        "subgroup_size_control",
+        "maintenance4",
+    )
+    if device.physical.api_version < (1, 3, 0) or not all(
+        getattr(features, name) for name in needed
+    ):
         return []
     shapes = [
-        (shape.m, shape.n, shape.k) for shape in device.physical.matrix_shapes
+        (shape.m, shape.n, shape.k)
+        for shape in device.physical.matrix_shapes
         if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
-        and shape.scope == "subgroup" and not shape.flexible and not shape.saturating
-        and 16 % shape.m == 0 and 16 % shape.n == 0 and 32 % shape.k == 0
-    ]  # fmt: skip
-    return shapes if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache) else []
+        and shape.scope == "subgroup"
+        and not shape.flexible
+        and not shape.saturating
+        and 16 % shape.m == 0
+        and 16 % shape.n == 0
+        and 32 % shape.k == 0
+    ]
+    return (
+        shapes
+        if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache)
+        else []
+    )
 
 
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
-    """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no compiler; where there is none
-    at all, all kernels come from the cache or a bundle, and the answer is yes."""
+    """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no
+    compiler; where there is none at all, all kernels come from the cache or a bundle, and the
+    answer is yes."""
     from purevk import shaderc
 
     if cache.get_tuning(device, extension):
@@ -127,7 +169,8 @@ def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
 
 
 def _max_texels(device: api.Device) -> int:
-    """Elements of a texel buffer; 0 if there are none of the formats that kernels use, or not wherever memory is planned."""
+    """Elements of a texel buffer; 0 if there are none of the formats that kernels use, or not
+    wherever memory is planned."""
     usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
     usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
     return device.limits.max_texel_buffer_elements if usable else 0

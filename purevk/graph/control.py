@@ -1,12 +1,13 @@
 """Control flow at a call: the host reads what decides, and runs sub-graphs.
 
-Sub-graphs share the weights and states of their program on the device; what they are handed and give back crosses over the
-host.
+Sub-graphs share the weights and states of their program on the device; what they are handed and
+give back crosses over the host.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,19 +24,23 @@ Read = Callable[[Value], np.ndarray]
 class _Call:
     """A sub-graph, ready to be called with numbers and arrays."""
 
-    def __init__(self, executable: "Executable") -> None:
+    def __init__(self, executable: Executable) -> None:
         self.executable = executable
         graph = executable.plan.graph
         self.inputs = graph.inputs
-        self._read = {value for node in graph.nodes for value in node.inputs} | set(values_in(graph.outputs))
+        self._read = {value for node in graph.nodes for value in node.inputs} | set(
+            values_in(graph.outputs)
+        )
         self._read |= {source.value for source in graph.symbols.values()}
         self._symbols = [
-            (symbol, source) for symbol, source in graph.symbols.items()
+            (symbol, source)
+            for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
-        ]  # fmt: skip
+        ]
 
     def __call__(self, args: Sequence[Any], env: dict[Symbol, int]) -> list[np.ndarray]:
-        """The outputs for arguments: arrays, numbers, or functions that give an array if need be."""
+        """The outputs for arguments: arrays, numbers, or functions that give an array if need
+        be."""
         given: dict[Value, np.ndarray] = {}
         numbers: dict[int, int] = {}
         for position, (value, arg) in enumerate(zip(self.inputs, args)):
@@ -63,10 +68,14 @@ class ControlStep:
         inner: the executables, in the order of the sub-graphs.
     """
 
-    def __init__(self, node: Node, inner: Sequence["Executable"]) -> None:
+    def __init__(self, node: Node, inner: Sequence[Executable]) -> None:
         self.node, self.inner = node, tuple(inner)
         self._calls = [_Call(each) for each in inner]
-        self._run = {"purevk.cond": self._cond, "purevk.while": self._while, "purevk.for": self._scan}[node.op]
+        self._run = {
+            "purevk.cond": self._cond,
+            "purevk.while": self._while,
+            "purevk.for": self._scan,
+        }[node.op]
 
     def run(self, read: Read, env: dict[Symbol, int]) -> dict[Value, np.ndarray]:
         """Runs the node; gives its results.
@@ -81,9 +90,11 @@ class ControlStep:
             expected = tuple(_dims.evaluate(size, env) for size in value.type.dims)
             if array.shape != expected:
                 raise InputError(
-                    f"a sub-graph gave a tensor of sizes {list(array.shape)}", where=f"{value!r} at {self.node.source}",
-                    why=f"{list(expected)} are expected", next="have all branches and turns give tensors of one size",
-                )  # fmt: skip
+                    f"a sub-graph gave a tensor of sizes {list(array.shape)}",
+                    where=f"{value!r} at {self.node.source}",
+                    why=f"{list(expected)} are expected",
+                    next="have all branches and turns give tensors of one size",
+                )
             results[value] = array.astype(value.type.dtype.numpy, copy=False)
         return results
 
@@ -107,7 +118,9 @@ class ControlStep:
         current: list[Any] = [_given(arg, read, env) for arg in carried]
         tensors, fixed = [read(each) for each in scanned], _lazy(operands, read, env)
         rows = [
-            np.empty(tuple(_dims.evaluate(size, env) for size in value.type.dims), value.type.dtype.numpy)
+            np.empty(
+                tuple(_dims.evaluate(size, env) for size in value.type.dims), value.type.dtype.numpy
+            )
             for value in self.node.results[len(current) :]
         ]
         for turn in range(count):

@@ -1,10 +1,12 @@
-"""A planned method as text, JSON or a Mermaid diagram: nodes, where they run, what flows between them."""
+"""A planned method as text, JSON or a Mermaid diagram: nodes, where they run, what flows between
+them."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from purevk.graph.executable import Plan
 from purevk.ir import Node, Value, values_in
@@ -15,7 +17,12 @@ from purevk.ops.expression import Expression
 from purevk.ops.lowering import Dispatch
 from purevk.passes.layout import HOST
 
-_TITLES = {"load": "once, at load", "gpu": "on the device", "cpu": "on the CPU", "host": "control flow"}
+_TITLES = {
+    "load": "once, at load",
+    "gpu": "on the device",
+    "cpu": "on the CPU",
+    "host": "control flow",
+}
 _MANY = 6  # operators of a chain, above which a label does not name each
 
 
@@ -29,12 +36,13 @@ class GraphDrawing:
         """The graph as plain data.
 
         Returns:
-            "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants" ("id", "name",
-            "type"); and "segments" in order: "id", "on" ("load": once, from constants alone; "gpu"; "cpu"; "host":
-            control flow) and "nodes": "id", "operator", "label", "operators" (those of a fused chain), "source", "why"
-            (of those on the CPU), "results" ("name", "type"), "constants" (those it reads, by name), "kernels",
-            "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here). "edges": "from",
-            "to" (ids), "value", "type".
+            "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants"
+            ("id", "name", "type"); and "segments" in order: "id", "on" ("load": once, from
+            constants alone; "gpu"; "cpu"; "host": control flow) and "nodes": "id", "operator",
+            "label", "operators" (those of a fused chain), "source", "why" (of those on the CPU),
+            "results" ("name", "type"), "constants" (those it reads, by name), "kernels", "flops"
+            and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
+            "edges": "from", "to" (ids), "value", "type".
         """
         return _Collector(self.plan, "").data()
 
@@ -55,7 +63,12 @@ class GraphDrawing:
         lines = [f"flowchart {direction}"]
         data = self.data()
         _draw(data, lines, 1)
-        for on, colour in (("load", "#eee"), ("gpu", "#dfe8ff"), ("cpu", "#ffe3d0"), ("host", "#fff3c4")):
+        for on, colour in (
+            ("load", "#eee"),
+            ("gpu", "#dfe8ff"),
+            ("cpu", "#ffe3d0"),
+            ("host", "#fff3c4"),
+        ):
             lines.append(f"  classDef {on} fill:{colour},stroke:#888,color:#111")
         return "\n".join(lines) + "\n"
 
@@ -79,17 +92,29 @@ class _Collector:
         once = list(dict.fromkeys(self.plan.once_of))
         if once:
             kernels = dict(_grouped(self.plan.once_of, self.plan.once))
-            segments.append(self._segment("load", [self._node(node, "load", kernels.get(node, [])) for node in once]))
+            segments.append(
+                self._segment(
+                    "load", [self._node(node, "load", kernels.get(node, [])) for node in once]
+                )
+            )
         for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
             on = "gpu" if step.on_device else "host" if step.nodes[0].graphs else "cpu"
-            kernels = dict(_grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last]))
+            kernels = dict(
+                _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last])
+            )
             segments.append(
-                self._segment(on, [self._node(node, on, kernels.get(node, [])) for node in step.nodes], len(segments))
+                self._segment(
+                    on,
+                    [self._node(node, on, kernels.get(node, [])) for node in step.nodes],
+                    len(segments),
+                )
             )
         outputs = [self._output(number, output) for number, output in enumerate(graph.outputs)]
         return {
             "name": graph.name,
-            "symbols": {symbol.name: {"min": symbol.lower, "max": symbol.upper} for symbol in graph.symbols},
+            "symbols": {
+                symbol.name: {"min": symbol.lower, "max": symbol.upper} for symbol in graph.symbols
+            },
             "inputs": inputs,
             "constants": [
                 {"name": value.name, "type": str(value.type), "bytes": value.type.nbytes}
@@ -118,7 +143,9 @@ class _Collector:
     def _node(self, node: Node, on: str, dispatches: list[Dispatch]) -> dict[str, Any]:
         name = self._id("n")
         reads = list(dict.fromkeys(node.inputs))
-        constants = dict.fromkeys(s for s in map(self._storage, reads) if s in self.plan.graph.constants)
+        constants = dict.fromkeys(
+            s for s in map(self._storage, reads) if s in self.plan.graph.constants
+        )
         for value in reads:
             self._edge(value, name)
         for value in node.results:
@@ -127,7 +154,9 @@ class _Collector:
         for at in row.mutates if row else ():
             target = self._storage(node.args[at])
             if target in self.graph.states:
-                self.edges.append({"from": name, "to": self.made[target], "value": target.name, "type": "written"})
+                self.edges.append(
+                    {"from": name, "to": self.made[target], "value": target.name, "type": "written"}
+                )
         host = node.op == HOST
         operators = [_short(str(node.args[0]))] if host else list(_operators(node))
         return {
@@ -151,14 +180,20 @@ class _Collector:
     def _edge(self, value: Value, target: str) -> None:
         maker = self.made.get(self._storage(value))
         if maker is not None:
-            self.edges.append({"from": maker, "to": target, "value": value.name, "type": str(value.type)})
+            self.edges.append(
+                {"from": maker, "to": target, "value": value.name, "type": str(value.type)}
+            )
 
     def _output(self, number: int, output: Any) -> dict[str, Any]:
         name = self._id("out")
         for value in values_in((output,)):
             self._edge(value, name)
         kind = str(output.type) if isinstance(output, Value) else "size"
-        return {"id": name, "name": output.name if isinstance(output, Value) else str(output), "type": kind}
+        return {
+            "id": name,
+            "name": output.name if isinstance(output, Value) else str(output),
+            "type": kind,
+        }
 
 
 def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
@@ -169,7 +204,8 @@ def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
 
 
 def _operators(node: Node) -> Iterator[str]:
-    """The operators that a node computes: its own, and those of pointwise programs that were joined to it."""
+    """The operators that a node computes: its own, and those of pointwise programs that were joined
+    to it."""
     chains = [arg for arg in node.args if isinstance(arg, Expression)]
     if node.op != "purevk.pointwise" or not any(chain.names for chain in chains):
         yield _short(node.op)
@@ -188,17 +224,25 @@ def _label(operators: list[str]) -> str:
     return " + ".join(operators[: _MANY - 1]) + f" + {len(operators) - _MANY + 1} more"
 
 
-# -- Mermaid ----------------------------------------------------------------------------------------------------------
+# -- Mermaid -------------------------------------------------------------------------------------
 def _draw(data: dict[str, Any], lines: list[str], depth: int) -> None:
     pad = "  " * depth
     for each in data["inputs"]:
-        lines.append(f'{pad}{each["id"]}(["{_escaped(each["name"])}<br/>{_escaped(each["type"])}"])')
+        lines.append(
+            f'{pad}{each["id"]}(["{_escaped(each["name"])}<br/>{_escaped(each["type"])}"])'
+        )
     for each in data["states"]:
-        lines.append(f'{pad}{each["id"]}[("{_escaped(each["name"])}<br/>{_escaped(each["type"])}")]')
+        lines.append(
+            f'{pad}{each["id"]}[("{_escaped(each["name"])}<br/>{_escaped(each["type"])}")]'
+        )
     number = 0
     for segment in data["segments"]:
         number += segment["on"] != "load"
-        title = _TITLES[segment["on"]] if segment["on"] == "load" else f"segment {number}: {_TITLES[segment['on']]}"
+        title = (
+            _TITLES[segment["on"]]
+            if segment["on"] == "load"
+            else f"segment {number}: {_TITLES[segment['on']]}"
+        )
         lines.append(f'{pad}subgraph {segment["id"]}["{_escaped(title)}"]')
         for node in segment["nodes"]:
             _draw_node(node, segment["on"], lines, depth + 1)
@@ -215,8 +259,14 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
     if node["why"]:
         parts.append(node["why"])
     if node["constants"]:
-        parts.append(f"reads {', '.join(node['constants'][:3])}" + (", ..." if len(node["constants"]) > 3 else ""))
-    kernels = {name.removesuffix(".comp") for name in node["kernels"]} - {"pointwise", *node["operators"]}
+        parts.append(
+            f"reads {', '.join(node['constants'][:3])}"
+            + (", ..." if len(node["constants"]) > 3 else "")
+        )
+    kernels = {name.removesuffix(".comp") for name in node["kernels"]} - {
+        "pointwise",
+        *node["operators"],
+    }
     parts.append(", ".join(sorted(kernels)))
     text = "<br/>".join(_escaped(part) for part in parts if part)
     shape = ('[["', '"]]') if on == "cpu" else ('["', '"]')
@@ -229,5 +279,8 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
 
 
 def _escaped(text: str) -> str:
-    """Text within a quoted label: what Mermaid or HTML would read as something else goes as an entity."""
-    return re.sub(r"[^\w .,:;+*/()\[\]{}=!?%-]", lambda match: f"#{ord(match[0])};", text.replace("\n", " "))
+    """Text within a quoted label: what Mermaid or HTML would read as something else goes as an
+    entity."""
+    return re.sub(
+        r"[^\w .,:;+*/()\[\]{}=!?%-]", lambda match: f"#{ord(match[0])};", text.replace("\n", " ")
+    )

@@ -1,11 +1,13 @@
-"""One method, specialized: its segments on the device and on the CPU, in order, ready to be called."""
+"""One method, specialized: its segments on the device and on the CPU, in order, ready to be
+called."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +36,13 @@ class Plan:
     Attributes:
         placed: the graph that runs at each call.
         steps: its segments.
-        dispatches: of all device segments, in order. ranges: for each step, first and last dispatch (equal on the CPU).
-        once: dispatches of the part that depends on constants alone, `once_of` their nodes; `once_kept` are the storages it leaves.
+        dispatches: of all device segments, in order. ranges: for each step, first and last dispatch
+            (equal on the CPU).
+        once: dispatches of the part that depends on constants alone, `once_of` their nodes;
+            `once_kept` are the storages it leaves.
         sizes: bytes of each storage.
-        constants: values whose bytes the device needs for calls; `once_constants` those for the part that runs once.
+        constants: values whose bytes the device needs for calls; `once_constants` those for the
+            part that runs once.
         inner: the plans of the sub-graphs of each control-flow node.
     """
 
@@ -57,9 +62,9 @@ class Plan:
     downloads: tuple[tuple[Value, ...], ...] = ()
     requirements: tuple[Requirement, ...] = ()
     windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
-    inner: dict[Node, tuple["Plan", ...]] = field(default_factory=dict)
+    inner: dict[Node, tuple[Plan, ...]] = field(default_factory=dict)
 
-    def nested(self) -> Iterator["Plan"]:
+    def nested(self) -> Iterator[Plan]:
         """This plan and those of all sub-graphs, outer ones first."""
         yield self
         for plans in self.inner.values():
@@ -69,9 +74,13 @@ class Plan:
     @property
     def kernels(self) -> list:
         """The specs of all pipelines, those of sub-graphs included."""
-        return list(dict.fromkeys(
-            dispatch.kernel for plan in self.nested() for dispatch in (*plan.once, *plan.dispatches)
-        ))  # fmt: skip
+        return list(
+            dict.fromkeys(
+                dispatch.kernel
+                for plan in self.nested()
+                for dispatch in (*plan.once, *plan.dispatches)
+            )
+        )
 
 
 def make_plan(graph: Graph, context_traits: Any) -> Plan:
@@ -104,7 +113,9 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     sizes: dict[Value, int] = {}
     for dispatch in (*once.dispatches, *dispatches):
         for binding in dispatch.bindings:
-            sizes[binding.storage] = max(-(-binding.storage.type.nbytes // 4) * 4, 4)  # kernels may read whole words
+            sizes[binding.storage] = max(
+                -(-binding.storage.type.nbytes // 4) * 4, 4
+            )  # kernels may read whole words
     windows = {**once.windows, **main.windows}
     whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
     for storage, _, _ in windows.values():
@@ -112,34 +123,56 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
     used = {whole(b.storage) for d in dispatches for b in d.bindings}
     used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
     plan = Plan(
-        graph=graph, placed=Placed(split.graph, placed.storages, placed.layouts), steps=steps,
-        dispatches=tuple(dispatches), ranges=tuple(ranges), nodes_of=tuple(nodes_of),
-        once=tuple(once.dispatches), once_of=tuple(once_of), once_kept=kept, sizes=sizes,
+        graph=graph,
+        placed=Placed(split.graph, placed.storages, placed.layouts),
+        steps=steps,
+        dispatches=tuple(dispatches),
+        ranges=tuple(ranges),
+        nodes_of=tuple(nodes_of),
+        once=tuple(once.dispatches),
+        once_of=tuple(once_of),
+        once_kept=kept,
+        sizes=sizes,
         constants=tuple(value for value in graph.constants if value in used),
         once_constants=tuple(value for value in graph.constants if value in used_once),
-        requirements=tuple(main.requirements), windows=windows,
+        requirements=tuple(main.requirements),
+        windows=windows,
         inner={
             step.nodes[0]: tuple(make_plan(inner, context_traits) for inner in step.nodes[0].graphs)
-            for step in steps if step.nodes[0].graphs
+            for step in steps
+            if step.nodes[0].graphs
         },
-    )  # fmt: skip
+    )
     _find_transfers(plan, set(kept))
     return plan
 
 
 def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[Symbol]]:
-    """The symbols that come about during a call and whose values a node's dispatches, or its CPU function, cannot do without."""
+    """The symbols that come about during a call and whose values a node's dispatches, or its CPU
+    function, cannot do without."""
     learned = graph.learned
     if not learned:
         return {}
     found = {}
     for node in graph.nodes:
-        sizes: list[Any] = [size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)]
+        sizes: list[Any] = [
+            size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)
+        ]
         if on_host(node):
-            nodes = [node, *(inside for inner in node.graphs for each in inner.nested() for inside in each.nodes)]
+            nodes = [
+                node,
+                *(
+                    inside
+                    for inner in node.graphs
+                    for each in inner.nested()
+                    for inside in each.nodes
+                ),
+            ]
             for each in nodes:
                 sizes += _sizes_in(each.args)
-                sizes += [size for value in (*each.inputs, *each.results) for size in value.type.dims]
+                sizes += [
+                    size for value in (*each.inputs, *each.results) for size in value.type.dims
+                ]
         needed = set().union(*map(_dims.symbols, sizes)) & set(learned) if sizes else set()
         if needed:
             found[node] = needed
@@ -172,12 +205,12 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     for step in plan.steps:
         if not step.on_device:
             host_reads.update(dict.fromkeys(step.nodes[0].inputs))
-    for symbol, source in graph.symbols.items():
+    for source in graph.symbols.values():
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
     resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
     uploads, downloads = [], []
-    for number, (step, (first, last)) in enumerate(zip(plan.steps, plan.ranges)):
+    for step, (first, last) in zip(plan.steps, plan.ranges):
         if not step.on_device:
             uploads.append(())
             downloads.append(())
@@ -213,11 +246,17 @@ class Executable:
     Args:
         context: the device.
         plan: what to run.
-        weights, states: the program's stores; constants and states that are not there yet are added.
+        weights, states: the program's stores; constants and states that are not there yet are
+            added.
     """
 
     def __init__(
-        self, context: Context, plan: Plan, weights: DeviceStore, states: DeviceStore, progress: Progress | None = None
+        self,
+        context: Context,
+        plan: Plan,
+        weights: DeviceStore,
+        states: DeviceStore,
+        progress: Progress | None = None,
     ) -> None:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
@@ -239,10 +278,14 @@ class Executable:
             if step.on_device:
                 self._segment_of[number] = len(cuts)
                 cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
-        self.graph = ComputeGraph(context, plan.dispatches, cuts, [weights, states], plan.sizes, plan.windows)
+        self.graph = ComputeGraph(
+            context, plan.dispatches, cuts, [weights, states], plan.sizes, plan.windows
+        )
         self.seconds["buffers"] = time.perf_counter() - start
         self._control = {
-            node: ControlStep(node, [Executable(context, inner, weights, states, progress) for inner in plans])
+            node: ControlStep(
+                node, [Executable(context, inner, weights, states, progress) for inner in plans]
+            )
             for node, plans in plan.inner.items()
         }
         for step in self._control.values():
@@ -250,30 +293,41 @@ class Executable:
                 for phase, seconds in inner.seconds.items():
                     self.seconds[phase] += seconds
         self.input_symbols = [
-            (symbol, source) for symbol, source in graph.symbols.items()
+            (symbol, source)
+            for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
-        ]  # fmt: skip
+        ]
         self._learning = Learning(plan)
 
     def watch(self, guards: Iterable[Guard]) -> None:
-        """Has guards checked whose symbols come about during a call; `run` raises `Replan` where one breaks."""
+        """Has guards checked whose symbols come about during a call; `run` raises `Replan` where
+        one breaks."""
         guards = tuple(guards)
         for step in self._control.values():
             for inner in step.inner:
                 inner.watch(guards)
-        self._learning.watch(guards, [inner._learning for step in self._control.values() for inner in step.inner])
+        self._learning.watch(
+            guards, [inner._learning for step in self._control.values() for inner in step.inner]
+        )
 
     def _fill(self, progress: Progress | None) -> None:
         graph, plan = self.plan.graph, self.plan
         fresh = [value for value in plan.constants if value not in self.weights.places]
         self.weights.reserve([(value, plan.sizes[value]) for value in fresh])
         report = None if progress is None else lambda done, total: progress("weights", done, total)
-        self.weights.upload([(value, graph.constants[value].data[: value.type.nbytes]) for value in fresh], report)
-        new_states = [value for value in plan.placed.graph.states if value not in self.states.places]
+        self.weights.upload(
+            [(value, graph.constants[value].data[: value.type.nbytes]) for value in fresh], report
+        )
+        new_states = [
+            value for value in plan.placed.graph.states if value not in self.states.places
+        ]
         self.states.reserve([(value, max(value.type.nbytes, 4)) for value in new_states])
         first = {value: constant for value, constant in plan.placed.graph.states.items()}
         self.states.upload(
-            [(value, None if first[value] is None else first[value].data[: value.type.nbytes]) for value in new_states]
+            [
+                (value, None if first[value] is None else first[value].data[: value.type.nbytes])
+                for value in new_states
+            ]
         )
 
     def _run_once(self) -> None:
@@ -293,9 +347,13 @@ class Executable:
         try:
             own = [value for value in plan.once_constants if value not in self.weights.places]
             raw.reserve([(value, plan.sizes[value]) for value in own])
-            raw.upload([(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own])
+            raw.upload(
+                [(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own]
+            )
             cut = Cut(0, len(plan.once), (), ())
-            graph = ComputeGraph(self.context, plan.once, [cut], [self.weights, raw], plan.sizes, plan.windows)
+            graph = ComputeGraph(
+                self.context, plan.once, [cut], [self.weights, raw], plan.sizes, plan.windows
+            )
             try:
                 graph.submit(0, {}).wait()
             finally:
@@ -304,18 +362,20 @@ class Executable:
         finally:
             raw.close()
 
-    def nested(self) -> Iterator["Executable"]:
+    def nested(self) -> Iterator[Executable]:
         """This executable and those of all sub-graphs, outer ones first."""
         yield self
         for step in self._control.values():
             for inner in step.inner:
                 yield from inner.nested()
 
-    # -- calls --------------------------------------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------
     def run(
-        self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int],
+        self,
+        inputs: Mapping[Value, np.ndarray],
+        env: dict[Symbol, int],
         targets: Sequence[np.ndarray | None] | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """One call.
 
         Args:
@@ -329,7 +389,10 @@ class Executable:
         Raises:
             Replan: the call needs another plan. States are as they were before it.
         """
-        saved = [(value, memoryview(self.states.read(value, max(value.type.nbytes, 4)))) for value in self._learning.unsafe]
+        saved = [
+            (value, memoryview(self.states.read(value, max(value.type.nbytes, 4))))
+            for value in self._learning.unsafe
+        ]
         try:
             return self._run(inputs, env, targets)
         except Replan:
@@ -337,7 +400,10 @@ class Executable:
             raise
 
     def _run(
-        self, inputs: Mapping[Value, np.ndarray], env: dict[Symbol, int], targets: Sequence[np.ndarray | None] | None
+        self,
+        inputs: Mapping[Value, np.ndarray],
+        env: dict[Symbol, int],
+        targets: Sequence[np.ndarray | None] | None,
     ) -> list[Any]:
         plan, compute = self.plan, self.graph
         graph = plan.placed.graph
@@ -364,7 +430,9 @@ class Executable:
             for number, output in enumerate(graph.outputs)
         ]
 
-    def _host_array(self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> np.ndarray:
+    def _host_array(
+        self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
+    ) -> np.ndarray:
         """A value's elements on the host: as they came, or read from the device."""
         array = host.get(value)
         if array is not None:
@@ -380,7 +448,9 @@ class Executable:
             if not count:
                 array = np.empty(sizes, value.type.dtype.numpy)
             elif storage in host and storage is not value:
-                array = host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
+                array = (
+                    host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
+                )
             elif storage in self.weights.places or storage in self.states.places:
                 store = self.weights if storage in self.weights.places else self.states
                 data = store.read(storage, max(nbytes, 4))[:nbytes]
@@ -395,28 +465,45 @@ class Executable:
         host[value] = array
         return array
 
-    def _run_host(self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]) -> None:
+    def _run_host(
+        self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
+    ) -> None:
         name, _, args = node.args
         arrays = {value: self._host_array(value, host, env) for value in node.inputs}
         known = _evaluated(args, env)
-        made = fallback.run(name, known, arrays, [value.type for value in node.results], node.source)
+        made = fallback.run(
+            name, known, arrays, [value.type for value in node.results], node.source
+        )
         if len(made) < len(node.results):
-            raise FallbackError(f"{name} gave {len(made)} results", where=node.source, why=f"{len(node.results)} are expected")
+            raise FallbackError(
+                f"{name} gave {len(made)} results",
+                where=node.source,
+                why=f"{len(node.results)} are expected",
+            )
         for value, array in zip(node.results, made):
             host[value] = array
 
     def _learn(self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]) -> None:
-        """Takes over the sizes that step `number` brought about (-1: what is known before the first one), and checks them."""
+        """Takes over the sizes that step `number` brought about (-1: what is known before the first
+        one), and checks them."""
         stage = self._learning.stages.get(number)
         if stage is None:
             return
         for symbol, source in stage.symbols:
             array = self._host_array(source.value, host, env)
-            env[symbol] = array.shape[source.dim] if source.dim is not None else int(array.reshape(-1)[source.element])
+            env[symbol] = (
+                array.shape[source.dim]
+                if source.dim is not None
+                else int(array.reshape(-1)[source.element])
+            )
         self._learning.check(stage, env, self.plan.graph)
 
     def _output(
-        self, output: Any, host: dict[Value, np.ndarray], env: Mapping[Symbol, int], target: np.ndarray | None
+        self,
+        output: Any,
+        host: dict[Value, np.ndarray],
+        env: Mapping[Symbol, int],
+        target: np.ndarray | None,
     ) -> Any:
         """An output in memory of the caller's: the next call writes again to where it lies now."""
         if isinstance(output, Value):
@@ -425,9 +512,10 @@ class Executable:
                 return array.copy()
             if target.shape != array.shape:
                 raise InputError(
-                    f"out has sizes {list(target.shape)}", where=self.plan.graph.name,
+                    f"out has sizes {list(target.shape)}",
+                    where=self.plan.graph.name,
                     why=f"the result has sizes {list(array.shape)}",
-                )  # fmt: skip
+                )
             np.copyto(target, array)
             return target
         if isinstance(output, Dim):
@@ -435,8 +523,8 @@ class Executable:
         return output
 
     def close(self) -> None:
-        """Releases the memory of calls, and the pipelines that no other program uses; weights and state belong to the
-        program."""
+        """Releases the memory of calls, and the pipelines that no other program uses; weights and
+        state belong to the program."""
         for inner in self.nested():
             inner.graph.close()
             inner._pipelines = []

@@ -1,9 +1,10 @@
-"""Whether the fragments of a device's matrix units lie as `glsl/fragments.glslh` says. Vulkan does not tell: one is tried."""
+"""Whether the fragments of a device's matrix units lie as `glsl/fragments.glslh` says. Vulkan does
+not tell: one is tried."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -18,8 +19,8 @@ SPEC = KernelSpec(TEMPLATE, (("MATRIX_UNITS", "1"),), (), ("storage",), 32)
 
 
 def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
-    """A question that is answered when it is first asked; the cache keeps the answer for the driver. Nothing holds on to the
-    kernels' device."""
+    """A question that is answered when it is first asked; the cache keeps the answer for the
+    driver. Nothing holds on to the kernels' device."""
     held: weakref.ref[KernelStore] = weakref.ref(kernels)
     answers: list[bool] = []
 
@@ -30,7 +31,10 @@ def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
             if kept is None:
                 try:
                     made = run_fragment(store.device, store.prepare([SPEC])[0])
-                except (DeviceError, ShaderCompilerError):  # not kept: another driver or compiler may do it
+                except (
+                    DeviceError,
+                    ShaderCompilerError,
+                ):  # not kept: another driver or compiler may do it
                     return False
                 kept = bool(np.array_equal(made, expected_product()))
                 store.cache.put_tuning(store.device_key, ANSWER, kept)

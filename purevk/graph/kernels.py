@@ -1,13 +1,14 @@
-"""Pipelines from kernel specs: SPIR-V from the cache or the compiler, pipelines made in parallel and kept."""
+"""Pipelines from kernel specs: SPIR-V from the cache or the compiler, pipelines made in parallel
+and kept."""
 
 from __future__ import annotations
 
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Iterable
 
 from purevk import api
 from purevk.cache import Cache
@@ -40,12 +41,15 @@ class KernelReport:
 class KernelStore:
     """The pipelines of a device.
 
-    One `KernelSpec` is one pipeline, for all programs that are loaded; it lives as long as one of them holds it.
+    One `KernelSpec` is one pipeline, for all programs that are loaded; it lives as long as one of
+    them holds it.
     """
 
     def __init__(self, device: api.Device, cache: Cache, traits: DeviceTraits) -> None:
         self.device, self.cache, self.traits = device, cache, traits
-        self._pipelines: weakref.WeakValueDictionary[KernelSpec, api.ComputePipeline] = weakref.WeakValueDictionary()
+        self._pipelines: weakref.WeakValueDictionary[KernelSpec, api.ComputePipeline] = (
+            weakref.WeakValueDictionary()
+        )
         self._sources: dict[str, str] = {}
         self._keys: dict[tuple, CacheKey] = {}
         self._lock = threading.RLock()
@@ -67,14 +71,23 @@ class KernelStore:
         own = find_template(spec.template)
         if own is not None:
             return CompileJob(
-                own.text, name=spec.template, macros=dict(spec.macros), include=find_include_beside(own.folder),
+                own.text,
+                name=spec.template,
+                macros=dict(spec.macros),
+                include=find_include_beside(own.folder),
                 target_env=self.target_env,
-            )  # fmt: skip
+            )
         source = self._sources.get(spec.template)
         if source is None:
-            source = self._sources[spec.template] = (GLSL_FOLDER / spec.template).read_text(encoding="utf-8")
+            source = self._sources[spec.template] = (GLSL_FOLDER / spec.template).read_text(
+                encoding="utf-8"
+            )
         return CompileJob(
-            source, name=spec.template, macros=dict(spec.macros), include=GLSL_FOLDER, target_env=self.target_env
+            source,
+            name=spec.template,
+            macros=dict(spec.macros),
+            include=GLSL_FOLDER,
+            target_env=self.target_env,
         )
 
     def key(self, spec: KernelSpec) -> CacheKey:
@@ -106,7 +119,9 @@ class KernelStore:
                 self.device,
                 [self._pipeline_spec(spec, spirv[spec.template, spec.macros]) for spec in missing],
                 cache=self._cache(),
-                progress=None if progress is None else lambda done: progress("pipeline", done, len(missing)),
+                progress=None
+                if progress is None
+                else lambda done: progress("pipeline", done, len(missing)),
             )
             found.update(zip(missing, made))
             self._pipelines.update(zip(missing, made))
@@ -119,7 +134,9 @@ class KernelStore:
         """The pipeline of a spec that was prepared and is held."""
         return self._pipelines[spec]
 
-    def _spirv(self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None) -> dict[tuple, bytes]:
+    def _spirv(
+        self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None
+    ) -> dict[tuple, bytes]:
         found: dict[tuple, bytes] = {}
         jobs: dict[tuple, CompileJob] = {}
         for spec in specs:
@@ -139,15 +156,19 @@ class KernelStore:
             try:
                 compiled = shaderc.compile_many(
                     list(jobs.values()),
-                    progress=None if progress is None else lambda done, total: progress("compile", done, total),
+                    progress=None
+                    if progress is None
+                    else lambda done, total: progress("compile", done, total),
                 )
             except ShaderCompilerError as error:
                 if not error.why.startswith("tried"):
                     raise
                 raise ShaderCompilerError(
-                    f"kernels are not in the cache and no compiler was found: {len(jobs)}", where=str(self.cache),
-                    why=error.why, next=error.next,
-                ) from error  # fmt: skip
+                    f"kernels are not in the cache and no compiler was found: {len(jobs)}",
+                    where=str(self.cache),
+                    why=error.why,
+                    next=error.next,
+                ) from error
             meta = {"compiler": shaderc.load().version}
             for (short, _), data in zip(jobs.items(), compiled):
                 found[short] = data
@@ -163,16 +184,22 @@ class KernelStore:
             size = None
         kinds = tuple(kind.partition(":")[0] for kind in spec.bindings)
         return api.PipelineSpec(
-            spirv, kinds, specialization=dict(spec.constants), required_subgroup_size=size, label=spec.template
+            spirv,
+            kinds,
+            specialization=dict(spec.constants),
+            required_subgroup_size=size,
+            label=spec.template,
         )
 
     def _cache(self) -> api.PipelineCache:
         if self._driver_cache is None:
             physical = self.device.physical
             data = self.cache.get_pipeline_cache(
-                self.device_key, vendor=physical.vendor_id, device=physical.device_id,
+                self.device_key,
+                vendor=physical.vendor_id,
+                device=physical.device_id,
                 pipeline_uuid=physical.pipeline_cache_uuid,
-            )  # fmt: skip
+            )
             self._driver_cache = api.PipelineCache(self.device, data or b"")
         return self._driver_cache
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from purevk.errors import InputError
 from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
@@ -49,13 +50,18 @@ class Learning:
         unsafe: states that may have been written when it turns out that a call needs another plan.
     """
 
-    def __init__(self, plan: "Plan") -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.stages: dict[int, Stage] = {}
         self.unsafe: tuple[Value, ...] = ()
         self.may_replan = False
         graph = plan.placed.graph
-        made_by = {value: number for number, step in enumerate(plan.steps) for node in step.nodes for value in node.results}
+        made_by = {
+            value: number
+            for number, step in enumerate(plan.steps)
+            for node in step.nodes
+            for value in node.results
+        }
         self._known: dict[Symbol, int] = {}
         for symbol, source in graph.symbols.items():
             inner = source.value is not None and source.value not in graph.inputs
@@ -72,9 +78,11 @@ class Learning:
         self.watch(())
 
     def _stage(self, symbols: set[Symbol]) -> Stage:
-        return self.stages.setdefault(max((self._known.get(symbol, -1) for symbol in symbols), default=-1), Stage())
+        return self.stages.setdefault(
+            max((self._known.get(symbol, -1) for symbol in symbols), default=-1), Stage()
+        )
 
-    def watch(self, guards: Iterable[Guard], inner: Sequence["Learning"] = ()) -> None:
+    def watch(self, guards: Iterable[Guard], inner: Sequence[Learning] = ()) -> None:
         """Takes note of the guards of symbols that this graph brings about.
 
         Args:
@@ -86,15 +94,26 @@ class Learning:
             known = len(own) == len(guard.symbols - around) and (own or not around)
             if known and any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
                 self._stage(guard.symbols).guards.append(guard)
-        last = max((n for n, stage in self.stages.items() if stage.guards or any(s.open for s in stage.bounded)), default=-1)
+        last = max(
+            (
+                n
+                for n, stage in self.stages.items()
+                if stage.guards or any(s.open for s in stage.bounded)
+            ),
+            default=-1,
+        )
         if any(each.may_replan for each in inner):
             last = len(self.plan.steps)
         self.may_replan = last >= 0 or any(stage.guards for stage in self.stages.values())
         storages = self.plan.placed.storages
-        self.unsafe = tuple(dict.fromkeys(
-            storages.get(value, value) for step in self.plan.steps[: last + 1] for node in step.nodes
-            for value in (registry.mutated(node) if node.op != HOST else ())
-        ))  # fmt: skip
+        self.unsafe = tuple(
+            dict.fromkeys(
+                storages.get(value, value)
+                for step in self.plan.steps[: last + 1]
+                for node in step.nodes
+                for value in (registry.mutated(node) if node.op != HOST else ())
+            )
+        )
         self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
 
     def check(self, stage: Stage, env: Mapping[Symbol, int], graph: Graph) -> None:
@@ -104,21 +123,32 @@ class Learning:
                 raise Replan(self._learned(env), True)
         for guard, message in stage.checks:
             if not guard.holds(env):
-                raise InputError(message, where=graph.name, why=f"{guard.left} is {_dims.evaluate(guard.left, env)} in this call")
+                raise InputError(
+                    message,
+                    where=graph.name,
+                    why=f"{guard.left} is {_dims.evaluate(guard.left, env)} in this call",
+                )
         for symbol in stage.bounded:
             if not symbol.lower <= env[symbol] <= symbol.upper:
                 raise InputError(
-                    f"a size that this call brought about is {env[symbol]}", where=f"{symbol} of {graph.name}",
-                    why=f"memory was planned for {symbol.lower} to {symbol.upper}", next="export the model with larger bounds",
-                )  # fmt: skip
+                    f"a size that this call brought about is {env[symbol]}",
+                    where=f"{symbol} of {graph.name}",
+                    why=f"memory was planned for {symbol.lower} to {symbol.upper}",
+                    next="export the model with larger bounds",
+                )
         for rule in stage.rules:
             left, right = _dims.evaluate(rule.left, env), _dims.evaluate(rule.right, env)
             if not left <= right:
                 raise InputError(
-                    rule.message, where=graph.name, why=rule.why.format(left=left, right=right), next=rule.next
-                )  # fmt: skip
+                    rule.message,
+                    where=graph.name,
+                    why=rule.why.format(left=left, right=right),
+                    next=rule.next,
+                )
         if not all(guard.holds(env) for guard in stage.guards):
             raise Replan(self._learned(env), False)
 
     def _learned(self, env: Mapping[Symbol, int]) -> dict[Symbol, int]:
-        return {symbol: value for symbol, value in env.items() if symbol.learned or not symbol.is_size}
+        return {
+            symbol: value for symbol, value in env.items() if symbol.learned or not symbol.is_size
+        }

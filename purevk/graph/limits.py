@@ -50,7 +50,8 @@ class DeviceLimits:
     """Measured limits.
 
     Attributes:
-        bytes_per_second: read and written together, of an elementwise kernel over buffers larger than the caches.
+        bytes_per_second: read and written together, of an elementwise kernel over buffers larger
+            than the caches.
         flops_per_second: float32, a multiply-add counted as two; matrix units are faster.
     """
 
@@ -63,7 +64,8 @@ def device_limits(context: Context, again: bool = False) -> DeviceLimits:
 
     Args:
         context: the device.
-        again: measure also if they are known. What was faster counts, for other work on the machine only slows down.
+        again: measure also if they are known. What was faster counts, for other work on the machine
+            only slows down.
     """
     key = context.kernels.device_key
     known = _known(context.cache.get_tuning(key, _NAME))
@@ -71,7 +73,10 @@ def device_limits(context: Context, again: bool = False) -> DeviceLimits:
         return known
     rates = {"bytes_per_second": _copy_rate(context), "flops_per_second": _fma_rate(context)}
     measured = DeviceLimits(
-        **{name: max(rate, getattr(known, name) if known is not None else 0.0) for name, rate in rates.items()}
+        **{
+            name: max(rate, getattr(known, name) if known is not None else 0.0)
+            for name, rate in rates.items()
+        }
     )
     context.cache.put_tuning(key, _NAME, asdict(measured))
     return measured
@@ -111,9 +116,16 @@ def warm_up(context: Context, seconds: float) -> None:
 
 
 def _best(
-    context: Context, label: str, source: str, sizes: list[int], count: int, grid: tuple[int, int], seconds: float = 0.0
+    context: Context,
+    label: str,
+    source: str,
+    sizes: list[int],
+    count: int,
+    grid: tuple[int, int],
+    seconds: float = 0.0,
 ) -> float:
-    """Seconds of the fastest of several runs, by the device's clock if it has one: `_ROUNDS`, or as many as fill `seconds`."""
+    """Seconds of the fastest of several runs, by the device's clock if it has one: `_ROUNDS`, or as
+    many as fill `seconds`."""
     device = context.device
     (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)
     made: list[api.DeviceObject] = []

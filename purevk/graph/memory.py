@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from purevk import api
 from purevk.graph.shared import Contents
@@ -14,7 +14,7 @@ _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
 class Place:
     """Bytes of a buffer."""
 
-    __slots__ = ("buffer", "offset", "nbytes")
+    __slots__ = ("buffer", "nbytes", "offset")
 
     def __init__(self, buffer: api.Buffer, offset: int, nbytes: int) -> None:
         self.buffer, self.offset, self.nbytes = buffer, offset, nbytes
@@ -41,7 +41,11 @@ class DeviceStore:
 
     def reserve(self, items: Iterable[tuple[object, int]]) -> None:
         """Makes room for (key, bytes) that have none yet."""
-        wanted = [(key, -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT) for key, nbytes in items if key not in self.places]
+        wanted = [
+            (key, -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT)
+            for key, nbytes in items
+            if key not in self.places
+        ]
         group: list[tuple[object, int]] = []
         total = 0
         for key, nbytes in wanted:
@@ -63,9 +67,12 @@ class DeviceStore:
             offset += nbytes
 
     def upload(
-        self, items: Iterable[tuple[object, memoryview | None]], progress: Callable[[int, int], None] | None = None
+        self,
+        items: Iterable[tuple[object, memoryview | None]],
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Fills places with bytes (None: zeros), directly where the host reaches them, otherwise through a staging buffer.
+        """Fills places with bytes (None: zeros), directly where the host reaches them, otherwise
+        through a staging buffer.
 
         Args:
             progress: called with (bytes done, bytes in all).
@@ -84,9 +91,15 @@ class DeviceStore:
         if staged:
             self._stage(staged, done, total, progress)
 
-    def _stage(self, work: list, done: int, total: int, progress: Callable[[int, int], None] | None) -> None:
-        size = min(_CHUNK, max(place.nbytes for place, _ in work) + sum(place.nbytes for place, _ in work))
-        staging = api.Buffer(self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging")
+    def _stage(
+        self, work: list, done: int, total: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        size = min(
+            _CHUNK, max(place.nbytes for place, _ in work) + sum(place.nbytes for place, _ in work)
+        )
+        staging = api.Buffer(
+            self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
+        )
         pool = api.CommandPool(self.device)
         commands = pool.buffer("upload")
         try:
@@ -100,10 +113,14 @@ class DeviceStore:
                 commands.begin()
                 for at, (place, data, start, nbytes) in batch:
                     if data is None:
-                        commands.fill_buffer(place.buffer, place.offset + start, -(-nbytes // 4) * 4)
+                        commands.fill_buffer(
+                            place.buffer, place.offset + start, -(-nbytes // 4) * 4
+                        )
                     else:
                         staging.write(at, data[start : start + nbytes])
-                        commands.copy_buffer(staging, place.buffer, nbytes, at, place.offset + start)
+                        commands.copy_buffer(
+                            staging, place.buffer, nbytes, at, place.offset + start
+                        )
                 commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
                 commands.end()
                 self.device.queue.run(commands)
@@ -120,7 +137,9 @@ class DeviceStore:
         place = self.places[key]
         if place.buffer.mapped:
             return place.buffer.read(place.offset, nbytes)
-        back = api.Buffer(self.device, nbytes, api.MemoryKind.READBACK, api.Usage.TRANSFER_DST, label="readback")
+        back = api.Buffer(
+            self.device, nbytes, api.MemoryKind.READBACK, api.Usage.TRANSFER_DST, label="readback"
+        )
         pool = api.CommandPool(self.device)
         commands = pool.buffer("readback")
         try:

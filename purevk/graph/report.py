@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Mapping
+from typing import Any
 
 from purevk.graph.executable import Plan
 from purevk.graph.limits import DeviceLimits
@@ -15,11 +16,16 @@ from purevk.memory_planner import plan as plan_memory
 
 
 def kernels_data(plan: Plan) -> list[dict[str, Any]]:
-    """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules that these need."""
-    calls = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.dispatches)
+    """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules
+    that these need."""
+    calls = Counter(
+        dispatch.kernel.template for each in plan.nested() for dispatch in each.dispatches
+    )
     once = Counter(dispatch.kernel.template for each in plan.nested() for dispatch in each.once)
     pipelines = Counter(spec.template for spec in plan.kernels)
-    modules = Counter(template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels})
+    modules = Counter(
+        template for template, _ in {(spec.template, spec.macros) for spec in plan.kernels}
+    )
     return [
         {
             "template": name,
@@ -33,8 +39,8 @@ def kernels_data(plan: Plan) -> list[dict[str, Any]]:
 
 
 def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, int]:
-    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned", "naive",
-    "lower_bound" of intermediate tensors, "inputs", "outputs", "weights", "state".
+    """Bytes on the device, as `Program.memory` reports them once the method is loaded: "planned",
+    "naive", "lower_bound" of intermediate tensors, "inputs", "outputs", "weights", "state".
 
     Args:
         plan: the method.
@@ -46,7 +52,9 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
     states = dict.fromkeys(plan.placed.graph.states)
     resident = set(weights) | set(states)
-    uploads = dict.fromkeys(value for values in plan.uploads for value in values if value not in resident)
+    uploads = dict.fromkeys(
+        value for values in plan.uploads for value in values if value not in resident
+    )
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     read: set[Value] = set()
@@ -62,8 +70,16 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     for (_, end), values in zip(plan.ranges, plan.downloads):
         for value in values:
             downloads.setdefault(value, end)
-    direct = [v for v in downloads if v not in resident and v not in uploads and (unified or v not in read)]
-    copied = [v for v in downloads if v not in direct and v not in uploads and not (unified and v in resident)]
+    direct = [
+        v
+        for v in downloads
+        if v not in resident and v not in uploads and (unified or v not in read)
+    ]
+    copied = [
+        v
+        for v in downloads
+        if v not in direct and v not in uploads and not (unified and v in resident)
+    ]
     for value in copied:
         if value in first:
             last[value] = max(last[value], downloads[value])
@@ -85,7 +101,11 @@ def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str
     parts = [memory_data(replace(each, inner={}), unified, max_arena) for each in plan.nested()]
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
     plans = list(plan.nested())
-    weights = {value for each in plans for value in (*each.constants, *(each.once_kept if each.once else ()))}
+    weights = {
+        value
+        for each in plans
+        for value in (*each.constants, *(each.once_kept if each.once else ()))
+    }
     states = {value for each in plans for value in each.placed.graph.states}
     total["weights"] = sum(_aligned(value.type.nbytes) for value in weights)
     total["state"] = sum(_aligned(value.type.nbytes) for value in states)
@@ -102,9 +122,11 @@ class NodeCost:
 
     Attributes:
         operator, source: the node.
-        nbytes: bytes that its dispatches read and write. flops: operations, a multiply-add counted as two.
+        nbytes: bytes that its dispatches read and write. flops: operations, a multiply-add counted
+            as two.
         dispatches: how many.
-        seconds: the least time that a device's limits allow, dispatch by dispatch; None without limits.
+        seconds: the least time that a device's limits allow, dispatch by dispatch; None without
+            limits.
     """
 
     operator: str
@@ -118,7 +140,8 @@ class NodeCost:
 def node_costs(
     plan: Plan, limits: DeviceLimits | None = None, sizes: Mapping[str, int] | None = None
 ) -> list[NodeCost]:
-    """The cost of each node of a call that runs on the device, in order; of control flow, of each sub-graph once.
+    """The cost of each node of a call that runs on the device, in order; of control flow, of each
+    sub-graph once.
 
     Args:
         limits: of the device, for `seconds`.
@@ -129,11 +152,15 @@ def node_costs(
     for each in plan.nested():
         made: dict[Node, list[tuple[int, int]]] = {}
         for node, dispatch in zip(each.nodes_of, each.dispatches):
-            made.setdefault(node, []).append(tuple(_value(size, chosen) for size in (dispatch.nbytes, dispatch.flops)))
+            made.setdefault(node, []).append(
+                tuple(_value(size, chosen) for size in (dispatch.nbytes, dispatch.flops))
+            )
         for node, parts in made.items():
             seconds = None
             if limits is not None:
-                seconds = sum(max(b / limits.bytes_per_second, f / limits.flops_per_second) for b, f in parts)
+                seconds = sum(
+                    max(b / limits.bytes_per_second, f / limits.flops_per_second) for b, f in parts
+                )
             totals = (sum(b for b, _ in parts), sum(f for _, f in parts))
             found.append(NodeCost(node.op, node.source, *totals, len(parts), seconds))
     return found

@@ -1,15 +1,17 @@
-"""What lowerings of one program have in common: results of constants alone that an earlier lowering left on the device."""
+"""What lowerings of one program have in common: results of constants alone that an earlier lowering
+left on the device."""
 
 from __future__ import annotations
 
-from typing import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 from purevk.ir import Value
 from purevk.ops.lowering import Dispatch
 
 
 class Contents:
-    """Numbers for the contents of storages: equal numbers mean the same kernels on the same constants.
+    """Numbers for the contents of storages: equal numbers mean the same kernels on the same
+    constants.
 
     Attributes:
         made: a storage that is on the device, by the number of its content.
@@ -23,15 +25,19 @@ class Contents:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def after(
-        self, dispatches: Iterable[Dispatch], constants: Iterable[Value], windows: Mapping[Value, tuple[Value, int, int]],
+        self,
+        dispatches: Iterable[Dispatch],
+        constants: Iterable[Value],
+        windows: Mapping[Value, tuple[Value, int, int]],
         sizes: Mapping[Value, int],
     ) -> dict[Value, int]:
         """The content of each storage once the dispatches have run.
 
         Args:
             constants: whose bytes are known; they are equal if they are the same value.
-            windows: storages that are parts of others: (storage, first byte, bytes). sizes: bytes of storages.
-        """  # fmt: skip
+            windows: storages that are parts of others: (storage, first byte, bytes). sizes: bytes
+                of storages.
+        """
         found = {value: self._number(("constant", value)) for value in constants}
 
         def content(storage: Value) -> int:
@@ -47,6 +53,10 @@ class Contents:
             step = self._number((each.kernel, each.push, each.grid, each.params_buffer, bindings))
             for number, binding in enumerate(each.bindings):
                 if binding.write:
-                    whole = windows[binding.storage][0] if binding.storage in windows else binding.storage
+                    whole = (
+                        windows[binding.storage][0]
+                        if binding.storage in windows
+                        else binding.storage
+                    )
                     found[whole] = self._number(("result", step, number))
         return found

@@ -1,10 +1,39 @@
-"""The intermediate representation: sizes, types, graphs, their grammar and their printed form. No Vulkan, no torch."""
+"""The intermediate representation: sizes, types, graphs, their grammar and their printed form. No
+Vulkan, no torch."""
 
 from purevk.ir.dims import Bound, Dim, Guard, GuardLog, Size, Symbol
-from purevk.ir.graph import Arg, Constant, Graph, Label, Node, SymbolSource, Value, map_leaves, map_values, values_in
+from purevk.ir.graph import (
+    Arg,
+    Constant,
+    Graph,
+    Label,
+    Node,
+    SymbolSource,
+    Value,
+    map_leaves,
+    map_values,
+    values_in,
+)
 from purevk.ir.types import Layout, TensorType, contiguous_strides
 
 __all__ = [
-    "Arg", "Bound", "Constant", "Dim", "Graph", "Guard", "GuardLog", "Label", "Layout", "Node", "Size", "Symbol", "SymbolSource",
-    "TensorType", "Value", "contiguous_strides", "map_leaves", "map_values", "values_in",
-]  # fmt: skip
+    "Arg",
+    "Bound",
+    "Constant",
+    "Dim",
+    "Graph",
+    "Guard",
+    "GuardLog",
+    "Label",
+    "Layout",
+    "Node",
+    "Size",
+    "Symbol",
+    "SymbolSource",
+    "TensorType",
+    "Value",
+    "contiguous_strides",
+    "map_leaves",
+    "map_values",
+    "values_in",
+]

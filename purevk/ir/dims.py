@@ -1,11 +1,14 @@
-"""Sizes that may be known only at a call: integers, or expressions over symbols with an upper bound.
+"""Sizes that may be known only at a call: integers, or expressions over symbols with an upper
+bound.
 
-A size is an `int` wherever it is known; otherwise a `Dim`, an integer polynomial over atoms (symbols, floor divisions,
-remainders, minima and maxima) in a normal form, so that equal expressions are equal objects of Python too.
+A size is an `int` wherever it is known; otherwise a `Dim`, an integer polynomial over atoms
+(symbols, floor divisions, remainders, minima and maxima) in a normal form, so that equal
+expressions are equal objects of Python too.
 
-A comparison that the bounds cannot settle is answered for the *hint* (the value at the symbols' upper bounds), and the
-answer is kept as a `Guard` by the innermost `GuardLog`. Whoever built something under such answers checks the guards
-against the sizes of a call, and builds anew for sizes that break one.
+A comparison that the bounds cannot settle is answered for the *hint* (the value at the symbols'
+upper bounds), and the answer is kept as a `Guard` by the innermost `GuardLog`. Whoever built
+something under such answers checks the guards against the sizes of a call, and builds anew for
+sizes that break one.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from __future__ import annotations
 import contextvars
 import math
 import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping, Union
 
 from purevk.ir.expected import expected
 
@@ -58,8 +61,8 @@ class _Function:
     """An atom that is no polynomial: `//`, `%`, `min` or `max` of two sizes."""
 
     kind: str
-    left: "Size"
-    right: "Size"
+    left: Size
+    right: Size
 
     def __repr__(self) -> str:
         if self.kind in ("min", "max"):
@@ -67,16 +70,16 @@ class _Function:
         return f"({self.left} {self.kind} {self.right})"
 
 
-_Atom = Union[Symbol, _Function]
+_Atom = Symbol | _Function
 
 
 @dataclass(frozen=True)
 class Guard:
     """The answer given to a comparison that sizes at a call must repeat."""
 
-    left: "Size"
+    left: Size
     op: str
-    right: "Size"
+    right: Size
     answer: bool
 
     @property
@@ -88,10 +91,14 @@ class Guard:
         return _COMPARE[self.op](evaluate(self.left, env), evaluate(self.right, env)) == self.answer
 
     def __str__(self) -> str:
-        return f"{self.left} {self.op} {self.right}" if self.answer else f"not ({self.left} {self.op} {self.right})"
+        return (
+            f"{self.left} {self.op} {self.right}"
+            if self.answer
+            else f"not ({self.left} {self.op} {self.right})"
+        )
 
 
-_log: contextvars.ContextVar["GuardLog | None"] = contextvars.ContextVar("guards", default=None)
+_log: contextvars.ContextVar[GuardLog | None] = contextvars.ContextVar("guards", default=None)
 
 
 class GuardLog:
@@ -100,7 +107,7 @@ class GuardLog:
     def __init__(self) -> None:
         self.guards: dict[Guard, None] = {}
 
-    def __enter__(self) -> "GuardLog":
+    def __enter__(self) -> GuardLog:
         self._token = _log.set(self)
         return self
 
@@ -109,9 +116,10 @@ class GuardLog:
 
 
 class Dim:
-    """An integer expression over at least one symbol. Made by arithmetic on `Dim.of(Symbol(...))`."""
+    """An integer expression over at least one symbol. Made by arithmetic on
+    `Dim.of(Symbol(...))`."""
 
-    __slots__ = ("_terms", "_hash", "_range")
+    __slots__ = ("_hash", "_range", "_terms")
 
     def __init__(self, terms: tuple[tuple[tuple[_Atom, ...], int], ...]) -> None:
         self._terms = terms
@@ -119,11 +127,11 @@ class Dim:
         self._range: tuple[int, int] | None = None
 
     @staticmethod
-    def of(symbol: Symbol) -> "Dim":
+    def of(symbol: Symbol) -> Dim:
         return Dim((((symbol,), 1),))
 
-    # -- arithmetic ---------------------------------------------------------------------------------------------------
-    def __add__(self, other: "Size") -> "Size":
+    # -- arithmetic -------------------------------------------------------------------------------
+    def __add__(self, other: Size) -> Size:
         terms = dict(self._terms)
         for atoms, factor in _terms(other):
             terms[atoms] = terms.get(atoms, 0) + factor
@@ -131,16 +139,16 @@ class Dim:
 
     __radd__ = __add__
 
-    def __neg__(self) -> "Size":
+    def __neg__(self) -> Size:
         return _build({atoms: -factor for atoms, factor in self._terms})
 
-    def __sub__(self, other: "Size") -> "Size":
+    def __sub__(self, other: Size) -> Size:
         return self + (-other)
 
-    def __rsub__(self, other: "Size") -> "Size":
+    def __rsub__(self, other: Size) -> Size:
         return -self + other
 
-    def __mul__(self, other: "Size") -> "Size":
+    def __mul__(self, other: Size) -> Size:
         terms: dict[tuple[_Atom, ...], int] = {}
         for left, a in self._terms:
             for right, b in _terms(other):
@@ -150,19 +158,19 @@ class Dim:
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: "Size") -> "Size":
+    def __floordiv__(self, other: Size) -> Size:
         return _floordiv(self, other)
 
-    def __rfloordiv__(self, other: "Size") -> "Size":
+    def __rfloordiv__(self, other: Size) -> Size:
         return _floordiv(other, self)
 
-    def __mod__(self, other: "Size") -> "Size":
+    def __mod__(self, other: Size) -> Size:
         return _mod(self, other)
 
-    def __rmod__(self, other: "Size") -> "Size":
+    def __rmod__(self, other: Size) -> Size:
         return _mod(other, self)
 
-    # -- comparison ---------------------------------------------------------------------------------------------------
+    # -- comparison -------------------------------------------------------------------------------
     def __hash__(self) -> int:
         return self._hash
 
@@ -177,16 +185,16 @@ class Dim:
         answer = self.__eq__(other)
         return answer if answer is NotImplemented else not answer
 
-    def __lt__(self, other: "Size") -> bool:
+    def __lt__(self, other: Size) -> bool:
         return _decide(self, "<", other)
 
-    def __le__(self, other: "Size") -> bool:
+    def __le__(self, other: Size) -> bool:
         return _decide(self, "<=", other)
 
-    def __gt__(self, other: "Size") -> bool:
+    def __gt__(self, other: Size) -> bool:
         return _decide(self, ">", other)
 
-    def __ge__(self, other: "Size") -> bool:
+    def __ge__(self, other: Size) -> bool:
         return _decide(self, ">=", other)
 
     def __bool__(self) -> bool:
@@ -197,10 +205,11 @@ class Dim:
 
     __int__ = __index__
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     @property
     def terms(self) -> tuple[tuple[tuple[_Atom, ...], int], ...]:
-        """The sum's products: (atoms, factor). An atom is a `Symbol`, or has a `kind` (see `apply`), `left` and `right`."""
+        """The sum's products: (atoms, factor). An atom is a `Symbol`, or has a `kind` (see
+        `apply`), `left` and `right`."""
         return self._terms
 
     def __repr__(self) -> str:
@@ -216,7 +225,7 @@ class Dim:
         return " + ".join(parts).replace("+ -", "- ")
 
 
-Size = Union[int, Dim]
+Size = int | Dim
 
 
 def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:
@@ -242,12 +251,17 @@ def _floordiv(left: Size, right: Size) -> Size:
     if isinstance(right, int):
         if right == 1:
             return left
-        # a*k*x + rest divides exactly in its multiples of k: floor((k*p + r) / k) = p + floor(r / k).
+        # a*k*x + rest divides exactly in its multiples of k: floor((k*p + r) / k) = p + floor(r /
+        # k).
         whole = {atoms: factor // right for atoms, factor in _terms(left) if factor % right == 0}
         rest = {atoms: factor for atoms, factor in _terms(left) if factor % right}
         if whole:
             remainder = _build(rest)
-            return _build(whole) + (_floordiv(remainder, right) if not isinstance(remainder, int) else remainder // right)
+            return _build(whole) + (
+                _floordiv(remainder, right)
+                if not isinstance(remainder, int)
+                else remainder // right
+            )
     if isinstance(left, Dim) and isinstance(right, Dim):
         if left._terms == right._terms:
             return 1
@@ -261,7 +275,7 @@ def _divide_exactly(left: Dim, right: Dim) -> Size | None:
     """left / right where right is one monomial that divides every term of left."""
     if len(right._terms) != 1:
         return None
-    (atoms, factor), = right._terms
+    ((atoms, factor),) = right._terms
     result: dict[tuple[_Atom, ...], int] = {}
     for left_atoms, left_factor in left._terms:
         if left_factor % factor:
@@ -279,7 +293,9 @@ def _mod(left: Size, right: Size) -> Size:
     if isinstance(left, int) and isinstance(right, int):
         return left % right
     quotient = _floordiv(left, right)
-    if any(isinstance(a, _Function) and a.kind == "//" for atoms, _ in _terms(quotient) for a in atoms):
+    if any(
+        isinstance(a, _Function) and a.kind == "//" for atoms, _ in _terms(quotient) for a in atoms
+    ):
         return _atom("%", left, right)
     return left - quotient * right
 
@@ -340,8 +356,8 @@ def hint(size: Size) -> int:
 
 
 def specialize(size: Size) -> int:
-    """The hint of `size`, with a guard that a call must bring this very number: for what cannot be an expression, such as
-    how many results a node has."""
+    """The hint of `size`, with a guard that a call must bring this very number: for what cannot be
+    an expression, such as how many results a node has."""
     number = hint(size)
     if isinstance(size, Dim):
         _decide(size, "==", number)
@@ -408,7 +424,8 @@ def _decide(left: Size, op: str, right: Size) -> bool:
 
 
 def ask(guard: Guard) -> bool:
-    """Makes a guard's comparison again, so that it is noted, and says whether the answer is still the same."""
+    """Makes a guard's comparison again, so that it is noted, and says whether the answer is still
+    the same."""
     return _decide(guard.left, guard.op, guard.right) == guard.answer
 
 
@@ -421,19 +438,24 @@ def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
             if isinstance(atom, Symbol):
                 part = part * mapping.get(atom, Dim.of(atom))
             else:
-                part = part * apply(atom.kind, substitute(atom.left, mapping), substitute(atom.right, mapping))
+                part = part * apply(
+                    atom.kind, substitute(atom.left, mapping), substitute(atom.right, mapping)
+                )
         total = total + part
     return total
 
 
 def apply(kind: str, left: Size, right: Size) -> Size:
     """`//`, `%`, `min` or `max` of two sizes."""
-    return {"//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum}[kind](left, right)
+    return {"//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum}[kind](
+        left, right
+    )
 
 
 def _differs_unless_special(difference: Dim) -> bool:
-    """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such sizes are treated as any other,
-    which gives the same results (torch.export traces its programs under the same rule)."""
+    """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such
+    sizes are treated as any other, which gives the same results (torch.export traces its programs
+    under the same rule)."""
     found = [symbol for symbol in symbols(difference) if symbol.learned or not symbol.is_size]
     if not found:
         return False
@@ -442,7 +464,8 @@ def _differs_unless_special(difference: Dim) -> bool:
 
 
 def indicator(left: Size, op: str, right: Size) -> bool | Size:
-    """A comparison that no guard answers: a bool where the bounds settle it, else an expression that is 1 or 0 at a call."""
+    """A comparison that no guard answers: a bool where the bounds settle it, else an expression
+    that is 1 or 0 at a call."""
     if op in ("==", "!="):
         low, high = indicator(left, "<=", right), indicator(left, ">=", right)
         if False in (low, high):
@@ -476,7 +499,11 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def ceil_div(left: Size, right: Size) -> Size:
     """left / right rounded up. Both are positive."""
-    return -((-left) // right) if isinstance(left, int) and isinstance(right, int) else (left + (right - 1)) // right
+    return (
+        -((-left) // right)
+        if isinstance(left, int) and isinstance(right, int)
+        else (left + (right - 1)) // right
+    )
 
 
 def align(size: Size, multiple: int) -> Size:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Iterator, Mapping
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a symbol that no input has as a size is lowered for: its bound, whether that is a guess, and the value that open
-    comparisons are answered for."""
+    """What a symbol that no input has as a size is lowered for: its bound, whether that is a guess,
+    and the value that open comparisons are answered for."""
 
     upper: int
     hint: int
     open: bool = False
 
 
-_expected: contextvars.ContextVar[Mapping[str, Expected]] = contextvars.ContextVar("expected", default={})
+_expected: contextvars.ContextVar[Mapping[str, Expected]] = contextvars.ContextVar(
+    "expected", default=types.MappingProxyType({})
+)
 
 
 @contextlib.contextmanager

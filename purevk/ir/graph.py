@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Union
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +31,16 @@ class Value:
 
 
 # What an argument of a node can be. Sizes and integers known only at a call are `Dim`s.
-Arg = Union[Value, Dim, int, float, bool, str, DType, None, tuple, Any]
+Arg = Value | Dim | int | float | bool | str | DType | None | tuple | Any
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     """One application of an operator: `results = op(*args)`.
 
-    `args` follow the operator's schema by position, keyword-only ones included. `source` says where in the file it
-    stood, for messages. `alias` is the name that the file used, if it is another one of the same operator.
+    `args` follow the operator's schema by position, keyword-only ones included. `source` says where
+    in the file it stood, for messages. `alias` is the name that the file used, if it is another one
+    of the same operator.
     """
 
     op: str
@@ -57,7 +59,7 @@ class Node:
         return tuple(values_in(self.args))
 
     @property
-    def graphs(self) -> tuple["Graph", ...]:
+    def graphs(self) -> tuple[Graph, ...]:
         """The sub-graphs among the arguments, in order."""
         return tuple(arg for arg in self.args if isinstance(arg, Graph))
 
@@ -100,22 +102,26 @@ class Constant:
         """
         if not self.known:
             raise UnsupportedProgramError(
-                f"a weight {type} has no data", why="it is on the meta device", next="load the model's weights"
+                f"a weight {type} has no data",
+                why="it is on the meta device",
+                next="load the model's weights",
             )
         return np.frombuffer(self.data, dtype=type.dtype.numpy).reshape(type.dims)
 
     @classmethod
-    def of(cls, array: np.ndarray) -> "Constant":
-        return cls(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b""))
+    def of(cls, array: np.ndarray) -> Constant:
+        return cls(
+            memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        )
 
 
 @dataclass(frozen=True)
 class SymbolSource:
     """Where a symbol's value comes from at a call.
 
-    `value` is an input of the graph or the result of a node; the symbol is its size along `dim`, or, if `dim` is None,
-    its element number `element` (in row-major order, negative from the end). A `value` of None is an integer argument
-    of the call, number `element` among the inputs.
+    `value` is an input of the graph or the result of a node; the symbol is its size along `dim`,
+    or, if `dim` is None, its element number `element` (in row-major order, negative from the end).
+    A `value` of None is an integer argument of the call, number `element` among the inputs.
     """
 
     value: Value | None
@@ -125,8 +131,8 @@ class SymbolSource:
 
 @dataclass(frozen=True)
 class Label:
-    """What a state is called: `name`, for the user, and `key`, under which it is one with states of other methods ("": it is
-    the method's own)."""
+    """What a state is called: `name`, for the user, and `key`, under which it is one with states of
+    other methods ("": it is the method's own)."""
 
     name: str
     key: str = ""
@@ -138,14 +144,18 @@ class Graph:
 
     Attributes:
         name: the method's name.
-        inputs: tensors that a call brings, in the order of the call; an integer input is a `Dim` of one symbol.
+        inputs: tensors that a call brings, in the order of the call; an integer input is a `Dim` of
+            one symbol.
         nodes: in execution order.
         outputs: tensors, integers or None, in the order of the result.
-        updates: inputs, by position, that a call writes: their new elements are the last outputs, which it does not return.
+        updates: inputs, by position, that a call writes: their new elements are the last outputs,
+            which it does not return.
         constants: values whose bytes are known.
-        states: values that live on the device between calls, with their initial bytes (None: zeros).
+        states: values that live on the device between calls, with their initial bytes (None:
+            zeros).
         symbols: where each symbol's value comes from.
-        checks: what the sizes that come about during a call have to keep, each with the message if they do not.
+        checks: what the sizes that come about during a call have to keep, each with the message if
+            they do not.
         labels: what the states are called.
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
     """
@@ -166,11 +176,12 @@ class Graph:
     def learned(self) -> dict[Symbol, SymbolSource]:
         """The symbols whose values come about during a call."""
         return {
-            symbol: source for symbol, source in self.symbols.items()
+            symbol: source
+            for symbol, source in self.symbols.items()
             if source.value is not None and source.value not in self.inputs
-        }  # fmt: skip
+        }
 
-    def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> "Graph":
+    def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> Graph:
         return replace(self, nodes=tuple(nodes), **changes)
 
     def producers(self) -> dict[Value, Node]:
@@ -188,7 +199,7 @@ class Graph:
     def output_values(self) -> set[Value]:
         return set(values_in(self.outputs))
 
-    def nested(self) -> Iterator["Graph"]:
+    def nested(self) -> Iterator[Graph]:
         """This graph and all its sub-graphs, outer ones first."""
         yield self
         for node in self.nodes:
@@ -197,7 +208,8 @@ class Graph:
 
 
 def map_leaves(graph: Graph, function: Callable[[Value], Value]) -> Graph:
-    """The graph, with its sub-graphs, in which each constant and state is replaced by `function(value)`."""
+    """The graph, with its sub-graphs, in which each constant and state is replaced by
+    `function(value)`."""
     mapping = {leaf: function(leaf) for leaf in (*graph.constants, *graph.states)}
     changed = any(old is not new for old, new in mapping.items())
     if not changed and not any(node.graphs for node in graph.nodes):
@@ -205,11 +217,16 @@ def map_leaves(graph: Graph, function: Callable[[Value], Value]) -> Graph:
     swap = lambda value: mapping.get(value, value)  # noqa: E731
 
     def visit(node: Node) -> Node:
-        args = tuple(map_leaves(arg, function) if isinstance(arg, Graph) else map_values(arg, swap) for arg in node.args)
+        args = tuple(
+            map_leaves(arg, function) if isinstance(arg, Graph) else map_values(arg, swap)
+            for arg in node.args
+        )
         return node if all(a is b for a, b in zip(args, node.args)) else replace(node, args=args)
 
     return graph.with_nodes(
-        [visit(node) for node in graph.nodes] if changed else [visit(node) if node.graphs else node for node in graph.nodes],
+        [visit(node) for node in graph.nodes]
+        if changed
+        else [visit(node) if node.graphs else node for node in graph.nodes],
         outputs=tuple(map_values(output, swap) for output in graph.outputs),
         constants={mapping[value]: constant for value, constant in graph.constants.items()},
         states={mapping[value]: first for value, first in graph.states.items()},

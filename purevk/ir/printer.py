@@ -23,12 +23,19 @@ def _arg(arg: Any) -> str:
 
 
 def node_to_text(node: Node) -> str:
-    """One node: its results with their types, the operator, the arguments, where it comes from; below it its sub-graphs,
-    indented."""
+    """One node: its results with their types, the operator, the arguments, where it comes from;
+    below it its sub-graphs, indented."""
     results = ", ".join(f"{value!r}: {value.type}" for value in node.results)
     text = f"{node.op}({', '.join(_arg(arg) for arg in node.args)})"
-    line = (f"{results} = " if results else "") + text + (f"  # {node.source}" if node.source else "")
-    return "\n".join([line, *(textwrap.indent(to_text(graph, "graph").rstrip("\n"), "  ") for graph in node.graphs)])
+    line = (
+        (f"{results} = " if results else "") + text + (f"  # {node.source}" if node.source else "")
+    )
+    return "\n".join(
+        [
+            line,
+            *(textwrap.indent(to_text(graph, "graph").rstrip("\n"), "  ") for graph in node.graphs),
+        ]
+    )
 
 
 def to_text(graph: Graph, kind: str = "method") -> str:
@@ -38,11 +45,15 @@ def to_text(graph: Graph, kind: str = "method") -> str:
         if source.value is None:
             place = f"argument {source.element}"
         else:
-            place = f"{source.value!r}." + (f"size({source.dim})" if source.dim is not None else f"element({source.element})")
+            place = f"{source.value!r}." + (
+                f"size({source.dim})" if source.dim is not None else f"element({source.element})"
+            )
         bound = f" <= {symbol.upper}" if symbol.is_size else ""
         lines.append(f"symbol {symbol}{bound} = {place}")
     for value in graph.inputs:
-        lines.append(f"input {value!r}: {value.type}" if isinstance(value, Value) else f"input {value!r}")
+        lines.append(
+            f"input {value!r}: {value.type}" if isinstance(value, Value) else f"input {value!r}"
+        )
     for value in graph.constants:
         lines.append(f"constant {value!r}: {value.type}")
     for value, first in graph.states.items():

@@ -1,15 +1,16 @@
-"""Graphs as plain data (what JSON can hold) and back. The bytes of constants stay outside: the data names them by
-number.
+"""Graphs as plain data (what JSON can hold) and back. The bytes of constants stay outside: the data
+names them by number.
 
-`docs/formats.md` describes the data. Arguments of nodes are written by kind (`_KINDS`): a new kind of argument is one
-more row there.
+`docs/formats.md` describes the data. Arguments of nodes are written by kind (`_KINDS`): a new kind
+of argument is one more row there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,22 +27,28 @@ _SOURCE = [each.name for each in fields(SymbolSource)]
 
 
 def to_data(size: Size) -> int | list:
-    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an atom is the name of
-    a symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two sizes."""
+    """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an
+    atom is the name of a symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two
+    sizes."""
     if not isinstance(size, Dim):
         return int(size)
     return [
-        [factor, [
-            atom.name if isinstance(atom, Symbol) else [atom.kind, to_data(atom.left), to_data(atom.right)]
-            for atom in atoms
-        ]]
+        [
+            factor,
+            [
+                atom.name
+                if isinstance(atom, Symbol)
+                else [atom.kind, to_data(atom.left), to_data(atom.right)]
+                for atom in atoms
+            ],
+        ]
         for atoms, factor in size.terms
-    ]  # fmt: skip
+    ]
 
 
 def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
-    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or TypeError for other
-    data."""
+    """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or
+    TypeError for other data."""
     if isinstance(data, int):
         return data
     total: Size = 0
@@ -61,7 +68,8 @@ class GraphWriter:
     """Writes graphs as plain data.
 
     Args:
-        tensor: called with the bytes of each constant; gives the number by which the data names them.
+        tensor: called with the bytes of each constant; gives the number by which the data names
+            them.
     """
 
     def __init__(self, tensor: Callable[[memoryview], int]) -> None:
@@ -70,13 +78,15 @@ class GraphWriter:
         self._symbols: dict[str, Symbol] = {}
         self._where = ""
 
-    def method(self, graph: Graph, guards: Sequence[Guard], kept: Sequence[Guard]) -> dict[str, Any]:
+    def method(
+        self, graph: Graph, guards: Sequence[Guard], kept: Sequence[Guard]
+    ) -> dict[str, Any]:
         """A method's graph.
 
         Args:
             graph: as the front end made it.
-            guards: all that must hold of the sizes of a call. kept: those of them that the front end decided itself, which
-                no shape function decides again.
+            guards: all that must hold of the sizes of a call. kept: those of them that the front
+                end decided itself, which no shape function decides again.
 
         Raises:
             UnsupportedProgramError: an argument of a node is of a kind that cannot be written.
@@ -85,7 +95,9 @@ class GraphWriter:
         self._where = f"method {graph.name}"
         body = self._graph(graph)
         return {
-            "symbols": [[getattr(symbol, name) for name in _SYMBOL] for symbol in self._symbols.values()],
+            "symbols": [
+                [getattr(symbol, name) for name in _SYMBOL] for symbol in self._symbols.values()
+            ],
             "values": [[value.name, *self._type(value.type)] for value in self._values],
             "graph": body,
             "guards": [self._guard(guard) for guard in guards],
@@ -95,12 +107,19 @@ class GraphWriter:
     def _graph(self, graph: Graph) -> dict[str, Any]:
         for symbol in graph.symbols:
             if self._symbols.setdefault(symbol.name, symbol) != symbol:
-                raise UnsupportedProgramError(f"two sizes are named {symbol.name}", where=self._where)
+                raise UnsupportedProgramError(
+                    f"two sizes are named {symbol.name}", where=self._where
+                )
         return {
             "name": graph.name,
             "inputs": [self._arg(value) for value in graph.inputs],
-            "constants": [[self._number(value), self._bytes(constant)] for value, constant in graph.constants.items()],
-            "states": [[self._number(value), self._bytes(first)] for value, first in graph.states.items()],
+            "constants": [
+                [self._number(value), self._bytes(constant)]
+                for value, constant in graph.constants.items()
+            ],
+            "states": [
+                [self._number(value), self._bytes(first)] for value, first in graph.states.items()
+            ],
             "nodes": [[self._arg(getattr(node, name)) for name in _NODE] for node in graph.nodes],
             "outputs": [self._arg(output) for output in graph.outputs],
             "sources": [
@@ -110,7 +129,10 @@ class GraphWriter:
             "checks": [[self._guard(guard), message] for guard, message in graph.checks],
             "outer": sorted(symbol.name for symbol in graph.outer),
             "updates": list(graph.updates),
-            "labels": [[self._number(value), label.name, label.key] for value, label in graph.labels.items()],
+            "labels": [
+                [self._number(value), label.name, label.key]
+                for value, label in graph.labels.items()
+            ],
         }
 
     def _number(self, value: Value) -> int:
@@ -128,7 +150,11 @@ class GraphWriter:
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, np.generic):
             arg = arg.item()
-        if arg is None or isinstance(arg, (bool, int, str)) or isinstance(arg, float) and math.isfinite(arg):
+        if (
+            arg is None
+            or isinstance(arg, (bool, int, str))
+            or (isinstance(arg, float) and math.isfinite(arg))
+        ):
             return arg
         if isinstance(arg, tuple):
             return [self._arg(item) for item in arg]
@@ -136,10 +162,11 @@ class GraphWriter:
             if isinstance(arg, kind):
                 return {tag: write(self, arg)}
         raise UnsupportedProgramError(
-            f"an argument of type {type(arg).__name__} cannot be saved", where=self._where,
+            f"an argument of type {type(arg).__name__} cannot be saved",
+            where=self._where,
             why=f"tensors, sizes, numbers, texts, None, lists and {', '.join(_KINDS)} can",
             next="load the program from the file or module that it was made from",
-        )  # fmt: skip
+        )
 
 
 class GraphReader:
@@ -160,16 +187,23 @@ class GraphReader:
         """The graph, its guards, and those of them that the front end decided."""
         self._symbols = {each[0]: Symbol(**dict(zip(_SYMBOL, each))) for each in data["symbols"]}
         self._values = [
-            Value(name, TensorType(DType[dtype], self._sizes(dims))) for name, dtype, dims in data["values"]
+            Value(name, TensorType(DType[dtype], self._sizes(dims)))
+            for name, dtype, dims in data["values"]
         ]
         graph = self._graph(data["graph"])
-        return graph, tuple(map(self._guard, data["guards"])), tuple(map(self._guard, data["kept_guards"]))
+        return (
+            graph,
+            tuple(map(self._guard, data["guards"])),
+            tuple(map(self._guard, data["kept_guards"])),
+        )
 
     def _graph(self, data: Mapping[str, Any]) -> Graph:
         return Graph(
             name=data["name"],
             inputs=tuple(map(self._arg, data["inputs"])),
-            constants={self._values[number]: self._constant(number, at) for number, at in data["constants"]},
+            constants={
+                self._values[number]: self._constant(number, at) for number, at in data["constants"]
+            },
             states={
                 self._values[number]: None if at is None else self._constant(number, at)
                 for number, at in data["states"]
@@ -180,17 +214,24 @@ class GraphReader:
                 self._symbols[name]: SymbolSource(**dict(zip(_SOURCE, map(self._arg, source))))
                 for name, *source in data["sources"]
             },
-            checks=tuple((self._guard(guard), str(message)) for guard, message in data.get("checks", ())),
+            checks=tuple(
+                (self._guard(guard), str(message)) for guard, message in data.get("checks", ())
+            ),
             outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
             updates=tuple(map(int, data.get("updates", ()))),
-            labels={self._values[number]: Label(str(name), str(key)) for number, name, key in data.get("labels", ())},
+            labels={
+                self._values[number]: Label(str(name), str(key))
+                for number, name, key in data.get("labels", ())
+            },
         )
 
     def _constant(self, number: int, at: int) -> Constant:
         data = self._tensor(at)
         needed = self._values[number].type.nbytes
         if len(data) < needed:
-            raise ValueError(f"{self._values[number]!r} needs {needed} bytes, {len(data)} are there")
+            raise ValueError(
+                f"{self._values[number]!r} needs {needed} bytes, {len(data)} are there"
+            )
         return Constant(data)
 
     def _sizes(self, data: Sequence[Any]) -> tuple[Any, ...]:
@@ -200,7 +241,9 @@ class GraphReader:
         left, op, right, answer = data
         if op not in ("==", "!=", "<", "<=", ">", ">="):
             raise ValueError(f"{op!r} is no comparison")
-        return Guard(from_data(left, self._symbols), op, from_data(right, self._symbols), bool(answer))
+        return Guard(
+            from_data(left, self._symbols), op, from_data(right, self._symbols), bool(answer)
+        )
 
     def _arg(self, data: Any) -> Any:
         if isinstance(data, list):
@@ -212,11 +255,21 @@ class GraphReader:
 
 
 # Kinds of arguments that JSON has no form for: type, what is written, how it is read.
-_KINDS: dict[str, tuple[type, Callable[[GraphWriter, Any], Any], Callable[[GraphReader, Any], Any]]] = {
+_KINDS: dict[
+    str, tuple[type, Callable[[GraphWriter, Any], Any], Callable[[GraphReader, Any], Any]]
+] = {
     "value": (Value, GraphWriter._number, lambda reader, data: reader._values[data]),
-    "size": (Dim, lambda writer, arg: to_data(arg), lambda reader, data: from_data(data, reader._symbols)),
+    "size": (
+        Dim,
+        lambda writer, arg: to_data(arg),
+        lambda reader, data: from_data(data, reader._symbols),
+    ),
     "dtype": (DType, lambda writer, arg: arg.name, lambda reader, data: DType[data]),
     "float": (float, lambda writer, arg: repr(arg), lambda reader, data: float(data)),
-    "complex": (complex, lambda writer, arg: [arg.real, arg.imag], lambda reader, data: complex(*data)),
+    "complex": (
+        complex,
+        lambda writer, arg: [arg.real, arg.imag],
+        lambda reader, data: complex(*data),
+    ),
     "graph": (Graph, GraphWriter._graph, GraphReader._graph),
 }

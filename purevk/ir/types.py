@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import dims
@@ -35,18 +35,21 @@ class TensorType:
     def is_static(self) -> bool:
         return all(isinstance(size, int) for size in self.dims)
 
-    def with_dims(self, sizes: Sequence[Size]) -> "TensorType":
+    def with_dims(self, sizes: Sequence[Size]) -> TensorType:
         return TensorType(self.dtype, tuple(sizes))
 
-    def with_dtype(self, dtype: DType) -> "TensorType":
+    def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(dtype, self.dims)
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.dims))}]"
 
 
-def contiguous_strides(sizes: Sequence[Size], order: Sequence[int] | None = None) -> tuple[Size, ...]:
-    """Strides, in elements, of a dense tensor whose dims lie in memory in `order` (outermost first)."""
+def contiguous_strides(
+    sizes: Sequence[Size], order: Sequence[int] | None = None
+) -> tuple[Size, ...]:
+    """Strides, in elements, of a dense tensor whose dims lie in memory in `order` (outermost
+    first)."""
     order = tuple(range(len(sizes))) if order is None else tuple(order)
     strides: list[Size] = [0] * len(sizes)
     step: Size = 1
@@ -58,7 +61,8 @@ def contiguous_strides(sizes: Sequence[Size], order: Sequence[int] | None = None
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor lie: element [i, j, ...] at `offset + i*strides[0] + j*strides[1] + ...`.
+    """Where the elements of a tensor lie: element [i, j, ...] at `offset + i*strides[0] +
+    j*strides[1] + ...`.
 
     Offset and strides count elements of the tensor's dtype within the buffer of its storage.
     """
@@ -67,7 +71,7 @@ class Layout:
     strides: tuple[Size, ...]
 
     @classmethod
-    def dense(cls, sizes: Sequence[Size], order: Sequence[int] | None = None) -> "Layout":
+    def dense(cls, sizes: Sequence[Size], order: Sequence[int] | None = None) -> Layout:
         return cls(0, contiguous_strides(sizes, order))
 
     def is_contiguous(self, sizes: Sequence[Size]) -> bool:
@@ -77,7 +81,10 @@ class Layout:
 
     def dense_order(self, sizes: Sequence[Size]) -> tuple[int, ...] | None:
         """The order of dims in memory, outermost first, if the tensor is dense; None otherwise."""
-        order = sorted(range(len(sizes)), key=lambda d: (-dims.hint(self.strides[d]), dims.hint(sizes[d]) != 1, d))
+        order = sorted(
+            range(len(sizes)),
+            key=lambda d: (-dims.hint(self.strides[d]), dims.hint(sizes[d]) != 1, d),
+        )
         step: Size = 1
         for dim in reversed(order):
             if sizes[dim] == 1:

@@ -12,13 +12,16 @@ from purevk.ir.graph import Graph, Node, Value, values_in
 def verify(graph: Graph, after: str = "") -> None:
     """Raises `GraphError` with the first rule that the graph breaks.
 
-    Rules: every value is defined before it is read, and once; names are unique; sizes are not negative and use only symbols
-    that the graph knows; constants have the bytes that their type needs. Sub-graphs keep the same rules, and share no value
-    with the graphs around them but constants and states.
+    Rules: every value is defined before it is read, and once; names are unique; sizes are not
+    negative and use only symbols that the graph knows; constants have the bytes that their type
+    needs. Sub-graphs keep the same rules, and share no value with the graphs around them but
+    constants and states.
     """
 
     def fail(what: str, where: str, why: str = "") -> None:
-        raise GraphError(what, where=f"{graph.name}, {where}" + (f", after {after}" if after else ""), why=why)
+        raise GraphError(
+            what, where=f"{graph.name}, {where}" + (f", after {after}" if after else ""), why=why
+        )
 
     defined: set[Value] = set()
     names: set[str] = set()
@@ -35,15 +38,23 @@ def verify(graph: Graph, after: str = "") -> None:
                 fail(f"{value!r} has a negative size", where, str(value.type))
             unknown = _dims.symbols(size) - set(graph.symbols) - graph.outer
             if unknown:
-                fail(f"{value!r} uses the unknown symbols {sorted(map(str, unknown))}", where, str(value.type))
+                fail(
+                    f"{value!r} uses the unknown symbols {sorted(map(str, unknown))}",
+                    where,
+                    str(value.type),
+                )
 
     for value in graph.inputs:
         if isinstance(value, Value):
             define(value, "inputs")
     for value, constant in graph.constants.items():
         define(value, "constants")
-        if not value.type.is_static or constant.known and len(constant.data) < value.type.nbytes:
-            fail(f"constant {value!r} does not have its bytes", "constants", f"{len(constant.data)} for {value.type}")
+        if not value.type.is_static or (constant.known and len(constant.data) < value.type.nbytes):
+            fail(
+                f"constant {value!r} does not have its bytes",
+                "constants",
+                f"{len(constant.data)} for {value.type}",
+            )
     for value in graph.states:
         define(value, "states")
     for position, node in enumerate(graph.nodes):

@@ -20,22 +20,38 @@ from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
 
 NAME = "purevk.attention"
-HEADS_FIRST_OUT = (0, 2, 1, 3)  # the result [B, H, S, D] lies as [B, S, H, D], which the next product reads as one matrix
+HEADS_FIRST_OUT = (
+    0,
+    2,
+    1,
+    3,
+)  # the result [B, H, S, D] lies as [B, S, H, D], which the next product reads as one matrix
 
 
 def _attention_shape(
-    q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None, scale: float = 1.0, causal: bool = False,
-    start: Size = 0, length: Size | None = None,
-) -> TensorType:  # fmt: skip
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    mask: TensorType | None = None,
+    scale: float = 1.0,
+    causal: bool = False,
+    start: Size = 0,
+    length: Size | None = None,
+) -> TensorType:
     if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
         raise ShapeError(f"attention of {q} over {k} and {v}")
     return q.with_dims((*q.dims[:3], v.dims[3]))
 
 
 def _rows(lowering: Lowering, operand: Operand) -> Operand:
-    """An operand whose last dim is dense and whose strides and offset are multiples of 4; copied if need be."""
+    """An operand whose last dim is dense and whose strides and offset are multiples of 4; copied if
+    need be."""
     unit = isinstance(operand.strides[3], int) and operand.strides[3] == 1
-    outer = [s for size, s in zip(operand.dims[:3], operand.strides[:3]) if not (isinstance(size, int) and size == 1)]
+    outer = [
+        s
+        for size, s in zip(operand.dims[:3], operand.strides[:3])
+        if not (isinstance(size, int) and size == 1)
+    ]
     if unit and isinstance(operand.offset, int) and gcd4(operand.offset, *outer):
         return operand
     return dense(lowering, operand)
@@ -56,9 +72,14 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     width, value_width = _dims.specialize(q.dims[3]), _dims.specialize(v.dims[3])
     key_heads, keys = k.dims[1], k.dims[2] if length is None else length
     macros: dict[str, Any] = {
-        "HEAD_DIM": width, "VALUE_DIM": value_width, "T_Q": q.dtype.glsl, "T_K": k.dtype.glsl, "T_V": v.dtype.glsl,
-        "T_OUT": out.dtype.glsl, "CAUSAL": int(causal),
-    }  # fmt: skip
+        "HEAD_DIM": width,
+        "VALUE_DIM": value_width,
+        "T_Q": q.dtype.glsl,
+        "T_K": k.dtype.glsl,
+        "T_V": v.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "CAUSAL": int(causal),
+    }
     buffers: list[tuple[Operand, str]] = []
     for name, operand in (("TEXEL_Q", q), ("TEXEL_K", k), ("TEXEL_V", v)):
         texel = lowering.texel(operand, True)
@@ -74,15 +95,31 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         mask_offset = mask.offset
         texel = lowering.texel(mask, False)
         macros.update(
-            {"MASK": 2 if mask.dtype is DType.bool else 1, "T_MASK": mask.dtype.glsl, "TEXEL_MASK": int(bool(texel))}
+            {
+                "MASK": 2 if mask.dtype is DType.bool else 1,
+                "T_MASK": mask.dtype.glsl,
+                "TEXEL_MASK": int(bool(texel)),
+            }
         )
         buffers.append((mask, "r" + texel))
     buffers.append((out, "w"))
     params = [
-        queries, keys, heads // key_heads, bits_of(scale), start,
-        *(_stride(q, d) for d in range(3)), *(_stride(k, d) for d in range(3)), *(_stride(v, d) for d in range(3)),
-        *(_stride(out, d) for d in range(3)), *mask_params, q.offset, k.offset, v.offset, out.offset, mask_offset,
-    ]  # fmt: skip
+        queries,
+        keys,
+        heads // key_heads,
+        bits_of(scale),
+        start,
+        *(_stride(q, d) for d in range(3)),
+        *(_stride(k, d) for d in range(3)),
+        *(_stride(v, d) for d in range(3)),
+        *(_stride(out, d) for d in range(3)),
+        *mask_params,
+        q.offset,
+        k.offset,
+        v.offset,
+        out.offset,
+        mask_offset,
+    ]
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
     halves = q.dtype is k.dtype is v.dtype is DType.float16
     choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, halves).emit(
@@ -101,9 +138,12 @@ MAX_WIDTH = 256
 
 
 def head_width_fits(width: Size, value_width: Size) -> bool:
-    """Whether the attention kernels take heads of this width. One that calls may change is taken for its bound, under a
-    guard."""
-    return all(w % 4 == 0 and 0 < w <= MAX_WIDTH for w in (_dims.specialize(width), _dims.specialize(value_width)))
+    """Whether the attention kernels take heads of this width. One that calls may change is taken
+    for its bound, under a guard."""
+    return all(
+        w % 4 == 0 and 0 < w <= MAX_WIDTH
+        for w in (_dims.specialize(width), _dims.specialize(value_width))
+    )
 
 
 def _result_order(node: Node, places: Places) -> tuple[tuple[int, ...] | None]:
@@ -113,17 +153,24 @@ def _result_order(node: Node, places: Places) -> tuple[tuple[int, ...] | None]:
 
 register(
     Operator(
-        NAME, _attention_shape,
+        NAME,
+        _attention_shape,
         Kernel(_attention_lower, layouts=_result_order, supports=_supports, bfloat16=False),
     )
-)  # fmt: skip
+)
 
 
-# -- scaled_dot_product_attention --------------------------------------------------------------------------------------
+# -- scaled_dot_product_attention ----------------------------------------------------------------
 def _sdpa_shape(
-    q: TensorType, k: TensorType, v: TensorType, attn_mask: TensorType | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> TensorType:  # fmt: skip
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> TensorType:
     lead = q.dims[:-2] if enable_gqa else broadcast(q.dims[:-2], k.dims[:-2], v.dims[:-2])
     return q.with_dims((*lead, q.dims[-2], v.dims[-1]))
 
@@ -149,7 +196,8 @@ def _default_scale(scale: float | None, width: Size) -> float:
 
 
 def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
-    """[..., S, D] as [B, H, S, D], the dims before S expanded to `lead`, where the heads may stay fewer."""
+    """[..., S, D] as [B, H, S, D], the dims before S expanded to `lead`, where the heads may stay
+    fewer."""
     rank = value.type.rank
     wanted = (*lead, *value.type.dims[-2:])
     if rank == 4:
@@ -158,7 +206,11 @@ def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
         value = builder.emit("aten.expand.default", value, wanted)
     if rank < 4:
         return builder.emit("aten.view.default", value, (*(1,) * (4 - rank), *wanted))
-    return value if rank == 4 else builder.emit("aten.reshape.default", value, (product(wanted[:-3]), *wanted[-3:]))
+    return (
+        value
+        if rank == 4
+        else builder.emit("aten.reshape.default", value, (product(wanted[:-3]), *wanted[-3:]))
+    )
 
 
 def _expand_sdpa(builder: Any, node: Node) -> Value:
@@ -167,15 +219,24 @@ def _expand_sdpa(builder: Any, node: Node) -> Value:
 
 
 def _sdpa(
-    builder: Any, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None, gqa: bool
+    builder: Any,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
 ) -> Value:
     """Attention of torch's kind: any rank, the dims before the last two broadcast."""
     scale = _default_scale(scale, q.type.dims[-1])
     lead = broadcast(*(each.type.dims[:-3] for each in (q, k, v)))
     if q.type.rank > 2:
-        heads = q.type.dims[-3:-2] if gqa else broadcast(*(each.type.dims[-3:-2] for each in (q, k, v)))
+        heads = (
+            q.type.dims[-3:-2] if gqa else broadcast(*(each.type.dims[-3:-2] for each in (q, k, v)))
+        )
         lead = (*lead, *heads)
-    if gqa and q.type.rank != 4 or k.type.dims[:-2] != v.type.dims[:-2]:
+    if (gqa and q.type.rank != 4) or k.type.dims[:-2] != v.type.dims[:-2]:
         k, v = (_repeated(builder, each, lead) for each in (k, v))
     if q.type.rank == 4 and q.type.dims[1] != lead[1]:
         q = builder.emit("aten.expand.default", q, (*lead, *q.type.dims[2:]))
@@ -190,37 +251,51 @@ def _sdpa(
 
 
 def _repeated(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
-    """Keys or values [..., H, S, D] with each head as often as the queries [..., heads of `lead`] want it."""
-    *outer, heads, rows, width = value.type.dims
+    """Keys or values [..., H, S, D] with each head as often as the queries [..., heads of `lead`]
+    want it."""
+    *_, heads, rows, width = value.type.dims
     if heads in (1, lead[-1]):
         return builder.emit("aten.expand.default", value, (*lead, rows, width))
     each = builder.emit("aten.unsqueeze.default", value, -3)
-    each = builder.emit("aten.expand.default", each, (*lead[:-1], heads, lead[-1] // heads, rows, width))
+    each = builder.emit(
+        "aten.expand.default", each, (*lead[:-1], heads, lead[-1] // heads, rows, width)
+    )
     return builder.emit("aten.reshape.default", each, (*lead, rows, width))
 
 
 def _attend(
     builder: Any, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool
 ) -> Value:
-    """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two products."""
+    """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two
+    products."""
     width, value_width = q.type.dims[3], v.type.dims[3]
     wide = q.type.dtype is DType.float64  # in two products
     if not wide and head_width_fits(width, value_width):
         return builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
-    if not wide and all(isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)):
+    if not wide and all(
+        isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)
+    ):
         q, k, v = (
-            builder.emit("aten.constant_pad_nd.default", each, (0, -each.type.dims[3] % 4), 0) if each.type.dims[3] % 4 else each
+            builder.emit("aten.constant_pad_nd.default", each, (0, -each.type.dims[3] % 4), 0)
+            if each.type.dims[3] % 4
+            else each
             for each in (q, k, v)
-        )  # fmt: skip
+        )
         made = builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
         return builder.emit("aten.slice.Tensor", made, 3, 0, value_width, 1)
     heads, rows, keys = q.type.dims[1], q.type.dims[2], k.type.dims[2]
     if k.type.dims[1] != heads:
         k, v = (_repeated(builder, each, q.type.dims[:2]) for each in (k, v))
-    scores = builder.emit("aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2)))
+    scores = builder.emit(
+        "aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
+    )
     scores = builder.emit("aten.mul.Scalar", scores, scale)
     if causal:
-        seen = builder.emit("aten.tril.default", builder.emit("aten.full.default", (rows, keys), True, DType.bool), 0)
+        seen = builder.emit(
+            "aten.tril.default",
+            builder.emit("aten.full.default", (rows, keys), True, DType.bool),
+            0,
+        )
         scores = builder.emit("aten.where.ScalarOther", seen, scores, -math.inf)
     if mask is not None and mask.type.dtype is DType.bool:
         scores = builder.emit("aten.where.ScalarOther", mask, scores, -math.inf)
@@ -231,59 +306,96 @@ def _attend(
 
 
 register(
-    Operator("aten.scaled_dot_product_attention.default", _sdpa_shape, Rewrite(_expand_sdpa, _refuse_sdpa))
-)  # fmt: skip
+    Operator(
+        "aten.scaled_dot_product_attention.default",
+        _sdpa_shape,
+        Rewrite(_expand_sdpa, _refuse_sdpa),
+    )
+)
 
 
-def _etvk_sdpa_shape(q: TensorType, k: TensorType, v: TensorType, attn_mask: TensorType | None = None, scale: float | None = None) -> TensorType:
+def _etvk_sdpa_shape(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    attn_mask: TensorType | None = None,
+    scale: float | None = None,
+) -> TensorType:
     return q.with_dims((*q.dims[:-1], v.dims[-1]))
 
 
 register(
     Operator(
-        "et_vk.sdpa.default", _etvk_sdpa_shape,
-        Rewrite(lambda builder, node: _sdpa(builder, *node.args[:4], False, node.args[4], False), _refuse_sdpa),
+        "et_vk.sdpa.default",
+        _etvk_sdpa_shape,
+        Rewrite(
+            lambda builder, node: _sdpa(builder, *node.args[:4], False, node.args[4], False),
+            _refuse_sdpa,
+        ),
     )
-)  # fmt: skip
+)
 
 
-# -- KV cache ----------------------------------------------------------------------------------------------------------
+# -- KV cache ------------------------------------------------------------------------------------
 def _write_lower(lowering: Lowering, node: Node) -> None:
     state, value, dim, start = node.args
     target, source = lowering.operand(state), lowering.operand(value)
     lowering.require(
-        start + source.dims[dim], target.dims[dim], f"the cache of {node.source} is too small for this call",
-        "the call would write up to row {left} of {right}", "call reset_state(), or export the model with a larger cache",
-    )  # fmt: skip
+        start + source.dims[dim],
+        target.dims[dim],
+        f"the cache of {node.source} is too small for this call",
+        "the call would write up to row {left} of {right}",
+        "call reset_state(), or export the model with a larger cache",
+    )
     lowering.require(
-        0, start, f"the call would write before the cache of {node.source}", "it would start at row {right}",
+        0,
+        start,
+        f"the call would write before the cache of {node.source}",
+        "it would start at row {right}",
         "pass a position of 0 or more",
-    )  # fmt: skip
+    )
     emit_copy(lowering, source, slice_of(target, dim, start, source.dims[dim]))
 
 
 register(
-    Operator("purevk.write", lambda state, value, dim, start: None, Kernel(_write_lower), mutates=(0,))
-)  # fmt: skip
-
-
+    Operator(
+        "purevk.write", lambda state, value, dim, start: None, Kernel(_write_lower), mutates=(0,)
+    )
+)
 
 
 def _sdpa_with_kv_cache_shape(
-    query: TensorType, key: TensorType, value: TensorType, key_cache: TensorType, value_cache: TensorType, start_pos: Size,
-    seq_len: Size, attn_mask: TensorType | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    key_cache: TensorType,
+    value_cache: TensorType,
+    start_pos: Size,
+    seq_len: Size,
+    attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     scale: float | None = None,
-) -> TensorType:  # fmt: skip
+) -> TensorType:
     if not query.rank == key.rank == key_cache.rank == 4:
         raise ShapeError(f"attention of {query} with a cache {key_cache}")
     return query
 
 
 def _attend_cache(
-    builder: Any, query: Value, keys: Value, values: Value, start: Size, mask: Value | None, causal: bool, scale: float | None
+    builder: Any,
+    query: Value,
+    keys: Value,
+    values: Value,
+    start: Size,
+    mask: Value | None,
+    causal: bool,
+    scale: float | None,
 ) -> Value:
     """Attention of [B, S, H, D] over the first start + S rows of caches [B, T, H, D]."""
-    first = [builder.emit("aten.permute.default", each, (0, 2, 1, 3)) for each in (query, keys, values)]
+    first = [
+        builder.emit("aten.permute.default", each, (0, 2, 1, 3)) for each in (query, keys, values)
+    ]
     length = start + query.type.dims[1]
     made = builder.emit(
         NAME, *first, mask, _default_scale(scale, query.type.dims[3]), bool(causal), start, length
@@ -306,16 +418,24 @@ def _refuse_cache(node: Node, traits: Any) -> str | None:
 
 register(
     Operator(
-        "llama.sdpa_with_kv_cache.default", _sdpa_with_kv_cache_shape, Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
+        "llama.sdpa_with_kv_cache.default",
+        _sdpa_with_kv_cache_shape,
+        Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
         mutates=(3, 4),
     )
-)  # fmt: skip
+)
 
 
 def _custom_sdpa_shape(
-    query: TensorType, key: TensorType, value: TensorType, start_pos: Size, attn_mask: TensorType | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-) -> TensorType:  # fmt: skip
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    start_pos: Size,
+    attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> TensorType:
     return query
 
 
@@ -324,7 +444,11 @@ def _expand_custom_sdpa(builder: Any, node: Node) -> Value:
     return _attend_cache(builder, query, key, value, start, mask, causal, scale)
 
 
-register(Operator("llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache)))
+register(
+    Operator(
+        "llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache)
+    )
+)
 
 
 def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -> TensorType:
@@ -338,24 +462,36 @@ def _expand_update_cache(builder: Any, node: Node) -> Value:
 
 
 register(
-    Operator("llama.update_cache.default", _update_cache_shape, Rewrite(_expand_update_cache), mutates=(1,))
-)  # fmt: skip
+    Operator(
+        "llama.update_cache.default",
+        _update_cache_shape,
+        Rewrite(_expand_update_cache),
+        mutates=(1,),
+    )
+)
 
 
-# -- rotary embedding --------------------------------------------------------------------------------------------------
-def _rotary_shape(xq: TensorType, xk: TensorType, freqs_cos: TensorType, freqs_sin: TensorType) -> tuple[TensorType, TensorType]:
+# -- rotary embedding ----------------------------------------------------------------------------
+def _rotary_shape(
+    xq: TensorType, xk: TensorType, freqs_cos: TensorType, freqs_sin: TensorType
+) -> tuple[TensorType, TensorType]:
     return xq, xk
 
 
 _ROTATE = Expression(
-    (DType.float32,) * 4, (),
-    (Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), DType.float32), Step("$0 * $3 + $1 * $2", (0, 1, 2, 3), DType.float32)),
+    (DType.float32,) * 4,
+    (),
+    (
+        Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), DType.float32),
+        Step("$0 * $3 + $1 * $2", (0, 1, 2, 3), DType.float32),
+    ),
     (4, 5),
-)  # fmt: skip
+)
 
 
 def _rotate_lower(lowering: Lowering, node: Node) -> None:
-    """x [B, S, H, D] in pairs (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), the angles [S, D / 2]."""
+    """x [B, S, H, D] in pairs (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), the angles [S, D /
+    2]."""
     x_value, cos_value, sin_value = node.args
     x, out = lowering.operand(x_value), lowering.operand(node.result)
     half = (*x.dims[:3], x.dims[3] // 2)
@@ -363,16 +499,25 @@ def _rotate_lower(lowering: Lowering, node: Node) -> None:
     def lane(operand: Operand, number: int) -> Operand:
         strides = (*operand.strides[:3], 2 * operand.strides[3])
         return Operand(
-            operand.storage, Layout(operand.offset + number * operand.strides[3], strides), TensorType(operand.dtype, half)
+            operand.storage,
+            Layout(operand.offset + number * operand.strides[3], strides),
+            TensorType(operand.dtype, half),
         )
 
     angles = []
     for value in (cos_value, sin_value):
         angle = lowering.operand(value)
         layout = Layout(angle.offset, (angle.strides[0], 0, angle.strides[1]))
-        angles.append(Operand(angle.storage, layout, TensorType(angle.dtype, (x.dims[1], x.dims[2], half[3]))))
+        angles.append(
+            Operand(angle.storage, layout, TensorType(angle.dtype, (x.dims[1], x.dims[2], half[3])))
+        )
     emit_pointwise(
-        lowering, _ROTATE, [lane(x, 0), lane(x, 1), *angles], (), [lane(out, 0), lane(out, 1)], label="rotary"
+        lowering,
+        _ROTATE,
+        [lane(x, 0), lane(x, 1), *angles],
+        (),
+        [lane(out, 0), lane(out, 1)],
+        label="rotary",
     )
 
 
@@ -381,7 +526,11 @@ register(Operator("purevk.rotate_pairs", lambda x, cos, sin: x, Kernel(_rotate_l
 
 def _expand_rotary(builder: Any, node: Node) -> tuple[Value, Value]:
     xq, xk, cos, sin = node.args
-    return builder.emit("purevk.rotate_pairs", xq, cos, sin), builder.emit("purevk.rotate_pairs", xk, cos, sin)
+    return builder.emit("purevk.rotate_pairs", xq, cos, sin), builder.emit(
+        "purevk.rotate_pairs", xk, cos, sin
+    )
 
 
-register(Operator("et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, _supports)))
+register(
+    Operator("et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, _supports))
+)

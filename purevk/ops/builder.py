@@ -17,7 +17,7 @@ class Builder:
         source: where the nodes come from, for messages.
     """
 
-    def __init__(self, source: str = "", names: "NameSource | None" = None) -> None:
+    def __init__(self, source: str = "", names: NameSource | None = None) -> None:
         self.nodes: list[Node] = []
         self.source = source
         self.names = names or NameSource()

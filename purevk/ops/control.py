@@ -1,8 +1,8 @@
 """Control flow: nodes whose arguments are sub-graphs.
 
-A sub-graph's inputs are the node's operands, in order. Constants and states of the graphs around it are its own under the
-same values. `reads` and `writes` name the states that the sub-graphs touch, so that the node keeps its place among others
-that do.
+A sub-graph's inputs are the node's operands, in order. Constants and states of the graphs around it
+are its own under the same values. `reads` and `writes` name the states that the sub-graphs touch,
+so that the node keeps its place among others that do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from purevk.ops.registry import Control, Operator, ShapeError, register
 
 
 def output_type(output: Arg) -> TensorType:
-    """The type of a control-flow node's result for an output of its sub-graph; numbers become tensors without dims."""
+    """The type of a control-flow node's result for an output of its sub-graph; numbers become
+    tensors without dims."""
     if isinstance(output, Value):
         return output.type
     if isinstance(output, bool):
@@ -29,7 +30,11 @@ def output_type(output: Arg) -> TensorType:
 
 def same_type(left: TensorType, right: TensorType) -> bool:
     """Whether two types are the same, under guards where sizes are expressions."""
-    return left.dtype is right.dtype and left.rank == right.rank and all(a == b for a, b in zip(left.dims, right.dims))
+    return (
+        left.dtype is right.dtype
+        and left.rank == right.rank
+        and all(a == b for a, b in zip(left.dims, right.dims))
+    )
 
 
 def _agree(what: str, left: tuple[TensorType, ...], right: tuple[TensorType, ...]) -> None:
@@ -45,29 +50,57 @@ def _types(args: tuple) -> tuple[TensorType, ...]:
     return tuple(arg if isinstance(arg, TensorType) else output_type(arg) for arg in args)
 
 
-def _cond(predicate: Any, true: Graph, false: Graph, true_operands: Any, false_operands: Any, reads: Any, writes: Any) -> Any:
+def _cond(
+    predicate: Any,
+    true: Graph,
+    false: Graph,
+    true_operands: Any,
+    false_operands: Any,
+    reads: Any,
+    writes: Any,
+) -> Any:
     made = tuple(output_type(output) for output in true.outputs)
-    _agree("the branches differ in what they return", made, tuple(output_type(output) for output in false.outputs))
+    _agree(
+        "the branches differ in what they return",
+        made,
+        tuple(output_type(output) for output in false.outputs),
+    )
     return made
 
 
-def _while(condition: Graph, body: Graph, carried: Any, condition_operands: Any, body_operands: Any, reads: Any, writes: Any) -> Any:
+def _while(
+    condition: Graph,
+    body: Graph,
+    carried: Any,
+    condition_operands: Any,
+    body_operands: Any,
+    reads: Any,
+    writes: Any,
+) -> Any:
     made = _types(carried)
-    _agree("the body of a loop returns other types than it takes", made, tuple(output_type(output) for output in body.outputs))
+    _agree(
+        "the body of a loop returns other types than it takes",
+        made,
+        tuple(output_type(output) for output in body.outputs),
+    )
     return made
 
 
-def _scan(body: Graph, length: Any, carried: Any, scanned: Any, operands: Any, reads: Any, writes: Any) -> Any:
+def _scan(
+    body: Graph, length: Any, carried: Any, scanned: Any, operands: Any, reads: Any, writes: Any
+) -> Any:
     made = tuple(output_type(output) for output in body.outputs)
     first = _types(carried)
     _agree("the body of a scan returns other types than it takes", first, made[: len(first)])
     return first + tuple(type.with_dims((length, *type.dims)) for type in made[len(first) :])
 
 
-# The number or tensor of one element `predicate` says which sub-graph runs; each has operands of its own.
+# The number or tensor of one element `predicate` says which sub-graph runs; each has operands of
+# its own.
 register(Operator("purevk.cond", _cond, Control(), mutates=(6,)))
-# While `condition(*carried, *condition_operands)`: `carried = body(*carried, *body_operands)`. The results are `carried`.
+# While `condition(*carried, *condition_operands)`: `carried = body(*carried, *body_operands)`. The
+# results are `carried`.
 register(Operator("purevk.while", _while, Control(), mutates=(6,)))
-# For each of `length` places i: `(carried..., rows...) = body(*carried, *(each[i] for each in scanned), *operands)`.
-# The results are `carried` and the stacked rows.
+# For each of `length` places i: `(carried..., rows...) = body(*carried, *(each[i] for each in
+# scanned), *operands)`. The results are `carried` and the stacked rows.
 register(Operator("purevk.for", _scan, Control(), mutates=(6,)))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.convolution_choice import choose, choose_depthwise, is_short
-from purevk.ops.convolution_planes import adapt, is_product, lower_groups, lower_product, reads_planes, spread_last, works_on_planes
+from purevk.ops.convolution_planes import (
+    adapt,
+    is_product,
+    lower_groups,
+    lower_product,
+    reads_planes,
+    spread_last,
+    works_on_planes,
+)
 from purevk.ops.convolution_tiles import lower_tiles, tiles_of
 from purevk.ops.epilogue import gcd4, make_epilogue
 from purevk.ops.lowering import Lowering, Operand
@@ -27,28 +36,47 @@ def _window(size: Size, kernel: int, stride: int, padding: int, dilation: int) -
     return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
 
 
-def _transposed_window(size: Size, kernel: int, stride: int, padding: int, dilation: int, extra: int) -> Size:
+def _transposed_window(
+    size: Size, kernel: int, stride: int, padding: int, dilation: int, extra: int
+) -> Size:
     return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
 
 
 def _convolution_shape(
-    x: TensorType, weight: TensorType, bias: TensorType | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool = False, output_padding: Sequence[int] = (0,), groups: int = 1,
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> TensorType:
     spatial = weight.rank - 2
     if x.rank not in (spatial + 1, spatial + 2) or spatial < 1:
         raise ShapeError(f"cannot convolve {x} with {weight}")
     lead, at = x.dims[: x.rank - spatial - 1], x.rank - spatial
     channels = weight.dims[0] if transposed else weight.dims[1] * groups
     if x.dims[at - 1] != channels:
-        raise ShapeError(f"convolution of {x} with {weight} in {groups} groups: {channels} channels are expected")
-    stride, padding, dilation = pair(stride, spatial), pair(padding, spatial), pair(dilation, spatial)
+        raise ShapeError(
+            f"convolution of {x} with {weight} in {groups} groups: {channels} channels are expected"
+        )
+    stride, padding, dilation = (
+        pair(stride, spatial),
+        pair(padding, spatial),
+        pair(dilation, spatial),
+    )
     extra = pair(output_padding or (0,), spatial)
     sizes: list[Size] = []
     for d in range(spatial):
         kernel = weight.dims[2 + d]
         if transposed:
-            sizes.append(_transposed_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d], extra[d]))
+            sizes.append(
+                _transposed_window(
+                    x.dims[at + d], kernel, stride[d], padding[d], dilation[d], extra[d]
+                )
+            )
         else:
             sizes.append(_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
     out = weight.dims[1] * groups if transposed else weight.dims[0]
@@ -59,7 +87,9 @@ def _refuse(node: Node, traits: Any) -> str | None:
     if node.args[1].type.rank > 5:
         return f"no kernel for a convolution of {node.args[1].type.rank - 2} dims"
     long = traits.too_long(_dims.product(node.args[1].type.dims[2:]))
-    return long or (None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits))
+    return long or (
+        None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits)
+    )
 
 
 def _expand_convolution(builder: Any, node: Node) -> Value:
@@ -87,18 +117,30 @@ def _expand_convolution(builder: Any, node: Node) -> Value:
 
 register(
     Operator(
-        "aten.convolution.default", _convolution_shape, Rewrite(_expand_convolution, _refuse),
+        "aten.convolution.default",
+        _convolution_shape,
+        Rewrite(_expand_convolution, _refuse),
         names=("aten._convolution.default",),
     )
-)  # fmt: skip
+)
 
 
 def _clamped_shape(
-    x: TensorType, weight: TensorType, bias: TensorType | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
-    output_min: float | None = None, output_max: float | None = None,
-) -> TensorType:  # fmt: skip
-    return _convolution_shape(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_min: float | None = None,
+    output_max: float | None = None,
+) -> TensorType:
+    return _convolution_shape(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
 
 
 def _expand_clamped(builder: Any, node: Node) -> Value:
@@ -112,33 +154,51 @@ def _expand_clamped(builder: Any, node: Node) -> Value:
     return builder.emit("aten.clamp.default", result, low, high)
 
 
-register(Operator("et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, _refuse)))
+register(
+    Operator("et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, _refuse))
+)
 
 
-# -- the kernel --------------------------------------------------------------------------------------------------------
+# -- the kernel ----------------------------------------------------------------------------------
 def _conv2d_shape(
-    x: TensorType, weight: TensorType, bias: TensorType | None, stride: tuple, padding: tuple, dilation: tuple, groups: int,
-    epilogue: Any = None, extras: tuple = (), spread: tuple = (1, 1),
-) -> TensorType:  # fmt: skip
-    """With `spread` (y, x), which only 1 x 1 windows take, the channels (dy, dx, c) of an output are the channels c of y * x
-    pixels."""
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: tuple,
+    padding: tuple,
+    dilation: tuple,
+    groups: int,
+    epilogue: Any = None,
+    extras: tuple = (),
+    spread: tuple = (1, 1),
+) -> TensorType:
+    """With `spread` (y, x), which only 1 x 1 windows take, the channels (dy, dx, c) of an output
+    are the channels c of y * x pixels."""
     kh, kw, _, out = weight.dims
     height = _window(x.dims[2], kh, stride[0], padding[0], dilation[0])
     width = _window(x.dims[3], kw, stride[1], padding[1], dilation[1])
     dtype = x.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
-    return TensorType(dtype, (x.dims[0], out // (spread[0] * spread[1]), height * spread[0], width * spread[1]))
+    return TensorType(
+        dtype, (x.dims[0], out // (spread[0] * spread[1]), height * spread[0], width * spread[1])
+    )
 
 
 def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
-    """An operand [B, C, H, W] whose pixels follow one another in memory, channels dense, and the elements from one pixel to
-    the next; copied if it is not so."""
+    """An operand [B, C, H, W] whose pixels follow one another in memory, channels dense, and the
+    elements from one pixel to the next; copied if it is not so."""
     _, channels, height, width = x.dims
     batch, channel, row, pixel = x.strides
     one = lambda size: isinstance(size, int) and size == 1  # noqa: E731
     if one(width):
         pixel = row if not one(height) else (batch if not one(x.dims[0]) else channels)
-    fits = isinstance(x.offset, int) and (one(channels) or isinstance(channel, int) and channel == 1)
-    fits = fits and (one(height) or row == width * pixel) and (one(x.dims[0]) or batch == height * width * pixel)
+    fits = isinstance(x.offset, int) and (
+        one(channels) or (isinstance(channel, int) and channel == 1)
+    )
+    fits = (
+        fits
+        and (one(height) or row == width * pixel)
+        and (one(x.dims[0]) or batch == height * width * pixel)
+    )
     fits = fits and not (isinstance(pixel, int) and pixel == 0)
     if not fits:
         x = dense(lowering, x, CHANNELS_LAST)
@@ -147,7 +207,18 @@ def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
 
 
 def _conv2d_lower(lowering: Lowering, node: Node) -> None:
-    x_value, weight_value, bias_value, stride, padding, dilation, groups, epilogue, extras, spread = node.args
+    (
+        x_value,
+        weight_value,
+        bias_value,
+        stride,
+        padding,
+        dilation,
+        groups,
+        epilogue,
+        extras,
+        spread,
+    ) = node.args
     out = lowering.operand(node.result)
     plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
     bias = packed(lowering, bias_value)
@@ -157,12 +228,34 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         tiles = tiles_of(lowering.traits, node) if planes else None
         if tiles is not None:
             weight = packed(lowering, weight_value)
-            lower_tiles(lowering, tiles, x, weight, bias, out, epilogue, extras, (stride, padding, dilation), groups, spread)
+            lower_tiles(
+                lowering,
+                tiles,
+                x,
+                weight,
+                bias,
+                out,
+                epilogue,
+                extras,
+                (stride, padding, dilation),
+                groups,
+                spread,
+            )
         elif plain:
             lower_product(lowering, x, weight_value, bias, out, epilogue, extras, spread)
         else:
             weight = packed(lowering, weight_value)
-            lower_groups(lowering, x, weight, bias, out, epilogue, extras, (stride, padding, dilation), groups)
+            lower_groups(
+                lowering,
+                x,
+                weight,
+                bias,
+                out,
+                epilogue,
+                extras,
+                (stride, padding, dilation),
+                groups,
+            )
         return
     weight = packed(lowering, weight_value)
     x, pixel = pixels(lowering, x)
@@ -177,16 +270,32 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     vector_b = gcd4(group_out, out_channels)
     half = x.dtype is weight.dtype is DType.float16
     if plain:
-        choice = choose_matmul(lowering.traits, rows, out_channels, channels, 1, half, False, (vector_a, vector_b))
+        choice = choose_matmul(
+            lowering.traits, rows, out_channels, channels, 1, half, False, (vector_a, vector_b)
+        )
     elif depthwise:
-        choice = choose_depthwise(lowering.traits, channels, out_width, batches * out_height, dilation[1])
+        choice = choose_depthwise(
+            lowering.traits, channels, out_width, batches * out_height, dilation[1]
+        )
     else:
-        choice = choose(lowering.traits, rows, group_out, kh * kw, group_in, groups, half, (vector_a, vector_b))
+        choice = choose(
+            lowering.traits, rows, group_out, kh * kw, group_in, groups, half, (vector_a, vector_b)
+        )
     columns = "N" if plain or choice.splits > 1 else "pixel_o"
-    place, channel = (f"m * {columns} + n", "n") if spread == (1, 1) else spread_last(x, out, spread)
+    place, channel = (
+        (f"m * {columns} + n", "n") if spread == (1, 1) else spread_last(x, out, spread)
+    )
     made = make_epilogue(
-        lowering, epilogue, extras, out, first_extra(choice, bias), "b, m, n", place, (1, channel), vector_out,
-    )  # fmt: skip
+        lowering,
+        epilogue,
+        extras,
+        out,
+        first_extra(choice, bias),
+        "b, m, n",
+        place,
+        (1, channel),
+        vector_out,
+    )
     if plain:
         if spread != (1, 1):
             made.macros["PLACE(b, m, n)"] = f"({place})"
@@ -194,7 +303,16 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         return
     if choice.splits > 1:
         _in_parts(
-            lowering, choice, x, pixel, weight, bias, out, made, (stride, padding, dilation), (vector_a, vector_b, vector_out)
+            lowering,
+            choice,
+            x,
+            pixel,
+            weight,
+            bias,
+            out,
+            made,
+            (stride, padding, dilation),
+            (vector_a, vector_b, vector_out),
         )
         return
     macros, buffers = bind(lowering, x, weight, bias, out, (vector_a, vector_b, vector_out))
@@ -204,30 +322,72 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     window = [kh, kw, *stride, *padding, *dilation]
     flops = 2 * rows * out_channels * kh * kw * group_in
     if depthwise:
-        params = [batches, height, width, channels, out_height, out_width, pixel, out_channels, out_channels, *window, *offsets]
+        params = [
+            batches,
+            height,
+            width,
+            channels,
+            out_height,
+            out_width,
+            pixel,
+            out_channels,
+            out_channels,
+            *window,
+            *offsets,
+        ]
         lowering.dispatch(
-            "conv2d_dw.comp", buffers, macros={**macros, **choice.macros()}, params=params,
+            "conv2d_dw.comp",
+            buffers,
+            macros={**macros, **choice.macros()},
+            params=params,
             specialize=lowering.fixed(len(params), range(9, 17)),
-            grid=choice.grid(batches, channels, out_height, out_width), flops=flops,
-        )  # fmt: skip
+            grid=choice.grid(batches, channels, out_height, out_width),
+            flops=flops,
+        )
         return
     template = "conv2d.comp" if choice.template == "matmul.comp" else "conv2d_tiled.comp"
     params = [
-        batches, height, width, group_in, out_height, out_width, group_out, pixel, out_channels, out_channels, *window,
+        batches,
+        height,
+        width,
+        group_in,
+        out_height,
+        out_width,
+        group_out,
+        pixel,
+        out_channels,
+        out_channels,
+        *window,
         *offsets,
-    ]  # fmt: skip
+    ]
     lowering.dispatch(
-        template, buffers, macros={**macros, **choice.macros()}, params=params,
-        specialize=lowering.fixed(len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))),
-        grid=choice.grid(rows, group_out, groups), subgroup_size=choice.subgroup, flops=flops,
-    )  # fmt: skip
+        template,
+        buffers,
+        macros={**macros, **choice.macros()},
+        params=params,
+        specialize=lowering.fixed(
+            len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))
+        ),
+        grid=choice.grid(rows, group_out, groups),
+        subgroup_size=choice.subgroup,
+        flops=flops,
+    )
 
 
 def _in_parts(
-    lowering: Lowering, choice: Any, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
-    epilogue: Any, window: tuple, vectors: tuple[bool, bool, bool],
-) -> None:  # fmt: skip
-    """A convolution of one group with the depth split among workgroups, and a second dispatch that adds the parts up."""
+    lowering: Lowering,
+    choice: Any,
+    x: Operand,
+    pixel: Size,
+    weight: Operand,
+    bias: Operand | None,
+    out: Operand,
+    epilogue: Any,
+    window: tuple,
+    vectors: tuple[bool, bool, bool],
+) -> None:
+    """A convolution of one group with the depth split among workgroups, and a second dispatch that
+    adds the parts up."""
     batches, channels, height, width = x.dims
     kh, kw, _, columns = weight.dims
     _, _, out_height, out_width = out.dims
@@ -235,32 +395,76 @@ def _in_parts(
     depth = kh * kw * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
     parts = parts_of(lowering, choice.splits, 1, rows, columns)
     macros, buffers = bind(lowering, x, weight, None, parts, vectors)
-    params = [batches, height, width, channels, out_height, out_width, columns, pixel, columns, columns, kh, kw]
+    params = [
+        batches,
+        height,
+        width,
+        channels,
+        out_height,
+        out_width,
+        columns,
+        pixel,
+        columns,
+        columns,
+        kh,
+        kw,
+    ]
     params += [size for pair_ in window for size in pair_]
     params += [x.offset, weight.offset, 0, 0, choice.splits, split_size(depth, choice)]
     lowering.dispatch(
-        "conv2d_tiled.comp", buffers, macros={**macros, "SPLIT_K": 1, **choice.macros()}, params=params,
-        specialize=lowering.fixed(len(params)), grid=choice.grid(rows, columns, 1), subgroup_size=choice.subgroup,
+        "conv2d_tiled.comp",
+        buffers,
+        macros={**macros, "SPLIT_K": 1, **choice.macros()},
+        params=params,
+        specialize=lowering.fixed(len(params)),
+        grid=choice.grid(rows, columns, 1),
+        subgroup_size=choice.subgroup,
         flops=2 * rows * columns * kh * kw * channels,
-    )  # fmt: skip
+    )
     alone = (1, 1, [0, 0, 0], [0, 0, 0])
-    add_parts(lowering, parts, bias, out, epilogue, choice.splits, (rows, columns, columns), alone, vectors[2])
+    add_parts(
+        lowering,
+        parts,
+        bias,
+        out,
+        epilogue,
+        choice.splits,
+        (rows, columns, columns),
+        alone,
+        vectors[2],
+    )
 
 
 def _as_matmul(
-    lowering: Lowering, choice: Any, x: Operand, pixel: Size, weight: Operand, bias: Operand | None, out: Operand,
-    epilogue: Any, rows: Size,
-) -> None:  # fmt: skip
+    lowering: Lowering,
+    choice: Any,
+    x: Operand,
+    pixel: Size,
+    weight: Operand,
+    bias: Operand | None,
+    out: Operand,
+    epilogue: Any,
+    rows: Size,
+) -> None:
     """A 1 x 1 window: rows are pixels."""
     k, n = weight.dims[2], weight.dims[3]
     a = Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k)))
     b = Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n)))
     flat = Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n)))
     emit(
-        choice, lowering, a=a, b=b, bias=bias, out=flat, epilogue=epilogue, sizes=(rows, n, k), strides=(pixel, n, n),
-        batch=(1, 1, [0, 0, 0], [0, 0, 0]), transposed=False,
+        choice,
+        lowering,
+        a=a,
+        b=b,
+        bias=bias,
+        out=flat,
+        epilogue=epilogue,
+        sizes=(rows, n, k),
+        strides=(pixel, n, n),
+        batch=(1, 1, [0, 0, 0], [0, 0, 0]),
+        transposed=False,
         vectors=(gcd4(k, pixel, x.offset), gcd4(n), gcd4(n)),
-    )  # fmt: skip
+    )
 
 
 def _conv2d_layouts(node: Node, places: Any) -> tuple:
@@ -271,9 +475,15 @@ def _conv2d_layouts(node: Node, places: Any) -> tuple:
 
 register(
     Operator(
-        NAME, _conv2d_shape,
+        NAME,
+        _conv2d_shape,
         Kernel(
-            _conv2d_lower, layouts=_conv2d_layouts, supports=supports_float, epilogue=True, bfloat16=False, adapt=adapt,
+            _conv2d_lower,
+            layouts=_conv2d_layouts,
+            supports=supports_float,
+            epilogue=True,
+            bfloat16=False,
+            adapt=adapt,
         ),
     )
-)  # fmt: skip
+)

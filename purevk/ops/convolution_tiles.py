@@ -1,9 +1,11 @@
-"""Convolutions over planes (NCHW) by tiles in shared memory, for GPUs: many channels, or groups of some."""
+"""Convolutions over planes (NCHW) by tiles in shared memory, for GPUs: many channels, or groups of
+some."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
@@ -34,10 +36,16 @@ class PlaneTiles:
 
     def macros(self) -> dict[str, int]:
         return {
-            "OUTS": self.outs, "GROUPS_O": self.groups_o, "GROUPS_X": self.groups_x, "GROUPS_Y": self.groups_y,
-            "BLOCKS": self.blocks, "DEPTH": self.depth,
-            "UNROLLED": self.unrolled, "ALONG_X": int(self.along_x), "AHEAD": int(self.ahead),
-        }  # fmt: skip
+            "OUTS": self.outs,
+            "GROUPS_O": self.groups_o,
+            "GROUPS_X": self.groups_x,
+            "GROUPS_Y": self.groups_y,
+            "BLOCKS": self.blocks,
+            "DEPTH": self.depth,
+            "UNROLLED": self.unrolled,
+            "ALONG_X": int(self.along_x),
+            "AHEAD": int(self.ahead),
+        }
 
     @property
     def columns(self) -> int:
@@ -66,11 +74,16 @@ class PlaneTiles:
 
 
 def choose_tiles(
-    traits: DeviceTraits, out: Sequence[int], columns: int, channels: int, groups: int, window: tuple[Sequence[int], ...],
+    traits: DeviceTraits,
+    out: Sequence[int],
+    columns: int,
+    channels: int,
+    groups: int,
+    window: tuple[Sequence[int], ...],
     spread: Sequence[int],
-) -> PlaneTiles | None:  # fmt: skip
-    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each; None where other kernels
-    are better.
+) -> PlaneTiles | None:
+    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each;
+    None where other kernels are better.
 
     Args:
         window: kernel, stride and dilation along y and x.
@@ -89,39 +102,62 @@ def choose_tiles(
     groups_x, groups_y = places
     depth, unrolled, ahead = _steps(taps, groups_o)
     while True:
-        tiles = PlaneTiles(outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead)
-        if depth == 1 or depth // 2 < channels and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory:
+        tiles = PlaneTiles(
+            outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead
+        )
+        if depth == 1 or (
+            depth // 2 < channels
+            and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory
+        ):
             break
         depth //= 2
-    span_y, span_x = (kernel[0] - 1) * dilation[0] + 1, 3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1
+    span_y, span_x = (
+        (kernel[0] - 1) * dilation[0] + 1,
+        3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1,
+    )
     lines = blocks * span_y if along_x else (blocks - 1) * stride[0] + span_y
     fits = (
-        lines * span_x <= _MOST_WINDOW and tiles.threads <= traits.max_invocations
-        and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory and outs % spread[1] == 0
+        lines * span_x <= _MOST_WINDOW
+        and tiles.threads <= traits.max_invocations
+        and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory
+        and outs % spread[1] == 0
         and (phases == 1 or tiles.columns % (4 * phases) == 0)
-    )  # fmt: skip
-    grid = (-(-height // tiles.height) * -(-width // tiles.width), -(-columns // tiles.columns) * groups, batches)
+    )
+    grid = (
+        -(-height // tiles.height) * -(-width // tiles.width),
+        -(-columns // tiles.columns) * groups,
+        batches,
+    )
     fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
     fits = fits and tiles.threads >= traits.subgroup_size
     return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
 
 
 def _places(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
-    """The blocks of places that a workgroup has along x and y, at most `most`; None where much of the tiles would have no work:
-    images of 14 x 14 take as long as converted for other kernels."""
+    """The blocks of places that a workgroup has along x and y, at most `most`; None where much of
+    the tiles would have no work: images of 14 x 14 take as long as converted for other kernels."""
     along_x = height == 1
     first = min(most, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
     for groups_x in (first, first // 2, first // 4):
-        groups_y = 1 if along_x or not groups_x else min(most // groups_x, power_of_two(-(-height // blocks)))
-        wide, high = 4 * groups_x * (blocks if along_x else 1), groups_y * (1 if along_x else blocks)
-        if groups_x and height * width >= _LEAST_USED * (-(-width // wide) * wide) * (-(-height // high) * high):
+        groups_y = (
+            1
+            if along_x or not groups_x
+            else min(most // groups_x, power_of_two(-(-height // blocks)))
+        )
+        wide, high = (
+            4 * groups_x * (blocks if along_x else 1),
+            groups_y * (1 if along_x else blocks),
+        )
+        if groups_x and height * width >= _LEAST_USED * (-(-width // wide) * wide) * (
+            -(-height // high) * high
+        ):
             return groups_x, groups_y
     return None
 
 
 def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
-    """Channels of a step, those whose products are unrolled, and whether a step's reads are on their way during the step
-    before: as measured on an H200."""
+    """Channels of a step, those whose products are unrolled, and whether a step's reads are on
+    their way during the step before: as measured on an H200."""
     if taps == 1:
         return 32, 16, False
     if groups_o == 1:
@@ -130,8 +166,9 @@ def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
 
 
 def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
-    """The tiles of a convolution node, if it should run by them where its input and its result are planes."""
-    x, weight, _, stride, padding, dilation, groups, _, _, spread = node.args
+    """The tiles of a convolution node, if it should run by them where its input and its result are
+    planes."""
+    x, weight, _, stride, _, dilation, groups, _, _, spread = node.args
     kh, kw, group_in, columns = weight.type.dims
     units = traits.matrix_shape is not None and x.type.dtype is weight.type.dtype is DType.float16
     if traits.is_cpu or units or columns // groups < LEAST_COLUMNS or group_in < 4:
@@ -140,7 +177,9 @@ def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
     sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]
     if not all(sizes):
         return None
-    return choose_tiles(traits, sizes, columns // groups, group_in, groups, ((kh, kw), stride, dilation), spread)
+    return choose_tiles(
+        traits, sizes, columns // groups, group_in, groups, ((kh, kw), stride, dilation), spread
+    )
 
 
 def _pairs(traits: DeviceTraits, tiles: PlaneTiles) -> bool:
@@ -150,35 +189,91 @@ def _pairs(traits: DeviceTraits, tiles: PlaneTiles) -> bool:
 
 
 def lower_tiles(
-    lowering: Lowering, tiles: PlaneTiles, x: Operand, weight: Operand, bias: Operand | None, out: Operand, epilogue: Any,
-    extras: tuple, window: tuple[tuple, tuple, tuple], groups: int, spread: tuple[int, int],
-) -> None:  # fmt: skip
+    lowering: Lowering,
+    tiles: PlaneTiles,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    out: Operand,
+    epilogue: Any,
+    extras: tuple,
+    window: tuple[tuple, tuple, tuple],
+    groups: int,
+    spread: tuple[int, int],
+) -> None:
     """The kernel; input and result are planes."""
     batches, _, height, width = x.dims
     kh, kw, group_in, columns = weight.dims
     stride, padding, dilation = window
     places_y, places_x = out.dims[2] // spread[0], out.dims[3] // spread[1]
     vector = gcd4(places_x, out.offset)
-    pairs = vector and spread[1] == 2 and _dims.gcd_of(places_x) % 8 == 0 and _pairs(lowering.traits, tiles)
-    made = make_epilogue(lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", None, vector, (1, "n"))
+    pairs = (
+        vector
+        and spread[1] == 2
+        and _dims.gcd_of(places_x) % 8 == 0
+        and _pairs(lowering.traits, tiles)
+    )
+    made = make_epilogue(
+        lowering,
+        epilogue,
+        extras,
+        out,
+        3 + (bias is not None),
+        "at, n",
+        "at",
+        None,
+        vector,
+        (1, "n"),
+    )
     macros = {
-        "T_A": x.dtype.glsl, "T_B": weight.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias is not None),
-        "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])), "VEC4_OUT": int(vector), "PAIRS": int(pairs),
+        "T_A": x.dtype.glsl,
+        "T_B": weight.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "BIAS": int(bias is not None),
+        "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])),
+        "VEC4_OUT": int(vector),
+        "PAIRS": int(pairs),
         "VEC4_B": int(gcd4(columns // groups, columns, weight.offset, out.dims[1])),
-        "SPREAD_Y": spread[0], "SPREAD_X": spread[1], **tiles.macros(), **made.macros,
-    }  # fmt: skip
+        "SPREAD_Y": spread[0],
+        "SPREAD_X": spread[1],
+        **tiles.macros(),
+        **made.macros,
+    }
     buffers = [(x, "r"), (weight, "r")]
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
     tiles_x, tiles_y = _dims.ceil_div(places_x, tiles.width), _dims.ceil_div(places_y, tiles.height)
     params: list[Size] = [
-        x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0, group_in, columns // groups, columns,
-        height, width, places_y, places_x, tiles_x, kh, kw, *stride, *padding, *dilation, *x.strides[:3],
-    ]  # fmt: skip
+        x.offset,
+        weight.offset,
+        out.offset,
+        bias.offset if bias is not None else 0,
+        group_in,
+        columns // groups,
+        columns,
+        height,
+        width,
+        places_y,
+        places_x,
+        tiles_x,
+        kh,
+        kw,
+        *stride,
+        *padding,
+        *dilation,
+        *x.strides[:3],
+    ]
     lowering.dispatch(
-        "conv2d_planes_tiled.comp", [*buffers, (out, "w"), *made.buffers], macros=macros, params=params,
+        "conv2d_planes_tiled.comp",
+        [*buffers, (out, "w"), *made.buffers],
+        macros=macros,
+        params=params,
         specialize=range(len(params)),
-        grid=(tiles_x * tiles_y, _dims.ceil_div(columns // groups, tiles.columns) * groups, batches),
+        grid=(
+            tiles_x * tiles_y,
+            _dims.ceil_div(columns // groups, tiles.columns) * groups,
+            batches,
+        ),
         flops=2 * out.type.numel * kh * kw * group_in,
-    )  # fmt: skip
+    )

@@ -1,13 +1,16 @@
-"""Operators whose results have as many elements as the values of their arguments say: nonzero, boolean indices, unique.
+"""Operators whose results have as many elements as the values of their arguments say: nonzero,
+boolean indices, unique.
 
-A running sum over the flags of what is taken gives each element its place, and its last entry the count, which the host reads;
-results are planned for the most that there can be. What depends on the count alone runs in a later segment (see
-`SymbolSource`); the elements themselves are put into place without it.
+A running sum over the flags of what is taken gives each element its place, and its last entry the
+count, which the host reads; results are planned for the most that there can be. What depends on the
+count alone runs in a later segment (see `SymbolSource`); the elements themselves are put into place
+without it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -40,14 +43,23 @@ def _places(builder: Any, flags: Value, size: Size) -> Value:
 
 def _last(builder: Any, sums: Value) -> Value:
     body = "r = 0; if (total > 0) r = int(SUMS(total - 1));"
-    return mapped(builder, body, {"SUMS": sums}, TensorType(DType.int32, (1,)), numbers={"total": sums.type.dims[0]})
+    return mapped(
+        builder,
+        body,
+        {"SUMS": sums},
+        TensorType(DType.int32, (1,)),
+        numbers={"total": sums.type.dims[0]},
+    )
 
 
 def _nothing(builder: Any, node: Node) -> tuple[Value, ...]:
-    return tuple(builder.emit("aten.full.default", value.type.dims, 0, value.type.dtype) for value in node.results)
+    return tuple(
+        builder.emit("aten.full.default", value.type.dims, 0, value.type.dtype)
+        for value in node.results
+    )
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks ---------------------------------------------------------------------------------------
 def _taken(builder: Any, x: Value, mask: Value, size: Size) -> Value:
     """The rows of x[n, ...] where the flat mask[n] is true."""
     flags = _flags(builder, mask)
@@ -56,9 +68,12 @@ def _taken(builder: Any, x: Value, mask: Value, size: Size) -> Value:
     width = _dims.product(rest)
     rows = builder.emit("aten.view.default", x, (count, width))
     made = mapped_over(
-        builder, "if (MASK(i0) != 0) R_PUT(BEFORE(i0) - 1, i1, X(i0, i1));", {"X": rows, "MASK": flags, "BEFORE": before},
-        (count, width), TensorType(x.type.dtype, (size, width)),
-    )  # fmt: skip
+        builder,
+        "if (MASK(i0) != 0) R_PUT(BEFORE(i0) - 1, i1, X(i0, i1));",
+        {"X": rows, "MASK": flags, "BEFORE": before},
+        (count, width),
+        TensorType(x.type.dtype, (size, width)),
+    )
     return builder.emit("aten.view.default", made, (size, *rest))
 
 
@@ -71,16 +86,25 @@ def _coordinates(builder: Any, mask: Value, size: Size, dtype: DType) -> Value:
         return builder.emit("aten.full.default", (size, 0), 0, dtype)
     writes, left = [], "left"
     for d in reversed(range(rank)):
-        writes.append(f"R_PUT(at, {d}, {left} % dim_{d}); left /= dim_{d};" if d else f"R_PUT(at, 0, {left});")
+        writes.append(
+            f"R_PUT(at, {d}, {left} % dim_{d}); left /= dim_{d};" if d else f"R_PUT(at, 0, {left});"
+        )
     body = f"if (MASK(i0) != 0) {{ int at = BEFORE(i0) - 1, left = i0; {' '.join(writes)} }}"
     return mapped_over(
-        builder, body, {"MASK": flags, "BEFORE": before}, flags.type.dims, TensorType(dtype, (size, rank)),
+        builder,
+        body,
+        {"MASK": flags, "BEFORE": before},
+        flags.type.dims,
+        TensorType(dtype, (size, rank)),
         numbers={f"dim_{d}": mask.type.dims[d] for d in range(1, rank)},
-    )  # fmt: skip
+    )
 
 
 def _nonzero_shape(x: TensorType) -> TensorType:
-    raise UnknownSizes("how many elements are not zero is known only at a call", (TensorType(DType.int64, (Counted(x.numel), x.rank)),))
+    raise UnknownSizes(
+        "how many elements are not zero is known only at a call",
+        (TensorType(DType.int64, (Counted(x.numel), x.rank)),),
+    )
 
 
 def _nonzero(builder: Any, node: Node, x: Value) -> Any:
@@ -94,28 +118,44 @@ row("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
 
 def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) -> Any:
     if is_empty(x.type) or is_empty(node.result.type):
-        return builder.emit("aten.full.default", node.result.type.dims, fill, node.result.type.dtype)
+        return builder.emit(
+            "aten.full.default", node.result.type.dims, fill, node.result.type.dtype
+        )
     flags = _flags(builder, x)
     found = _coordinates(builder, x, x.type.numel, DType.int32)
     total = _last(builder, builder.emit("aten.cumsum.default", flags, 0, DType.int32))
     body = "r = fill; if (i0 < TOTAL(0)) r = FOUND(i0, i1);"
-    return mapped(builder, body, {"FOUND": found, "TOTAL": total}, node.result.type.with_dtype(DType.int32), numbers={"fill": fill})
+    return mapped(
+        builder,
+        body,
+        {"FOUND": found, "TOTAL": total},
+        node.result.type.with_dtype(DType.int32),
+        numbers={"fill": fill},
+    )
 
 
-row("aten.nonzero_static.default", lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)), _nonzero_static)
+row(
+    "aten.nonzero_static.default",
+    lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)),
+    _nonzero_static,
+)
 
 
 def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:
     # torch.export takes the elements before the broadcast for the most that there can be.
     count = Counted(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
-    raise UnknownSizes("how many elements a mask takes is known only at a call", (TensorType(x.dtype, (count,)),))
+    raise UnknownSizes(
+        "how many elements a mask takes is known only at a call", (TensorType(x.dtype, (count,)),)
+    )
 
 
 def _masked_select(builder: Any, node: Node, x: Value, mask: Value) -> Any:
     sizes = broadcast(x.type.dims, mask.type.dims)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return _nothing(builder, node)
-    x, mask = (_flat(builder, builder.emit("aten.expand.default", value, sizes)) for value in (x, mask))
+    x, mask = (
+        _flat(builder, builder.emit("aten.expand.default", value, sizes)) for value in (x, mask)
+    )
     return _taken(builder, x, mask, node.result.type.dims[0])
 
 
@@ -138,27 +178,32 @@ def index_by_mask(builder: Any, node: Node, x: Value, indices: Sequence[Any]) ->
     if is_empty(x.type) or is_empty(mask.type):
         return _nothing(builder, node)
     if at == 0:
-        rows = builder.emit("aten.view.default", x, (mask.type.numel, *x.type.dims[mask.type.rank :]))
+        rows = builder.emit(
+            "aten.view.default", x, (mask.type.numel, *x.type.dims[mask.type.rank :])
+        )
         return _taken(builder, rows, mask, size)
     found = _coordinates(builder, mask, size, DType.int32)
     columns = tuple(builder.emit("aten.select.int", found, 1, d) for d in range(mask.type.rank))
     return builder.emit("aten.index.Tensor", x, (*([None] * at), *columns))
 
 
-# -- unique ------------------------------------------------------------------------------------------------------------
+# -- unique --------------------------------------------------------------------------------------
 def _unique_types(x: TensorType, inverse: bool, counts: bool) -> tuple[TensorType, ...]:
     size = Counted(x.numel)
     return (
-        TensorType(x.dtype, (size,)), TensorType(DType.int64, x.dims if inverse else (0,)),
+        TensorType(x.dtype, (size,)),
+        TensorType(DType.int64, x.dims if inverse else (0,)),
         TensorType(DType.int64, (size,) if counts else (0,)),
-    )  # fmt: skip
+    )
 
 
 def _unknown_unique(types: tuple[TensorType, ...]) -> Any:
     raise UnknownSizes("how many values differ is known only at a call", types)
 
 
-def _unique2_shape(x: TensorType, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+def _unique2_shape(
+    x: TensorType, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
     return _unknown_unique(_unique_types(x, return_inverse, return_counts))
 
 
@@ -167,16 +212,27 @@ def _slice_order(builder: Any, rows: Value) -> Value:
     acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
     less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
     body = (
-        f"int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c < x_size_1 && order == 0; c++) {{"
+        f"int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c <"
+        f" x_size_1 && order == 0; c++) {{"
         f" {acc} a = X(j, c), b = X(i0, c); order = {less.format('a', 'b')} ? -1 : {less.format('b', 'a')} ? 1 : 0; }}"
         " if (order < 0 || (order == 0 && j < i0)) before++; } R_PUT(before, i0);"
     )
-    return mapped_over(builder, body, {"X": rows}, rows.type.dims[:1], TensorType(DType.int32, rows.type.dims[:1]))
+    return mapped_over(
+        builder, body, {"X": rows}, rows.type.dims[:1], TensorType(DType.int32, rows.type.dims[:1])
+    )
 
 
-def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, counts: bool, dim: int | None = None) -> Any:
-    """Values, inverse and counts of the runs of equal elements (slices along `dim`), after sorting unless they are taken as they
-    come (`ordered`)."""
+def _unique(
+    builder: Any,
+    node: Node,
+    x: Value,
+    ordered: bool,
+    inverse: bool,
+    counts: bool,
+    dim: int | None = None,
+) -> Any:
+    """Values, inverse and counts of the runs of equal elements (slices along `dim`), after sorting
+    unless they are taken as they come (`ordered`)."""
     if is_empty(x.type):
         return _nothing(builder, node)
     at = 0 if dim is None else wrap(dim, x.type.rank)
@@ -185,15 +241,21 @@ def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, co
         rows = _flat(builder, x)
         if not ordered:
             rows, places = sort(builder, rows, 0, False)
-        differs = "X(i0) != X(max(i0 - 1, 0))" + (" || pv_isnan(X(i0))" if x.type.dtype.is_float else "")
+        differs = "X(i0) != X(max(i0 - 1, 0))" + (
+            " || pv_isnan(X(i0))" if x.type.dtype.is_float else ""
+        )
         body = f"r = i0 == 0 || {differs} ? 1 : 0;"
     else:
-        front = builder.emit("aten.permute.default", x, (at, *(d for d in range(x.type.rank) if d != at)))
-        rows = builder.emit("aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:])))
+        front = builder.emit(
+            "aten.permute.default", x, (at, *(d for d in range(x.type.rank) if d != at))
+        )
+        rows = builder.emit(
+            "aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:]))
+        )
         if not ordered:
             places = _slice_order(builder, rows)
             rows = builder.emit("aten.index_select.default", rows, 0, places)
-        body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"
+        body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
     length, width = rows.type.dims[0], rows.type.dims[1:]
     flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
     before = _places(builder, flags, size)
@@ -203,7 +265,9 @@ def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, co
     found = mapped_over(builder, body, inputs, rows.type.dims, rows.type.with_dims((size, *width)))
     if width:
         found = builder.emit("aten.view.default", found, (size, *front.type.dims[1:]))
-        found = builder.emit("aten.permute.default", found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank)))
+        found = builder.emit(
+            "aten.permute.default", found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank))
+        )
     made = [found]
     index = TensorType(node.results[1].type.dtype, (length,))
     if inverse and places is not None:
@@ -217,16 +281,30 @@ def _unique(builder: Any, node: Node, x: Value, ordered: bool, inverse: bool, co
         # Where the runs start, and the end of the last one.
         body = "if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1, i0); if (i0 == count - 1) R_PUT(BEFORE(i0), count);"
         starts = mapped_over(
-            builder, body, {"FLAG": flags, "BEFORE": before}, (length,), TensorType(DType.int32, (length + 1,)),
+            builder,
+            body,
+            {"FLAG": flags, "BEFORE": before},
+            (length,),
+            TensorType(DType.int32, (length + 1,)),
             numbers={"count": length},
-        )  # fmt: skip
+        )
         body = "if (i0 < BEFORE(count - 1)) R_PUT(i0, START(i0 + 1) - START(i0));"
-        made.append(mapped_over(
-            builder, body, {"START": starts, "BEFORE": before}, (length,), node.results[2].type, numbers={"count": length},
-        ))  # fmt: skip
+        made.append(
+            mapped_over(
+                builder,
+                body,
+                {"START": starts, "BEFORE": before},
+                (length,),
+                node.results[2].type,
+                numbers={"count": length},
+            )
+        )
     empty = _empty_results(builder, node, (True, inverse, counts))
     found = iter(made)
-    return tuple(next(found) if wanted else nothing for wanted, nothing in zip((True, inverse, counts), empty))
+    return tuple(
+        next(found) if wanted else nothing
+        for wanted, nothing in zip((True, inverse, counts), empty)
+    )
 
 
 def _empty_results(builder: Any, node: Node, wanted: Sequence[bool]) -> list[Value | None]:
@@ -236,10 +314,20 @@ def _empty_results(builder: Any, node: Node, wanted: Sequence[bool]) -> list[Val
     ]
 
 
-row("aten._unique2.default", _unique2_shape,
-    lambda builder, node, x, sorted, inverse, counts: _unique(builder, node, x, False, inverse, counts))  # fmt: skip
-row("aten._unique.default", lambda x, sorted=True, return_inverse=False: _unknown_unique(_unique_types(x, return_inverse, False)[:2]),
-    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2])  # fmt: skip
+row(
+    "aten._unique2.default",
+    _unique2_shape,
+    lambda builder, node, x, sorted, inverse, counts: _unique(
+        builder, node, x, False, inverse, counts
+    ),
+)
+row(
+    "aten._unique.default",
+    lambda x, sorted=True, return_inverse=False: _unknown_unique(
+        _unique_types(x, return_inverse, False)[:2]
+    ),
+    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2],
+)
 
 
 def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
@@ -247,12 +335,15 @@ def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
     at = wrap(dim, x.rank)
     size = Counted(x.dims[at])
     return (
-        x.with_dims((*x.dims[:at], size, *x.dims[at + 1 :])), TensorType(DType.int64, (x.dims[at],)),
+        x.with_dims((*x.dims[:at], size, *x.dims[at + 1 :])),
+        TensorType(DType.int64, (x.dims[at],)),
         TensorType(DType.int64, (size,)),
-    )  # fmt: skip
+    )
 
 
-def _consecutive_shape(x: TensorType, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+def _consecutive_shape(
+    x: TensorType, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
     if dim is None:
         return _unknown_unique(_unique_types(x, return_inverse, return_counts))
     return _unknown_unique(_along_types(x, dim))
@@ -278,18 +369,31 @@ def _refuse_rows(position: int) -> Any:
     return supports
 
 
-row("aten.unique_consecutive.default", _consecutive_shape,
-    lambda builder, node, x, inverse, counts, dim: _unique(builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim),
-    supports=_refuse_rows(3))  # fmt: skip
-row("aten.unique_dim.default",
-    lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
-    lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim), supports=_refuse_rows(1))  # fmt: skip
-row("aten.unique_dim_consecutive.default",
+row(
+    "aten.unique_consecutive.default",
+    _consecutive_shape,
+    lambda builder, node, x, inverse, counts, dim: _unique(
+        builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim
+    ),
+    supports=_refuse_rows(3),
+)
+row(
+    "aten.unique_dim.default",
+    lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(
+        _along_types(x, dim)
+    ),
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim),
+    supports=_refuse_rows(1),
+)
+row(
+    "aten.unique_dim_consecutive.default",
     lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
-    lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim), supports=_refuse_rows(1))  # fmt: skip
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim),
+    supports=_refuse_rows(1),
+)
 
 
-# -- repetitions -------------------------------------------------------------------------------------------------------
+# -- repetitions ---------------------------------------------------------------------------------
 def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> TensorType:
     if output_size is not None:
         return repeats.with_dims((output_size,))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Dim, Node, Size, TensorType, Value
@@ -17,7 +18,9 @@ from purevk.ops.registry import Operator, Rewrite, register
 def constant(builder: Any, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
     """A tensor with the same number everywhere; the number may be a tensor of one element."""
     if isinstance(number, Value):
-        flat = builder.emit("aten.view.default", builder.emit("aten._to_copy.default", number, dtype), ())
+        flat = builder.emit(
+            "aten.view.default", builder.emit("aten._to_copy.default", number, dtype), ()
+        )
         return builder.emit("aten.expand.default", flat, tuple(sizes))
     if isinstance(number, Dim):
         expression = Expression((), (DType.int32,), (), (0,))
@@ -33,8 +36,14 @@ def _number_type(number: Any) -> DType:
     return DType.int64 if isinstance(number, (int, Dim)) else DType.float32
 
 
-def _full_shape(size: Sequence[Size], fill_value: Any, dtype: DType | None = None, layout: Any = None, device: Any = None,
-                pin_memory: Any = None) -> TensorType:  # fmt: skip
+def _full_shape(
+    size: Sequence[Size],
+    fill_value: Any,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
     return TensorType(dtype or _number_type(fill_value), tuple(size))
 
 
@@ -46,20 +55,34 @@ def _expand_full(builder: Any, node: Node) -> Value:
 register(Operator("aten.full.default", _full_shape, Rewrite(_expand_full)))
 
 
-def _scalar_tensor_shape(s: Any, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
+def _scalar_tensor_shape(
+    s: Any,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
 
 register(
     Operator(
-        "aten.scalar_tensor.default", _scalar_tensor_shape,
+        "aten.scalar_tensor.default",
+        _scalar_tensor_shape,
         Rewrite(lambda builder, node: constant(builder, node.args[0], (), node.result.type.dtype)),
     )
-)  # fmt: skip
+)
 
 
-def _full_like_shape(x: TensorType, fill_value: Any, dtype: DType | None = None, layout: Any = None, device: Any = None,
-                     pin_memory: Any = None, memory_format: Any = None) -> TensorType:  # fmt: skip
+def _full_like_shape(
+    x: TensorType,
+    fill_value: Any,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 
@@ -68,34 +91,72 @@ def _like(node: Node, number: Any, builder: Any) -> Value:
 
 
 register(
-    Operator("aten.full_like.default", _full_like_shape, Rewrite(lambda builder, node: _like(node, node.args[1], builder)))
+    Operator(
+        "aten.full_like.default",
+        _full_like_shape,
+        Rewrite(lambda builder, node: _like(node, node.args[1], builder)),
+    )
 )
 
 
 def _sized(name: str, number: float) -> None:
-    def shape(size: Sequence[Size], dtype: DType | None = None, layout: Any = None, device: Any = None,
-              pin_memory: Any = None) -> TensorType:  # fmt: skip
+    def shape(
+        size: Sequence[Size],
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> TensorType:
         return TensorType(dtype or DType.float32, tuple(size))
 
-    def like(x: TensorType, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-             memory_format: Any = None) -> TensorType:  # fmt: skip
+    def like(
+        x: TensorType,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> TensorType:
         return x.with_dtype(dtype or x.dtype)
 
-    register(Operator(f"aten.{name}.default", shape, Rewrite(lambda builder, node: _like(node, number, builder))))
-    register(Operator(f"aten.{name}_like.default", like, Rewrite(lambda builder, node: _like(node, number, builder))))
+    register(
+        Operator(
+            f"aten.{name}.default",
+            shape,
+            Rewrite(lambda builder, node: _like(node, number, builder)),
+        )
+    )
+    register(
+        Operator(
+            f"aten.{name}_like.default",
+            like,
+            Rewrite(lambda builder, node: _like(node, number, builder)),
+        )
+    )
 
 
 _sized("zeros", 0)
 _sized("ones", 1)
 
 
-def _arange_shape(start: Any, end: Any, step: Any = 1, dtype: DType | None = None, layout: Any = None, device: Any = None,
-                  pin_memory: Any = None) -> TensorType:  # fmt: skip
+def _arange_shape(
+    start: Any,
+    end: Any,
+    step: Any = 1,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
     numbers = (start, end, step)
     if dtype is None:
-        dtype = DType.float32 if any(isinstance(number, float) for number in numbers) else DType.int64
+        dtype = (
+            DType.float32 if any(isinstance(number, float) for number in numbers) else DType.int64
+        )
     if dtype is DType.int64:
-        start, end, step = (int(number) if isinstance(number, float) else number for number in numbers)
+        start, end, step = (
+            int(number) if isinstance(number, float) else number for number in numbers
+        )
     elif any(isinstance(number, float) for number in numbers):
         return TensorType(dtype, (max(math.ceil((end - start) / step), 0),))
     length = end - start if isinstance(step, int) and step == 1 else -((start - end) // step)
@@ -106,8 +167,12 @@ def _expand_arange(builder: Any, node: Node) -> Value:
     start, _, step = node.args[:3]
     out = node.result.type
     if out.dtype.is_int:
-        start, step = (int(number) if isinstance(number, float) else number for number in (start, step))
-    number = builder.emit("purevk.iota", out.dims[0], DType.int32 if out.dtype.is_float else out.dtype)
+        start, step = (
+            int(number) if isinstance(number, float) else number for number in (start, step)
+        )
+    number = builder.emit(
+        "purevk.iota", out.dims[0], DType.int32 if out.dtype.is_float else out.dtype
+    )
     floats = isinstance(start, float) or isinstance(step, float)
     if floats:
         number = builder.emit("aten._to_copy.default", number, wide_type(out.dtype))
@@ -121,42 +186,69 @@ def _expand_arange(builder: Any, node: Node) -> Value:
 register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange)))
 
 
-def _arange_start_shape(start: Any, end: Any, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
+def _arange_start_shape(
+    start: Any,
+    end: Any,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
     return _arange_shape(start, end, 1, dtype)
 
 
 register(
     Operator(
-        "aten.arange.start", _arange_start_shape,
-        Rewrite(lambda builder, node: builder.emit("aten.arange.start_step", *node.args[:2], 1, node.result.type.dtype)),
+        "aten.arange.start",
+        _arange_start_shape,
+        Rewrite(
+            lambda builder, node: builder.emit(
+                "aten.arange.start_step", *node.args[:2], 1, node.result.type.dtype
+            )
+        ),
     )
-)  # fmt: skip
+)
 
 
-def _arange_end_shape(end: Any, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
+def _arange_end_shape(
+    end: Any,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 
 
 register(
     Operator(
-        "aten.arange.default", _arange_end_shape,
-        Rewrite(lambda builder, node: builder.emit("aten.arange.start_step", 0, node.args[0], 1, node.result.type.dtype)),
+        "aten.arange.default",
+        _arange_end_shape,
+        Rewrite(
+            lambda builder, node: builder.emit(
+                "aten.arange.start_step", 0, node.args[0], 1, node.result.type.dtype
+            )
+        ),
     )
-)  # fmt: skip
+)
 
 
 def _repeat_shape(x: TensorType, repeats: Sequence[Size]) -> TensorType:
     lead = len(repeats) - x.rank
     return x.with_dims(
         count * (x.dims[d - lead] if d >= lead else 1) for d, count in enumerate(repeats)
-    )  # fmt: skip
+    )
 
 
 def _expand_repeat(builder: Any, node: Node) -> Value:
     x, repeats = node.args
     sizes = ((1,) * (len(repeats) - x.type.rank)) + tuple(x.type.dims)
     split = builder.emit("aten.view.default", x, tuple(s for size in sizes for s in (1, size)))
-    wide = builder.emit("aten.expand.default", split, tuple(s for size, count in zip(sizes, repeats) for s in (count, size)))
+    wide = builder.emit(
+        "aten.expand.default",
+        split,
+        tuple(s for size, count in zip(sizes, repeats) for s in (count, size)),
+    )
     return builder.emit("aten.view.default", wide, node.result.type.dims)
 
 

@@ -1,12 +1,14 @@
-"""Double precision where a kernel is written for float alone: the same, expressed by what runs in double precision.
+"""Double precision where a kernel is written for float alone: the same, expressed by what runs in
+double precision.
 
-Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU, is. What
-`purevk.map` makes has double precision by itself (`expression.in_double`).
+Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU,
+is. What `purevk.map` makes has double precision by itself (`expression.in_double`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Value
@@ -37,10 +39,14 @@ def _typed(builder: Any, value: Value, node: Node) -> Value:
     type = node.results[0].type
     if value.type.dtype is not type.dtype:
         value = builder.emit("aten._to_copy.default", value, type.dtype)
-    return value if value.type.dims == type.dims else builder.emit("aten.view.default", value, type.dims)
+    return (
+        value
+        if value.type.dims == type.dims
+        else builder.emit("aten.view.default", value, type.dims)
+    )
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
+# -- order ---------------------------------------------------------------------------------------
 def _keys(builder: Any, x: Value) -> Value:
     """Whole numbers that are ordered as the elements are: NaN above all, and -0 as 0."""
     at = coordinates(x.type.rank)
@@ -65,12 +71,20 @@ def _select(builder: Any, node: Node) -> tuple[Value, Value]:
     # NaNs come last in their order.
     _, order = builder.emit(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
     at = lambda name: coordinates(x.type.rank, **{f"d{dim}": name})  # noqa: E731
-    found = "nans > 0 ? count - nans : (count - 1) / 2" if rank == "median" else "max((count - nans - 1) / 2, 0)"
+    found = (
+        "nans > 0 ? count - nans : (count - 1) / 2"
+        if rank == "median"
+        else "max((count - nans - 1) / 2, 0)"
+    )
     body = f"int nans = int(NANS({at('0')})), k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
     types = [value.type for value in node.results]
-    nans = builder.emit(REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32)
+    nans = builder.emit(
+        REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32
+    )
     inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
-    value, place = mapped(builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers)
+    value, place = mapped(
+        builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers
+    )
     return value, builder.emit("aten._to_copy.default", place, types[1].dtype)
 
 
@@ -78,7 +92,7 @@ in_double(SORT, _sort)
 in_double(SELECT, _select)
 
 
-# -- reductions --------------------------------------------------------------------------------------------------------
+# -- reductions ----------------------------------------------------------------------------------
 def _reduce(builder: Any, node: Node) -> Value:
     x, how, dims, keepdim, _, _ = node.args
     x = _wide(builder, x)
@@ -86,15 +100,25 @@ def _reduce(builder: Any, node: Node) -> Value:
         top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
         top = builder.emit("aten.where.self", builder.emit("aten.isinf.default", top), 0.0, top)
         powers = builder.emit("aten.exp.default", builder.emit("aten.sub.Tensor", x, top, 1))
-        total = builder.emit("aten.log.default", builder.emit(REDUCE, powers, "sum", dims, True, WIDE))
+        total = builder.emit(
+            "aten.log.default", builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
+        )
         return _typed(builder, builder.emit("aten.add.Tensor", total, top, 1), node)
     mean = builder.emit(REDUCE, x, "mean", dims, True, WIDE)
     centred = builder.emit("aten.sub.Tensor", x, mean, 1)
-    total = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE)
+    total = builder.emit(
+        REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE
+    )
     body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
     return _typed(
         builder,
-        mapped(builder, body, {"X": total}, total.type, numbers={"n": _dims.product(x.type.dims[d] for d in dims)}),
+        mapped(
+            builder,
+            body,
+            {"X": total},
+            total.type,
+            numbers={"n": _dims.product(x.type.dims[d] for d in dims)},
+        ),
         node,
     )
 
@@ -113,16 +137,22 @@ def _softmax(builder: Any, node: Node) -> Value:
     powers = builder.emit("aten.exp.default", below)
     total = builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
     if log:
-        return _typed(builder, builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1), node)
+        return _typed(
+            builder,
+            builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1),
+            node,
+        )
     made = builder.emit("aten.div.Tensor", powers, total)
     if zero_rows:
-        made = builder.emit("aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made)
+        made = builder.emit(
+            "aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made
+        )
     return _typed(builder, made, node)
 
 
 def _scan(builder: Any, node: Node) -> Value:
-    """Running logarithms of sums of exponentials, an invocation a row; a part of a long row goes on where the last one
-    ended."""
+    """Running logarithms of sums of exponentials, an invocation a row; a part of a long row goes on
+    where the last one ended."""
     x, _, dim, _, _ = node.args
     x = _wide(builder, x)
     length, most = x.type.dims[dim], builder.traits.max_iterations
@@ -135,16 +165,20 @@ def _scan(builder: Any, node: Node) -> Value:
     )
     parts: list[Value] = []
     for first in range(0, max(_dims.upper(length), 1), most):
-        last = length if first + most >= _dims.upper(length) else _dims.minimum(length, first + most)
+        last = (
+            length if first + most >= _dims.upper(length) else _dims.minimum(length, first + most)
+        )
         part = builder.emit("aten.slice.Tensor", x, dim, first, last, 1)
         start, inputs = "double top = -PV_INF, sum = 0.0;", {"X": part}
         if parts:
-            start = (
-                f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"
-            )
+            start = f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"  # noqa: E501
             inputs["BEFORE"] = parts[-1]
         parts.append(mapped_over(builder, start + walk, inputs, over, part.type))
-    return _typed(builder, parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim), node)
+    return _typed(
+        builder,
+        parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim),
+        node,
+    )
 
 
 in_double(REDUCE, _reduce, _needs_parts)
@@ -152,12 +186,18 @@ in_double(SOFTMAX, _softmax)
 in_double(SCAN, _scan, lambda node: node.args[1] == "logsumexp")
 
 
-# -- norms -------------------------------------------------------------------------------------------------------------
-def _normalized(builder: Any, x: Value, dims: Sequence[int], eps: float, rms: bool = False) -> Value:
+# -- norms ---------------------------------------------------------------------------------------
+def _normalized(
+    builder: Any, x: Value, dims: Sequence[int], eps: float, rms: bool = False
+) -> Value:
     x = _wide(builder, x)
     if not rms:
-        x = builder.emit("aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, WIDE), 1)
-    mean = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, WIDE)
+        x = builder.emit(
+            "aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, WIDE), 1
+        )
+    mean = builder.emit(
+        REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, WIDE
+    )
     root = builder.emit("aten.sqrt.default", builder.emit("aten.add.Tensor", mean, float(eps), 1))
     return builder.emit("aten.div.Tensor", x, root)
 
@@ -177,10 +217,13 @@ def _group_norm(builder: Any, node: Node) -> Value:
     x, weight, bias, groups, eps, _, _ = node.args
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
-    made = builder.emit("aten.view.default", _normalized(builder, seen, range(2, seen.type.rank), eps), x.type.dims)
+    made = builder.emit(
+        "aten.view.default", _normalized(builder, seen, range(2, seen.type.rank), eps), x.type.dims
+    )
     sizes = (channels, *([1] * len(rest)))
     weight, bias = (
-        value if value is None else builder.emit("aten.view.default", value, sizes) for value in (weight, bias)
+        value if value is None else builder.emit("aten.view.default", value, sizes)
+        for value in (weight, bias)
     )
     return _typed(builder, _scaled(builder, made, weight, bias), node)
 
@@ -189,11 +232,18 @@ in_double(NORM, _norm)
 in_double(GROUP_NORM, _group_norm)
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
+# -- windows -------------------------------------------------------------------------------------
 def _pool(builder: Any, node: Node) -> Any:
     x, average, kernel, stride, padding, dilation, sizes, include_pad, divisor, indices = node.args
     made = pooled(
-        builder, x, average, (kernel, stride, padding, dilation), sizes, include_pad, divisor, indices is not None
+        builder,
+        x,
+        average,
+        (kernel, stride, padding, dilation),
+        sizes,
+        include_pad,
+        divisor,
+        indices is not None,
     )
     if indices is None:
         return made
@@ -201,15 +251,24 @@ def _pool(builder: Any, node: Node) -> Any:
 
 
 def _convolution(builder: Any, node: Node) -> Value:
-    """One invocation an element of the result; with `spread`, the channel tells where in a block of pixels it lies."""
+    """One invocation an element of the result; with `spread`, the channel tells where in a block of
+    pixels it lies."""
     x, weight, bias, stride, padding, dilation, groups, _, _, spread = node.args
     numbers = {
-        "groups": groups, "stride_y": stride[0], "stride_x": stride[1], "pad_y": padding[0], "pad_x": padding[1],
-        "dilation_y": dilation[0], "dilation_x": dilation[1], "spread_y": spread[0], "spread_x": spread[1],
-    }  # fmt: skip
+        "groups": groups,
+        "stride_y": stride[0],
+        "stride_x": stride[1],
+        "pad_y": padding[0],
+        "pad_x": padding[1],
+        "dilation_y": dilation[0],
+        "dilation_x": dilation[1],
+        "spread_y": spread[0],
+        "spread_x": spread[1],
+    }
     inputs = {"X": x, "W": weight} | ({} if bias is None else {"B": bias})
     height, width, depth, _ = weight.type.dims
-    # The weight is [y, x, in, out]; a bias has a number for each channel after spreading, or before.
+    # The weight is [y, x, in, out]; a bias has a number for each channel after spreading, or
+    # before.
     channel = "int o = (i2 % spread_y * spread_x + i3 % spread_x) * r_size_1 + i1, g = o / (w_size_3 / groups);"
     body = (
         " for (int y = 0; y < w_size_0; y++) {"
@@ -224,7 +283,9 @@ def _convolution(builder: Any, node: Node) -> Value:
     start = "0.0" if bias is None else "B(o)"
     for first in range(0, max(depth, 1), most):
         given = {**numbers, "first": first, "last": min(first + most, depth)}
-        made = mapped(builder, f"{channel} r = {start};{body}", inputs, node.result.type, numbers=given)
+        made = mapped(
+            builder, f"{channel} r = {start};{body}", inputs, node.result.type, numbers=given
+        )
         inputs = {"X": x, "W": weight, "BEFORE": made}
         start = "BEFORE(i0, i1, i2, i3)"
     return made

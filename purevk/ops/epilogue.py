@@ -1,9 +1,10 @@
-"""A pointwise program as the epilogue of a kernel: the text of the macros EPILOGUE, EPILOGUE4 and EXTRA_BUFFERS."""
+"""A pointwise program as the epilogue of a kernel: the text of the macros EPILOGUE, EPILOGUE4 and
+EXTRA_BUFFERS."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Value
@@ -44,9 +45,11 @@ def make_epilogue(
         extras: its other inputs.
         out: the kernel's result; dense.
         first_binding: number of the first binding after the kernel's own.
-        arguments: the coordinates that the template passes to EPILOGUE after the value, such as "b, m, n".
+        arguments: the coordinates that the template passes to EPILOGUE after the value, such as "b,
+            m, n".
         full: the element's number in the result, in terms of them.
-        column: the dim of the result along which EPILOGUE4 takes neighbours, and its coordinate; None if there is none.
+        column: the dim of the result along which EPILOGUE4 takes neighbours, and its coordinate;
+            None if there is none.
         vector: whether the template stores 4 neighbours at a time.
         row: another dim and its coordinate.
     """
@@ -58,14 +61,23 @@ def make_epilogue(
     for number, value in enumerate(extras):
         operand = lowering.operand(value)
         kind, operand = _kind(lowering, operand, out, column, row)
-        at = {"full": full, "column": column[1] if column else "", "row": row[1] if row else "", "scalar": "0"}[kind]
+        at = {
+            "full": full,
+            "column": column[1] if column else "",
+            "row": row[1] if row else "",
+            "scalar": "0",
+        }[kind]
         offset = operand.offset if isinstance(operand.offset, int) else 0
         if offset:
             at = f"({at}) + {offset}"
         binding = first_binding + number
-        wide = vector and kind in ("full", "column") and operand.dtype in _VECTOR and offset % 4 == 0
+        wide = (
+            vector and kind in ("full", "column") and operand.dtype in _VECTOR and offset % 4 == 0
+        )
         element = _VECTOR[operand.dtype] if wide else operand.dtype.glsl
-        declared.append(f"layout(set = 0, binding = {binding}) readonly buffer Extra{number} {{ {element} extra{number}[]; }};")
+        declared.append(
+            f"layout(set = 0, binding = {binding}) readonly buffer Extra{number} {{ {element} extra{number}[]; }};"
+        )
         acc = operand.dtype.acc
         loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
         if wide:
@@ -79,7 +91,9 @@ def make_epilogue(
         names.append(f"x{number}")
         made.buffers.append((operand, "r"))
     body, (result,) = expression.glsl(names, (), prefix="t")
-    typed = ", ".join(["float v"] + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)])
+    typed = ", ".join(
+        ["float v"] + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]
+    )
     coordinates = ", ".join(f"int {name.strip()}" for name in arguments.split(","))
     text = f"float pv_program({typed}) {{ {body} return {result}; }} "
     plain = ", ".join(names)
@@ -87,10 +101,16 @@ def make_epilogue(
         lanes = ", ".join(
             "pv_program(" + ", ".join(f"{name}.{c}" for name in names) + ")" for c in "xyzw"
         )
-        text += " ".join(declared) + f" vec4 pv_epilogue4(vec4 v, {coordinates}) {{ {' '.join(loads4)} return vec4({lanes}); }}"
+        text += (
+            " ".join(declared)
+            + f" vec4 pv_epilogue4(vec4 v, {coordinates}) {{ {' '.join(loads4)} return vec4({lanes}); }}"
+        )
         made.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
     else:
-        text += " ".join(declared) + f" float pv_epilogue(float v, {coordinates}) {{ {' '.join(loads)} return pv_program({plain}); }}"
+        text += (
+            " ".join(declared)
+            + f" float pv_epilogue(float v, {coordinates}) {{ {' '.join(loads)} return pv_program({plain}); }}"
+        )
     if not vector:
         made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
     made.macros["EXTRA_BUFFERS"] = text
@@ -104,16 +124,26 @@ def make_epilogue(
 
 def _scalar(dtype: DType, number: int, at: str) -> str:
     if dtype is DType.bool:
-        return f"(int(extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
+        return (
+            f"(int(extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
+        )
     return f"{dtype.acc}(extra{number}[{at}])"
 
 
 def _kind(
-    lowering: Lowering, operand: Operand, out: Operand, column: tuple[int, str] | None, row: tuple[int, str] | None
+    lowering: Lowering,
+    operand: Operand,
+    out: Operand,
+    column: tuple[int, str] | None,
+    row: tuple[int, str] | None,
 ) -> tuple[str, Operand]:
     """How an extra operand is indexed; a copy is made for what no formula says."""
     strides = broadcast_strides(operand, out.dims)
-    moving = [d for d, size in enumerate(out.dims) if not (isinstance(size, int) and size == 1) and not _zero(strides[d])]
+    moving = [
+        d
+        for d, size in enumerate(out.dims)
+        if not (isinstance(size, int) and size == 1) and not _zero(strides[d])
+    ]
     known = isinstance(operand.offset, int)
     if known and not moving:
         return "scalar", operand
@@ -122,8 +152,9 @@ def _kind(
     if known and row and moving == [row[0]] and strides[row[0]] == 1:
         return "row", operand
     same = all(
-        isinstance(size, int) and size == 1 or a == b for size, a, b in zip(out.dims, strides, out.strides)
-    )  # fmt: skip
+        (isinstance(size, int) and size == 1) or a == b
+        for size, a, b in zip(out.dims, strides, out.strides)
+    )
     if known and same:
         return "full", operand
     copy = lowering.temporary(out.type.with_dtype(operand.dtype))

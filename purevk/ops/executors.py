@@ -1,9 +1,11 @@
-"""CPU functions that users register for operators. `purevk.fallback` calls them; without torch, if they take arrays."""
+"""CPU functions that users register for operators. `purevk.fallback` calls them; without torch, if
+they take arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, TypeVar
+from typing import Any, TypeVar
 
 from purevk.errors import InputError
 
@@ -23,7 +25,8 @@ _executors: dict[str, Executor] = {}
 
 
 def full_name(name: str) -> str:
-    """The name "namespace.op.overload" of an operator, which may be written "namespace::op" or without its overload.
+    """The name "namespace.op.overload" of an operator, which may be written "namespace::op" or
+    without its overload.
 
     Raises:
         InputError: it has no namespace.
@@ -31,27 +34,30 @@ def full_name(name: str) -> str:
     parts = name.replace("::", ".").split(".")
     if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
         raise InputError(
-            f"{name!r} is no name of an operator", why='"namespace.op" or "namespace.op.overload" is expected',
+            f"{name!r} is no name of an operator",
+            why='"namespace.op" or "namespace.op.overload" is expected',
             next=f'say "mylib.{parts[-1]}"' if parts[-1].isidentifier() else "",
-        )  # fmt: skip
+        )
     return ".".join([*parts, "default"][:3])
 
 
 def register_executor(name: str, *, tensors: str = "numpy") -> Callable[[Function], Function]:
     """Registers a CPU function for an operator: `@register_executor("my_lib.gate")`.
 
-    It runs wherever the operator has no GPU kernel, or none for the dtypes of a node. A second function of the same name
-    takes the place of the first.
+    It runs wherever the operator has no GPU kernel, or none for the dtypes of a node. A second
+    function of the same name takes the place of the first.
 
     Args:
-        name: "namespace.op" or "namespace.op.overload" (also with "::"), as `torch.library` or the .pte file names it; an
-            out-variant `my_lib::gate.out` of a file has the name of the operator, `my_lib.gate`.
-        tensors: "numpy" gives the function numpy arrays (bfloat16 as the bits, in uint16) and needs no torch; "torch" gives
-            it torch tensors. Neither may be written to.
+        name: "namespace.op" or "namespace.op.overload" (also with "::"), as `torch.library` or the
+            .pte file names it; an out-variant `my_lib::gate.out` of a file has the name of the
+            operator, `my_lib.gate`.
+        tensors: "numpy" gives the function numpy arrays (bfloat16 as the bits, in uint16) and needs
+            no torch; "torch" gives it torch tensors. Neither may be written to.
 
-    The function gets the operator's arguments by position in the order of its schema, keyword-only ones included; lists as
-    lists, dtypes as numpy or torch dtypes, sizes as integers. It returns an array (or a number), or a tuple or list of
-    them, one for each result; they are converted to the results' dtypes.
+    The function gets the operator's arguments by position in the order of its schema, keyword-only
+    ones included; lists as lists, dtypes as numpy or torch dtypes, sizes as integers. It returns an
+    array (or a number), or a tuple or list of them, one for each result; they are converted to the
+    results' dtypes.
 
     Raises:
         InputError: no name of an operator, or another word for `tensors`.

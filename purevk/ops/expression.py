@@ -1,19 +1,20 @@
-"""Pointwise programs: a few steps of GLSL per element, which the fusion pass joins and the templates are given as text."""
+"""Pointwise programs: a few steps of GLSL per element, which the fusion pass joins and the
+templates are given as text."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Sequence
 
 from purevk.dtypes import DType
 
 
 @dataclass(frozen=True)
 class Step:
-    """One assignment. `glsl` names its operands $0, $1, ...; `dtype` is the type of the result; `name`, of the operator that it
-    computes, is for people."""
+    """One assignment. `glsl` names its operands $0, $1, ...; `dtype` is the type of the result;
+    `name`, of the operator that it computes, is for people."""
 
     glsl: str
     operands: tuple[int, ...]
@@ -25,7 +26,8 @@ class Step:
 class Expression:
     """A program over one element of each input.
 
-    Operand numbers count the inputs first, then the scalars (numbers known at a call), then the steps.
+    Operand numbers count the inputs first, then the scalars (numbers known at a call), then the
+    steps.
 
     Attributes:
         inputs: dtypes of the tensors read.
@@ -48,16 +50,25 @@ class Expression:
         """The operators that were joined, as far as they are known."""
         return tuple(step.name for step in self.steps if step.name)
 
-    def glsl(self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t") -> tuple[str, tuple[str, ...]]:
-        """The statements, and the names that hold the outputs, for inputs that are already in variables."""
-        _, (text,), (results,) = self.glsl_of_lanes([inputs], [False] * len(inputs), scalars, (prefix,))
+    def glsl(
+        self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t"
+    ) -> tuple[str, tuple[str, ...]]:
+        """The statements, and the names that hold the outputs, for inputs that are already in
+        variables."""
+        _, (text,), (results,) = self.glsl_of_lanes(
+            [inputs], [False] * len(inputs), scalars, (prefix,)
+        )
         return text, results
 
     def glsl_of_lanes(
-        self, inputs: Sequence[Sequence[str]], same: Sequence[bool], scalars: Sequence[str] = (), prefixes: Sequence[str] = (),
+        self,
+        inputs: Sequence[Sequence[str]],
+        same: Sequence[bool],
+        scalars: Sequence[str] = (),
+        prefixes: Sequence[str] = (),
     ) -> tuple[str, list[str], list[tuple[str, ...]]]:
-        """The statements for several elements: those that all have in common, then those of each, and the names that hold the
-        outputs of each.
+        """The statements for several elements: those that all have in common, then those of each,
+        and the names that hold the outputs of each.
 
         Args:
             inputs: for each element, the variables of its inputs.
@@ -77,15 +88,23 @@ class Expression:
             common.append(len(inputs) > 1 and all(common[operand] for operand in step.operands))
             for lane, prefix in enumerate(prefixes):
                 name = f"{'t' if common[-1] else prefix}{len(names[lane])}"
-                text = re.sub(r"\$(\d+)", lambda match: names[lane][step.operands[int(match[1])]], step.glsl)  # noqa: B023
+                operands = [names[lane][operand] for operand in step.operands]
+                text = re.sub(r"\$(\d+)", lambda match, of=operands: of[int(match[1])], step.glsl)
                 if not common[-1] or lane == 0:
-                    (once if common[-1] else each[lane]).append(f"{step.dtype.acc} {name} = {text};")
+                    (once if common[-1] else each[lane]).append(
+                        f"{step.dtype.acc} {name} = {text};"
+                    )
                 names[lane].append(name)
-        return " ".join(once), [" ".join(text) for text in each], [tuple(lane[o] for o in self.outputs) for lane in names]
+        return (
+            " ".join(once),
+            [" ".join(text) for text in each],
+            [tuple(lane[o] for o in self.outputs) for lane in names],
+        )
 
 
 class ExpressionBuilder:
-    """Joins expressions; equal steps are kept once. Inputs and scalars are known by any hashable key."""
+    """Joins expressions; equal steps are kept once. Inputs and scalars are known by any hashable
+    key."""
 
     def __init__(self) -> None:
         self.inputs: dict[object, DType] = {}
@@ -111,14 +130,20 @@ class ExpressionBuilder:
         return self._seen[record]
 
     def inline(self, expression: Expression, operands: Sequence[tuple]) -> list[tuple]:
-        """Appends an expression's steps; `operands` stand for its inputs and scalars. Returns its outputs."""
+        """Appends an expression's steps; `operands` stand for its inputs and scalars. Returns its
+        outputs."""
         names = list(operands)
         for step in expression.steps:
-            names.append(self.step(step.glsl, [names[operand] for operand in step.operands], step.dtype, step.name))
+            names.append(
+                self.step(
+                    step.glsl, [names[operand] for operand in step.operands], step.dtype, step.name
+                )
+            )
         return [names[output] for output in expression.outputs]
 
     def build(self, outputs: Sequence[tuple]) -> Expression:
-        """The expression of the steps that `outputs` need. Inputs and scalars keep the order of first mention."""
+        """The expression of the steps that `outputs` need. Inputs and scalars keep the order of
+        first mention."""
         needed: set[int] = set()
         stack = [operand for operand in outputs]
         while stack:
@@ -131,12 +156,21 @@ class ExpressionBuilder:
         steps = []
         for number, (glsl, operands, dtype) in enumerate(self._steps):
             if number in needed:
-                steps.append(Step(glsl, tuple(position[operand] for operand in operands), dtype, self._names[number]))
+                steps.append(
+                    Step(
+                        glsl,
+                        tuple(position[operand] for operand in operands),
+                        dtype,
+                        self._names[number],
+                    )
+                )
                 position[("step", number)] = len(position)
         return Expression(
-            tuple(self.inputs.values()), tuple(self.scalars.values()), tuple(steps),
+            tuple(self.inputs.values()),
+            tuple(self.scalars.values()),
+            tuple(steps),
             tuple(position[output] for output in outputs),
-        )  # fmt: skip
+        )
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
@@ -159,7 +193,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     wide = dtype is DType.float64
     if math.isnan(number):
         return "double(uintBitsToFloat(0x7fc00000u))" if wide else "uintBitsToFloat(0x7fc00000u)"
-    if not wide and abs(number) > 3.4028235677973366e38 or math.isinf(number):
+    if (not wide and abs(number) > 3.4028235677973366e38) or math.isinf(number):
         bits = "0x7f800000u" if number > 0 else "0xff800000u"
         return f"double(uintBitsToFloat({bits}))" if wide else f"uintBitsToFloat({bits})"
     text = repr(number)
@@ -168,17 +202,24 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     return f"({text}{'lf' if wide else ''})"
 
 
-_NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+_NUMBER = re.compile(
+    r"(?<![\w.])(\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])"
+)
 
 
 def in_double(text: str) -> str:
     """GLSL that was written for float, in double precision."""
-    return _NUMBER.sub(r"\1lf", re.sub(r"\b(vec[234])\b", r"d\1", re.sub(r"\bfloat\b", "double", text)))
+    return _NUMBER.sub(
+        r"\1lf", re.sub(r"\b(vec[234])\b", r"d\1", re.sub(r"\bfloat\b", "double", text))
+    )
 
 
 def convert(name: str, source: DType, target: DType) -> str:
-    """GLSL that converts an element from the computing type of `source` to that of `target`, as torch's `.to()`."""
-    if source is target or (source.acc == target.acc and target.itemsize >= source.itemsize and source.is_float):
+    """GLSL that converts an element from the computing type of `source` to that of `target`, as
+    torch's `.to()`."""
+    if source is target or (
+        source.acc == target.acc and target.itemsize >= source.itemsize and source.is_float
+    ):
         return name
     if target is DType.bool:
         return name if source is DType.bool else f"({name} != {literal(0, source)})"

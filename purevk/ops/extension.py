@@ -1,4 +1,5 @@
-"""Operators from outside: what a user registers, on the GPU or the CPU. docs/extending.md has complete examples."""
+"""Operators from outside: what a user registers, on the GPU or the CPU. docs/extending.md has
+complete examples."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import ast
 import inspect
 import os
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
@@ -35,7 +37,8 @@ class RegisteredOp:
         name: "namespace.op.overload"; names: others of the same operator.
         form: how it runs: "pointwise", "view", "rewrite" or "kernel" on the GPU, "cpu" on the CPU.
         origin: "purevk", or "user" for one that was registered from outside.
-        dtypes: those of its tensors on the GPU; None where each node is judged by itself (`purevk ops --check`).
+        dtypes: those of its tensors on the GPU; None where each node is judged by itself (`purevk
+            ops --check`).
         cpu_function: whether `register_executor` was called for it.
     """
 
@@ -48,8 +51,8 @@ class RegisteredOp:
 
 
 def list_registered_ops() -> tuple[RegisteredOp, ...]:
-    """All operators with a row or a registered CPU function, sorted by name. Every other operator of `torch.ops` runs on the
-    CPU through torch."""
+    """All operators with a row or a registered CPU function, sorted by name. Every other operator
+    of `torch.ops` runs on the CPU through torch."""
     functions = {executor.name for executor in executors()}
     found = []
     for row in registry.rows():
@@ -79,7 +82,7 @@ def _register(row: Operator, dtypes: tuple[str, ...], replace: bool) -> None:
     _own[row.name] = dtypes
 
 
-# -- an expression ----------------------------------------------------------------------------------------------------
+# -- an expression -------------------------------------------------------------------------------
 def register_pointwise(
     name: str,
     glsl: str | Callable[..., str],
@@ -97,14 +100,15 @@ def register_pointwise(
 
     Args:
         name: "namespace.op" or "namespace.op.overload".
-        glsl: the expression. `x`, `y` and `z` are elements of the tensors, which broadcast; other names are the numbers of
-            a call; `ACC(c)` is a literal, or a number of the call, in the type that is computed with. The functions of
-            `glsl/math.glslh` (`pv_exp`, `pv_sigmoid`, ...) may be used. A function gives another text for other arguments: it
-            gets all of them by name, and `dtype`, the one that is computed in.
-        arguments: the operator's arguments in the order of its schema: `x`, `y`, `z` for tensors (or numbers), other names,
-            with defaults if they have any, for numbers and strings.
-        compute: the dtype that is computed in: "promote" (as torch promotes the tensors), "float" (the same, integers
-            become float32), or the name of a dtype.
+        glsl: the expression. `x`, `y` and `z` are elements of the tensors, which broadcast; other
+            names are the numbers of a call; `ACC(c)` is a literal, or a number of the call, in the
+            type that is computed with. The functions of `glsl/math.glslh` (`pv_exp`, `pv_sigmoid`,
+            ...) may be used. A function gives another text for other arguments: it gets all of them
+            by name, and `dtype`, the one that is computed in.
+        arguments: the operator's arguments in the order of its schema: `x`, `y`, `z` for tensors
+            (or numbers), other names, with defaults if they have any, for numbers and strings.
+        compute: the dtype that is computed in: "promote" (as torch promotes the tensors), "float"
+            (the same, integers become float32), or the name of a dtype.
         out: the name of the result's dtype; None: the one that is computed in.
         names: other names of the same operator.
         replace: take the place of a row of that name.
@@ -116,12 +120,24 @@ def register_pointwise(
     parameters = _parameters(name, arguments)
     tensors = [each.name for each in parameters if each.name in "xyz"]
     if not tensors:
-        raise InputError(f"{name} has no tensor among its arguments {arguments!r}", why='one called "x" is expected')
+        raise InputError(
+            f"{name} has no tensor among its arguments {arguments!r}",
+            why='one called "x" is expected',
+        )
     kind = compute if compute in ("promote", "float") else _dtype(name, compute)
     row = operator_row(
-        full_name(name), glsl, parameters, kind, None if out is None else _dtype(name, out), [full_name(n) for n in names]
+        full_name(name),
+        glsl,
+        parameters,
+        kind,
+        None if out is None else _dtype(name, out),
+        [full_name(n) for n in names],
     )
-    _register(row, tuple(each.name for each in DType if not each.is_complex and each is not DType.float64), replace)
+    _register(
+        row,
+        tuple(each.name for each in DType if not each.is_complex and each is not DType.float64),
+        replace,
+    )
 
 
 def _parameters(name: str, arguments: str) -> list[inspect.Parameter]:
@@ -134,19 +150,26 @@ def _parameters(name: str, arguments: str) -> list[inspect.Parameter]:
         defaults += [ast.literal_eval(default) for default in given.defaults]
     except (SyntaxError, ValueError) as error:
         raise InputError(
-            f"the arguments {arguments!r} of {name} cannot be read", why=str(error), next='write them as "x, y, slope=1.0"'
+            f"the arguments {arguments!r} of {name} cannot be read",
+            why=str(error),
+            next='write them as "x, y, slope=1.0"',
         ) from None
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [inspect.Parameter(each.arg, kind, default=default) for each, default in zip(given.args, defaults)]
+    return [
+        inspect.Parameter(each.arg, kind, default=default)
+        for each, default in zip(given.args, defaults)
+    ]
 
 
 def _dtype(name: str, text: str) -> DType:
     if text not in DType.__members__:
-        raise InputError(f"{text!r} is no dtype", where=name, why=f"known: {', '.join(DType.__members__)}")
+        raise InputError(
+            f"{text!r} is no dtype", where=name, why=f"known: {', '.join(DType.__members__)}"
+        )
     return DType[text]
 
 
-# -- a template -------------------------------------------------------------------------------------------------------
+# -- a template ----------------------------------------------------------------------------------
 def register_kernel(
     name: str,
     template: str | os.PathLike[str],
@@ -165,22 +188,26 @@ def register_kernel(
 ) -> None:
     """Registers an operator with a compute shader of its own.
 
-    The functions here get the operator's arguments by name, a `TensorType` (`dtype`, `dims`, `numel`) for each tensor; sizes
-    may be expressions over the sizes of a call, with which one calculates as with integers.
+    The functions here get the operator's arguments by name, a `TensorType` (`dtype`, `dims`,
+    `numel`) for each tensor; sizes may be expressions over the sizes of a call, with which one
+    calculates as with integers.
 
     Args:
         name: "namespace.op" or "namespace.op.overload".
-        template: the shader's text, or the path of its file. It includes "kernel.glslh", which declares all that is passed
-            (docs/extending.md lists it).
-        shape: gives the results' types (one `TensorType`, or a tuple); its parameters are the operator's schema.
+        template: the shader's text, or the path of its file. It includes "kernel.glslh", which
+            declares all that is passed (docs/extending.md lists it).
+        shape: gives the results' types (one `TensorType`, or a tuple); its parameters are the
+            operator's schema.
         params: numbers for the shader by name, as push constants: integers, sizes and floats.
         threads: invocations with work; None: the elements of the first result.
         groups: workgroups along x, y and z, instead of `threads`.
         local_size: invocations of a workgroup.
         macros: further macros of the shader.
         specialize: names among `params` that become constants of the pipeline where they are known.
-        dtypes: those of the tensors that the shader takes; nodes with others run on the CPU. bfloat16 is passed as float32.
-        features: optional features of the device that it needs (names as `purevk info` prints them).
+        dtypes: those of the tensors that the shader takes; nodes with others run on the CPU.
+            bfloat16 is passed as float32.
+        features: optional features of the device that it needs (names as `purevk info` prints
+            them).
         names: other names of the same operator.
         replace: take the place of a row of that name.
 
@@ -193,11 +220,23 @@ def register_kernel(
     for dtype in dtypes:
         _dtype(name, dtype)
     kernel = _Template(
-        add_template(full, text, folder), shape, params, threads, groups, local_size, macros, tuple(specialize),
-        frozenset(dtypes), tuple(features),
-    )  # fmt: skip
+        add_template(full, text, folder),
+        shape,
+        params,
+        threads,
+        groups,
+        local_size,
+        macros,
+        tuple(specialize),
+        frozenset(dtypes),
+        tuple(features),
+    )
     form = Kernel(kernel.lower, supports=kernel.supports, bfloat16=False)
-    _register(Operator(full, shape, form, names=tuple(full_name(each) for each in names)), tuple(dtypes), replace)
+    _register(
+        Operator(full, shape, form, names=tuple(full_name(each) for each in names)),
+        tuple(dtypes),
+        replace,
+    )
 
 
 def _read(name: str, template: str | os.PathLike[str]) -> tuple[str, Path | None]:
@@ -207,7 +246,9 @@ def _read(name: str, template: str | os.PathLike[str]) -> tuple[str, Path | None
     try:
         return path.read_text(encoding="utf-8"), path.parent
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the template of {name} cannot be read", where=str(path), why=str(error)) from None
+        raise InputError(
+            f"the template of {name} cannot be read", where=str(path), why=str(error)
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -232,7 +273,7 @@ class _Template:
         if missing:
             return f"its kernel needs the device feature {', '.join(missing)}"
         if self.local_size > traits.max_invocations:
-            return f"its kernel needs {self.local_size} invocations a workgroup, the device has {traits.max_invocations}"
+            return f"its kernel needs {self.local_size} invocations a workgroup, the device has {traits.max_invocations}"  # noqa: E501
         return None
 
     def lower(self, lowering: Lowering, node: Node) -> None:
@@ -240,32 +281,46 @@ class _Template:
         bound = registry.row_of(node).bind(node.args)
         typed = {name: map_values(arg, lambda value: value.type) for name, arg in bound.items()}
         count = self.threads(**typed) if self.threads else node.results[0].type.numel
-        if any(isinstance(size, int) and size == 0 for size in (count, *(value.type.numel for value in node.results))):
+        if any(
+            isinstance(size, int) and size == 0
+            for size in (count, *(value.type.numel for value in node.results))
+        ):
             return
         buffers = _Buffers(lowering)
         for name, arg in bound.items():
             buffers.argument(name.upper(), arg)
         for number, value in enumerate(node.results):
-            buffers.result("OUT" if len(node.results) == 1 else f"OUT{number}", lowering.operand(value))
+            buffers.result(
+                "OUT" if len(node.results) == 1 else f"OUT{number}", lowering.operand(value)
+            )
         macros = self.macros(**typed) if callable(self.macros) else self.macros
         words: list[Size] = [count]
         declared, fixed = [], []
-        for name, number in {**(self.params(**typed) if self.params else {}), **buffers.offsets}.items():
+        for name, number in {
+            **(self.params(**typed) if self.params else {}),
+            **buffers.offsets,
+        }.items():
             if name in self.specialize:
                 fixed.append(len(words))
             declared.append(_declaration(len(words), name, number))
             words.append(_word(number))
         if len(words) > _MAX_NUMBERS:
             raise InputError(
-                f"{node.op} has {len(words) - 1} parameters", why=f"a template has at most {_MAX_NUMBERS - 1}, offsets of its"
-                " tensors included", next="pass what follows from others as macros",
-            )  # fmt: skip
+                f"{node.op} has {len(words) - 1} parameters",
+                why=f"a template has at most {_MAX_NUMBERS - 1}, offsets of its tensors included",
+                next="pass what follows from others as macros",
+            )
         lowering.dispatch(
-            self.template, buffers.bindings,
+            self.template,
+            buffers.bindings,
             macros={**buffers.macros(), "PARAMETERS": " ".join(declared), **(macros or {})},
-            params=words, constants={LOCAL_ID: self.local_size}, specialize=fixed,
-            grid=self.groups(**typed) if self.groups else lowering.linear_grid(count, self.local_size),
-        )  # fmt: skip
+            params=words,
+            constants={LOCAL_ID: self.local_size},
+            specialize=fixed,
+            grid=self.groups(**typed)
+            if self.groups
+            else lowering.linear_grid(count, self.local_size),
+        )
 
 
 def _declaration(number: int, name: str, value: Size | float) -> str:
@@ -304,7 +359,9 @@ class _Buffers:
     def result(self, name: str, operand: Operand) -> None:
         """A result; it may be read too."""
         place = self._add(name, operand, "rw")
-        value = {DType.bool: "(v) ? 1 : 0", DType.bfloat16: "pv_bfloat16_bits(v)"}.get(operand.dtype, "v")
+        value = {DType.bool: "(v) ? 1 : 0", DType.bfloat16: "pv_bfloat16_bits(v)"}.get(
+            operand.dtype, "v"
+        )
         if operand.dtype.itemsize < 4:
             value = f"pv_opaque({value})"
         self._text[f"WRITE_{name}(i, v)"] = f"{place} = {operand.dtype.glsl}({value})"
@@ -333,5 +390,7 @@ class _Buffers:
             "HAS_16BIT": any(dtype.itemsize == 2 for dtype in found),
         }
         return {
-            **self._text, "BUFFERS": " ".join(self._declared), **{name: "1" for name, needed in needs.items() if needed}
-        }  # fmt: skip
+            **self._text,
+            "BUFFERS": " ".join(self._declared),
+            **{name: "1" for name, needed in needs.items() if needed},
+        }

@@ -1,12 +1,14 @@
 """Factors of small matrices, and what follows from them: solutions, inverses, determinants.
 
-One invocation takes a matrix, or a column of the right-hand side. That suits batches of small matrices (poses, cameras,
-covariances); larger ones stay on the CPU, where one core is faster than one lane.
+One invocation takes a matrix, or a column of the right-hand side. That suits batches of small
+matrices (poses, cameras, covariances); larger ones stay on the CPU, where one core is faster than
+one lane.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
@@ -16,7 +18,7 @@ from purevk.ops.rearrange import row
 from purevk.ops.registry import ShapeError, row_of
 from purevk.ops.shapes import broadcast
 
-LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core
+LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core  # noqa: E501
 INT = DType.int32
 
 
@@ -60,10 +62,12 @@ def _half(builder: Any, x: Value, upper: bool, unit: bool = False) -> Value:
     r, c = (f"i{x.type.rank - n}" for n in (2, 1))
     keep = f"{c} > {r}" if upper else f"{c} < {r}"
     diagonal = "1.0" if unit else f"X({at}{r}, {c})"
-    return mapped(builder, f"r = {r} == {c} ? {diagonal} : {keep} ? X({at}{r}, {c}) : 0.0;", {"X": x}, x.type)
+    return mapped(
+        builder, f"r = {r} == {c} ? {diagonal} : {keep} ? X({at}{r}, {c}) : 0.0;", {"X": x}, x.type
+    )
 
 
-# -- LU ----------------------------------------------------------------------------------------------------------------
+# -- LU ------------------------------------------------------------------------------------------
 def _lu_types(a: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     if a.rank < 2:
         raise ShapeError(f"{a} is no matrix")
@@ -72,22 +76,27 @@ def _lu_types(a: TensorType) -> tuple[TensorType, TensorType, TensorType]:
 
 
 def _lu(builder: Any, a: Value) -> tuple[Value, Value, Value]:
-    """Both factors in one matrix, the rows swapped with (from 1 on), and the first column without a pivot, or 0."""
+    """Both factors in one matrix, the rows swapped with (from 1 on), and the first column without a
+    pivot, or 0."""
     at = _lead(a.type)
     place = at.rstrip(", ") or "0"
     search = f"for (int i = k + 1; i < rows; i++) if (abs(R({at}i, k)) > abs(R({at}p, k))) p = i;"
     body = (
         f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j)); int info = 0;"
         f" for (int k = 0; k < min(rows, columns); k++) {{ int p = k; {search} R1_PUT({at}k, p + 1);"
-        f" if (p != k) for (int j = 0; j < columns; j++) {{ float t = R({at}k, j); R_PUT({at}k, j, R({at}p, j)); R_PUT({at}p, j, t); }}"
+        f" if (p != k) for (int j = 0; j < columns; j++) {{ float t = R({at}k, j); R_PUT({at}k, j,"
+        f" R({at}p, j)); R_PUT({at}p, j, t); }}"
         f" float d = R({at}k, k); if (d == 0.0) {{ if (info == 0) info = k + 1; continue; }}"
         f" for (int i = k + 1; i < rows; i++) {{ float f = R({at}i, k) / d; R_PUT({at}i, k, f);"
-        f" for (int j = k + 1; j < columns; j++) R_PUT({at}i, j, R({at}i, j) - f * R({at}k, j)); }} }} R2_PUT({place}, info);"
+        f" for (int j = k + 1; j < columns; j++) R_PUT({at}i, j, R({at}i, j) - f * R({at}k, j));"
+        f" }} }} R2_PUT({place}, info);"
     )
     types = _lu_types(a.type)
     wide = types[2] if types[2].rank else types[2].with_dims((1,))
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    lu, pivots, info = mapped_over(builder, body, {"A": a}, _over(a.type), types[0], types[1], wide, numbers=numbers)
+    lu, pivots, info = mapped_over(
+        builder, body, {"A": a}, _over(a.type), types[0], types[1], wide, numbers=numbers
+    )
     return lu, pivots, builder.emit("aten.view.default", info, types[2].dims)
 
 
@@ -95,8 +104,10 @@ def _order(builder: Any, pivots: Value, rows: Any) -> Value:
     """For each row after the swaps the row that it was."""
     *batch, count = pivots.type.dims
     at, mine = _lead(pivots.type, 1), f"i{len(batch)}"
-    body = f"r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"
-    return mapped(builder, body, {"PIVOT": pivots}, TensorType(INT, (*batch, rows)), numbers={"count": count})
+    body = f"r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"  # noqa: E501
+    return mapped(
+        builder, body, {"PIVOT": pivots}, TensorType(INT, (*batch, rows)), numbers={"count": count}
+    )
 
 
 def _swapped(builder: Any, b: Value, order: Value) -> Value:
@@ -109,13 +120,17 @@ def _unswapped(builder: Any, b: Value, order: Value) -> Value:
     """The rows of a matrix back from an order."""
     at, r, c = _lead(b.type), f"i{b.type.rank - 2}", f"i{b.type.rank - 1}"
     body = f"int from = 0; for (int k = 0; k < rows; k++) if (ORDER({at}k) == {r}) from = k; r = B({at}from, {c});"
-    return mapped(builder, body, {"B": b, "ORDER": order}, b.type, numbers={"rows": b.type.dims[-2]})
+    return mapped(
+        builder, body, {"B": b, "ORDER": order}, b.type, numbers={"rows": b.type.dims[-2]}
+    )
 
 
 def _triangular(builder: Any, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
     """The x with a x = b, where one triangle of `a` counts."""
     batch = broadcast(a.type.dims[:-2], b.type.dims[:-2])
-    a, b = (builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b))
+    a, b = (
+        builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b)
+    )
     at, c = _lead(b.type), f"i{b.type.rank - 2}"
     walk = "int i = rows - 1; i >= 0; i--" if upper else "int i = 0; i < rows; i++"
     known = "int j = i + 1; j < rows; j++" if upper else "int j = 0; j < i; j++"
@@ -124,12 +139,17 @@ def _triangular(builder: Any, a: Value, b: Value, upper: bool, unit: bool = Fals
         f" R_PUT({at}i, {c}, {'sum' if unit else f'sum / A({at}i, i)'}); }}"
     )
     over = (*batch, b.type.dims[-1])
-    return mapped_over(builder, body, {"A": a, "B": b}, over, b.type, numbers={"rows": b.type.dims[-2]})
+    return mapped_over(
+        builder, body, {"A": a, "B": b}, over, b.type, numbers={"rows": b.type.dims[-2]}
+    )
 
 
 def _lu_solve(builder: Any, lu: Value, pivots: Value, b: Value, adjoint: bool = False) -> Value:
     batch = broadcast(lu.type.dims[:-2], b.type.dims[:-2])
-    lu, b = (builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (lu, b))
+    lu, b = (
+        builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:]))
+        for each in (lu, b)
+    )
     pivots = builder.emit("aten.expand.default", pivots, (*batch, pivots.type.dims[-1]))
     order = _order(builder, pivots, lu.type.dims[-2])
     if adjoint:
@@ -140,15 +160,20 @@ def _lu_solve(builder: Any, lu: Value, pivots: Value, b: Value, adjoint: bool = 
     return _triangular(builder, lu, y, True)
 
 
-_row("linalg_lu_factor_ex", lambda a, pivot=True, check_errors=False: _lu_types(a),
-     lambda builder, node, a, pivot, check_errors: _lu(builder, a))  # fmt: skip
+_row(
+    "linalg_lu_factor_ex",
+    lambda a, pivot=True, check_errors=False: _lu_types(a),
+    lambda builder, node, a, pivot, check_errors: _lu(builder, a),
+)
 
 
 def _is_vector(a: TensorType, b: TensorType) -> bool:
-    return b.rank == 1 or a.rank - 1 == b.rank and b.dims == a.dims[:-1]
+    return b.rank == 1 or (a.rank - 1 == b.rank and b.dims == a.dims[:-1])
 
 
-def _solve_shape(a: TensorType, b: TensorType, left: bool = True, check_errors: bool = False) -> tuple:
+def _solve_shape(
+    a: TensorType, b: TensorType, left: bool = True, check_errors: bool = False
+) -> tuple:
     _square(a)
     if _is_vector(a, b):
         made = b.with_dims((*a.dims[:-2], b.dims[-1]))
@@ -160,7 +185,9 @@ def _solve_shape(a: TensorType, b: TensorType, left: bool = True, check_errors: 
 def _solve(builder: Any, node: Node, a: Value, b: Value, left: bool, check_errors: bool) -> tuple:
     lu, pivots, info = _lu(builder, a)
     if _is_vector(a.type, b.type):
-        made = _lu_solve(builder, lu, pivots, builder.emit("aten.unsqueeze.default", b, b.type.rank))
+        made = _lu_solve(
+            builder, lu, pivots, builder.emit("aten.unsqueeze.default", b, b.type.rank)
+        )
         made = builder.emit("aten.view.default", made, node.results[0].type.dims)
     elif left:
         made = _lu_solve(builder, lu, pivots, b)
@@ -172,13 +199,19 @@ def _solve(builder: Any, node: Node, a: Value, b: Value, left: bool, check_error
 _row("_linalg_solve_ex", _solve_shape, _solve)
 
 
-def _lu_solve_any(builder: Any, node: Node, lu: Value, pivots: Value, b: Value, left: bool, adjoint: bool) -> Value:
+def _lu_solve_any(
+    builder: Any, node: Node, lu: Value, pivots: Value, b: Value, left: bool, adjoint: bool
+) -> Value:
     if left:
         return _lu_solve(builder, lu, pivots, b, adjoint)
     return _turned(builder, _lu_solve(builder, lu, pivots, _turned(builder, b), not adjoint))
 
 
-_row("linalg_lu_solve", lambda lu, pivots, b, left=True, adjoint=False: _solve_shape(lu, b)[0], _lu_solve_any)
+_row(
+    "linalg_lu_solve",
+    lambda lu, pivots, b, left=True, adjoint=False: _solve_shape(lu, b)[0],
+    _lu_solve_any,
+)
 
 
 def _inverse_shape(a: TensorType, check_errors: bool = False) -> tuple[TensorType, TensorType]:
@@ -200,15 +233,28 @@ _row("linalg_inv_ex", _inverse_shape, _inverse)
 
 
 def _determinant(builder: Any, a: Value, logarithm: bool) -> tuple[Value, ...]:
-    lu, pivots, _ = _lu(builder, _turned(builder, a))  # as torch does it, whose factors are results too
+    lu, pivots, _ = _lu(
+        builder, _turned(builder, a)
+    )  # as torch does it, whose factors are results too
     at = _lead(a.type)
-    step = "sign = d < 0.0 ? -sign : d == 0.0 ? 0.0 : sign; size += pv_log(abs(d));" if logarithm else "sign *= d;"
+    step = (
+        "sign = d < 0.0 ? -sign : d == 0.0 ? 0.0 : sign; size += pv_log(abs(d));"
+        if logarithm
+        else "sign *= d;"
+    )
     body = (
         "float sign = 1.0, size = 0.0; for (int k = 0; k < rows; k++)"
-        f" {{ float d = LU({at}k, k); {step} if (PIVOT({at}k) != k + 1) sign = -sign; }} r = sign;" + (" r1 = size;" if logarithm else "")
+        f" {{ float d = LU({at}k, k); {step} if (PIVOT({at}k) != k + 1) sign = -sign; }} r = sign;"
+        + (" r1 = size;" if logarithm else "")
     )
     type = a.type.with_dims(a.type.dims[:-2] or (1,))
-    made = mapped(builder, body, {"LU": lu, "PIVOT": pivots}, *([type] * (1 + logarithm)), numbers={"rows": a.type.dims[-1]})
+    made = mapped(
+        builder,
+        body,
+        {"LU": lu, "PIVOT": pivots},
+        *([type] * (1 + logarithm)),
+        numbers={"rows": a.type.dims[-1]},
+    )
     made = made if logarithm else (made,)
     return *(builder.emit("aten.view.default", each, a.type.dims[:-2]) for each in made), lu, pivots
 
@@ -222,35 +268,55 @@ def _determinant_shape(count: int) -> Any:
 
 
 _row("_linalg_det", _determinant_shape(1), lambda builder, node, a: _determinant(builder, a, False))
-_row("_linalg_slogdet", _determinant_shape(2), lambda builder, node, a: _determinant(builder, a, True))
+_row(
+    "_linalg_slogdet",
+    _determinant_shape(2),
+    lambda builder, node, a: _determinant(builder, a, True),
+)
 
 
-def _parts(builder: Any, lu: Value, pivots: Value, results: Sequence[TensorType]) -> tuple[Value, Value, Value]:
+def _parts(
+    builder: Any, lu: Value, pivots: Value, results: Sequence[TensorType]
+) -> tuple[Value, Value, Value]:
     """The permutation and the two factors."""
     permutation, low, up = results
     rank, rows = lu.type.rank, lu.type.dims[-2]
     lower = builder.emit("aten.slice.Tensor", lu, rank - 1, 0, low.dims[-1], 1)
     upper = builder.emit("aten.slice.Tensor", lu, rank - 2, 0, up.dims[-2], 1)
     eye = _eye(builder, permutation, rows, rows)
-    return _unswapped(builder, eye, _order(builder, pivots, rows)), _half(builder, lower, False, unit=True), _half(builder, upper, True)
+    return (
+        _unswapped(builder, eye, _order(builder, pivots, rows)),
+        _half(builder, lower, False, unit=True),
+        _half(builder, upper, True),
+    )
 
 
 def _parts_shape(lu: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     rows, columns = lu.dims[-2:]
     count = _dims.minimum(rows, columns)
-    return tuple(lu.with_dims((*lu.dims[:-2], *sizes)) for sizes in ((rows, rows), (rows, count), (count, columns)))
+    return tuple(
+        lu.with_dims((*lu.dims[:-2], *sizes))
+        for sizes in ((rows, rows), (rows, count), (count, columns))
+    )
 
 
-def _unpack_shape(lu: TensorType, pivots: TensorType, unpack_data: bool = True, unpack_pivots: bool = True) -> tuple:
+def _unpack_shape(
+    lu: TensorType, pivots: TensorType, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple:
     p, low, up = _parts_shape(lu)
     nothing = lu.with_dims((0,))
     return p if unpack_pivots else nothing, *((low, up) if unpack_data else (nothing, nothing))
 
 
-def _unpack(builder: Any, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool) -> tuple:
+def _unpack(
+    builder: Any, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool
+) -> tuple:
     made = _parts(builder, lu, pivots, _parts_shape(lu.type))
     nothing = builder.emit("aten.full.default", (0,), 0.0, lu.type.dtype)
-    return tuple(value if wanted else nothing for value, wanted in zip(made, (unpack_pivots, unpack_data, unpack_data)))
+    return tuple(
+        value if wanted else nothing
+        for value, wanted in zip(made, (unpack_pivots, unpack_data, unpack_data))
+    )
 
 
 _row("lu_unpack", _unpack_shape, _unpack)
@@ -269,26 +335,42 @@ def _lu_parts(builder: Any, node: Node, a: Value, pivot: bool) -> tuple:
 _row("linalg_lu", _lu_parts_shape, _lu_parts)
 
 
-# -- triangles ---------------------------------------------------------------------------------------------------------
-def _solve_triangular(builder: Any, node: Node, a: Value, b: Value, upper: bool, left: bool, unit: bool) -> Value:
+# -- triangles -----------------------------------------------------------------------------------
+def _solve_triangular(
+    builder: Any, node: Node, a: Value, b: Value, upper: bool, left: bool, unit: bool
+) -> Value:
     if left:
         return _triangular(builder, a, b, upper, unit)
-    return _turned(builder, _triangular(builder, _turned(builder, a), _turned(builder, b), not upper, unit))
+    return _turned(
+        builder, _triangular(builder, _turned(builder, a), _turned(builder, b), not upper, unit)
+    )
 
 
 def _triangular_shape(a: TensorType, b: TensorType) -> TensorType:
     return b.with_dims((*broadcast(a.dims[:-2], b.dims[:-2]), *b.dims[-2:]))
 
 
-_row("linalg_solve_triangular", lambda a, b, upper, left=True, unitriangular=False: _triangular_shape(a, b), _solve_triangular)
+_row(
+    "linalg_solve_triangular",
+    lambda a, b, upper, left=True, unitriangular=False: _triangular_shape(a, b),
+    _solve_triangular,
+)
 
 
-def _older_triangular_shape(b: TensorType, a: TensorType, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple:
+def _older_triangular_shape(
+    b: TensorType,
+    a: TensorType,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple:
     made = _triangular_shape(a, b)
     return made, a.with_dims((*made.dims[:-2], *a.dims[-2:]))
 
 
-def _older_triangular(builder: Any, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool) -> tuple:
+def _older_triangular(
+    builder: Any, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
+) -> tuple:
     wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
     if transpose:
         a, upper = _turned(builder, a), not upper
@@ -298,29 +380,46 @@ def _older_triangular(builder: Any, node: Node, b: Value, a: Value, upper: bool,
 _row("triangular_solve", _older_triangular_shape, _older_triangular)
 
 
-# -- Cholesky ----------------------------------------------------------------------------------------------------------
+# -- Cholesky ------------------------------------------------------------------------------------
 def _cholesky(builder: Any, a: Value, upper: bool) -> tuple[Value, Value]:
     a = _turned(builder, a) if upper else a
     at = _lead(a.type)
     place = at.rstrip(", ") or "0"
     body = (
-        f"int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k < j; k++) d -= R({at}j, k) * R({at}j, k);"
+        f"int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k"
+        f" < j; k++) d -= R({at}j, k) * R({at}j, k);"
         f" if (!(d > 0.0) && info == 0) info = j + 1; d = sqrt(d); R_PUT({at}j, j, d);"
-        f" for (int i = 0; i < j; i++) R_PUT({at}i, j, 0.0); for (int i = j + 1; i < rows; i++) {{ float sum = A({at}i, j);"
-        f" for (int k = 0; k < j; k++) sum -= R({at}i, k) * R({at}j, k); R_PUT({at}i, j, sum / d); }} }} R1_PUT({place}, info);"
+        f" for (int i = 0; i < j; i++) R_PUT({at}i, j, 0.0); for (int i = j + 1; i < rows; i++) {{"
+        f" float sum = A({at}i, j);"
+        f" for (int k = 0; k < j; k++) sum -= R({at}i, k) * R({at}j, k); R_PUT({at}i, j, sum / d);"
+        f" }} }} R1_PUT({place}, info);"
     )
     info_type = TensorType(INT, a.type.dims[:-2])
     wide = info_type if info_type.rank else info_type.with_dims((1,))
-    made, info = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, wide, numbers={"rows": a.type.dims[-1]})
-    return _turned(builder, made) if upper else made, builder.emit("aten.view.default", info, info_type.dims)
+    made, info = mapped_over(
+        builder, body, {"A": a}, _over(a.type), a.type, wide, numbers={"rows": a.type.dims[-1]}
+    )
+    return _turned(builder, made) if upper else made, builder.emit(
+        "aten.view.default", info, info_type.dims
+    )
 
 
-def _cholesky_shape(a: TensorType, upper: bool = False, check_errors: bool = False) -> tuple[TensorType, TensorType]:
+def _cholesky_shape(
+    a: TensorType, upper: bool = False, check_errors: bool = False
+) -> tuple[TensorType, TensorType]:
     return _inverse_shape(a)
 
 
-_row("linalg_cholesky_ex", _cholesky_shape, lambda builder, node, a, upper, check_errors: _cholesky(builder, a, upper))
-_row("cholesky", lambda a, upper=False: _cholesky_shape(a)[0], lambda builder, node, a, upper: _cholesky(builder, a, upper)[0])
+_row(
+    "linalg_cholesky_ex",
+    _cholesky_shape,
+    lambda builder, node, a, upper, check_errors: _cholesky(builder, a, upper),
+)
+_row(
+    "cholesky",
+    lambda a, upper=False: _cholesky_shape(a)[0],
+    lambda builder, node, a, upper: _cholesky(builder, a, upper)[0],
+)
 
 
 def _cholesky_solve(builder: Any, factor: Value, b: Value, upper: bool) -> Value:
@@ -329,13 +428,21 @@ def _cholesky_solve(builder: Any, factor: Value, b: Value, upper: bool) -> Value
     return _triangular(builder, high, _triangular(builder, low, b, False), True)
 
 
-_row("cholesky_solve", lambda b, factor, upper=False: _triangular_shape(factor, b),
-     lambda builder, node, b, factor, upper: _cholesky_solve(builder, factor, b, upper))  # fmt: skip
-_row("cholesky_inverse", lambda factor, upper=False: factor,
-     lambda builder, node, factor, upper: _cholesky_solve(builder, factor, _eye(builder, factor.type, *factor.type.dims[-2:]), upper))  # fmt: skip
+_row(
+    "cholesky_solve",
+    lambda b, factor, upper=False: _triangular_shape(factor, b),
+    lambda builder, node, b, factor, upper: _cholesky_solve(builder, factor, b, upper),
+)
+_row(
+    "cholesky_inverse",
+    lambda factor, upper=False: factor,
+    lambda builder, node, factor, upper: _cholesky_solve(
+        builder, factor, _eye(builder, factor.type, *factor.type.dims[-2:]), upper
+    ),
+)
 
 
-# -- QR ----------------------------------------------------------------------------------------------------------------
+# -- QR ------------------------------------------------------------------------------------------
 def _qr_types(a: TensorType) -> tuple[TensorType, TensorType]:
     return a, a.with_dims((*a.dims[:-2], _dims.minimum(a.dims[-2], a.dims[-1])))
 
@@ -347,10 +454,13 @@ def _reflectors(builder: Any, a: Value) -> tuple[Value, Value]:
         f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j));"
         f" for (int k = 0; k < min(rows, columns); k++) {{ float below = 0.0, head = R({at}k, k), tau = 0.0;"
         f" for (int i = k + 1; i < rows; i++) below += R({at}i, k) * R({at}i, k);"
-        f" if (below > 0.0) {{ float b = head > 0.0 ? -sqrt(head * head + below) : sqrt(head * head + below); tau = (b - head) / b;"
+        f" if (below > 0.0) {{ float b = head > 0.0 ? -sqrt(head * head + below) : sqrt(head *"
+        f" head + below); tau = (b - head) / b;"
         f" for (int i = k + 1; i < rows; i++) R_PUT({at}i, k, R({at}i, k) / (head - b)); R_PUT({at}k, k, b);"
-        f" for (int j = k + 1; j < columns; j++) {{ float s = R({at}k, j); for (int i = k + 1; i < rows; i++) s += R({at}i, k) * R({at}i, j);"
-        f" s *= tau; R_PUT({at}k, j, R({at}k, j) - s); for (int i = k + 1; i < rows; i++) R_PUT({at}i, j, R({at}i, j) - s * R({at}i, k)); }} }}"
+        f" for (int j = k + 1; j < columns; j++) {{ float s = R({at}k, j); for (int i = k + 1; i <"
+        f" rows; i++) s += R({at}i, k) * R({at}i, j);"
+        f" s *= tau; R_PUT({at}k, j, R({at}k, j) - s); for (int i = k + 1; i < rows; i++)"
+        f" R_PUT({at}i, j, R({at}i, j) - s * R({at}i, k)); }} }}"
         f" R1_PUT({at}k, tau); }}"
     )
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
@@ -363,12 +473,15 @@ def _reflect(builder: Any, vectors: Value, factors: Value, x: Value, transpose: 
     walk = "int k = 0; k < count; k++" if transpose else "int k = count - 1; k >= 0; k--"
     body = (
         f"for (int i = 0; i < rows; i++) R_PUT({at}i, {c}, X({at}i, {c})); for ({walk}) {{ float s = R({at}k, {c});"
-        f" for (int i = k + 1; i < rows; i++) s += V({at}i, k) * R({at}i, {c}); s *= TAU({at}k); R_PUT({at}k, {c}, R({at}k, {c}) - s);"
+        f" for (int i = k + 1; i < rows; i++) s += V({at}i, k) * R({at}i, {c}); s *= TAU({at}k);"
+        f" R_PUT({at}k, {c}, R({at}k, {c}) - s);"
         f" for (int i = k + 1; i < rows; i++) R_PUT({at}i, {c}, R({at}i, {c}) - s * V({at}i, k)); }}"
     )
     numbers = {"rows": x.type.dims[-2], "count": factors.type.dims[-1]}
     over = (*x.type.dims[:-2], x.type.dims[-1])
-    return mapped_over(builder, body, {"V": vectors, "TAU": factors, "X": x}, over, x.type, numbers=numbers)
+    return mapped_over(
+        builder, body, {"V": vectors, "TAU": factors, "X": x}, over, x.type, numbers=numbers
+    )
 
 
 _row("geqrf", _qr_types, lambda builder, node, a: _reflectors(builder, a))
@@ -384,19 +497,28 @@ def _qr_shape(a: TensorType, mode: str = "reduced") -> tuple[TensorType, TensorT
 def _qr(builder: Any, node: Node, a: Value, mode: str) -> tuple[Value, Value]:
     packed, factors = _reflectors(builder, a)
     q, r = (value.type for value in node.results)
-    upper = _half(builder, builder.emit("aten.slice.Tensor", packed, a.type.rank - 2, 0, r.dims[-2], 1), True)
+    upper = _half(
+        builder, builder.emit("aten.slice.Tensor", packed, a.type.rank - 2, 0, r.dims[-2], 1), True
+    )
     if mode == "r":
         return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype), upper
     return _reflect(builder, packed, factors, _eye(builder, a.type, *q.dims[-2:]), False), upper
 
 
 _row("linalg_qr", _qr_shape, _qr)
-_row("linalg_householder_product", lambda vectors, factors: vectors,
-     lambda builder, node, vectors, factors: _reflect(builder, vectors, factors, _eye(builder, vectors.type, *vectors.type.dims[-2:]), False),
-     "aten.orgqr.default")  # fmt: skip
+_row(
+    "linalg_householder_product",
+    lambda vectors, factors: vectors,
+    lambda builder, node, vectors, factors: _reflect(
+        builder, vectors, factors, _eye(builder, vectors.type, *vectors.type.dims[-2:]), False
+    ),
+    "aten.orgqr.default",
+)
 
 
-def _multiply_reflected(builder: Any, node: Node, vectors: Value, factors: Value, x: Value, left: bool, transpose: bool) -> Value:
+def _multiply_reflected(
+    builder: Any, node: Node, vectors: Value, factors: Value, x: Value, left: bool, transpose: bool
+) -> Value:
     if left:
         return _reflect(builder, vectors, factors, x, transpose)
     return _turned(builder, _reflect(builder, vectors, factors, _turned(builder, x), not transpose))

@@ -16,8 +16,10 @@ from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import broadcast, wrap, wrap_all
 
 
-# -- products ----------------------------------------------------------------------------------------------------------
-def _scaled_sum(builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType) -> Value:
+# -- products ------------------------------------------------------------------------------------
+def _scaled_sum(
+    builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType
+) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
     if not dtype.is_float:
         beta, alpha = int(beta), int(alpha)
@@ -40,24 +42,36 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
 
 
 row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
-row("aten.mv.default", _matmul_any_shape, lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b))
+row(
+    "aten.mv.default",
+    _matmul_any_shape,
+    lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b),
+)
 
 
 def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
     return builder.emit("aten.mul.Tensor", builder.emit("aten.unsqueeze.default", x, 1), y)
 
 
-row("aten.outer.default", lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])), _outer,
-    "aten.ger.default")  # fmt: skip
+row(
+    "aten.outer.default",
+    lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])),
+    _outer,
+    "aten.ger.default",
+)
 
 
 def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
     """beta * x + alpha * product(a, b)"""
 
-    def expand(builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any) -> Value:
+    def expand(
+        builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any
+    ) -> Value:
         return _scaled_sum(builder, x, product(builder, a, b), beta, alpha, node.result.type.dtype)
 
-    def checked(x: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1) -> TensorType:
+    def checked(
+        x: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+    ) -> TensorType:
         made = shape(a, b)
         if broadcast(x.dims, made.dims) != made.dims:
             raise ShapeError(f"cannot add {made} to {x}")
@@ -73,7 +87,9 @@ def _multiply(builder: Any, a: Value, b: Value) -> Value:
 def _summed(builder: Any, a: Value, b: Value) -> Value:
     """The sum of the products of a batch, as one product of longer rows."""
     count, n, k = a.type.dims
-    left = builder.emit("aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k))
+    left = builder.emit(
+        "aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k)
+    )
     right = builder.emit("aten.view.default", b, (count * k, b.type.dims[2]))
     return builder.emit("aten.mm.default", left, right)
 
@@ -81,23 +97,35 @@ def _summed(builder: Any, a: Value, b: Value) -> Value:
 _added("aten.addmv.default", _multiply, _matmul_any_shape)
 _added("aten.baddbmm.default", _multiply, _product)
 _added("aten.addbmm.default", _summed, lambda a, b: a.with_dims((a.dims[1], b.dims[2])))
-_added("aten.addr.default", lambda builder, a, b: _outer(builder, None, a, b), lambda a, b: a.with_dims((a.dims[0], b.dims[0])))
+_added(
+    "aten.addr.default",
+    lambda builder, a, b: _outer(builder, None, a, b),
+    lambda a, b: a.with_dims((a.dims[0], b.dims[0])),
+)
 
 
 def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:
-    """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows in parts."""
+    """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows
+    in parts."""
     type = _product(a.type, b.type)
     depth, most = a.type.dims[-1], builder.traits.max_iterations
     if _dims.upper(depth) > most:
         halves = [(0, depth // 2), (depth // 2, depth)]
-        cut = lambda value, dim, ends: builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)  # noqa: E731
-        parts = [multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves]
+
+        def cut(value, dim, ends):
+            return builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)
+
+        parts = [
+            multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves
+        ]
         return builder.emit("aten.add.Tensor", *parts, 1)
     rank = type.rank
 
     def at(value: Value, row_text: str, column: str) -> str:
         lead = rank - value.type.rank
-        batch = ["0" if size == 1 else f"i{lead + d}" for d, size in enumerate(value.type.dims[:-2])]
+        batch = [
+            "0" if size == 1 else f"i{lead + d}" for d, size in enumerate(value.type.dims[:-2])
+        ]
         return ", ".join([*batch, row_text, column])
 
     acc = acc_of(dtype)
@@ -106,12 +134,22 @@ def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:
     return mapped(builder, body, {"A": a, "B": b}, TensorType(dtype, type.dims))
 
 
-# -- others ------------------------------------------------------------------------------------------------------------
+# -- others --------------------------------------------------------------------------------------
 def _trace(builder: Any, node: Node, x: Value) -> Value:
-    return builder.emit("aten.sum.dim_IntList", builder.emit("aten.diagonal.default", x, 0, 0, 1), (0,), False, node.result.type.dtype)
+    return builder.emit(
+        "aten.sum.dim_IntList",
+        builder.emit("aten.diagonal.default", x, 0, 0, 1),
+        (0,),
+        False,
+        node.result.type.dtype,
+    )
 
 
-row("aten.trace.default", lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()), _trace)
+row(
+    "aten.trace.default",
+    lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()),
+    _trace,
+)
 
 
 def _cross_shape(x: TensorType, y: TensorType, dim: int | None = -1) -> TensorType:
@@ -135,29 +173,37 @@ def _cross(builder: Any, node: Node, x: Value, y: Value, dim: int | None) -> Val
     for value in (x, y):
         value = builder.emit("aten._to_copy.default", value, type.dtype)
         wide.append(builder.emit("aten.expand.default", value, type.dims))
-    turned = [builder.emit("aten.roll.default", value, (-n,), (at,)) for value in wide for n in (1, 2)]
+    turned = [
+        builder.emit("aten.roll.default", value, (-n,), (at,)) for value in wide for n in (1, 2)
+    ]
     left = builder.emit("aten.mul.Tensor", turned[0], turned[3])
-    return builder.emit("aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", turned[1], turned[2]), 1)
+    return builder.emit(
+        "aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", turned[1], turned[2]), 1
+    )
 
 
 row("aten.linalg_cross.default", _cross_shape, _cross)
 row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
 
 
-# -- distances ---------------------------------------------------------------------------------------------------------
+# -- distances -----------------------------------------------------------------------------------
 _DISTANCE_TYPES = (DType.float32, DType.float16, DType.bfloat16)  # of `purevk.distances`
 
 
 def _distance(p: float, a: str, b: str) -> str:
     """Statements that set r to the distance between two rows of `width` elements at `k`."""
     start, step, finish = {
-        0.0: ("0.0", "r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0", ""), 1.0: ("0.0", "r += d", ""), 2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
+        0.0: ("0.0", "r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0", ""),
+        1.0: ("0.0", "r += d", ""),
+        2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
         math.inf: ("0.0", "r = pv_max(r, d)", ""),
-    }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))  # fmt: skip
+    }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
     return f"r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
 
 
-def _cdist_shape(x: TensorType, y: TensorType, p: float, compute_mode: int | None = None) -> TensorType:
+def _cdist_shape(
+    x: TensorType, y: TensorType, p: float, compute_mode: int | None = None
+) -> TensorType:
     if x.rank < 2 or y.rank < 2 or x.dims[-1] != y.dims[-1]:
         raise ShapeError(f"distances between {x} and {y}")
     return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
@@ -171,12 +217,19 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
     type = node.result.type
     batch = type.dims[:-2]
     x, y = (
-        value if value.type.dims[:-2] == batch else builder.emit("aten.expand.default", value, (*batch, *value.type.dims[-2:]))
+        value
+        if value.type.dims[:-2] == batch
+        else builder.emit("aten.expand.default", value, (*batch, *value.type.dims[-2:]))
         for value in (x, y)
     )
     rank = type.rank
     order = (*range(rank - 2), rank - 1, rank - 2)
-    if not builder.traits.is_cpu and float(p) in METRICS and x.type.dtype is y.type.dtype and x.type.dtype in _DISTANCE_TYPES:
+    if (
+        not builder.traits.is_cpu
+        and float(p) in METRICS
+        and x.type.dtype is y.type.dtype
+        and x.type.dtype in _DISTANCE_TYPES
+    ):
         return builder.emit(DISTANCES, x, builder.emit("aten.permute.default", y, order), float(p))
     # Neighbouring invocations read neighbouring elements of y.
     y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
@@ -187,7 +240,12 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
 
 
 row("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
-row("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p), _cdist, supports=_refuse_wide)
+row(
+    "aten.cdist.default",
+    lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
+    _cdist,
+    supports=_refuse_wide,
+)
 
 
 def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
@@ -197,7 +255,8 @@ def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
 def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
     # Pair (a, b) with a < b is number a (2 n - a - 1) / 2 + b - a - 1.
     body = (
-        "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) - 1.0, 0.0))), 0, count - 2);"
+        "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) -"
+        " 1.0, 0.0))), 0, count - 2);"
         " for (; a > 0 && a * (2 * count - a - 1) / 2 > i0;) a--;"
         " for (; (a + 1) * (2 * count - a - 2) / 2 <= i0;) a++;"
         " int b = i0 - a * (2 * count - a - 1) / 2 + a + 1; "
@@ -206,15 +265,31 @@ def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 
 
-row("aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide)
+row(
+    "aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide
+)
 
 
-# -- products of three -------------------------------------------------------------------------------------------------
+# -- products of three ---------------------------------------------------------------------------
 def _trilinear_shape(
-    a: TensorType, b: TensorType, c: TensorType, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1,
-) -> TensorType:  # fmt: skip
-    whole = broadcast(*(_widened(each.dims, expand) for each, expand in ((a, expand1), (b, expand2), (c, expand3))))
-    return a.with_dims(size for d, size in enumerate(whole) if d not in wrap_all(sumdim, len(whole)) or not sumdim)
+    a: TensorType,
+    b: TensorType,
+    c: TensorType,
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
+    unroll_dim: int = 1,
+) -> TensorType:
+    whole = broadcast(
+        *(
+            _widened(each.dims, expand)
+            for each, expand in ((a, expand1), (b, expand2), (c, expand3))
+        )
+    )
+    return a.with_dims(
+        size for d, size in enumerate(whole) if d not in wrap_all(sumdim, len(whole)) or not sumdim
+    )
 
 
 def _widened(sizes: Any, expand: Any) -> tuple:
@@ -225,19 +300,32 @@ def _widened(sizes: Any, expand: Any) -> tuple:
 
 
 def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
-    """The sum over some dims of the product of three tensors, each of which lacks some dims; the product is never stored."""
+    """The sum over some dims of the product of three tensors, each of which lacks some dims; the
+    product is never stored."""
     *expands, sumdim, _ = rest
-    wide = [builder.emit("aten.view.default", each, _widened(each.type.dims, expand)) for each, expand in zip((a, b, c), expands)]
+    wide = [
+        builder.emit("aten.view.default", each, _widened(each.type.dims, expand))
+        for each, expand in zip((a, b, c), expands)
+    ]
     whole = broadcast(*(each.type.dims for each in wide))
     summed = wrap_all(sumdim, len(whole)) if sumdim else ()
     kept = [d for d in range(len(whole)) if d not in summed]
     names = {d: f"i{kept.index(d)}" if d in kept else f"k{d}" for d in range(len(whole))}
 
     def at(value: Value) -> str:
-        return ", ".join("0" if size == 1 and whole[d] != 1 else names[d] for d, size in enumerate(value.type.dims))
+        return ", ".join(
+            "0" if size == 1 and whole[d] != 1 else names[d]
+            for d, size in enumerate(value.type.dims)
+        )
 
     loops = "".join(f" for (int k{d} = 0; k{d} < count_{d}; k{d}++)" for d in summed)
-    body = "r = 0.0;" + loops + " r += " + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide)) + ";"
+    body = (
+        "r = 0.0;"
+        + loops
+        + " r += "
+        + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide))
+        + ";"
+    )
     numbers = {f"count_{d}": whole[d] for d in summed}
     return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
 
@@ -245,8 +333,12 @@ def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: An
 def _refuse_integers(node: Node, traits: Any) -> str | None:
     if not node.result.type.dtype.is_float:
         return f"no kernel for {node.result.type.dtype.name}"
-    whole = broadcast(*(_widened(each.type.dims, expand) for each, expand in zip(node.args[:3], node.args[3:6])))
-    return traits.too_long(_dims.product(whole[d] for d in wrap_all(node.args[6], len(whole))) if node.args[6] else 1)
+    whole = broadcast(
+        *(_widened(each.type.dims, expand) for each, expand in zip(node.args[:3], node.args[3:6]))
+    )
+    return traits.too_long(
+        _dims.product(whole[d] for d in wrap_all(node.args[6], len(whole))) if node.args[6] else 1
+    )
 
 
 row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

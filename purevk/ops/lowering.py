@@ -1,13 +1,14 @@
 """From nodes to dispatches: what a kernel's `lower` function works with, and what it leaves behind.
 
-Nothing here touches a device: a `Dispatch` names a template, its macros and constants, the bytes that it reads and writes
-and the grid; sizes in it may be expressions over symbols.
+Nothing here touches a device: a `Dispatch` names a template, its macros and constants, the bytes
+that it reads and writes and the grid; sizes in it may be expressions over symbols.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -41,10 +42,11 @@ class DeviceTraits:
         max_invocations: invocations of a workgroup.
         storage_alignment: bytes; the start of a binding is a multiple.
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
-        matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves with float sums, if
-            the device has them and the compiler knows them; else None.
+        matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves
+            with float sums, if the device has them and the compiler knows them; else None.
         few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
-        fragment_order: whether fragments of that product lie as `glsl/fragments.glslh` says; asks the device when called.
+        fragment_order: whether fragments of that product lie as `glsl/fragments.glslh` says; asks
+            the device when called.
     """
 
     features: frozenset[str]
@@ -63,13 +65,18 @@ class DeviceTraits:
 
     @property
     def max_iterations(self) -> int:
-        """Steps of loops that one invocation may take: old Mesa ends the loops of its software device after 65535."""
+        """Steps of loops that one invocation may take: old Mesa ends the loops of its software
+        device after 65535."""
         return 60000 if self.is_cpu else 2**31 - 1
 
     def too_long(self, steps: Size) -> str | None:
         """Why one invocation cannot take as many steps of loops; None if it can."""
         most = _dims.upper(steps)
-        return f"no kernel for loops of {most} steps on this device" if most > self.max_iterations else None
+        return (
+            f"no kernel for loops of {most} steps on this device"
+            if most > self.max_iterations
+            else None
+        )
 
     @property
     def processors(self) -> int:
@@ -124,9 +131,9 @@ class Operand:
         return self.layout.offset
 
     def aligned(self, count: int = 4) -> bool:
-        """Whether the offset and all strides but that of the last dim are multiples of `count` elements, and the last dim
-        is dense."""
-        if not self.dims or self.strides[-1] != 1 and self.dims[-1] != 1:
+        """Whether the offset and all strides but that of the last dim are multiples of `count`
+        elements, and the last dim is dense."""
+        if not self.dims or (self.strides[-1] != 1 and self.dims[-1] != 1):
             return False
         outer = [stride for size, stride in zip(self.dims[:-1], self.strides[:-1]) if size != 1]
         return all(_dims.gcd_of(number) % count == 0 for number in (self.offset, *outer))
@@ -152,7 +159,8 @@ class Dispatch:
     Attributes:
         kernel: the pipeline.
         bindings: its buffers.
-        push: 32-bit words of parameters. With `params_buffer` they go through a buffer that each call fills.
+        push: 32-bit words of parameters. With `params_buffer` they go through a buffer that each
+            call fills.
         grid: workgroups.
         label: operator and place in the file, for profiles.
         flops, nbytes: arithmetic and memory traffic, for profiles.
@@ -170,8 +178,8 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What must hold at a call: `left <= right`. If not, `message` says what is wrong, `why` (with "{left}" and "{right}"
-    for the numbers) in which way, and `next` what to do."""
+    """What must hold at a call: `left <= right`. If not, `message` says what is wrong, `why` (with
+    "{left}" and "{right}" for the numbers) in which way, and `next` what to do."""
 
     left: Size
     right: Size
@@ -190,7 +198,8 @@ class Lowering:
         layouts: where each value lies in them.
         scratch: storages that kernels asked for, with their bytes.
         requirements: what each call has to check.
-        windows: parts of storages that are larger than a binding can span: (storage, first byte, bytes).
+        windows: parts of storages that are larger than a binding can span: (storage, first byte,
+            bytes).
     """
 
     traits: DeviceTraits
@@ -216,9 +225,12 @@ class Lowering:
         return operand
 
     def _window(self, operand: Operand) -> Operand:
-        """Part of a storage that no binding can span as a whole: just what the operand reaches, if a binding spans that."""
+        """Part of a storage that no binding can span as a whole: just what the operand reaches, if
+        a binding spans that."""
         layout, item = operand.layout, operand.dtype.itemsize
-        known = all(isinstance(number, int) for number in (layout.offset, *layout.strides, *operand.dims))
+        known = all(
+            isinstance(number, int) for number in (layout.offset, *layout.strides, *operand.dims)
+        )
         if not known or 0 in operand.dims:
             return operand
         reach = [(size - 1) * stride for size, stride in zip(operand.dims, layout.strides)]
@@ -231,7 +243,10 @@ class Lowering:
         key = (operand.storage, first, nbytes)
         window = next((value for value, place in self.windows.items() if place == key), None)
         if window is None:
-            window = Value(f"{operand.storage.name}_part{len(self.windows)}", TensorType(operand.dtype, (nbytes // item,)))
+            window = Value(
+                f"{operand.storage.name}_part{len(self.windows)}",
+                TensorType(operand.dtype, (nbytes // item,)),
+            )
             self.windows[window] = key
         return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
 
@@ -263,11 +278,13 @@ class Lowering:
         """Appends a dispatch.
 
         Args:
-            buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may end in ":" and a texel
-                format.
-            params: parameter i of the template, a push constant (macro PUSH_i) unless i is in `specialize` and it is known.
+            buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may
+                end in ":" and a texel format.
+            params: parameter i of the template, a push constant (macro PUSH_i) unless i is in
+                `specialize` and it is known.
             constants: further specialization constants.
-            specialize: numbers of parameters that become specialization constants where they are known.
+            specialize: numbers of parameters that become specialization constants where they are
+                known.
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
         if any("fn_" in value for value in text.values()):
@@ -285,52 +302,81 @@ class Lowering:
         bindings = []
         for operand, mode in buffers:
             access, _, form = mode.partition(":")
-            storage = operand.storage if isinstance(operand, Operand) else self.storages.get(operand, operand)
+            storage = (
+                operand.storage
+                if isinstance(operand, Operand)
+                else self.storages.get(operand, operand)
+            )
             bindings.append(Binding(storage, "w" in access, f"texel:{form}" if form else "storage"))
-        # Parameters that follow a value (a position) rather than a size must not make a new recording of each call.
-        by_value = len(words) > MAX_PUSH or any(not symbol.is_size for word in words for symbol in _dims.symbols(word))
+        # Parameters that follow a value (a position) rather than a size must not make a new
+        # recording of each call.
+        by_value = len(words) > MAX_PUSH or any(
+            not symbol.is_size for word in words for symbol in _dims.symbols(word)
+        )
         if by_value:
             text["PARAMS_BUFFER"] = str(len(bindings))
         if nbytes is None:
             nbytes = sum(
-                (operand.type.numel * operand.dtype.itemsize for operand, _ in buffers if isinstance(operand, Operand)), 0
+                (
+                    operand.type.numel * operand.dtype.itemsize
+                    for operand, _ in buffers
+                    if isinstance(operand, Operand)
+                ),
+                0,
             )
         kernel = KernelSpec(
-            template, tuple(sorted(text.items())), tuple(sorted(fixed.items())),
-            tuple(binding.kind for binding in bindings) + (("storage",) if by_value else ()), subgroup_size,
-        )  # fmt: skip
+            template,
+            tuple(sorted(text.items())),
+            tuple(sorted(fixed.items())),
+            tuple(binding.kind for binding in bindings) + (("storage",) if by_value else ()),
+            subgroup_size,
+        )
         source = self.node.source if self.node else ""
         name = label or (self.node.op if self.node else template)
         self.dispatches.append(
-            Dispatch(kernel, tuple(bindings), tuple(words), grid, f"{name} @ {source}", by_value, flops, nbytes)
+            Dispatch(
+                kernel,
+                tuple(bindings),
+                tuple(words),
+                grid,
+                f"{name} @ {source}",
+                by_value,
+                flops,
+                nbytes,
+            )
         )
 
     def texel(self, operand: Operand, vector: bool) -> str:
-        """What to add to the mode of a binding that software devices read faster as a texel buffer, such as ":rgba32f";
-        "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
+        """What to add to the mode of a binding that software devices read faster as a texel buffer,
+        such as ":rgba32f"; "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
 
         Args:
             vector: elements are read 4 at a time.
         """
         form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
-        if not self.traits.is_cpu or form is None or vector and operand.dtype is DType.bool:
+        if not self.traits.is_cpu or form is None or (vector and operand.dtype is DType.bool):
             return ""
-        texels = -(-_dims.upper(operand.storage.type.nbytes) // (operand.dtype.itemsize * (4 if vector else 1)))
+        texels = -(
+            -_dims.upper(operand.storage.type.nbytes)
+            // (operand.dtype.itemsize * (4 if vector else 1))
+        )
         return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
 
     def fixed(self, count: int, others: Iterable[int] = ()) -> Iterable[int]:
-        """Numbers of the parameters, of `count`, to make constants of a pipeline: all on a GPU, whose compilers are fast and
-        make good use of them (a tenth to a quarter of the time of small kernels); `others` on a software device."""
+        """Numbers of the parameters, of `count`, to make constants of a pipeline: all on a GPU,
+        whose compilers are fast and make good use of them (a tenth to a quarter of the time of
+        small kernels); `others` on a software device."""
         return others if self.traits.is_cpu else range(count)
 
     def places(self, count: Size, many: int) -> int:
-        """Places of `count` that an invocation takes, so that all it reads is under way at once: `many` on a GPU, if that leaves
-        a workgroup for each processor; else 1."""
+        """Places of `count` that an invocation takes, so that all it reads is under way at once:
+        `many` on a GPU, if that leaves a workgroup for each processor; else 1."""
         enough = _dims.upper(count) >= many * 256 * self.traits.processors
         return many if enough and not self.traits.is_cpu else 1
 
     def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
-        """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not suffice."""
+        """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not
+        suffice."""
         groups = _dims.ceil_div(count, per_group)
         limit = self.traits.max_workgroups[0]
         if _dims.upper(groups) <= limit:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from purevk.dtypes import DType
 
 
-def atomics(name: str, given: str, dtype: DType, buffer: str, place: str, adds_floats: bool) -> dict[str, str]:
-    """The macros that add to an element of a buffer of 32-bit words (`adds_floats`: of floats), or raise it to a number."""
+def atomics(
+    name: str, given: str, dtype: DType, buffer: str, place: str, adds_floats: bool
+) -> dict[str, str]:
+    """The macros that add to an element of a buffer of 32-bit words (`adds_floats`: of floats), or
+    raise it to a number."""
     if adds_floats:
         return {f"{name}_ADD({given}, v)": f"atomicAdd({buffer}[{place}], v)"}
     number, bits = ("uintBitsToFloat", "floatBitsToUint") if dtype.is_float else ("int", "uint")
 
     def exchange(made: str) -> str:
         return (
-            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was = atomicCompSwap({buffer}[at], old, {bits}({made}));"
+            f"{{ int at = {place}; uint old = {buffer}[at]; for (;;) {{ uint was ="
+            f" atomicCompSwap({buffer}[at], old, {bits}({made}));"
             " if (was == old) break; old = was; } }"
         )
 
@@ -22,7 +26,8 @@ def atomics(name: str, given: str, dtype: DType, buffer: str, place: str, adds_f
     elif dtype is DType.int64:
         # The words one after the other: what the lower one carries is added to the upper one.
         add = (
-            f"{{ int at = 2 * ({place}); uvec2 more = uvec2(unpack32(int64_t(v))); uint old = atomicAdd({buffer}[at], more.x);"
+            f"{{ int at = 2 * ({place}); uvec2 more = uvec2(unpack32(int64_t(v))); uint old ="
+            f" atomicAdd({buffer}[at], more.x);"
             f" atomicAdd({buffer}[at + 1], more.y + (old + more.x < old ? 1u : 0u)); }}"
         )
     else:

@@ -29,24 +29,43 @@ def _lower(lowering: Lowering, node: Node) -> None:
     out, traits = lowering.operand(node.result), lowering.traits
     if is_empty(out.type):
         return
-    x, mask, source = (each if each.layout.is_contiguous(each.dims) else dense(lowering, each) for each in (x, mask, source))
+    x, mask, source = (
+        each if each.layout.is_contiguous(each.dims) else dense(lowering, each)
+        for each in (x, mask, source)
+    )
     count, local = out.dims[0], _local(traits)
-    subgroup = traits.has("subgroup_arithmetic", "subgroup_basic") and local % traits.subgroup_size == 0
+    subgroup = (
+        traits.has("subgroup_arithmetic", "subgroup_basic") and local % traits.subgroup_size == 0
+    )
     words = all(_dims.gcd_of(number) % 16 == 0 for number in (count, mask.offset))
-    vector = out.dtype in (DType.float32, DType.float16, DType.int32) and gcd4(count, x.offset, out.offset)
+    vector = out.dtype in (DType.float32, DType.float16, DType.int32) and gcd4(
+        count, x.offset, out.offset
+    )
     blocks = _dims.ceil_div(count, 16 * local)
     counts = lowering.temporary(TensorType(DType.int32, (blocks,)))
     macros = {
-        **conversions(out.dtype, out.dtype, acc_of(out.dtype)), "LOCAL": local, "SUBGROUP": int(subgroup), "WORDS": int(words),
-        "VEC4": int(vector), "HAS_8BIT": 1,
-    }  # fmt: skip
+        **conversions(out.dtype, out.dtype, acc_of(out.dtype)),
+        "LOCAL": local,
+        "SUBGROUP": int(subgroup),
+        "WORDS": int(words),
+        "VEC4": int(vector),
+        "HAS_8BIT": 1,
+    }
     params = [count, mask.offset, x.offset, source.offset, out.offset, source.dims[0]]
     grid = lowering.linear_grid(blocks, 1)
-    for counting, buffers in ((1, [(mask, "r"), (counts, "w")]), (0, [(mask, "r"), (x, "r"), (source, "r"), (counts, "r"), (out, "w")])):
+    for counting, buffers in (
+        (1, [(mask, "r"), (counts, "w")]),
+        (0, [(mask, "r"), (x, "r"), (source, "r"), (counts, "r"), (out, "w")]),
+    ):
         lowering.dispatch(
-            "masked.comp", buffers, macros={**macros, "COUNT": counting}, params=params, constants={100: local}, grid=grid,
+            "masked.comp",
+            buffers,
+            macros={**macros, "COUNT": counting},
+            params=params,
+            constants={100: local},
+            grid=grid,
             flops=count,
-        )  # fmt: skip
+        )
 
 
 register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
@@ -59,8 +78,12 @@ def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
     wide = builder.emit("aten.expand.default", mask, sizes)
     flat = builder.emit("aten.view.default", wide, (count,))
     picked = builder.emit("aten.view.default", source, (source.type.numel,))
-    whole = builder.emit("aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,))
-    if not builder.traits.is_cpu and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(builder.traits):
+    whole = builder.emit(
+        "aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,)
+    )
+    if not builder.traits.is_cpu and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(
+        builder.traits
+    ):
         return builder.emit("aten.view.default", builder.emit(NAME, whole, flat, picked), sizes)
     before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
     body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"
@@ -69,5 +92,8 @@ def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
     return builder.emit("aten.view.default", made, sizes)
 
 
-row("aten.masked_scatter.default", lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
-    lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source))  # fmt: skip
+row(
+    "aten.masked_scatter.default",
+    lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
+    lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source),
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -29,7 +30,11 @@ def _product(a: TensorType, b: TensorType) -> TensorType:
 
 
 def _matmul_shape(
-    a: TensorType, b: TensorType, bias: TensorType | None = None, epilogue: Any = None, extras: tuple = ()
+    a: TensorType,
+    b: TensorType,
+    bias: TensorType | None = None,
+    epilogue: Any = None,
+    extras: tuple = (),
 ) -> TensorType:
     product = _product(a, b)
     return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
@@ -62,16 +67,20 @@ class _Matrix:
     @property
     def transposed(self) -> bool:
         """Whether the rows rather than the columns are dense."""
-        return not _one(self.column, self.operand.dims[-1]) and _one(self.row, self.operand.dims[-2])
+        return not _one(self.column, self.operand.dims[-1]) and _one(
+            self.row, self.operand.dims[-2]
+        )
 
 
 def _one(stride: Size, size: Size) -> bool:
-    return isinstance(size, int) and size == 1 or isinstance(stride, int) and stride == 1
+    return (isinstance(size, int) and size == 1) or (isinstance(stride, int) and stride == 1)
 
 
-def batch_loops(sizes: Sequence[Size], operands: Sequence[Sequence[Size]]) -> tuple[list[Size], list[list[Size]]] | None:
-    """Batch dims joined to at most two (inner first): their sizes, and for each the strides of the operands; None if it
-    takes more."""
+def batch_loops(
+    sizes: Sequence[Size], operands: Sequence[Sequence[Size]]
+) -> tuple[list[Size], list[list[Size]]] | None:
+    """Batch dims joined to at most two (inner first): their sizes, and for each the strides of the
+    operands; None if it takes more."""
     merged: list[Size] = []
     steps: list[list[Size]] = []
     for d in reversed(range(len(sizes))):
@@ -100,8 +109,8 @@ def dense(lowering: Lowering, operand: Operand, order: Sequence[int] | None = No
 
 
 def packed(lowering: Lowering, value: Value | None) -> Operand | None:
-    """An operand whose elements follow one another, such as a kernel expects a bias: copied if it is a view that skips or
-    repeats some."""
+    """An operand whose elements follow one another, such as a kernel expects a bias: copied if it
+    is a view that skips or repeats some."""
     if value is None:
         return None
     operand = lowering.operand(value)
@@ -113,10 +122,18 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
 
 
 def lower_product(
-    lowering: Lowering, node: Node, a_value: Value, b_value: Value, bias_value: Value | None, epilogue: Any, extras: tuple,
-    choose: Callable[..., Any] = choose, operations: int = 2,
-) -> None:  # fmt: skip
-    """Appends the dispatches of a product, by the kernel that `choose` takes; `operations` are those of a pair of elements."""
+    lowering: Lowering,
+    node: Node,
+    a_value: Value,
+    b_value: Value,
+    bias_value: Value | None,
+    epilogue: Any,
+    extras: tuple,
+    choose: Callable[..., Any] = choose,
+    operations: int = 2,
+) -> None:
+    """Appends the dispatches of a product, by the kernel that `choose` takes; `operations` are
+    those of a pair of elements."""
     out = lowering.operand(node.result)
     a, b = lowering.operand(a_value), lowering.operand(b_value)
     batch_sizes = out.dims[:-2]
@@ -128,8 +145,15 @@ def lower_product(
         a = dense(lowering, a)
     if not (_one(b.strides[-1], n) or _one(b.strides[-2], k)) or not isinstance(b.offset, int):
         b = dense(lowering, b)
-    # The product with one column is that of one row with the transposed matrix, which GPUs read at the speed of memory.
-    column = bias_value is None and _one(0, n) and not _one(0, m) and _one(out.strides[-2], m) and not lowering.traits.is_cpu
+    # The product with one column is that of one row with the transposed matrix, which GPUs read at
+    # the speed of memory.
+    column = (
+        bias_value is None
+        and _one(0, n)
+        and not _one(0, m)
+        and _one(out.strides[-2], m)
+        and not lowering.traits.is_cpu
+    )
     if column:
         a, b, out = _turned(b), _turned(a), _turned(out)
         m, n = n, m
@@ -154,7 +178,9 @@ def lower_product(
     (inner, outer), (step, outer_step) = loops
     transposed = right.transposed
     batches = inner * outer
-    vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(k, left.row, *(s[0] for s in (step, outer_step)), a.offset)
+    vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(
+        k, left.row, *(s[0] for s in (step, outer_step)), a.offset
+    )
     ldb = right.row if not transposed else right.column
     vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
     vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
@@ -163,17 +189,32 @@ def lower_product(
     choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
     last = len(node.result.type.dims) - 1
     made = make_epilogue(
-        lowering, epilogue, extras, lowering.operand(node.result) if joined is None else _like(node, out, lowering),
-        first_extra(choice, bias), "b, m, n", "(b * M + m) * N + n", (last - column, "n"), vector_out,
+        lowering,
+        epilogue,
+        extras,
+        lowering.operand(node.result) if joined is None else _like(node, out, lowering),
+        first_extra(choice, bias),
+        "b, m, n",
+        "(b * M + m) * N + n",
+        (last - column, "n"),
+        vector_out,
         (last - 1, "m") if not column and (joined is None or last == 1) else None,
-    )  # fmt: skip
+    )
     emit(
-        choice, lowering,
-        a=a, b=b, bias=bias, out=out, epilogue=made,
-        sizes=(m, n, k), strides=(left.row, ldb, result.row),
-        batch=(batches, inner, step, outer_step), transposed=transposed, vectors=(vector_a, vector_b, vector_out),
+        choice,
+        lowering,
+        a=a,
+        b=b,
+        bias=bias,
+        out=out,
+        epilogue=made,
+        sizes=(m, n, k),
+        strides=(left.row, ldb, result.row),
+        batch=(batches, inner, step, outer_step),
+        transposed=transposed,
+        vectors=(vector_a, vector_b, vector_out),
         flops=operations * m * n * k * batches,
-    )  # fmt: skip
+    )
 
 
 def _turned(operand: Operand) -> Operand:
@@ -189,7 +230,8 @@ def _like(node: Node, out: Operand, lowering: Lowering) -> Operand:
 
 
 def _join_rows(a: Operand, b: Operand, out: Operand) -> tuple[Operand, Operand] | None:
-    """With one B for all batches and A's batches densely behind each other, A and the result are one matrix."""
+    """With one B for all batches and A's batches densely behind each other, A and the result are
+    one matrix."""
     if len(out.dims) < 3 or len(a.dims) != len(out.dims):
         return None
     if any(not (isinstance(size, int) and size == 1) for size in b.dims[:-2]):
@@ -218,15 +260,23 @@ def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> O
 
     sizes = (*batch, *operand.dims[-2:])
     expanded = Operand(
-        operand.storage, Layout(operand.offset, broadcast_strides(operand, sizes)), TensorType(operand.dtype, tuple(sizes))
+        operand.storage,
+        Layout(operand.offset, broadcast_strides(operand, sizes)),
+        TensorType(operand.dtype, tuple(sizes)),
     )
     return dense(lowering, expanded)
 
 
-register(Operator(NAME, _matmul_shape, Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False)))
+register(
+    Operator(
+        NAME,
+        _matmul_shape,
+        Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False),
+    )
+)
 
 
-# -- distances ---------------------------------------------------------------------------------------------------------
+# -- distances -----------------------------------------------------------------------------------
 DISTANCES = "purevk.distances"
 METRICS = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: 3}  # exponents, and METRIC of `matmul_shared.glslh`
 _SQUARE_ROOT = Expression((DType.float32,), (), (Step("sqrt($0)", (0,), DType.float32),), (1,))
@@ -235,8 +285,23 @@ _SQUARE_ROOT = Expression((DType.float32,), (), (Step("sqrt($0)", (0,), DType.fl
 def _distances_lower(lowering: Lowering, node: Node) -> None:
     a, b, p = node.args
 
-    def choose(traits: Any, m: Size, n: Size, k: Size, batches: Size, half: bool, transposed: bool, vectors: tuple) -> Any:
-        return choose_distance(traits, METRICS[p], *(_dims.upper(size) for size in (m, n, k, batches)), transposed, vectors)
+    def choose(
+        traits: Any,
+        m: Size,
+        n: Size,
+        k: Size,
+        batches: Size,
+        half: bool,
+        transposed: bool,
+        vectors: tuple,
+    ) -> Any:
+        return choose_distance(
+            traits,
+            METRICS[p],
+            *(_dims.upper(size) for size in (m, n, k, batches)),
+            transposed,
+            vectors,
+        )
 
     lower_product(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
 
@@ -244,12 +309,14 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
 # Distances of exponent p between the rows of a [..., m, k] and the columns of b [..., k, n].
 register(
     Operator(
-        DISTANCES, lambda a, b, p: _product(a, b), Kernel(_distances_lower, supports=supports_float, bfloat16=False)
+        DISTANCES,
+        lambda a, b, p: _product(a, b),
+        Kernel(_distances_lower, supports=supports_float, bfloat16=False),
     )
-)  # fmt: skip
+)
 
 
-# -- what is a matrix product ------------------------------------------------------------------------------------------
+# -- what is a matrix product --------------------------------------------------------------------
 def _multiply(builder: Any, a: Value, b: Value) -> Value:
     """The product of matrices; whole numbers and double precision have a kernel of their own."""
     dtype = promote_types(a.type.dtype, b.type.dtype)
@@ -305,7 +372,9 @@ def _expand_linear(builder: Any, node: Node) -> Value:
     flat = builder.emit("aten.view.default", x, (rows, k))
     limit = builder.traits.max_storage_range
     if weight.type.nbytes > limit and weight.type.is_static:
-        product = _linear_in_parts(builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize))
+        product = _linear_in_parts(
+            builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize)
+        )
         return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
     packed = builder.emit("aten.permute.default", weight, (1, 0))
     if x.type.dtype not in _KERNEL_TYPES:
@@ -318,12 +387,19 @@ def _expand_linear(builder: Any, node: Node) -> Value:
     return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
 
 
-def _linear_in_parts(builder: Any, flat: Value, weight: Value, bias: Value | None, count: int) -> Value:
-    """A product with a weight that one binding cannot span: `count` rows of the weight at a time."""
+def _linear_in_parts(
+    builder: Any, flat: Value, weight: Value, bias: Value | None, count: int
+) -> Value:
+    """A product with a weight that one binding cannot span: `count` rows of the weight at a
+    time."""
     n, count, parts = weight.type.dims[0], max(count // 64 * 64, 1), []
     for start in range(0, n, count):
         end = min(start + count, n)
-        rows = builder.emit("aten.permute.default", builder.emit("aten.slice.Tensor", weight, 0, start, end, 1), (1, 0))
+        rows = builder.emit(
+            "aten.permute.default",
+            builder.emit("aten.slice.Tensor", weight, 0, start, end, 1),
+            (1, 0),
+        )
         own = None if bias is None else builder.emit("aten.slice.Tensor", bias, 0, start, end, 1)
         parts.append(builder.emit(NAME, flat, rows, own, None, ()))
     return builder.emit("aten.cat.default", tuple(parts), 1)
@@ -332,7 +408,9 @@ def _linear_in_parts(builder: Any, flat: Value, weight: Value, bias: Value | Non
 register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
 
 
-def _addmm_shape(bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1) -> TensorType:
+def _addmm_shape(
+    bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+) -> TensorType:
     return _product(a, b)
 
 
@@ -343,7 +421,9 @@ def _expand_addmm(builder: Any, node: Node) -> Value:
         return builder.emit(NAME, a, b, bias, None, ())
     product = _multiply(builder, a, b)
     if alpha != 1:
-        product = builder.emit("aten.mul.Tensor", product, float(alpha) if a.type.dtype.is_float else alpha)
+        product = builder.emit(
+            "aten.mul.Tensor", product, float(alpha) if a.type.dtype.is_float else alpha
+        )
     return builder.emit("aten.add.Tensor", product, bias, beta)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -19,9 +20,15 @@ NAME = "purevk.norm"
 
 
 def _norm_shape(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, count: int, eps: float, rms: bool,
-    epilogue: Any = None, extras: tuple = (),
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    count: int,
+    eps: float,
+    rms: bool,
+    epilogue: Any = None,
+    extras: tuple = (),
+) -> TensorType:
     return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
@@ -36,16 +43,44 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
     columns = _dims.product(x.dims[len(x.dims) - count :])
     weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
     offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
-    place = {"full": "row * columns + col", "column": (len(out.dims) - 1, "col") if count == 1 else None}
+    place = {
+        "full": "row * columns + col",
+        "column": (len(out.dims) - 1, "col") if count == 1 else None,
+    }
     emit_norm(
-        lowering, x, out, weight, bias, rows, columns, eps, gcd4(columns, *offsets), {"RMS": int(rms)}, (), epilogue, extras, place
+        lowering,
+        x,
+        out,
+        weight,
+        bias,
+        rows,
+        columns,
+        eps,
+        gcd4(columns, *offsets),
+        {"RMS": int(rms)},
+        (),
+        epilogue,
+        extras,
+        place,
     )
 
 
 def emit_norm(
-    lowering: Lowering, x: Operand, out: Operand, weight: Operand | None, bias: Operand | None, rows: Size, columns: Size,
-    eps: float, vector: bool, macros: dict[str, Any], group: tuple[Size, ...], epilogue: Any, extras: tuple, place: dict[str, Any],
-) -> None:  # fmt: skip
+    lowering: Lowering,
+    x: Operand,
+    out: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
+    rows: Size,
+    columns: Size,
+    eps: float,
+    vector: bool,
+    macros: dict[str, Any],
+    group: tuple[Size, ...],
+    epilogue: Any,
+    extras: tuple,
+    place: dict[str, Any],
+) -> None:
     """Appends a dispatch of `norm.comp`.
 
     Args:
@@ -56,35 +91,62 @@ def emit_norm(
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
     scales = [operand for operand in (weight, bias) if operand is not None]
-    made = make_epilogue(lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place)
+    made = make_epilogue(
+        lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place
+    )
     texel, binding = bind_x(lowering, x, vector)
     forms = [lowering.texel(operand, vector and macros.get("GROUP") != 1) for operand in scales]
     buffers: list[tuple[Operand, str]] = [binding]
-    buffers += [(operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)]
+    buffers += [
+        (operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)
+    ]
     buffers += [(out, "w"), *made.buffers]
     params = [
-        x.offset, out.offset, rows, columns, columns, columns, bits_of(eps), weight.offset if weight else 0,
-        bias.offset if bias else 0, *((0, 0, *group) if group else ()),
-    ]  # fmt: skip
+        x.offset,
+        out.offset,
+        rows,
+        columns,
+        columns,
+        columns,
+        bits_of(eps),
+        weight.offset if weight else 0,
+        bias.offset if bias else 0,
+        *((0, 0, *group) if group else ()),
+    ]
     lowering.dispatch(
-        "norm.comp", buffers,
+        "norm.comp",
+        buffers,
         macros={
-            "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "T_W": (weight or bias or x).dtype.glsl,
-            "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None), "VEC4": int(vector),
-            "TEXEL_W": int(bool(forms) and all(forms)), **macros, **texel, **work.macros, **made.macros,
+            "T_X": x.dtype.glsl,
+            "T_OUT": out.dtype.glsl,
+            "T_W": (weight or bias or x).dtype.glsl,
+            "HAS_WEIGHT": int(weight is not None),
+            "HAS_BIAS": int(bias is not None),
+            "VEC4": int(vector),
+            "TEXEL_W": int(bool(forms) and all(forms)),
+            **macros,
+            **texel,
+            **work.macros,
+            **made.macros,
         },
-        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params), range(11, len(params))),
-        grid=work.grid(rows), flops=8 * x.type.numel,
-    )  # fmt: skip
+        params=params,
+        constants={100: work.local},
+        specialize=lowering.fixed(len(params), range(11, len(params))),
+        grid=work.grid(rows),
+        flops=8 * x.type.numel,
+    )
 
 
 register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True, bfloat16=False)))
 
 
 def _layer_norm_shape(
-    x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, bias: TensorType | None = None,
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    bias: TensorType | None = None,
     eps: float = 1e-5,
-) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
+) -> tuple[TensorType, TensorType, TensorType]:
     lead = x.rank - len(normalized_shape)
     stats = x.with_dims((*x.dims[:lead], *([1] * len(normalized_shape))))
     return x, stats, stats
@@ -111,31 +173,51 @@ def _expand_layer_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
     wide = builder.emit("aten._to_copy.default", x, dtype)
     mean = builder.emit(REDUCE, wide, "mean", dims, True, dtype)
     centred = builder.emit("aten.sub.Tensor", wide, mean, 1)
-    variance = builder.emit(REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype)
-    rstd = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1))
-    stats = [builder.emit("aten._to_copy.default", value, node.results[1].type.dtype) for value in (mean, rstd)]
+    variance = builder.emit(
+        REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype
+    )
+    rstd = builder.emit(
+        "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
+    )
+    stats = [
+        builder.emit("aten._to_copy.default", value, node.results[1].type.dtype)
+        for value in (mean, rstd)
+    ]
     return result, stats[0], stats[1]
 
 
 register(
-    Operator("aten.native_layer_norm.default", _layer_norm_shape, Rewrite(_expand_layer_norm, only_floats))
-)  # fmt: skip
+    Operator(
+        "aten.native_layer_norm.default",
+        _layer_norm_shape,
+        Rewrite(_expand_layer_norm, only_floats),
+    )
+)
 
 
 def _layer_norm_one_shape(
-    x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, bias: TensorType | None = None,
-    eps: float = 1e-5, cudnn_enable: bool = True,
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    bias: TensorType | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> TensorType:
     return x
 
 
 register(
     Operator(
-        "aten.layer_norm.default", _layer_norm_one_shape,
-        Rewrite(lambda builder, node: _normalized(builder, node.args[0], node.args[2], node.args[3], len(node.args[1]), node.args[4]),
-                only_floats),
+        "aten.layer_norm.default",
+        _layer_norm_one_shape,
+        Rewrite(
+            lambda builder, node: _normalized(
+                builder, node.args[0], node.args[2], node.args[3], len(node.args[1]), node.args[4]
+            ),
+            only_floats,
+        ),
     )
-)  # fmt: skip
+)
 
 
 def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> TensorType:
@@ -144,20 +226,33 @@ def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> Ten
 
 register(
     Operator(
-        "et_vk.rms_norm.default", _rms_norm_shape,
+        "et_vk.rms_norm.default",
+        _rms_norm_shape,
         Rewrite(
-            lambda builder, node: builder.emit(NAME, node.args[0], node.args[1], None, 1, node.args[2], True, None, ()),
+            lambda builder, node: builder.emit(
+                NAME, node.args[0], node.args[1], None, 1, node.args[2], True, None, ()
+            ),
             only_floats,
         ),
     )
-)  # fmt: skip
+)
 
 
 # Of each type: the distance from 1 to the next larger number.
-_EPSILON = {DType.float32: 2.0**-23, DType.float16: 2.0**-10, DType.bfloat16: 2.0**-7, DType.float64: 2.0**-52}
+_EPSILON = {
+    DType.float32: 2.0**-23,
+    DType.float16: 2.0**-10,
+    DType.bfloat16: 2.0**-7,
+    DType.float64: 2.0**-52,
+}
 
 
-def _aten_rms_norm_shape(x: TensorType, normalized_shape: Sequence[Size], weight: TensorType | None = None, eps: float | None = None) -> TensorType:
+def _aten_rms_norm_shape(
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    eps: float | None = None,
+) -> TensorType:
     return x
 
 
@@ -167,21 +262,37 @@ def _expand_aten_rms_norm(builder: Any, node: Node) -> Value:
     return builder.emit(NAME, x, weight, None, len(shape), eps, True, None, ())
 
 
-register(Operator("aten.rms_norm.default", _aten_rms_norm_shape, Rewrite(_expand_aten_rms_norm, only_floats)))
+register(
+    Operator(
+        "aten.rms_norm.default", _aten_rms_norm_shape, Rewrite(_expand_aten_rms_norm, only_floats)
+    )
+)
 
 
 def _batch_norm_shape(
-    x: TensorType, weight: TensorType | None, bias: TensorType | None, running_mean: TensorType, running_var: TensorType,
-    momentum: float, eps: float,
-) -> tuple[TensorType, TensorType, TensorType]:  # fmt: skip
+    x: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    running_mean: TensorType,
+    running_var: TensorType,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorType, TensorType, TensorType]:
     empty = TensorType(x.dtype, (0,))
     return x, empty, empty
 
 
-def batch_norm_factors(builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float) -> tuple[Value, Value]:
+def batch_norm_factors(
+    builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float
+) -> tuple[Value, Value]:
     """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
-    wide = lambda value: builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))  # noqa: E731
-    scale = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1))
+
+    def wide(value):
+        return builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))
+
+    scale = builder.emit(
+        "aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1)
+    )
     if weight is not None:
         scale = builder.emit("aten.mul.Tensor", scale, wide(weight))
     shift = builder.emit("aten.mul.Tensor", wide(mean), scale)
@@ -203,6 +314,8 @@ def _expand_batch_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
 
 register(
     Operator(
-        "aten._native_batch_norm_legit_no_training.default", _batch_norm_shape, Rewrite(_expand_batch_norm, only_floats)
+        "aten._native_batch_norm_legit_no_training.default",
+        _batch_norm_shape,
+        Rewrite(_expand_batch_norm, only_floats),
     )
-)  # fmt: skip
+)

@@ -1,9 +1,10 @@
-"""Images as planes (NCHW) or channels last: what a kernel that works on both makes its result, by the bytes that conversions
-around it would move."""
+"""Images as planes (NCHW) or channels last: what a kernel that works on both makes its result, by
+the bytes that conversions around it would move."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from purevk.ir import Layout, Node, Value
 from purevk.ir import dims as _dims
@@ -11,8 +12,17 @@ from purevk.ops.lowering import DeviceTraits, Operand
 
 # What starting a dispatch costs, in bytes that a large GPU moves meanwhile.
 DISPATCH = 8 << 20
-FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", "purevk.strips")  # their results lie as their arguments do
-ROW_MAJOR = ("aten.view.default", "aten.cat.default", "purevk.host")  # they flatten, join or give away what is row-major
+FOLLOWED = (
+    "purevk.pointwise",
+    "purevk.pool2d",
+    "purevk.map",
+    "purevk.strips",
+)  # their results lie as their arguments do
+ROW_MAJOR = (
+    "aten.view.default",
+    "aten.cat.default",
+    "purevk.host",
+)  # they flatten, join or give away what is row-major
 CONVOLUTION = "purevk.conv2d"
 
 
@@ -27,10 +37,20 @@ class Places:
     """
 
     def __init__(
-        self, layout: Callable[[Value], Layout], copied: Callable[[Value, tuple[int, ...]], Value],
-        traits: DeviceTraits | None, users: Mapping[Value, Sequence[Node]], outputs: set[Value],
-    ) -> None:  # fmt: skip
-        self._layout, self.copied, self.traits, self.users, self.outputs = layout, copied, traits, users, outputs
+        self,
+        layout: Callable[[Value], Layout],
+        copied: Callable[[Value, tuple[int, ...]], Value],
+        traits: DeviceTraits | None,
+        users: Mapping[Value, Sequence[Node]],
+        outputs: set[Value],
+    ) -> None:
+        self._layout, self.copied, self.traits, self.users, self.outputs = (
+            layout,
+            copied,
+            traits,
+            users,
+            outputs,
+        )
 
     def __call__(self, value: Value) -> Layout:
         return self._layout(value)
@@ -43,7 +63,9 @@ class Places:
 def are_planes(layout: Layout) -> bool:
     """Whether the rows of [B, C, H, W] are dense, and the channels are not."""
     _, channel, _, column = layout.strides
-    return isinstance(column, int) and column == 1 and not (isinstance(channel, int) and channel == 1)
+    return (
+        isinstance(column, int) and column == 1 and not (isinstance(channel, int) and channel == 1)
+    )
 
 
 def as_planes(operand: Operand) -> bool:
@@ -51,11 +73,14 @@ def as_planes(operand: Operand) -> bool:
     return are_planes(operand.layout)
 
 
-def keeps_planes(node: Node, x: Value, places: Places, converts: bool, can: Callable[[Node, DeviceTraits], bool]) -> bool:
+def keeps_planes(
+    node: Node, x: Value, places: Places, converts: bool, can: Callable[[Node, DeviceTraits], bool]
+) -> bool:
     """Whether the results of a kernel on images `x` should be planes, as these are.
 
     Args:
-        converts: to work channels last, the kernel copies `x` first; otherwise it reads it as it lies.
+        converts: to work channels last, the kernel copies `x` first; otherwise it reads it as it
+            lies.
         can: whether a convolution can work on planes, on a device.
     """
     if places.traits is None or places.traits.is_cpu or not are_planes(places(x)):
@@ -71,7 +96,12 @@ def _bytes(value: Value) -> int:
     return _dims.hint(value.type.nbytes)
 
 
-def _readers(values: Sequence[Value], places: Places, can: Callable[[Node, DeviceTraits], bool], seen: set[Value]) -> tuple[int, int]:
+def _readers(
+    values: Sequence[Value],
+    places: Places,
+    can: Callable[[Node, DeviceTraits], bool],
+    seen: set[Value],
+) -> tuple[int, int]:
     """How many readers want these images channels last, and how many as planes."""
     last = planes = 0
     for value in values:
@@ -80,7 +110,11 @@ def _readers(values: Sequence[Value], places: Places, can: Callable[[Node, Devic
         seen.add(value)
         planes += value in places.outputs
         for reader in places.users.get(value, ()):
-            if reader.op == CONVOLUTION and reader.args[0] is value and not can(reader, places.traits):
+            if (
+                reader.op == CONVOLUTION
+                and reader.args[0] is value
+                and not can(reader, places.traits)
+            ):
                 last += 1
             elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
                 more = _readers(reader.results, places, can, seen)
@@ -94,10 +128,15 @@ MAX_LOADS = 96  # elements of the input that an invocation of a kernel on planes
 
 
 def column_rows(
-    traits: DeviceTraits, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], width: int = 1
+    traits: DeviceTraits,
+    out: Sequence[Any],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    width: int = 1,
 ) -> int:
-    """How many outputs of a column an invocation makes: more share more, for as long as all have work; 0 where the windows
-    are too large to be unrolled.
+    """How many outputs of a column an invocation makes: more share more, for as long as all have
+    work; 0 where the windows are too large to be unrolled.
 
     Args:
         out: sizes of the result [B, C, H, W].
@@ -105,7 +144,9 @@ def column_rows(
     """
     loads = lambda rows: ((rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1) * kernel[1]  # noqa: E731
     work = _dims.upper(_dims.product(out)) // width
-    enough = (1024 if width == 1 else 256) * traits.processors  # those of several channels have more to do each
+    enough = (
+        1024 if width == 1 else 256
+    ) * traits.processors  # those of several channels have more to do each
     for rows in (8, 4, 2) if stride[0] == 1 < kernel[0] else (4, 2):
         fits = loads(rows) <= MAX_LOADS and work >= rows * enough
         if fits and _dims.upper(out[2]) >= rows:

@@ -19,7 +19,9 @@ NAME = "purevk.pool2d"
 MAX_UNROLLED = 25  # elements of a window that a GPU reads at once
 
 
-def _out(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
+def _out(
+    size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
+) -> Size:
     span = size + (2 * padding - dilation * (kernel - 1) - 1)
     if not ceil_mode:
         return span // stride + 1
@@ -29,15 +31,34 @@ def _out(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil
 
 
 def _pool_shape(
-    x: TensorType, average: bool, kernel: tuple, stride: tuple, padding: tuple, dilation: tuple, sizes: tuple,
-    count_include_pad: bool = True, divisor: int = 0, indices: DType | None = None,
-) -> Any:  # fmt: skip
+    x: TensorType,
+    average: bool,
+    kernel: tuple,
+    stride: tuple,
+    padding: tuple,
+    dilation: tuple,
+    sizes: tuple,
+    count_include_pad: bool = True,
+    divisor: int = 0,
+    indices: DType | None = None,
+) -> Any:
     result = x.with_dims((*x.dims[:2], *sizes))
     return result if indices is None else (result, result.with_dtype(indices))
 
 
 def _pool_lower(lowering: Lowering, node: Node) -> None:
-    x_value, average, kernel, stride, padding, dilation, sizes, count_include_pad, divisor, indices = node.args
+    (
+        x_value,
+        average,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        sizes,
+        count_include_pad,
+        divisor,
+        indices,
+    ) = node.args
     x, out = lowering.operand(x_value), lowering.operand(node.results[0])
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
@@ -45,12 +66,21 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     n, c, h, w = (0, 1, 2, 3)
     last = isinstance(x.strides[c], int) and x.strides[c] == 1
     acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
-    lowest = {"float": "uintBitsToFloat(0xff800000u)", "int": "(-2147483647 - 1)", "int64_t": "PV_INT64_MIN"}[acc]
+    lowest = {
+        "float": "uintBitsToFloat(0xff800000u)",
+        "int": "(-2147483647 - 1)",
+        "int64_t": "PV_INT64_MIN",
+    }[acc]
     macros: dict[str, Any] = {
-        "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "ACC": acc, "AVERAGE": int(average), "LOWEST": lowest,
+        "T_X": x.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "ACC": acc,
+        "AVERAGE": int(average),
+        "LOWEST": lowest,
         **({"HAS_INT64": 1} if x.dtype is DType.int64 else {}),
-        "COUNT_INCLUDE_PAD": int(count_include_pad), "INDICES": int(indices is not None),
-    }  # fmt: skip
+        "COUNT_INCLUDE_PAD": int(count_include_pad),
+        "INDICES": int(indices is not None),
+    }
     second = None
     if indices is not None:
         second = lowering.operand(node.results[1])
@@ -63,19 +93,44 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     if as_planes(x) and as_planes(out) and rows:
         buffers = [(x, "r"), (out, "w"), *([(second, "w")] if second is not None else [])]
         params = [
-            x.offset, out.offset, batches * channels, channels, height, width, *sizes, *window, x.strides[n], x.strides[c],
-            x.strides[h], divisor, second.offset if second is not None else 0,
-        ]  # fmt: skip
+            x.offset,
+            out.offset,
+            batches * channels,
+            channels,
+            height,
+            width,
+            *sizes,
+            *window,
+            x.strides[n],
+            x.strides[c],
+            x.strides[h],
+            divisor,
+            second.offset if second is not None else 0,
+        ]
         local = min(256, lowering.traits.max_invocations)
         work = batches * channels * _dims.ceil_div(sizes[0], rows) * sizes[1]
         lowering.dispatch(
-            "pool_planes.comp", buffers, macros={**macros, "ROWS": rows}, params=params, specialize=range(len(params)),
-            constants={100: local}, grid=lowering.linear_grid(work, local), flops=flops,
-        )  # fmt: skip
+            "pool_planes.comp",
+            buffers,
+            macros={**macros, "ROWS": rows},
+            params=params,
+            specialize=range(len(params)),
+            constants={100: local},
+            grid=lowering.linear_grid(work, local),
+            flops=flops,
+        )
         return
-    vector = last and x.dtype in (DType.float32, DType.float16) and gcd4(
-        channels, x.offset, out.offset, *(x.strides[d] for d in (n, h, w)), *(out.strides[d] for d in (n, h, w))
-    )  # fmt: skip
+    vector = (
+        last
+        and x.dtype in (DType.float32, DType.float16)
+        and gcd4(
+            channels,
+            x.offset,
+            out.offset,
+            *(x.strides[d] for d in (n, h, w)),
+            *(out.strides[d] for d in (n, h, w)),
+        )
+    )
     unrolled = not lowering.traits.is_cpu and kernel[0] * kernel[1] <= MAX_UNROLLED
     macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector), "UNROLLED": int(unrolled)}
     texel, binding = bind_x(lowering, x, vector)
@@ -85,14 +140,29 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     local = 64
     order = (n, h, w, c)
     params = [
-        x.offset, out.offset, count, channels, height, width, *sizes, *window, *(x.strides[d] for d in order),
-        *(out.strides[d] for d in order), divisor, second.offset if second is not None else 0,
-    ]  # fmt: skip
+        x.offset,
+        out.offset,
+        count,
+        channels,
+        height,
+        width,
+        *sizes,
+        *window,
+        *(x.strides[d] for d in order),
+        *(out.strides[d] for d in order),
+        divisor,
+        second.offset if second is not None else 0,
+    ]
     lowering.dispatch(
-        "pool.comp", buffers, macros=macros, params=params, specialize=lowering.fixed(len(params), range(8, 16)),
+        "pool.comp",
+        buffers,
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(len(params), range(8, 16)),
         constants={100: local},
-        grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local), flops=flops,
-    )  # fmt: skip
+        grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
+        flops=flops,
+    )
 
 
 def _pool_layouts(node: Node, places: Any) -> tuple:
@@ -107,25 +177,50 @@ def _pool_adapt(node: Node, orders: tuple, places: Any) -> Node:
     return Node(NAME, (*node.args[:-1], None), node.results[:1], node.source, node.alias)
 
 
-register(Operator(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt, bfloat16=False)))
+register(
+    Operator(
+        NAME,
+        _pool_shape,
+        Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt, bfloat16=False),
+    )
+)
 
 
-def _window(x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> tuple:
+def _window(
+    x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> tuple:
     if x.rank not in (3, 4):
         raise ShapeError(f"2-D pooling takes rank 3 or 4, not {x.rank}")
     kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
     stride = pair(stride) if stride else kernel
     sizes = tuple(
-        _out(x.dims[x.rank - 2 + d], kernel[d], stride[d], padding[d], dilation[d], ceil_mode) for d in range(2)
+        _out(x.dims[x.rank - 2 + d], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
+        for d in range(2)
     )
     return kernel, stride, padding, dilation, sizes
 
 
-def _max_shape(x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> TensorType:
-    return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, dilation, ceil_mode)[4]))
+def _max_shape(
+    x: TensorType,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> TensorType:
+    return x.with_dims(
+        (*x.dims[:-2], *_window(x, kernel_size, stride, padding, dilation, ceil_mode)[4])
+    )
 
 
-def _max_indices_shape(x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> tuple:
+def _max_indices_shape(
+    x: TensorType,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple:
     values = _max_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
     return values, values.with_dtype(DType.int64)
 
@@ -137,7 +232,11 @@ def _as_images(builder: Any, x: Value) -> Value:
 def _like(builder: Any, value: Value, node_result: Value) -> Value:
     if value.type.dtype is not node_result.type.dtype:
         value = builder.emit("aten._to_copy.default", value, node_result.type.dtype)
-    return value if value.type.rank == node_result.type.rank else builder.emit("aten.view.default", value, node_result.type.dims)
+    return (
+        value
+        if value.type.rank == node_result.type.rank
+        else builder.emit("aten.view.default", value, node_result.type.dims)
+    )
 
 
 def _expand_max(builder: Any, node: Node) -> Any:
@@ -156,33 +255,60 @@ def _refuse_long(node: Node, traits: Any) -> str | None:
 
 
 register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long)))
-register(Operator("aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max, _refuse_long)))
+register(
+    Operator(
+        "aten.max_pool2d_with_indices.default",
+        _max_indices_shape,
+        Rewrite(_expand_max, _refuse_long),
+    )
+)
 
 
 def _average_shape(
-    x: TensorType, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> TensorType:
     return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, 1, ceil_mode)[4]))
 
 
 def _expand_average(builder: Any, node: Node) -> Value:
     x, kernel, stride, padding, ceil_mode, include, divisor = node.args
-    kernel, stride, padding, dilation, sizes = _window(x.type, kernel, stride, padding, 1, ceil_mode)
+    kernel, stride, padding, dilation, sizes = _window(
+        x.type, kernel, stride, padding, 1, ceil_mode
+    )
     made = builder.emit(
-        NAME, _as_images(builder, x), True, kernel, stride, padding, dilation, sizes, bool(include), divisor or 0
+        NAME,
+        _as_images(builder, x),
+        True,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        sizes,
+        bool(include),
+        divisor or 0,
     )
     return _like(builder, made, node.result)
 
 
-register(Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long)))
+register(
+    Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long))
+)
 
 
 def _expand_max_backward(builder: Any, node: Node) -> Value:
     """What came in at the largest elements adds up there."""
     slopes, x, *_, indices = node.args
     *lead, height, width = x.type.dims
-    flat = [builder.emit("aten.view.default", each, (*lead, each.type.dims[-2] * each.type.dims[-1])) for each in (indices, slopes)]
+    flat = [
+        builder.emit("aten.view.default", each, (*lead, each.type.dims[-2] * each.type.dims[-1]))
+        for each in (indices, slopes)
+    ]
     zeros = builder.emit("aten.full.default", (*lead, height * width), 0, x.type.dtype)
     made = builder.emit("aten.scatter_add.default", zeros, len(lead), *flat)
     return builder.emit("aten.view.default", made, x.type.dims)
@@ -191,6 +317,7 @@ def _expand_max_backward(builder: Any, node: Node) -> Value:
 register(
     Operator(
         "aten.max_pool2d_with_indices_backward.default",
-        lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x, Rewrite(_expand_max_backward),
+        lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x,
+        Rewrite(_expand_max_backward),
     )
-)  # fmt: skip
+)

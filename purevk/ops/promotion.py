@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Dim, TensorType
@@ -24,7 +25,11 @@ def promote_types(left: DType, right: DType) -> DType:
         return left
     low, high = sorted((left, right), key=category)
     if high.is_complex:
-        return DType.complex128 if DType.complex128 in (low, high) or low is DType.float64 else DType.complex64
+        return (
+            DType.complex128
+            if DType.complex128 in (low, high) or low is DType.float64
+            else DType.complex64
+        )
     if category(low) < category(high):
         return high
     if category(high) == 2:
@@ -38,9 +43,11 @@ def promote_types(left: DType, right: DType) -> DType:
 
 
 def result_type(operands: Iterable[Any]) -> DType:
-    """The dtype of an operation on tensors (as `TensorType`) and Python numbers, as `torch.result_type`.
+    """The dtype of an operation on tensors (as `TensorType`) and Python numbers, as
+    `torch.result_type`.
 
-    Tensors with dims outrank 0-d tensors, which outrank numbers, unless those are of a higher category.
+    Tensors with dims outrank 0-d tensors, which outrank numbers, unless those are of a higher
+    category.
     """
     levels: list[DType | None] = [None, None, None]
     for operand in operands:

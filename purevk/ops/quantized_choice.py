@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -24,13 +25,22 @@ class Form:
 
 
 def choose(
-    traits: DeviceTraits, m: Size, n: Size, k: Size, bits: int, words: Size, first_word: int, group: int, integers: bool,
+    traits: DeviceTraits,
+    m: Size,
+    n: Size,
+    k: Size,
+    bits: int,
+    words: Size,
+    first_word: int,
+    group: int,
+    integers: bool,
     halves: bool = False,
-) -> Form:  # fmt: skip
+) -> Form:
     """The kernel for [m, k] times a weight of n rows.
 
     Args:
-        words: of 4 bytes from one row of the weight to the next; `first_word` is that of the first row.
+        words: of 4 bytes from one row of the weight to the next; `first_word` is that of the first
+            row.
         group: codes that share a scale; 0: all of a row.
         integers: the activations are int8 codes. halves: they are float16.
     """
@@ -38,7 +48,11 @@ def choose(
 
     def whole(count: int) -> bool:
         """Whether rows and groups have a multiple of so many words."""
-        return _dims.gcd_of(words) % count == 0 and first_word % count == 0 and group % (count * 32 // bits) == 0
+        return (
+            _dims.gcd_of(words) % count == 0
+            and first_word % count == 0
+            and group % (count * 32 // bits) == 0
+        )
 
     few = traits.is_cpu or m <= FEW_ROWS
     if (form := _units(traits, m, n, k, bits, group, integers, halves, whole)) is not None:
@@ -46,9 +60,16 @@ def choose(
     if few or group % unit:
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
     most = _dims.upper(m)
-    if most <= 4 * FEW_ROWS and (integers or traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4):
+    if most <= 4 * FEW_ROWS and (
+        integers or (traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4)
+    ):
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
-    if halves and not group and traits.matrix_shape is not None and traits.matrix_shape[0] * traits.matrix_shape[1] == 256:
+    if (
+        halves
+        and not group
+        and traits.matrix_shape is not None
+        and traits.matrix_shape[0] * traits.matrix_shape[1] == 256
+    ):
         units = _half_tile(traits, most)
         if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
             return Form("qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup)
@@ -58,9 +79,17 @@ def choose(
         return Form("qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
     if most <= 16:
         grid = (_dims.ceil_div(n, 32), 1, 1)
-        return Form("qmatmul.comp", grid, {"TILE_M": 16, "TILE_N": 32, "TILE_K": 64, "THREAD_M": 4, "THREAD_N": 4, "SLICES": 4})
+        return Form(
+            "qmatmul.comp",
+            grid,
+            {"TILE_M": 16, "TILE_N": 32, "TILE_K": 64, "THREAD_M": 4, "THREAD_N": 4, "SLICES": 4},
+        )
     depth = 16 if tile_m == 64 else 32
-    return Form("qmatmul.comp", grid, {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": depth, "THREAD_M": 4, "THREAD_N": 4})
+    return Form(
+        "qmatmul.comp",
+        grid,
+        {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": depth, "THREAD_M": 4, "THREAD_N": 4},
+    )
 
 
 def _half_tile(traits: DeviceTraits, rows: int) -> Units:
@@ -83,13 +112,22 @@ def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
 
 
 def _few_rows(
-    traits: DeviceTraits, m: Size, n: Size, bits: int, group: int, integers: bool, halves: bool, whole: Callable[[int], bool]
+    traits: DeviceTraits,
+    m: Size,
+    n: Size,
+    bits: int,
+    group: int,
+    integers: bool,
+    halves: bool,
+    whole: Callable[[int], bool],
 ) -> Form:
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
     share = not integers and not traits.is_cpu
-    many = _dims.upper(n) >= 64 * traits.processors  # a subgroup for each 8 columns fills the device
+    many = (
+        _dims.upper(n) >= 64 * traits.processors
+    )  # a subgroup for each 8 columns fills the device
     columns, most, local = 4, 4, lanes
     if integers and not traits.is_cpu:
         columns = 8 if rows == 4 and bits == 4 else 4
@@ -102,7 +140,9 @@ def _few_rows(
         local = 2 * lanes
 
     teams = 1
-    if share and many and subgroups and (rows > 1 or bits == 4):  # what is read of A serves more columns
+    if (
+        share and many and subgroups and (rows > 1 or bits == 4)
+    ):  # what is read of A serves more columns
         teams = max(min(4 if rows < 4 else 8, traits.max_invocations // lanes), 1)
 
     def fits(count: int) -> bool:
@@ -111,33 +151,62 @@ def _few_rows(
 
     together = next(filter(fits, (4, 2, 1)), 0)
     macros: dict[str, Any] = {
-        "ROWS": rows, "COLS": columns, "STEPS": 1, "WORDS": together or 1, "ANY_GROUP": int(not together),
-        "SHARE": int(share), "LX": local, "SUBGROUP": lanes if subgroups else 0,
+        "ROWS": rows,
+        "COLS": columns,
+        "STEPS": 1,
+        "WORDS": together or 1,
+        "ANY_GROUP": int(not together),
+        "SHARE": int(share),
+        "LX": local,
+        "SUBGROUP": lanes if subgroups else 0,
         "TEAMS": teams,
-    }  # fmt: skip
+    }
     grid = (_dims.ceil_div(n, columns * teams), _dims.ceil_div(m, rows), 1)
     return Form("qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 
 def _units(
-    traits: DeviceTraits, m: Size, n: Size, k: Size, bits: int, group: int, integers: bool, halves: bool,
+    traits: DeviceTraits,
+    m: Size,
+    n: Size,
+    k: Size,
+    bits: int,
+    group: int,
+    integers: bool,
+    halves: bool,
     whole: Callable[[int], bool],
-) -> Form | None:  # fmt: skip
-    """The kernel on matrix units, where it can be and is the faster one: its time hardly grows with the first rows."""
+) -> Form | None:
+    """The kernel on matrix units, where it can be and is the faster one: its time hardly grows with
+    the first rows."""
     most, segment = _dims.upper(m), 512 // bits
-    if most == 1 or integers and bits == 8 and most <= 4:  # the vector kernel is as fast
+    if most == 1 or (integers and bits == 8 and most <= 4):  # the vector kernel is as fast
         return None
-    if traits.is_cpu or not traits.few_columns or not whole(4) or group and segment % group and group % segment:
+    if (
+        traits.is_cpu
+        or not traits.few_columns
+        or not whole(4)
+        or (group and segment % group and group % segment)
+    ):
         return None
     split = not (halves or integers)
     sizes = (4, 8, 16) if split else (8, 16, 32)
     rows = next((count for count in sizes if count >= most), sizes[-1])
     units, scales = rows * (1 + split) // 8, max(segment // group, 1) if group else 1
-    shapes = [_units_shape(units, bits, most > rows), (1, 2, 4, 2, 0, 1), (1, 2, 4, 1, 0, 1), (1, 4, 2, 1, 0, 1), (1, 4, 1, 1, 0, 1)]
+    shapes = [
+        _units_shape(units, bits, most > rows),
+        (1, 2, 4, 2, 0, 1),
+        (1, 2, 4, 1, 0, 1),
+        (1, 4, 2, 1, 0, 1),
+        (1, 4, 1, 1, 0, 1),
+    ]
     tiles, subs_n, *_ = shapes[0]
-    if 2 * _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n) < traits.processors:
+    if (
+        2 * _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n)
+        < traits.processors
+    ):
         shapes = shapes[1:]  # few tiles: K is shared
-    for tiles, subs_n, subs_k, blocks, ahead, segments in shapes:
+    for shape in shapes:
+        tiles, subs_n, subs_k, blocks, ahead, segments = shape
         shared = subs_k * (blocks * units * 16384 // bits + 8 * rows) + 512 * subs_n * subs_k
         if shared <= traits.max_shared_memory and 32 * subs_n * subs_k <= traits.max_invocations:
             break
@@ -146,17 +215,26 @@ def _units(
     if not traits.fragment_order():
         return None
     macros = {
-        "MATRIX_UNITS": 1, "ROWS": rows, "SPLIT": int(split), "SCALES": scales,
-        "SCALES4": int(scales == 4 and _dims.gcd_of(k) % segment == 0), "BLOCKS": blocks, "SEGMENTS": segments, "TILES": tiles,
-        "SUBS_N": subs_n, "SUBS_K": subs_k, "AHEAD": ahead,
-    }  # fmt: skip
+        "MATRIX_UNITS": 1,
+        "ROWS": rows,
+        "SPLIT": int(split),
+        "SCALES": scales,
+        "SCALES4": int(scales == 4 and _dims.gcd_of(k) % segment == 0),
+        "BLOCKS": blocks,
+        "SEGMENTS": segments,
+        "TILES": tiles,
+        "SUBS_N": subs_n,
+        "SUBS_K": subs_k,
+        "AHEAD": ahead,
+    }
     grid = (_dims.ceil_div(m, rows), _dims.ceil_div(n, 16 * tiles * subs_n), 1)
     return Form("qmatmul_units.comp", grid, macros, 32)
 
 
 def _units_shape(units: int, bits: int, many: bool) -> tuple[int, int, int, int, int, int]:
-    """TILES, SUBS_N, SUBS_K, BLOCKS, AHEAD and SEGMENTS for `units` times 8 columns of A, as measured on an NVIDIA H200: neighbours
-    in this list may take twice the time, or need more registers than there are. `many`: the weight is read more than once."""
+    """TILES, SUBS_N, SUBS_K, BLOCKS, AHEAD and SEGMENTS for `units` times 8 columns of A, as
+    measured on an NVIDIA H200: neighbours in this list may take twice the time, or need more
+    registers than there are. `many`: the weight is read more than once."""
     if units == 1:
         return (1, 8, 1, 4, 0, 2) if bits == 4 else (1, 4, 4, 1, 1, 2)
     if bits == 8 and not many:

@@ -1,7 +1,8 @@
-"""Products with quantized weights: 8 or 4 bits, scales by row or by group, activations as floats or as int8 codes.
+"""Products with quantized weights: 8 or 4 bits, scales by row or by group, activations as floats or
+as int8 codes.
 
-All of them are one operator of purevk's own, `purevk.quantized_matmul`, whose weight lies by rows and whose scales lie as
-[N, groups]. Constants are brought into that form once, at load.
+All of them are one operator of purevk's own, `purevk.quantized_matmul`, whose weight lies by rows
+and whose scales lie as [N, groups]. Constants are brought into that form once, at load.
 """
 
 from __future__ import annotations
@@ -23,24 +24,51 @@ NAME = "purevk.quantized_matmul"
 
 
 def _shape(
-    x: TensorType, weight: TensorType, scales: TensorType, sums: TensorType | None = None, x_scale: Any = 1.0,
-    x_zero: Any = 0, bias: TensorType | None = None, bits: int = 8, high_first: bool = False, group: int = 0,
-    dtype: DType = REAL, out: tuple[float, int, int] | None = None, epilogue: Any = None, extras: tuple = (),
-) -> TensorType:  # fmt: skip
-    """x [M, K] float, or int8 with `sums`; weight [N, bytes]; scales and sums [N, groups]; `out`: scale, zero point and
-    least code of an int8 result."""
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    sums: TensorType | None = None,
+    x_scale: Any = 1.0,
+    x_zero: Any = 0,
+    bias: TensorType | None = None,
+    bits: int = 8,
+    high_first: bool = False,
+    group: int = 0,
+    dtype: DType = REAL,
+    out: tuple[float, int, int] | None = None,
+    epilogue: Any = None,
+    extras: tuple = (),
+) -> TensorType:
+    """x [M, K] float, or int8 with `sums`; weight [N, bytes]; scales and sums [N, groups]; `out`:
+    scale, zero point and least code of an int8 result."""
     if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
         raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
     if isinstance(x.dims[1], int) and x.dims[1] * bits > weight.dims[1] * 8:
-        raise ShapeError(f"a row of {weight} holds {weight.dims[1] * 8 // bits} codes, {x.dims[1]} are needed")
+        raise ShapeError(
+            f"a row of {weight} holds {weight.dims[1] * 8 // bits} codes, {x.dims[1]} are needed"
+        )
     if epilogue is not None:
         dtype = epilogue.dtypes[epilogue.outputs[0]]
     return TensorType(DType.int8 if out is not None else dtype, (x.dims[0], weight.dims[0]))
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    (x_value, w_value, scale_value, sum_value, x_scale, x_zero, bias_value, bits, high_first, group, _, out_codes, epilogue,
-     extras) = node.args  # fmt: skip
+    (
+        x_value,
+        w_value,
+        scale_value,
+        sum_value,
+        x_scale,
+        x_zero,
+        bias_value,
+        bits,
+        high_first,
+        group,
+        _,
+        out_codes,
+        epilogue,
+        extras,
+    ) = node.args
     out = lowering.operand(node.result)
     m, n = out.dims
     x, k = _rows(lowering, lowering.operand(x_value)), x_value.type.dims[1]
@@ -49,10 +77,16 @@ def _lower(lowering: Lowering, node: Node) -> None:
     integers = sum_value is not None
     grouped = not (isinstance(groups, int) and groups == 1)
     macros: dict[str, Any] = {
-        "BITS": bits, "HIGH_FIRST": int(high_first), "ACT": int(integers), "GROUPED": int(grouped),
-        "T_SCALE": scales.dtype.glsl, "T_OUT": out.dtype.glsl, "BIAS": int(bias_value is not None),
-        "VEC4_OUT": int(gcd4(n, out.offset)), "REQUANT": int(out_codes is not None),
-    }  # fmt: skip
+        "BITS": bits,
+        "HIGH_FIRST": int(high_first),
+        "ACT": int(integers),
+        "GROUPED": int(grouped),
+        "T_SCALE": scales.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "BIAS": int(bias_value is not None),
+        "VEC4_OUT": int(gcd4(n, out.offset)),
+        "REQUANT": int(out_codes is not None),
+    }
     buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
     if integers:
         buffers.append((_dense(lowering, sum_value), "r"))
@@ -73,7 +107,16 @@ def _lower(lowering: Lowering, node: Node) -> None:
         buffers.append((bias, "r"))
     buffers.append((out, "w"))
     made = make_epilogue(
-        lowering, epilogue, extras, out, len(buffers), "b, m, n", "m * N + n", (1, "n"), bool(macros["VEC4_OUT"]), (0, "m")
+        lowering,
+        epilogue,
+        extras,
+        out,
+        len(buffers),
+        "b, m, n",
+        "m * N + n",
+        (1, "n"),
+        bool(macros["VEC4_OUT"]),
+        (0, "m"),
     )
     macros |= made.macros
     if out.dtype.itemsize == 1 and not macros["VEC4_OUT"]:
@@ -82,17 +125,51 @@ def _lower(lowering: Lowering, node: Node) -> None:
     scale, zero, low = out_codes if out_codes is not None else (1.0, 0, -128)
     words = weight.strides[0] // 4
     params = [
-        m, n, k, x.strides[0], words, n, groups, group or k, bits_of(x_scale), x_zero, bits_of(inverse(scale)), zero, low,
-        x.offset, weight.offset // 4, out.offset,
-    ]  # fmt: skip
+        m,
+        n,
+        k,
+        x.strides[0],
+        words,
+        n,
+        groups,
+        group or k,
+        bits_of(x_scale),
+        x_zero,
+        bits_of(inverse(scale)),
+        zero,
+        low,
+        x.offset,
+        weight.offset // 4,
+        out.offset,
+    ]
     halves = x.dtype is DType.float16
-    form = choose(lowering.traits, m, n, k, bits, words, weight.offset // 4, group if grouped else 0, integers, halves)
-    # On GPUs known lengths make the loops and indices of the vector kernel constant: a pipeline for each shape.
-    constant = form.template in ("qmatvec.comp", "qmatmul_units.comp") and not lowering.traits.is_cpu
+    form = choose(
+        lowering.traits,
+        m,
+        n,
+        k,
+        bits,
+        words,
+        weight.offset // 4,
+        group if grouped else 0,
+        integers,
+        halves,
+    )
+    # On GPUs known lengths make the loops and indices of the vector kernel constant: a pipeline for
+    # each shape.
+    constant = (
+        form.template in ("qmatvec.comp", "qmatmul_units.comp") and not lowering.traits.is_cpu
+    )
     lowering.dispatch(
-        form.template, buffers, macros={**macros, **form.macros}, params=params, grid=form.grid,
-        specialize=(*range(8), 13, 14, 15) if constant else (), subgroup_size=form.subgroup_size, flops=2 * m * n * k,
-    )  # fmt: skip
+        form.template,
+        buffers,
+        macros={**macros, **form.macros},
+        params=params,
+        grid=form.grid,
+        specialize=(*range(8), 13, 14, 15) if constant else (),
+        subgroup_size=form.subgroup_size,
+        flops=2 * m * n * k,
+    )
 
 
 def inverse(scale: float) -> float:
@@ -105,7 +182,9 @@ def inverse(scale: float) -> float:
 def _rows(lowering: Lowering, operand: Operand) -> Operand:
     """Rows that are dense in themselves and, for codes, start at multiples of 4 bytes."""
     rows, columns = operand.dims
-    unit = isinstance(columns, int) and columns == 1 or isinstance(operand.strides[1], int) and operand.strides[1] == 1
+    unit = (isinstance(columns, int) and columns == 1) or (
+        isinstance(operand.strides[1], int) and operand.strides[1] == 1
+    )
     one = isinstance(rows, int) and rows == 1
     known = isinstance(operand.offset, int)
     if operand.dtype.itemsize == 1:
@@ -119,7 +198,8 @@ def _rows(lowering: Lowering, operand: Operand) -> Operand:
 
 
 def align_rows(lowering: Lowering, operand: Operand, multiple: int) -> Operand:
-    """A copy of a matrix whose rows start at multiples of `multiple` elements; what lies between them is undefined."""
+    """A copy of a matrix whose rows start at multiples of `multiple` elements; what lies between
+    them is undefined."""
     rows, columns = operand.dims
     pitch = _dims.align(columns, multiple)
     room = lowering.temporary(TensorType(operand.dtype, (rows, pitch)))
@@ -131,7 +211,11 @@ def align_rows(lowering: Lowering, operand: Operand, multiple: int) -> Operand:
 def _dense(lowering: Lowering, value: Value) -> Operand:
     operand = lowering.operand(value)
     start = isinstance(operand.offset, int) and operand.offset == 0
-    return operand if start and operand.layout.is_contiguous(operand.dims) else dense(lowering, operand)
+    return (
+        operand
+        if start and operand.layout.is_contiguous(operand.dims)
+        else dense(lowering, operand)
+    )
 
 
 def _supports(node: Node, traits: Any) -> str | None:
@@ -152,16 +236,17 @@ def _align_lower(lowering: Lowering, node: Node) -> None:
 
 register(
     Operator(
-        "purevk.align_rows", lambda x, multiple: x.with_dims((x.dims[0], _dims.align(x.dims[1], multiple))),
+        "purevk.align_rows",
+        lambda x, multiple: x.with_dims((x.dims[0], _dims.align(x.dims[1], multiple))),
         Kernel(_align_lower),
     )
-)  # fmt: skip
+)
 
 
-# -- into this form ----------------------------------------------------------------------------------------------------
+# -- into this form ------------------------------------------------------------------------------
 def by_rows(builder: Any, parameters: Value, rows: Size, transposed: bool = False) -> Value:
-    """Scales or sums as [rows, groups]: from [rows or more], or [rows or more, groups], or if `transposed` [groups, rows or
-    more]."""
+    """Scales or sums as [rows, groups]: from [rows or more], or [rows or more, groups], or if
+    `transposed` [groups, rows or more]."""
     if parameters.type.rank == 1:
         parameters = builder.emit("aten.view.default", parameters, (parameters.type.dims[0], 1))
     elif transposed:
@@ -174,38 +259,72 @@ def by_rows(builder: Any, parameters: Value, rows: Size, transposed: bool = Fals
 
 
 def emit_product(
-    builder: Any, x: Value, weight: Value, scales: Value, *, bits: int = 8, high_first: bool = False, group: int = 0,
-    bias: Value | None = None, sums: Value | None = None, x_scale: Any = 1.0, x_zero: Any = 0, dtype: DType = REAL,
+    builder: Any,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    *,
+    bits: int = 8,
+    high_first: bool = False,
+    group: int = 0,
+    bias: Value | None = None,
+    sums: Value | None = None,
+    x_scale: Any = 1.0,
+    x_zero: Any = 0,
+    dtype: DType = REAL,
     out: tuple[float, int, int] | None = None,
-) -> Value:  # fmt: skip
-    """x [..., K] times the weight: [..., N]. Scales and sums are [N, groups]; those of rows of x, if tensors, have one
-    element a row."""
+) -> Value:
+    """x [..., K] times the weight: [..., N]. Scales and sums are [N, groups]; those of rows of x,
+    if tensors, have one element a row."""
     k, rows = x.type.dims[-1], _dims.product(x.type.dims[:-1])
     flat = builder.emit("aten.view.default", x, (rows, k))
     if isinstance(x_scale, Value):
         x_scale = _row_parameter(builder, x_scale, rows, REAL, REAL)
         x_zero = _row_parameter(builder, x_zero, rows, DType.int32, DType.int8)
     n, pitch = weight.type.dims
-    if weight in builder.graph.constants and pitch % 16 and weight.type.nbytes <= builder.traits.max_storage_range:
+    if (
+        weight in builder.graph.constants
+        and pitch % 16
+        and weight.type.nbytes <= builder.traits.max_storage_range
+    ):
         weight = builder.emit("purevk.align_rows", weight, 16)
     # A weight that one binding cannot span goes by parts.
-    most = n if not weight.type.is_static else max(builder.traits.max_storage_range // pitch // 64 * 64, 64)
+    most = (
+        n
+        if not weight.type.is_static
+        else max(builder.traits.max_storage_range // pitch // 64 * 64, 64)
+    )
     parts = []
     for start in range(0, n, most):
         end = start + most
         part = builder.emit(
-            NAME, flat, _part(builder, weight, start, end, False), _part(builder, scales, start, end),
-            _part(builder, sums, start, end), x_scale, x_zero, _part(builder, bias, start, end), bits, high_first, group,
-            dtype, out, None, (),
-        )  # fmt: skip
+            NAME,
+            flat,
+            _part(builder, weight, start, end, False),
+            _part(builder, scales, start, end),
+            _part(builder, sums, start, end),
+            x_scale,
+            x_zero,
+            _part(builder, bias, start, end),
+            bits,
+            high_first,
+            group,
+            dtype,
+            out,
+            None,
+            (),
+        )
         parts.append(part)
     product = parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), 1)
     return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
 
 
-def _part(builder: Any, value: Value | None, start: int, end: int, copy: bool = True) -> Value | None:
-    """Some rows of a tensor, copied (once, if they are constant) or where they are; None if there is no tensor."""
-    if value is None or start == 0 and end >= value.type.dims[0]:
+def _part(
+    builder: Any, value: Value | None, start: int, end: int, copy: bool = True
+) -> Value | None:
+    """Some rows of a tensor, copied (once, if they are constant) or where they are; None if there
+    is no tensor."""
+    if value is None or (start == 0 and end >= value.type.dims[0]):
         return value
     part = builder.emit("aten.slice.Tensor", value, 0, start, min(end, value.type.dims[0]), 1)
     return builder.emit("purevk.copy", part) if copy else part
@@ -225,7 +344,11 @@ def _result(x: TensorType, weights: TensorType) -> TensorType:
 
 
 def _linear_shape(
-    x: TensorType, weight: TensorType, scales: TensorType, group: int, bias: TensorType | None = None
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    group: int,
+    bias: TensorType | None = None,
 ) -> TensorType:
     return _result(x, weight)
 
@@ -233,14 +356,16 @@ def _linear_shape(
 def _expand_linear(builder: Any, node: Node) -> Value:
     x, weight, scales, group, bias = node.args
     scales = by_rows(builder, scales, weight.type.dims[0])
-    return emit_product(builder, x, weight, scales, group=group, bias=bias, dtype=node.result.type.dtype)
+    return emit_product(
+        builder, x, weight, scales, group=group, bias=bias, dtype=node.result.type.dtype
+    )
 
 
 # A linear layer with an int8 weight, scales [N] or [N, groups], and numbers for activations.
 register(Operator("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, _supports)))
 
 
-# -- float activations -------------------------------------------------------------------------------------------------
+# -- float activations ---------------------------------------------------------------------------
 def _int8pack_shape(x: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
     return _result(x, weight)
 
@@ -254,15 +379,25 @@ def _expand_int8pack(builder: Any, node: Node) -> Value:
 def _expand_qcs4w(builder: Any, node: Node) -> Value:
     x, weight, scales = node.args
     scales = by_rows(builder, scales, weight.type.dims[0])
-    return emit_product(builder, x, weight, scales, bits=4, high_first=True, dtype=node.result.type.dtype)
+    return emit_product(
+        builder, x, weight, scales, bits=4, high_first=True, dtype=node.result.type.dtype
+    )
 
 
-register(Operator("aten._weight_int8pack_mm.default", _int8pack_shape, Rewrite(_expand_int8pack, _supports)))
+register(
+    Operator(
+        "aten._weight_int8pack_mm.default", _int8pack_shape, Rewrite(_expand_int8pack, _supports)
+    )
+)
 register(Operator("et_vk.linear_qcs4w.default", _int8pack_shape, Rewrite(_expand_qcs4w, _supports)))
 
 
 def _q4gsw_shape(
-    x: TensorType, weights: TensorType, weight_scales: TensorType, group_size: int, bias: TensorType | None = None
+    x: TensorType,
+    weights: TensorType,
+    weight_scales: TensorType,
+    group_size: int,
+    bias: TensorType | None = None,
 ) -> TensorType:
     return _result(x, weights)
 
@@ -270,21 +405,31 @@ def _q4gsw_shape(
 def _expand_q4gsw(builder: Any, node: Node) -> Value:
     x, weight, scales, group, bias = node.args
     scales = by_rows(builder, scales, weight.type.dims[0], transposed=True)
-    return emit_product(builder, x, weight, scales, bits=4, group=group, bias=bias, dtype=node.result.type.dtype)
+    return emit_product(
+        builder, x, weight, scales, bits=4, group=group, bias=bias, dtype=node.result.type.dtype
+    )
 
 
 register(Operator("et_vk.linear_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, _supports)))
 
 
 def _mixed_shape(
-    x: TensorType, weight: TensorType, weight_scales: TensorType, weight_zero_points: TensorType | None, dtype: Any = None
+    x: TensorType,
+    weight: TensorType,
+    weight_scales: TensorType,
+    weight_zero_points: TensorType | None,
+    dtype: Any = None,
 ) -> TensorType:
     made = _result(x, weight)
     return made.with_dtype(dtype) if isinstance(dtype, DType) else made
 
 
 def _refuse_zeros(node: Node, traits: Any) -> str | None:
-    return "no kernel for zero points of the weight" if node.args[3] is not None else _supports(node, traits)
+    return (
+        "no kernel for zero points of the weight"
+        if node.args[3] is not None
+        else _supports(node, traits)
+    )
 
 
 def _expand_mixed_linear(builder: Any, node: Node) -> Value:
@@ -295,7 +440,10 @@ def _expand_mixed_linear(builder: Any, node: Node) -> Value:
 
 
 def _mixed_mm_shape(
-    x: TensorType, weight: TensorType, weight_scales: TensorType, weight_zero_points: TensorType | None
+    x: TensorType,
+    weight: TensorType,
+    weight_scales: TensorType,
+    weight_zero_points: TensorType | None,
 ) -> TensorType:
     return x.with_dims((*x.dims[:-1], weight.dims[1]))
 
@@ -304,19 +452,35 @@ def _expand_mixed_mm(builder: Any, node: Node) -> Value:
     """The scales are those of the rows of [K, N], which go into x."""
     x, weight, scales = node.args[:3]
     scaled = builder.emit("aten.mul.Tensor", x, scales)
-    return builder.emit("aten.mm.default", scaled, builder.emit("aten._to_copy.default", weight, scaled.type.dtype))
+    return builder.emit(
+        "aten.mm.default", scaled, builder.emit("aten._to_copy.default", weight, scaled.type.dtype)
+    )
 
 
 _SPACE = "quantized_decomposed"
-register(Operator(f"{_SPACE}.mixed_linear.default", _mixed_shape, Rewrite(_expand_mixed_linear, _refuse_zeros)))
-register(Operator(f"{_SPACE}.mixed_mm.default", _mixed_mm_shape, Rewrite(_expand_mixed_mm, _refuse_zeros)))
+register(
+    Operator(
+        f"{_SPACE}.mixed_linear.default", _mixed_shape, Rewrite(_expand_mixed_linear, _refuse_zeros)
+    )
+)
+register(
+    Operator(
+        f"{_SPACE}.mixed_mm.default", _mixed_mm_shape, Rewrite(_expand_mixed_mm, _refuse_zeros)
+    )
+)
 
 
-# -- activations as codes ----------------------------------------------------------------------------------------------
+# -- activations as codes ------------------------------------------------------------------------
 def _dq8ca_shape(
-    x: TensorType, input_scales: TensorType, input_zp: TensorType, weights: TensorType, weight_sums: TensorType,
-    weight_scales: TensorType, group_size: int, bias: TensorType | None = None,
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    input_scales: TensorType,
+    input_zp: TensorType,
+    weights: TensorType,
+    weight_sums: TensorType,
+    weight_scales: TensorType,
+    group_size: int,
+    bias: TensorType | None = None,
+) -> TensorType:
     return _result(x, weights)
 
 
@@ -326,18 +490,34 @@ def _expand_dq8ca(builder: Any, node: Node) -> Value:
     of_rows = [builder.emit("aten.view.default", each, lead) for each in (x_scale, x_zero)]
     codes = emit_quantize(builder, x, *of_rows, -128, 127, DType.int8)
     return emit_product(
-        builder, codes, weight, by_rows(builder, scales, n, transposed=True), bits=4, group=group, bias=bias,
-        sums=by_rows(builder, sums, n, transposed=True), x_scale=x_scale, x_zero=x_zero, dtype=node.result.type.dtype,
-    )  # fmt: skip
+        builder,
+        codes,
+        weight,
+        by_rows(builder, scales, n, transposed=True),
+        bits=4,
+        group=group,
+        bias=bias,
+        sums=by_rows(builder, sums, n, transposed=True),
+        x_scale=x_scale,
+        x_zero=x_zero,
+        dtype=node.result.type.dtype,
+    )
 
 
-register(Operator("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, Rewrite(_expand_dq8ca, _supports)))
+register(
+    Operator("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, Rewrite(_expand_dq8ca, _supports))
+)
 
 
 def _q8csw_shape(
-    x: TensorType, input_scale: float, input_zero_point: int, weights: TensorType, weight_sums: TensorType,
-    weight_scales: TensorType, bias: TensorType | None = None,
-) -> TensorType:  # fmt: skip
+    x: TensorType,
+    input_scale: float,
+    input_zero_point: int,
+    weights: TensorType,
+    weight_sums: TensorType,
+    weight_scales: TensorType,
+    bias: TensorType | None = None,
+) -> TensorType:
     made = _result(x, weights)
     return made.with_dtype(REAL) if x.dtype is DType.int8 else made
 
@@ -345,21 +525,41 @@ def _q8csw_shape(
 def _expand_q8csw(builder: Any, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, bias = node.args
     n = weight.type.dims[0]
-    codes = x if x.type.dtype is DType.int8 else emit_quantize(builder, x, x_scale, x_zero, -128, 127, DType.int8)
+    codes = (
+        x
+        if x.type.dtype is DType.int8
+        else emit_quantize(builder, x, x_scale, x_zero, -128, 127, DType.int8)
+    )
     return emit_product(
-        builder, codes, weight, by_rows(builder, scales, n), bias=bias, sums=by_rows(builder, sums, n), x_scale=x_scale,
-        x_zero=x_zero, dtype=node.result.type.dtype,
-    )  # fmt: skip
+        builder,
+        codes,
+        weight,
+        by_rows(builder, scales, n),
+        bias=bias,
+        sums=by_rows(builder, sums, n),
+        x_scale=x_scale,
+        x_zero=x_zero,
+        dtype=node.result.type.dtype,
+    )
 
 
-register(Operator("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, Rewrite(_expand_q8csw, _supports)))
+register(
+    Operator("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, Rewrite(_expand_q8csw, _supports))
+)
 
 
 def _q8ta_shape(
-    x: TensorType, input_scale: float, input_zero_point: int, weights: TensorType, weight_sums: TensorType,
-    weight_scales: TensorType, output_scale: float, output_zero_point: int, bias: TensorType | None = None,
+    x: TensorType,
+    input_scale: float,
+    input_zero_point: int,
+    weights: TensorType,
+    weight_sums: TensorType,
+    weight_scales: TensorType,
+    output_scale: float,
+    output_zero_point: int,
+    bias: TensorType | None = None,
     activation: str = "none",
-) -> TensorType:  # fmt: skip
+) -> TensorType:
     least_code(activation, output_zero_point)
     return _result(x, weights).with_dtype(DType.int8)
 
@@ -375,14 +575,23 @@ def _expand_q8ta(builder: Any, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, out_scale, out_zero, bias, activation = node.args
     n = weight.type.dims[0]
     return emit_product(
-        builder, x, weight, by_rows(builder, scales, n), bias=bias, sums=by_rows(builder, sums, n), x_scale=x_scale,
-        x_zero=x_zero, out=(out_scale, out_zero, least_code(activation, out_zero)),
-    )  # fmt: skip
+        builder,
+        x,
+        weight,
+        by_rows(builder, scales, n),
+        bias=bias,
+        sums=by_rows(builder, sums, n),
+        x_scale=x_scale,
+        x_zero=x_zero,
+        out=(out_scale, out_zero, least_code(activation, out_zero)),
+    )
 
 
 register(
     Operator(
-        "et_vk.q8ta_linear.default", _q8ta_shape, Rewrite(_expand_q8ta, _supports),
+        "et_vk.q8ta_linear.default",
+        _q8ta_shape,
+        Rewrite(_expand_q8ta, _supports),
         names=("et_vk.q8ta_linear_gemv.default",),
     )
-)  # fmt: skip
+)

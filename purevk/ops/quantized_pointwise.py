@@ -1,4 +1,5 @@
-"""Operators on int8 codes, one element at a time: numbers are made of them, and codes of the result."""
+"""Operators on int8 codes, one element at a time: numbers are made of them, and codes of the
+result."""
 
 from __future__ import annotations
 
@@ -18,18 +19,29 @@ from purevk.ops.shapes import broadcast
 
 
 def _real(program: Program, codes: Value, scale: float, zero: int) -> tuple:
-    return program.step("pv_real($0, $1, $2)", program.real(codes), program.real(zero), program.real(scale))
+    return program.step(
+        "pv_real($0, $1, $2)", program.real(codes), program.real(zero), program.real(scale)
+    )
 
 
-def _codes(program: Program, number: tuple, inverse: tuple, zero: int, low: int, high: int, dtype: DType) -> Value:
+def _codes(
+    program: Program, number: tuple, inverse: tuple, zero: int, low: int, high: int, dtype: DType
+) -> Value:
     return program.emit((code_of(program, number, inverse, zero, low, high, dtype), dtype))
 
 
-# -- et_vk -------------------------------------------------------------------------------------------------------------
+# -- et_vk ---------------------------------------------------------------------------------------
 def _add_shape(
-    input_a: TensorType, input_b: TensorType, input_a_scale: float, input_a_zero_point: int, input_b_scale: float,
-    input_b_zero_point: int, output_scale: float, output_zero_point: int, alpha: float = 1.0,
-) -> TensorType:  # fmt: skip
+    input_a: TensorType,
+    input_b: TensorType,
+    input_a_scale: float,
+    input_a_zero_point: int,
+    input_b_scale: float,
+    input_b_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
+    alpha: float = 1.0,
+) -> TensorType:
     return TensorType(DType.int8, broadcast(input_a.dims, input_b.dims))
 
 
@@ -45,12 +57,21 @@ def _expand_add(builder: Any, node: Node) -> Value:
 
 
 register(
-    Operator("et_vk.q8ta_add.default", _add_shape, Rewrite(_expand_add), names=("et_vk.add_q8ta_q8ta_q8to.default",))
-)  # fmt: skip
+    Operator(
+        "et_vk.q8ta_add.default",
+        _add_shape,
+        Rewrite(_expand_add),
+        names=("et_vk.add_q8ta_q8ta_q8to.default",),
+    )
+)
 
 
 def _relu_shape(
-    input: TensorType, input_scale: float, input_zero_point: int, output_scale: float, output_zero_point: int
+    input: TensorType,
+    input_scale: float,
+    input_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
 ) -> TensorType:
     return input
 
@@ -66,9 +87,13 @@ register(Operator("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu))
 
 
 def _shuffle_shape(
-    input: TensorType, input_scale: float, input_zero_point: int, output_inv_scale: float, output_zero_point: int,
+    input: TensorType,
+    input_scale: float,
+    input_zero_point: int,
+    output_inv_scale: float,
+    output_zero_point: int,
     upscale_factor: int,
-) -> TensorType:  # fmt: skip
+) -> TensorType:
     r = upscale_factor
     *lead, channels, height, width = input.dims
     return input.with_dims((*lead, channels // (r * r), height * r, width * r))
@@ -78,11 +103,27 @@ def _expand_shuffle(builder: Any, node: Node) -> Value:
     """The scale of the result is given as its inverse."""
     x, x_scale, x_zero, inverse, zero, factor = node.args
     static = all(isinstance(size, int) for size in x.type.dims)
-    if factor == 2 and static and x.type.dims[-1] % 8 == 0 and 0 not in x.type.dims and not builder.traits.is_cpu:
+    if (
+        factor == 2
+        and static
+        and x.type.dims[-1] % 8 == 0
+        and 0 not in x.type.dims
+        and not builder.traits.is_cpu
+    ):
         numbers = x_zero, x_scale, 1.0 / (1.0 / inverse), zero
-        return builder.emit(SHUFFLED, x, tuple(bits_of(float(np.float32(each))) for each in numbers))
+        return builder.emit(
+            SHUFFLED, x, tuple(bits_of(float(np.float32(each))) for each in numbers)
+        )
     program = Program(builder, x.type.dims)
-    codes = _codes(program, _real(program, x, x_scale, x_zero), inverse_of(program, 1.0 / inverse), zero, -128, 127, DType.int8)
+    codes = _codes(
+        program,
+        _real(program, x, x_scale, x_zero),
+        inverse_of(program, 1.0 / inverse),
+        zero,
+        -128,
+        127,
+        DType.int8,
+    )
     return builder.emit("aten.pixel_shuffle.default", codes, factor)
 
 
@@ -92,8 +133,8 @@ SHUFFLED = "purevk.shuffled_codes"
 
 
 def _shuffled_lower(lowering: Lowering, node: Node) -> None:
-    """Pixels shuffled by 2 and their codes moved to another scale: 16 neighbours of the result an invocation, from 8 of each of
-    two channels."""
+    """Pixels shuffled by 2 and their codes moved to another scale: 16 neighbours of the result an
+    invocation, from 8 of each of two channels."""
     value, numbers = node.args
     x, out = lowering.operand(value), lowering.operand(node.result)
     if x.offset != 0 or not x.layout.is_contiguous(x.dims):
@@ -106,38 +147,57 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
         for n, (c, d) in enumerate(("xy", "zw"))
     )
     lowering.dispatch(
-        "pointwise.comp", [(x, "r"), (out, "w")],
+        "pointwise.comp",
+        [(x, "r"), (out, "w")],
         macros={
             "BUFFERS": "layout(set = 0, binding = 0) readonly buffer Buffer0 { uvec2 b0[]; };"
-                       " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
+            " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
             "DECLARE": "layout(constant_id = 0) const int height = 1; layout(constant_id = 1) const int eights = 1;"
-                       " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(push.p[1]), intBitsToFloat(push.p[2]));"
-                       " return pv_code_byte(number, intBitsToFloat(push.p[3]), intBitsToFloat(push.p[4]), -128.0, 127.0); }",
-            "BODY": "int line = int(id) / eights, h = line / 2 % height, channel = line / 2 / height * 4 + line % 2 * 2;"
-                    " int at = (channel * height + h) * eights + int(id) % eights;"
-                    " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 made;"
-                    f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {pairs} }}"
-                    " b1[id] = made;",
+            " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(push.p[1]),"
+            " intBitsToFloat(push.p[2]));"
+            " return pv_code_byte(number, intBitsToFloat(push.p[3]), intBitsToFloat(push.p[4]), -128.0, 127.0); }",
+            "BODY": "int line = int(id) / eights, h = line / 2 % height, channel = line / 2 /"
+            " height * 4 + line % 2 * 2;"
+            " int at = (channel * height + h) * eights + int(id) % eights;"
+            " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 made;"
+            f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {pairs} }}"
+            " b1[id] = made;",
         },
-        params=[work, *numbers], constants={0: height, 1: eights, LOCAL_ID: local}, grid=lowering.linear_grid(work, local),
+        params=[work, *numbers],
+        constants={0: height, 1: eights, LOCAL_ID: local},
+        grid=lowering.linear_grid(work, local),
         flops=10 * x.type.numel,
-    )  # fmt: skip
+    )
 
 
 register(
     Operator(
-        SHUFFLED, lambda x, numbers: x.with_dims((*x.dims[:-3], x.dims[-3] // 4, 2 * x.dims[-2], 2 * x.dims[-1])),
+        SHUFFLED,
+        lambda x, numbers: x.with_dims(
+            (*x.dims[:-3], x.dims[-3] // 4, 2 * x.dims[-2], 2 * x.dims[-1])
+        ),
         Kernel(_shuffled_lower),
     )
-)  # fmt: skip
+)
 
 
-# -- quantized_decomposed ----------------------------------------------------------------------------------------------
+# -- quantized_decomposed ------------------------------------------------------------------------
 def _sum_shape(
-    a: TensorType, a_scale: float, a_zero_point: int, a_quant_min: int, a_quant_max: int, b: TensorType, b_scale: float,
-    b_zero_point: int, b_quant_min: int, b_quant_max: int, out_scale: float, out_zero_point: int, out_quant_min: int,
+    a: TensorType,
+    a_scale: float,
+    a_zero_point: int,
+    a_quant_min: int,
+    a_quant_max: int,
+    b: TensorType,
+    b_scale: float,
+    b_zero_point: int,
+    b_quant_min: int,
+    b_quant_max: int,
+    out_scale: float,
+    out_zero_point: int,
+    out_quant_min: int,
     out_quant_max: int,
-) -> TensorType:  # fmt: skip
+) -> TensorType:
     return TensorType(a.dtype, broadcast(a.dims, b.dims))
 
 
@@ -147,7 +207,9 @@ def _expand_sum(relu: bool) -> Any:
         program = Program(builder, node.result.type.dims)
         numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
         total = program.step("max($0 + $1, 0.0)" if relu else "($0 + $1)", *numbers)
-        return _codes(program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype)
+        return _codes(
+            program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype
+        )
 
     return expand
 
@@ -157,9 +219,19 @@ register(Operator("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_
 
 
 def _sum_scalar_shape(
-    a: TensorType, a_scale: float, a_zero_point: int, a_quant_min: int, a_quant_max: int, a_dtype: Any, b: Any,
-    out_scale: float, out_zero_point: int, out_quant_min: int, out_quant_max: int, out_dtype: Any = None,
-) -> TensorType:  # fmt: skip
+    a: TensorType,
+    a_scale: float,
+    a_zero_point: int,
+    a_quant_min: int,
+    a_quant_max: int,
+    a_dtype: Any,
+    b: Any,
+    out_scale: float,
+    out_zero_point: int,
+    out_quant_min: int,
+    out_quant_max: int,
+    out_dtype: Any = None,
+) -> TensorType:
     return a
 
 
@@ -167,7 +239,11 @@ def _expand_sum_scalar(builder: Any, node: Node) -> Value:
     a, a_scale, a_zero, _, _, _, b, scale, zero, low, high, _ = node.args
     program = Program(builder, a.type.dims)
     total = program.step("($0 + $1)", _real(program, a, a_scale, a_zero), program.real(b))
-    return _codes(program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype)
+    return _codes(
+        program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype
+    )
 
 
-register(Operator("quantized_decomposed.add.scalar", _sum_scalar_shape, Rewrite(_expand_sum_scalar)))
+register(
+    Operator("quantized_decomposed.add.scalar", _sum_scalar_shape, Rewrite(_expand_sum_scalar))
+)

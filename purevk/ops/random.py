@@ -1,14 +1,16 @@
 """Random numbers: Philox 4x32-10, counted by element, call and operator.
 
-The bits of element n at the k-th call (from 0 on) of random operator number m of a program are word n % 4 of
-`philox(counter=(n // 4, k, m, 0), key=(seed, 0))`, with the seed that the knob PUREVK_SEED gives. A float32 in [0, 1) is the upper
-24 bits; an integer in [low, high) is low + the upper half of the product of the bits and high - low. Normally distributed
-numbers are made in pairs by Box and Muller's method, of words 0 and 1, and 2 and 3.
+The bits of element n at the k-th call (from 0 on) of random operator number m of a program are word
+n % 4 of `philox(counter=(n // 4, k, m, 0), key=(seed, 0))`, with the seed that the knob PUREVK_SEED
+gives. A float32 in [0, 1) is the upper 24 bits; an integer in [low, high) is low + the upper half
+of the product of the bits and high - low. Normally distributed numbers are made in pairs by Box and
+Muller's method, of words 0 and 1, and 2 and 3.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk import knobs
 from purevk.dtypes import DType
@@ -19,7 +21,18 @@ from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.sort import sort
 
 NAME = "purevk.random"
-def _shape(calls: TensorType, kind: str, number: int, seed: int, sizes: tuple, dtype: DType, low: Any, span: Any) -> TensorType:
+
+
+def _shape(
+    calls: TensorType,
+    kind: str,
+    number: int,
+    seed: int,
+    sizes: tuple,
+    dtype: DType,
+    low: Any,
+    span: Any,
+) -> TensorType:
     return TensorType(dtype, tuple(sizes))
 
 
@@ -50,8 +63,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, _shape, Kernel(_lower), mutates=(0,)))
 
 
-def random(builder: Any, kind: str, sizes: Sequence[Size], dtype: DType, low: Any = 0, span: Any = 1) -> Value:
-    """Random numbers, others at each call: "uniform" in [0, 1), "normal", or "integers" in [low, low + span)."""
+def random(
+    builder: Any, kind: str, sizes: Sequence[Size], dtype: DType, low: Any = 0, span: Any = 1
+) -> Value:
+    """Random numbers, others at each call: "uniform" in [0, 1), "normal", or "integers" in [low,
+    low + span)."""
     number = builder.random_operators
     builder.random_operators += 1
     calls = builder.state(TensorType(DType.int32, (2,)))  # calls, workgroups that are done
@@ -66,11 +82,23 @@ def _row(name: str, shape: Any, expand: Any, *names: str, supports: Any = None) 
 
 
 def _sized(kind: str, name: str) -> None:
-    def shape(size: Sequence[Size], dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorType:
+    def shape(
+        size: Sequence[Size],
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> TensorType:
         return TensorType(dtype or DType.float32, tuple(size))
 
-    def like(x: TensorType, dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-             memory_format: Any = None) -> TensorType:  # fmt: skip
+    def like(
+        x: TensorType,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> TensorType:
         return x.with_dtype(dtype or x.dtype)
 
     def expand(builder: Any, node: Node, *_: Any) -> Value:
@@ -90,7 +118,9 @@ def _integers(builder: Any, node: Node, low: int, high: int) -> Value:
     type = node.result.type
     made = type.dtype if type.dtype.is_int else DType.int32
     values = random(builder, "integers", type.dims, made, low, high - low)
-    return values if made is type.dtype else builder.emit("aten._to_copy.default", values, type.dtype)
+    return (
+        values if made is type.dtype else builder.emit("aten._to_copy.default", values, type.dtype)
+    )
 
 
 def _integers_shape(size: Sequence[Size], dtype: DType | int | None) -> TensorType:
@@ -99,18 +129,34 @@ def _integers_shape(size: Sequence[Size], dtype: DType | int | None) -> TensorTy
     return TensorType(known or DType.int64, tuple(size))
 
 
-_row("aten.randint.default",
-     lambda high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(size, dtype),
-     lambda builder, node, high, *_: _integers(builder, node, 0, high))  # fmt: skip
-_row("aten.randint.low",
-     lambda low, high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(size, dtype),
-     lambda builder, node, low, high, *_: _integers(builder, node, low, high))  # fmt: skip
-_row("aten.randint_like.default",
-     lambda x, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: x.with_dtype(dtype or x.dtype),
-     lambda builder, node, x, high, *_: _integers(builder, node, 0, high))  # fmt: skip
-_row("aten.randint_like.low_dtype",
-     lambda x, low, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: x.with_dtype(dtype or x.dtype),
-     lambda builder, node, x, low, high, *_: _integers(builder, node, low, high))  # fmt: skip
+_row(
+    "aten.randint.default",
+    lambda high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(
+        size, dtype
+    ),
+    lambda builder, node, high, *_: _integers(builder, node, 0, high),
+)
+_row(
+    "aten.randint.low",
+    lambda low, high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(
+        size, dtype
+    ),
+    lambda builder, node, low, high, *_: _integers(builder, node, low, high),
+)
+_row(
+    "aten.randint_like.default",
+    lambda x, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
+        x.with_dtype(dtype or x.dtype)
+    ),
+    lambda builder, node, x, high, *_: _integers(builder, node, 0, high),
+)
+_row(
+    "aten.randint_like.low_dtype",
+    lambda x, low, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
+        x.with_dtype(dtype or x.dtype)
+    ),
+    lambda builder, node, x, low, high, *_: _integers(builder, node, low, high),
+)
 
 
 def _permutation(builder: Any, node: Node, count: Size, *_: Any) -> Value:
@@ -119,30 +165,52 @@ def _permutation(builder: Any, node: Node, count: Size, *_: Any) -> Value:
     return builder.emit("aten._to_copy.default", order, node.result.type.dtype)
 
 
-_row("aten.randperm.default",
-     lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(dtype or DType.int64, (n,)), _permutation)  # fmt: skip
+_row(
+    "aten.randperm.default",
+    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.int64, (n,)
+    ),
+    _permutation,
+)
 
 
-# -- chances -----------------------------------------------------------------------------------------------------------
+# -- chances -------------------------------------------------------------------------------------
 def _chance(builder: Any, sizes: Sequence[Size], p: Any) -> Value:
     """True with probability p."""
     return builder.emit("aten.lt.Tensor", random(builder, "uniform", sizes, DType.float32), p)
 
 
-_row("aten.bernoulli.default", lambda x: x,
-     lambda builder, node, x: builder.emit("aten._to_copy.default", _chance(builder, x.type.dims, x), x.type.dtype))  # fmt: skip
-_row("aten.bernoulli.p", lambda x, p=0.5: x,
-     lambda builder, node, x, p: builder.emit("aten._to_copy.default", _chance(builder, x.type.dims, float(p)), x.type.dtype))  # fmt: skip
+_row(
+    "aten.bernoulli.default",
+    lambda x: x,
+    lambda builder, node, x: builder.emit(
+        "aten._to_copy.default", _chance(builder, x.type.dims, x), x.type.dtype
+    ),
+)
+_row(
+    "aten.bernoulli.p",
+    lambda x, p=0.5: x,
+    lambda builder, node, x, p: builder.emit(
+        "aten._to_copy.default", _chance(builder, x.type.dims, float(p)), x.type.dtype
+    ),
+)
 
 
 def _dropout(builder: Any, node: Node, x: Value, p: float, train: Any) -> tuple[Value, Value]:
     if train is False or p == 0:
-        return builder.emit("aten.alias.default", x), builder.emit("aten.full.default", x.type.dims, True, DType.bool)
+        return builder.emit("aten.alias.default", x), builder.emit(
+            "aten.full.default", x.type.dims, True, DType.bool
+        )
     kept = _chance(builder, x.type.dims, 1.0 - float(p))
     scale = 0.0 if p == 1 else 1.0 / (1.0 - float(p))
     return builder.emit("aten.mul.Tensor", builder.emit("aten.mul.Tensor", x, kept), scale), kept
 
 
-_row("aten.native_dropout.default", lambda x, p, train=None: (x, x.with_dtype(DType.bool)), _dropout)
-_row("aten.dropout.default", lambda x, p=0.5, train=False: x,
-     lambda builder, node, x, p, train: _dropout(builder, node, x, p, bool(train))[0])  # fmt: skip
+_row(
+    "aten.native_dropout.default", lambda x, p, train=None: (x, x.with_dtype(DType.bool)), _dropout
+)
+_row(
+    "aten.dropout.default",
+    lambda x, p=0.5, train=False: x,
+    lambda builder, node, x, p, train: _dropout(builder, node, x, p, bool(train))[0],
+)

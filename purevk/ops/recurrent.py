@@ -1,8 +1,10 @@
-"""Recurrent layers, step by step: a product for the inputs of all steps, then one for the state of each."""
+"""Recurrent layers, step by step: a product for the inputs of all steps, then one for the state of
+each."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.matmul import supports_float
@@ -23,7 +25,9 @@ class _Weights:
 
 def _gates(builder: Any, x: Value, count: int) -> list[Value]:
     width = x.type.dims[-1] // count
-    return [builder.emit("aten.slice.Tensor", x, 1, n * width, (n + 1) * width, 1) for n in range(count)]
+    return [
+        builder.emit("aten.slice.Tensor", x, 1, n * width, (n + 1) * width, 1) for n in range(count)
+    ]
 
 
 def _linear(builder: Any, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -38,34 +42,55 @@ def _mul(builder: Any, a: Value, b: Value) -> Value:
     return builder.emit("aten.mul.Tensor", a, b)
 
 
-def _lstm_step(builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights) -> tuple[Value, ...]:
+def _lstm_step(
+    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+) -> tuple[Value, ...]:
     """`x`: what the input adds to the gates."""
     h, c = state
-    gates = _gates(builder, _add(builder, x, _linear(builder, h, weights.outer, weights.outer_bias)), 4)
+    gates = _gates(
+        builder, _add(builder, x, _linear(builder, h, weights.outer, weights.outer_bias)), 4
+    )
     let_in, keep, show = (builder.emit("aten.sigmoid.default", gates[n]) for n in (0, 1, 3))
-    c = _add(builder, _mul(builder, keep, c), _mul(builder, let_in, builder.emit("aten.tanh.default", gates[2])))
+    c = _add(
+        builder,
+        _mul(builder, keep, c),
+        _mul(builder, let_in, builder.emit("aten.tanh.default", gates[2])),
+    )
     h = _mul(builder, show, builder.emit("aten.tanh.default", c))
     return (h if weights.projection is None else _linear(builder, h, weights.projection, None)), c
 
 
-def _gru_step(builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights) -> tuple[Value, ...]:
+def _gru_step(
+    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+) -> tuple[Value, ...]:
     (h,) = state
     mine = _gates(builder, x, 3)
     theirs = _gates(builder, _linear(builder, h, weights.outer, weights.outer_bias), 3)
-    reset, update = (builder.emit("aten.sigmoid.default", _add(builder, mine[n], theirs[n])) for n in (0, 1))
+    reset, update = (
+        builder.emit("aten.sigmoid.default", _add(builder, mine[n], theirs[n])) for n in (0, 1)
+    )
     new = builder.emit("aten.tanh.default", _add(builder, mine[2], _mul(builder, reset, theirs[2])))
     difference = builder.emit("aten.sub.Tensor", h, new, 1)
     return (_add(builder, new, _mul(builder, update, difference)),)
 
 
 def _plain_step(function: str) -> Step:
-    def step(builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights) -> tuple[Value, ...]:
-        return (builder.emit(function, _add(builder, x, _linear(builder, state[0], weights.outer, weights.outer_bias))),)
+    def step(
+        builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+    ) -> tuple[Value, ...]:
+        return (
+            builder.emit(
+                function,
+                _add(builder, x, _linear(builder, state[0], weights.outer, weights.outer_bias)),
+            ),
+        )
 
     return step
 
 
-def _layer(builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights, step: Step, backwards: bool) -> tuple[list[Value], tuple[Value, ...]]:
+def _layer(
+    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights, step: Step, backwards: bool
+) -> tuple[list[Value], tuple[Value, ...]]:
     """The outputs of all steps of `x` [steps, batch, features], and the last state."""
     gates = _linear(builder, x, weights.inner, weights.inner_bias)
     count = x.type.dims[0]
@@ -77,10 +102,18 @@ def _layer(builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights, 
 
 
 def _run(
-    builder: Any, x: Value, first: Sequence[Value], params: Sequence[Value], biases: bool, layers: int, both_ways: bool,
-    batch_first: bool, step: Step,
-) -> tuple[Value, ...]:  # fmt: skip
-    """`first`: for each part of the state, [layers * directions, batch, features]. Returns the outputs and the last states."""
+    builder: Any,
+    x: Value,
+    first: Sequence[Value],
+    params: Sequence[Value],
+    biases: bool,
+    layers: int,
+    both_ways: bool,
+    batch_first: bool,
+    step: Step,
+) -> tuple[Value, ...]:
+    """`first`: for each part of the state, [layers * directions, batch, features]. Returns the
+    outputs and the last states."""
     unbatched = x.type.rank == 2
     if unbatched:
         x = builder.emit("aten.unsqueeze.default", x, 1)
@@ -100,16 +133,25 @@ def _run(
             made, state = _layer(builder, x, state, weights, step, way == 1)
             finals.append(state)
             outputs.append(made)
-        rows = [made[0] if len(made) == 1 else builder.emit("aten.cat.default", made, -1) for made in zip(*outputs)]
+        rows = [
+            made[0] if len(made) == 1 else builder.emit("aten.cat.default", made, -1)
+            for made in zip(*outputs)
+        ]
         x = _stack(builder, rows)
     last = [_stack(builder, [state[k] for state in finals]) for k in range(len(first))]
     if unbatched:
-        return builder.emit("aten.squeeze.dims", x, (1,)), *(builder.emit("aten.squeeze.dims", value, (1,)) for value in last)
+        return builder.emit("aten.squeeze.dims", x, (1,)), *(
+            builder.emit("aten.squeeze.dims", value, (1,)) for value in last
+        )
     return (builder.emit("aten.transpose.int", x, 0, 1) if batch_first else x), *last
 
 
 def _stack(builder: Any, values: Sequence[Value]) -> Value:
-    return builder.emit("aten.cat.default", tuple(builder.emit("aten.unsqueeze.default", value, 0) for value in values), 0)
+    return builder.emit(
+        "aten.cat.default",
+        tuple(builder.emit("aten.unsqueeze.default", value, 0) for value in values),
+        0,
+    )
 
 
 def _sizes(x: TensorType, hidden: TensorType, both_ways: bool) -> TensorType:
@@ -127,45 +169,79 @@ def _refuse(node: Node, traits: Any) -> str | None:
 
 
 def _lstm_shape(
-    x: TensorType, hx: Sequence[TensorType], params: Sequence[TensorType], has_biases: bool, num_layers: int, dropout: float,
-    train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[TensorType, ...]:  # fmt: skip
+    x: TensorType,
+    hx: Sequence[TensorType],
+    params: Sequence[TensorType],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorType, ...]:
     if len(hx) != 2:
         raise ShapeError("the state of an LSTM is two tensors")
     return _sizes(x, hx[0], bidirectional), hx[0], hx[1]
 
 
-row("aten.lstm.input", _lstm_shape,
+row(
+    "aten.lstm.input",
+    _lstm_shape,
     lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first: _run(
-        builder, x, hx, params, biases, layers, both, batch_first, _lstm_step), supports=_refuse)  # fmt: skip
+        builder, x, hx, params, biases, layers, both, batch_first, _lstm_step
+    ),
+    supports=_refuse,
+)
 
 
 def _rnn_shape(
-    x: TensorType, hx: TensorType, params: Sequence[TensorType], has_biases: bool, num_layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> tuple[TensorType, TensorType]:  # fmt: skip
+    x: TensorType,
+    hx: TensorType,
+    params: Sequence[TensorType],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[TensorType, TensorType]:
     return _sizes(x, hx, bidirectional), hx
 
 
 for _name, _step in {
     "gru": _gru_step, "rnn_tanh": _plain_step("aten.tanh.default"), "rnn_relu": _plain_step("aten.relu.default"),
 }.items():  # fmt: skip
-    row(f"aten.{_name}.input", _rnn_shape,
-        lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first, step=_step: _run(
-            builder, x, (hx,), params, biases, layers, both, batch_first, step), supports=_refuse)  # fmt: skip
+    row(
+        f"aten.{_name}.input",
+        _rnn_shape,
+        lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first, step=_step: (
+            _run(builder, x, (hx,), params, biases, layers, both, batch_first, step)
+        ),
+        supports=_refuse,
+    )
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
-def _cell(builder: Any, x: Value, state: tuple[Value, ...], params: Sequence[Any], step: Step) -> tuple[Value, ...]:
+# -- cells ---------------------------------------------------------------------------------------
+def _cell(
+    builder: Any, x: Value, state: tuple[Value, ...], params: Sequence[Any], step: Step
+) -> tuple[Value, ...]:
     present = [value for value in params if value is not None]
     weights = _Weights(present, len(present) == 4, False)
     return step(builder, _linear(builder, x, weights.inner, weights.inner_bias), state, weights)
 
 
-row("aten.lstm_cell.default", lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: (hx[0], hx[1]),
-    lambda builder, node, x, hx, *params: _cell(builder, x, tuple(hx), params, _lstm_step), supports=supports_float)  # fmt: skip
+row(
+    "aten.lstm_cell.default",
+    lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: (hx[0], hx[1]),
+    lambda builder, node, x, hx, *params: _cell(builder, x, tuple(hx), params, _lstm_step),
+    supports=supports_float,
+)
 for _name, _step in {
-    "gru_cell": _gru_step, "rnn_tanh_cell": _plain_step("aten.tanh.default"), "rnn_relu_cell": _plain_step("aten.relu.default"),
+    "gru_cell": _gru_step, "rnn_tanh_cell": _plain_step("aten.tanh.default"), "rnn_relu_cell": _plain_step("aten.relu.default"),  # noqa: E501
 }.items():  # fmt: skip
-    row(f"aten.{_name}.default", lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: hx,
-        lambda builder, node, x, hx, *params, step=_step: _cell(builder, x, (hx,), params, step), supports=supports_float)  # fmt: skip
+    row(
+        f"aten.{_name}.default",
+        lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: hx,
+        lambda builder, node, x, hx, *params, step=_step: _cell(builder, x, (hx,), params, step),
+        supports=supports_float,
+    )

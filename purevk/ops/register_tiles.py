@@ -1,4 +1,5 @@
-"""Which tile the register kernels of software devices (`matmul.comp`, `conv2d.comp`) take, by a model of what each costs."""
+"""Which tile the register kernels of software devices (`matmul.comp`, `conv2d.comp`) take, by a
+model of what each costs."""
 
 from __future__ import annotations
 
@@ -32,15 +33,23 @@ class Tile:
         return -(-self.tm // self.lanes), 4 * self.tn4
 
 
-# (LANES_M, TM, TN4). Each is one more kernel to compile, so there are no more than change the time of some shape by a few
-# percent: wide and narrow outputs, few rows, one row.
+# (LANES_M, TM, TN4). Each is one more kernel to compile, so there are no more than change the time
+# of some shape by a few percent: wide and narrow outputs, few rows, one row.
 _TILES = (
-    (0, 1, 2), (0, 4, 2), (0, 8, 2), (0, 16, 1), (0, 16, 2),
-    (1, 4, 1), (1, 4, 2), (1, 4, 4), (1, 3, 6),
-)  # fmt: skip
+    (0, 1, 2),
+    (0, 4, 2),
+    (0, 8, 2),
+    (0, 16, 1),
+    (0, 16, 2),
+    (1, 4, 1),
+    (1, 4, 2),
+    (1, 4, 4),
+    (1, 3, 6),
+)
 
-# Nanoseconds of one core (llvmpipe, vectors of 8 floats, operands in texel buffers), fitted to the times of 37 products of
-# real models with 38 tiles each; only their ratios matter. The model is within 7 % of most of them.
+# Nanoseconds of one core (llvmpipe, vectors of 8 floats, operands in texel buffers), fitted to the
+# times of 37 products of real models with 38 tiles each; only their ratios matter. The model is
+# within 7 % of most of them.
 _TILE = 110.0  # to start a workgroup
 _STORE = 21.0  # to store a vector of 4 floats an invocation
 _STEP = 7.0  # 4 steps along K: the loop
@@ -53,7 +62,14 @@ _SCALAR = 4.0  # loads of single floats instead of a vector
 
 @functools.lru_cache(maxsize=4096)
 def choose_tile(
-    lanes: int, cores: int, m: int, n: int, k: int, batches: int, vector_a: bool = True, vector_b: bool = True,
+    lanes: int,
+    cores: int,
+    m: int,
+    n: int,
+    k: int,
+    batches: int,
+    vector_a: bool = True,
+    vector_b: bool = True,
     most: int = 32,
 ) -> tuple[Tile, int]:
     """The fastest tile for `batches` products [m, k] x [k, n], and the subgroups of a workgroup.

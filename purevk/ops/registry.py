@@ -1,7 +1,8 @@
-"""What an operator is: one row, from which support checks, lowering, tests and `docs/ops.md` all read.
+"""What an operator is: one row, from which support checks, lowering, tests and `docs/ops.md` all
+read.
 
-A row names the operator, gives its shape function (whose signature is the operator's schema), and says how it runs, as
-one of five forms:
+A row names the operator, gives its shape function (whose signature is the operator's schema), and
+says how it runs, as one of five forms:
 
 * `Pointwise`: an expression of GLSL per element; chains of these become one kernel.
 * `View`: no data moves; the result is another layout of the same bytes.
@@ -14,14 +15,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Union
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Node, Size, TensorType, Value, map_values, values_in
 
-Types = Union[TensorType, tuple[TensorType, ...], None]
+Types = TensorType | tuple[TensorType, ...] | None
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,11 @@ class Pointwise:
     """One element at a time.
 
     Attributes:
-        glsl: an expression over the operator's argument names; `ACC(c)` converts a literal to the computing type.
-        compute: the type in which it is computed: "promote" (torch's promotion of the tensors and scalars), "float"
-            (the same, with integers promoted to float32), "result" (the result's dtype), a dtype, or a function of the
-            arguments that gives one of these.
+        glsl: an expression over the operator's argument names; `ACC(c)` converts a literal to the
+            computing type.
+        compute: the type in which it is computed: "promote" (torch's promotion of the tensors and
+            scalars), "float" (the same, with integers promoted to float32), "result" (the result's
+            dtype), a dtype, or a function of the arguments that gives one of these.
     """
 
     glsl: str | Callable[..., str]
@@ -43,8 +46,9 @@ class Pointwise:
 class View:
     """Another layout of the same bytes.
 
-    `layout(input_layout, input_type, result_types, *args)` returns one `Layout` per result, or None where the bytes
-    have to move first (the runtime then copies the input into a dense tensor and asks again).
+    `layout(input_layout, input_type, result_types, *args)` returns one `Layout` per result, or None
+    where the bytes have to move first (the runtime then copies the input into a dense tensor and
+    asks again).
     """
 
     layout: Callable[..., Any]
@@ -67,15 +71,18 @@ class Kernel:
 
     Attributes:
         lower: `lower(lowering, node)` emits the dispatches.
-        layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in memory (outermost first), or
-            None for row-major; `layout_of(value)` is where an argument lies, and it has what `planes.Places` has. None: all
-            results are row-major.
-        supports: `supports(node, traits)` returns a reason not to run this node on the device, or None.
-        epilogue: a pointwise program on the result may be computed by this kernel; the operator then has the parameters
-            `epilogue` (an `Expression` whose input 0 is the kernel's own result) and `extras` (its other inputs).
+        layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in
+            memory (outermost first), or None for row-major; `layout_of(value)` is where an argument
+            lies, and it has what `planes.Places` has. None: all results are row-major.
+        supports: `supports(node, traits)` returns a reason not to run this node on the device, or
+            None.
+        epilogue: a pointwise program on the result may be computed by this kernel; the operator
+            then has the parameters `epilogue` (an `Expression` whose input 0 is the kernel's own
+            result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
-        adapt: `adapt(node, orders, places)` returns the node as it suits the chosen orders of its results and what is read of
-            these; `places` as for `layouts`. What `places.copied` copies of constants is copied once, at load.
+        adapt: `adapt(node, orders, places)` returns the node as it suits the chosen orders of its
+            results and what is read of these; `places` as for `layouts`. What `places.copied`
+            copies of constants is copied once, at load.
     """
 
     lower: Callable[..., None]
@@ -88,14 +95,19 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Control:
-    """Control flow: the arguments hold sub-graphs, and the host says which of them run, and how often."""
+    """Control flow: the arguments hold sub-graphs, and the host says which of them run, and how
+    often."""
 
 
-Form = Union[Pointwise, View, Rewrite, Kernel, Control]
+Form = Pointwise | View | Rewrite | Kernel | Control
 
 
 _INTEGER_TYPES = ("int", "int | None", "Size", "Size | None")
-_INTEGER_NAMES = ("zero_point", "quant_min", "quant_max")  # tensors too, so that they have no such type
+_INTEGER_NAMES = (
+    "zero_point",
+    "quant_min",
+    "quant_max",
+)  # tensors too, so that they have no such type
 
 
 @dataclass(frozen=True)
@@ -103,8 +115,10 @@ class Operator:
     """A row of the table of operators.
 
     Attributes:
-        name: canonical name, an ATen overload such as "aten.add.Tensor", or "purevk.*" for those of purevk's own.
-        shape: gives the results' types from the arguments (a `TensorType` for each tensor); raises `ShapeError`.
+        name: canonical name, an ATen overload such as "aten.add.Tensor", or "purevk.*" for those of
+            purevk's own.
+        shape: gives the results' types from the arguments (a `TensorType` for each tensor); raises
+            `ShapeError`.
         form: how it runs; None: on the CPU only.
         mutates: positions of arguments (tensors, or lists of them) that are written in place.
         names: further names under which files know it.
@@ -132,7 +146,8 @@ class Operator:
         signature = self.signature
         if len(args) > len(signature.parameters):
             raise GraphError(
-                f"{self.name} got {len(args)} arguments", why=f"it takes {len(signature.parameters)}: {self.parameters}"
+                f"{self.name} got {len(args)} arguments",
+                why=f"it takes {len(signature.parameters)}: {self.parameters}",
             )
         bound = {}
         for position, (name, parameter) in enumerate(signature.parameters.items()):
@@ -143,18 +158,23 @@ class Operator:
         return bound
 
     def integers(self, bound: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, those that are integers by the schema as such: a file may share one number, 3.0, between an
-        operator that takes a real number and one that takes a dim."""
+        """Arguments by name, those that are integers by the schema as such: a file may share one
+        number, 3.0, between an operator that takes a real number and one that takes a dim."""
         for name, arg in bound.items():
             if isinstance(arg, float) and arg.is_integer():
-                if name in _INTEGER_NAMES or self.signature.parameters[name].annotation in _INTEGER_TYPES:
+                if (
+                    name in _INTEGER_NAMES
+                    or self.signature.parameters[name].annotation in _INTEGER_TYPES
+                ):
                     bound[name] = int(arg)
         return bound
 
     def infer(self, args: tuple[Any, ...]) -> tuple[TensorType, ...]:
         """The types of the results, from the shape function."""
         bound = self.bind(args)
-        types = self.shape(**{name: map_values(arg, lambda value: value.type) for name, arg in bound.items()})
+        types = self.shape(
+            **{name: map_values(arg, lambda value: value.type) for name, arg in bound.items()}
+        )
         if types is None:
             return ()
         return types if isinstance(types, tuple) else (types,)
@@ -186,7 +206,8 @@ class UnknownSizes(ShapeError):
 
     Args:
         text: why.
-        types: the results' types, with `Counted` among their dims; None: only who recorded the node knows more.
+        types: the results' types, with `Counted` among their dims; None: only who recorded the node
+            knows more.
     """
 
     def __init__(self, text: str, types: tuple[TensorType, ...] | None = None) -> None:
@@ -204,9 +225,10 @@ def register(row: Operator) -> Operator:
     for name in (row.name, *row.names):
         if name in _canonical:
             raise GraphError(
-                f"operator {name} is registered twice", why=f"its row is that of {_canonical[name]}",
+                f"operator {name} is registered twice",
+                why=f"its row is that of {_canonical[name]}",
                 next="give the new row another name",
-            )  # fmt: skip
+            )
     _rows[row.name] = row
     for name in (row.name, *row.names):
         _canonical[name] = row.name
@@ -226,8 +248,11 @@ def find(name: str) -> Operator | None:
     return None if canonical is None else _rows[canonical]
 
 
-def in_double(name: str, expand: Callable[..., Any], when: Callable[[Node], bool] = lambda node: True) -> None:
-    """Has an operator whose kernel lacks double precision expressed by others where a value of a node is float64.
+def in_double(
+    name: str, expand: Callable[..., Any], when: Callable[[Node], bool] = lambda node: True
+) -> None:
+    """Has an operator whose kernel lacks double precision expressed by others where a value of a
+    node is float64.
 
     `expand(builder, node)` as for `Rewrite`; `when(node)`: whether this node needs it.
     """
@@ -236,7 +261,9 @@ def in_double(name: str, expand: Callable[..., Any], when: Callable[[Node], bool
 
 def expansion(node: Node) -> Callable[..., Any] | None:
     """How other operators express a node; None if it is run as it is."""
-    if node.op in _in_double and any(value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)):
+    if node.op in _in_double and any(
+        value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)
+    ):
         return _in_double[node.op](node)
     row = find(node.op)
     return row.form.expand if row is not None and isinstance(row.form, Rewrite) else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from purevk.ops.resample_strips import resized, sampled
 def _scaled(size: Size, factor: float) -> Size:
     """floor(size * factor)"""
     if isinstance(size, int):
-        return int(math.floor(size * factor))
+        return math.floor(size * factor)
     numerator, denominator = float(factor).as_integer_ratio()
     if denominator > 2**20 or abs(numerator) > 2**20:
         raise ShapeError(f"a size known only at a call times {factor}")
@@ -33,10 +34,14 @@ def _out_sizes(x: TensorType, count: int, size: Any, factors: Any) -> tuple[Size
     return tuple(_scaled(x.dims[2 + d], factors[d]) for d in range(count))
 
 
-def _step(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> float | None:
-    """How far apart neighbours of the result are in the input along dim d, in the precision in which torch computes it; None:
-    it depends on the call."""
-    real = np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
+def _step(
+    x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str
+) -> float | None:
+    """How far apart neighbours of the result are in the input along dim d, in the precision in
+    which torch computes it; None: it depends on the call."""
+    real = (
+        np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
+    )
     size = x.dims[d]
     known = isinstance(size, int) and isinstance(out, int)
     if align:
@@ -58,7 +63,13 @@ def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, 
 
 def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
     find = "pv_nearest_exact" if exact else "pv_nearest"
-    at = coordinates(rank, **{f"d{2 + n}": f"{find}(i{2 + n}, {scale}, x_size_{2 + n})" for n, scale in enumerate(scales)})
+    at = coordinates(
+        rank,
+        **{
+            f"d{2 + n}": f"{find}(i{2 + n}, {scale}, x_size_{2 + n})"
+            for n, scale in enumerate(scales)
+        },
+    )
     return f"r = X({at});"
 
 
@@ -74,7 +85,9 @@ def _linear(rank: int, scales: Sequence[str], align: bool) -> str:
     for corner in range(2 ** len(dims)):
         upper = [corner >> n & 1 for n in range(len(dims))]
         weight = " * ".join(f"w{d}" if up else f"(1.0 - w{d})" for d, up in zip(dims, upper))
-        at = coordinates(rank, **{f"d{d}": f"{'b' if up else 'a'}{d}" for d, up in zip(dims, upper)})
+        at = coordinates(
+            rank, **{f"d{d}": f"{'b' if up else 'a'}{d}" for d, up in zip(dims, upper)}
+        )
         terms.append(f"X({at}) * ({weight})")
     return " ".join(out) + f" r = {' + '.join(terms)};"
 
@@ -84,11 +97,13 @@ def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
     out = []
     for d, scale in zip((2, 3), scales):
         out.append(
-            f"float p{d} = pv_source(i{d}, {scale}, {flag}); int a{d} = int(floor(p{d})); vec4 w{d} = pv_cubic_weights(p{d} - float(a{d}));"
+            f"float p{d} = pv_source(i{d}, {scale}, {flag}); int a{d} = int(floor(p{d})); vec4"
+            f" w{d} = pv_cubic_weights(p{d} - float(a{d}));"
         )
     read = "X(i0, i1, clamp(a2 + u - 1, 0, x_size_2 - 1), clamp(a3 + v - 1, 0, x_size_3 - 1))"
     return " ".join(out) + (
-        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R line = T_R(0); for (int v = 0; v < 4; v++) line += {read} * w3[v];"
+        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R line = T_R(0); for (int v = 0; v < 4;"
+        f" v++) line += {read} * w3[v];"
         " r += line * w2[u]; }"
     )
 
@@ -100,7 +115,8 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
     for d, scale in zip((2, 3), scales):
         out.append(
             f"float s{d} = {scale}, t{d} = max(s{d}, 1.0), c{d} = s{d} * (float(i{d}) + 0.5);"
-            f" int a{d} = max(int(c{d} - {width} * t{d} + 0.5), 0), b{d} = min(int(c{d} + {width} * t{d} + 0.5), x_size_{d});"
+            f" int a{d} = max(int(c{d} - {width} * t{d} + 0.5), 0), b{d} = min(int(c{d} + {width}"
+            f" * t{d} + 0.5), x_size_{d});"
         )
     weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
     return " ".join(out) + (
@@ -111,9 +127,19 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
     )
 
 
-def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bool, factors: Sequence[float | None]) -> Value:
+def _resize(
+    builder: Any,
+    node: Node,
+    x: Value,
+    count: int,
+    kind: str,
+    align: bool,
+    factors: Sequence[float | None],
+) -> Value:
     type, rank = node.result.type, count + 2
-    scales = [_scale(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)]
+    scales = [
+        _scale(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)
+    ]
     if kind in ("nearest", "exact"):
         body = _nearest(rank, scales, kind == "exact")
     elif kind.endswith("aa"):
@@ -122,12 +148,18 @@ def _resize(builder: Any, node: Node, x: Value, count: int, kind: str, align: bo
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)
     if count == 2 and kind in ("linear", "cubic"):
-        steps = [_step(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)]
-        plain = MapSpec(body, ("X",), order=0, lanes=tuple(others(range(2, rank), rank).items()), flops=flops)
+        steps = [
+            _step(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)
+        ]
+        plain = MapSpec(
+            body, ("X",), order=0, lanes=tuple(others(range(2, rank), rank).items()), flops=flops
+        )
         made = resized(builder, x, type, plain, 2 if kind == "linear" else 4, steps, align)
         if made is not None:
             return made
-    return mapped(builder, body, {"X": x}, type, order=0, lanes=others(range(2, rank), rank), flops=flops)
+    return mapped(
+        builder, body, {"X": x}, type, order=0, lanes=others(range(2, rank), rank), flops=flops
+    )
 
 
 def _refuse(node: Node, traits: Any) -> str | None:
@@ -156,8 +188,18 @@ def _resizes(name: str, count: int, kind: str) -> None:
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
     supports = None if plain else _refuse
-    row(f"aten.{name}.default", _signed(sized, f"x, output_size, {aligned}{scales}"), expand, supports=supports)
-    row(f"aten.{name}.vec", _signed(vec, f"x, output_size, {aligned}scale_factors=None"), expand_vec, supports=supports)
+    row(
+        f"aten.{name}.default",
+        _signed(sized, f"x, output_size, {aligned}{scales}"),
+        expand,
+        supports=supports,
+    )
+    row(
+        f"aten.{name}.vec",
+        _signed(vec, f"x, output_size, {aligned}scale_factors=None"),
+        expand_vec,
+        supports=supports,
+    )
 
 
 def _signed(function: Any, parameters: str) -> Any:
@@ -167,7 +209,9 @@ def _signed(function: Any, parameters: str) -> Any:
     made = []
     for text in parameters.split(", "):
         name, has_default, default = text.partition("=")
-        value = inspect.Parameter.empty if not has_default else {"None": None, "False": False}[default]
+        value = (
+            inspect.Parameter.empty if not has_default else {"None": None, "False": False}[default]
+        )
         made.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value))
 
     def shape(**arguments: Any) -> TensorType:
@@ -188,14 +232,22 @@ _resizes("_upsample_bilinear2d_aa", 2, "linearaa")
 _resizes("_upsample_bicubic2d_aa", 2, "cubicaa")
 
 
-# -- grids -------------------------------------------------------------------------------------------------------------
-def _grid_shape(x: TensorType, grid: TensorType, interpolation_mode: int = 0, padding_mode: int = 0, align_corners: bool = False) -> TensorType:
+# -- grids ---------------------------------------------------------------------------------------
+def _grid_shape(
+    x: TensorType,
+    grid: TensorType,
+    interpolation_mode: int = 0,
+    padding_mode: int = 0,
+    align_corners: bool = False,
+) -> TensorType:
     if x.rank != grid.rank or x.rank not in (4, 5):
         raise ShapeError(f"cannot sample {x} at {grid}")
     return x.with_dims((*x.dims[:2], *grid.dims[1:-1]))
 
 
-def _grid(builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool) -> Value:
+def _grid(
+    builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool
+) -> Value:
     rank = x.type.rank
     count, flag = rank - 2, "true" if align else "false"
     dims = range(2, rank)
@@ -216,15 +268,28 @@ def _grid(builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: i
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
         out.append(f"r = T_R(0); if ({inside}) r = X({at});")
     elif mode == 0:
-        out += [f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});" for d in dims]
-        steps = " ".join(f"int u{d} = corner >> {n} & 1, q{d} = a{d} + u{d};" for n, d in enumerate(dims))
+        out += [
+            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});" for d in dims
+        ]
+        steps = " ".join(
+            f"int u{d} = corner >> {n} & 1, q{d} = a{d} + u{d};" for n, d in enumerate(dims)
+        )
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         weight = " * ".join(f"(u{d} != 0 ? w{d} : 1.0 - w{d})" for d in dims)
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
-        out.append(f"r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if ({inside}) r += X({at}) * ({weight}); }}")
+        out.append(
+            f"r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if"
+            f" ({inside}) r += X({at}) * ({weight}); }}"
+        )
     else:
-        out += [f"p{d} = clamp(p{d}, -1e8, 1e8); float f{d} = floor(p{d}); vec4 w{d} = pv_cubic_weights(p{d} - f{d});" for d in dims]
-        taps = " ".join(f"int q{d} = int(pv_bring_back(f{d} + float({k} - 1), x_size_{d}, {padding}, {flag}));" for d, k in zip(dims, "uv"))
+        out += [
+            f"p{d} = clamp(p{d}, -1e8, 1e8); float f{d} = floor(p{d}); vec4 w{d} = pv_cubic_weights(p{d} - f{d});"
+            for d in dims
+        ]
+        taps = " ".join(
+            f"int q{d} = int(pv_bring_back(f{d} + float({k} - 1), x_size_{d}, {padding}, {flag}));"
+            for d, k in zip(dims, "uv")
+        )
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         out.append(
             "r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
@@ -236,7 +301,15 @@ def _grid(builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: i
         made = sampled(builder, x, grid, node.result.type, plain, places)
         if made is not None:
             return made
-    return mapped(builder, body, {"X": x, "GRID": grid}, node.result.type, order=0, lanes={1: (1, None)}, flops=flops)
+    return mapped(
+        builder,
+        body,
+        {"X": x, "GRID": grid},
+        node.result.type,
+        order=0,
+        lanes={1: (1, None)},
+        flops=flops,
+    )
 
 
 def _refuse_grid(node: Node, traits: Any) -> str | None:
@@ -257,13 +330,23 @@ def _affine_shape(theta: TensorType, size: Sequence[Size], align_corners: bool) 
 def _affine(builder: Any, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
     """Places on a regular grid between -1 and 1, moved by a matrix."""
     count = len(size) - 2
-    span = {d: f"(float(r_size_{d}) - 1.0)" if align else f"float(r_size_{d})" for d in range(1, count + 1)}
+    span = {
+        d: f"(float(r_size_{d}) - 1.0)" if align else f"float(r_size_{d})"
+        for d in range(1, count + 1)
+    }
     places = []
     for k in range(count):
         d = count - k
-        first = f"(2.0 * float(i{d}) - {span[d]}) / {span[d]}" if align else f"(2.0 * float(i{d}) + 1.0 - {span[d]}) / {span[d]}"
+        first = (
+            f"(2.0 * float(i{d}) - {span[d]}) / {span[d]}"
+            if align
+            else f"(2.0 * float(i{d}) + 1.0 - {span[d]}) / {span[d]}"
+        )
         places.append(f"float g{k} = r_size_{d} > 1 ? {first} : 0.0;")
-    terms = " + ".join([f"THETA(i0, i{count + 1}, {k}) * g{k}" for k in range(count)] + [f"THETA(i0, i{count + 1}, {count})"])
+    terms = " + ".join(
+        [f"THETA(i0, i{count + 1}, {k}) * g{k}" for k in range(count)]
+        + [f"THETA(i0, i{count + 1}, {count})"]
+    )
     return mapped(builder, " ".join(places) + f" r = {terms};", {"THETA": theta}, node.result.type)
 
 

@@ -25,8 +25,8 @@ PART = 4096  # elements of a row that one workgroup takes, where rows are long a
 
 @dataclass(frozen=True)
 class Scan:
-    """Start and step; `beats`: when b replaces a, where the index is wanted too; `logarithm`: the kernel keeps sums of exponentials
-    rather than their logarithms."""
+    """Start and step; `beats`: when b replaces a, where the index is wanted too; `logarithm`: the
+    kernel keeps sums of exponentials rather than their logarithms."""
 
     start: str = "ACC(0)"
     combine: str = "((a) + (b))"
@@ -61,41 +61,92 @@ def _lower(lowering: Lowering, node: Node) -> None:
         loops = _loops(x, outs[0], at)
     sizes, (mine, theirs) = loops
     rows, length = _dims.product(sizes), x.dims[at]
-    emit_scan(lowering, _KINDS[kind], x, outs, sizes, mine, theirs, rows, length, x.strides[at], outs[0].strides[at])
+    emit_scan(
+        lowering,
+        _KINDS[kind],
+        x,
+        outs,
+        sizes,
+        mine,
+        theirs,
+        rows,
+        length,
+        x.strides[at],
+        outs[0].strides[at],
+    )
 
 
 def _loops(x: Operand, out: Operand, at: int) -> tuple | None:
     rest = [d for d in range(len(x.dims)) if d != at]
-    loop, steps = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest])
+    loop, steps = collapse(
+        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+    )
     if len(loop) > 4:
         return None
     return list(reversed(loop)), [list(reversed(each)) for each in steps]
 
 
 def emit_scan(
-    lowering: Lowering, how: Scan, x: Operand, outs: list[Operand], sizes: list[Size], mine: list[Size], theirs: list[Size],
-    rows: Size, length: Size, step: Size, out_step: Size,
-) -> None:  # fmt: skip
-    """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost first) address."""
+    lowering: Lowering,
+    how: Scan,
+    x: Operand,
+    outs: list[Operand],
+    sizes: list[Size],
+    mine: list[Size],
+    theirs: list[Size],
+    rows: Size,
+    length: Size,
+    step: Size,
+    out_step: Size,
+) -> None:
+    """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost
+    first) address."""
     traits, out = lowering.traits, outs[0]
-    acc = "int64_t" if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float else out.dtype.acc if out.dtype.is_float else "int"
+    acc = (
+        "int64_t"
+        if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float
+        else out.dtype.acc
+        if out.dtype.is_float
+        else "int"
+    )
     many, long = _dims.upper(rows), _dims.upper(length)
-    unit, beside = _is_one(step) and _is_one(out_step), bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step)
+    unit, beside = (
+        _is_one(step) and _is_one(out_step),
+        bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step),
+    )
     if traits.is_cpu:
         alone = long <= traits.max_iterations and many >= 8
     else:
-        alone = not beside and (long <= 64 or many >= 2**16 and long <= 4096)
+        alone = not beside and (long <= 64 or (many >= 2**16 and long <= 4096))
     cut = not alone and not how.beats and long >= 4 * PART and many < 64
     # Columns beside one another are walked together.
     columns = beside and not (alone or cut or traits.is_cpu)
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
-    subgroup = unit and shuffles and not traits.is_cpu and long >= traits.subgroup_size and many >= 16 * traits.processors
+    subgroup = (
+        unit
+        and shuffles
+        and not traits.is_cpu
+        and long >= traits.subgroup_size
+        and many >= 16 * traits.processors
+    )
     if subgroup:
         alone = cut = False
     others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
     others += [sizes[0], step, out_step] if columns else [length]
-    vector = not traits.is_cpu and not alone and not cut and (unit or columns) and gcd4(*others) and _four_at_once(x, out)
-    macros: dict[str, Any] = {**conversions(x.dtype, out.dtype, acc), "INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine, "VEC4": int(vector)}
+    vector = (
+        not traits.is_cpu
+        and not alone
+        and not cut
+        and (unit or columns)
+        and gcd4(*others)
+        and _four_at_once(x, out)
+    )
+    macros: dict[str, Any] = {
+        **conversions(x.dtype, out.dtype, acc),
+        "INIT": extreme(how.start, acc),
+        "COMBINE(a, b)": how.combine,
+        "VEC4": int(vector),
+    }
     buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
     if how.beats:
         macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
@@ -119,34 +170,64 @@ def emit_scan(
     elif columns:
         # Joining lanes costs exponentials: fewer of them for more elements.
         macros["ITEMS"] = 16 if how.logarithm else 8
-        local, width = _columns(traits, x.dtype.itemsize * (4 if vector else 1), -(-many // (4 if vector else 1)), long, macros)
+        local, width = _columns(
+            traits,
+            x.dtype.itemsize * (4 if vector else 1),
+            -(-many // (4 if vector else 1)),
+            long,
+            macros,
+        )
         macros.update({"WIDTH": width, "COLUMN": 1})
     elif vector:
         macros["ITEMS"] = 16
     macros["LOCAL"] = local
     pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
     params = [
-        x.offset, out.offset, rows, length, step, out_step, *pad(mine, 4, 0), *pad(theirs, 4, 0), *pad(sizes, 3, 1), PART, parts,
+        x.offset,
+        out.offset,
+        rows,
+        length,
+        step,
+        out_step,
+        *pad(mine, 4, 0),
+        *pad(theirs, 4, 0),
+        *pad(sizes, 3, 1),
+        PART,
+        parts,
         outs[-1].offset,
-    ]  # fmt: skip
+    ]
     units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
-        "scan.comp", buffers, macros=macros, params=params, constants={100: local},
-        specialize=lowering.fixed(len(params)), grid=lowering.linear_grid(units, width), flops=rows * length,
-    )  # fmt: skip
+        "scan.comp",
+        buffers,
+        macros=macros,
+        params=params,
+        constants={100: local},
+        specialize=lowering.fixed(len(params)),
+        grid=lowering.linear_grid(units, width),
+        flops=rows * length,
+    )
     if cut:
         _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
 
 
 def _four_at_once(x: Operand, out: Operand) -> bool:
-    return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (DType.float32, DType.float16, DType.int32)
+    return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (
+        DType.float32,
+        DType.float16,
+        DType.int32,
+    )
 
 
-def _columns(traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]) -> tuple[int, int]:
-    """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a time: those of 128 bytes, or more
-    where they are short. Where steps are costly, of 64 bytes, so that a processor has several workgroups, and one computes while
-    others read and write."""
-    double = bool(macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double"))
+def _columns(
+    traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]
+) -> tuple[int, int]:
+    """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a
+    time: those of 128 bytes, or more where they are short. Where steps are costly, of 64 bytes, so
+    that a processor has several workgroups, and one computes while others read and write."""
+    double = bool(
+        macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double")
+    )
     state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
     room = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
     room = 1 << room.bit_length() - 1
@@ -163,13 +244,26 @@ def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-_ACC_TYPES = {"float": DType.float32, "int": DType.int32, "int64_t": DType.int64, "double": DType.float64}
+_ACC_TYPES = {
+    "float": DType.float32,
+    "int": DType.int32,
+    "int64_t": DType.int64,
+    "double": DType.float64,
+}
 
 
 def _carry(
-    lowering: Lowering, how: Scan, out: Operand, totals: Operand, sizes: list[Size], theirs: list[Size], rows: Size,
-    length: Size, out_step: Size, parts: Size,
-) -> None:  # fmt: skip
+    lowering: Lowering,
+    how: Scan,
+    out: Operand,
+    totals: Operand,
+    sizes: list[Size],
+    theirs: list[Size],
+    rows: Size,
+    length: Size,
+    out_step: Size,
+    parts: Size,
+) -> None:
     """Joins what came before a part to its elements."""
     sums = lowering.temporary(totals.type)
     emit_scan(lowering, how, totals, [sums], [rows], [parts], [parts], rows, parts, 1, 1)
@@ -190,8 +284,10 @@ def _carry(
 register(Operator(NAME, _shape, Kernel(_lower)))
 
 
-# -- operators ---------------------------------------------------------------------------------------------------------
-def _scan(builder: Any, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None) -> Any:
+# -- operators -----------------------------------------------------------------------------------
+def _scan(
+    builder: Any, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None
+) -> Any:
     if not x.type.rank:
         made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, index)
         made = made if isinstance(made, tuple) else (made,)
@@ -227,5 +323,10 @@ def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
 
 row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp)
 for _name in ("max", "min"):
-    row(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)),
-        lambda builder, node, x, dim, kind=_name: _scan(builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype))  # fmt: skip
+    row(
+        f"aten.cum{_name}.default",
+        lambda x, dim: (x, x.with_dtype(DType.int64)),
+        lambda builder, node, x, dim, kind=_name: _scan(
+            builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype
+        ),
+    )

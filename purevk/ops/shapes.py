@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
@@ -18,11 +19,13 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
             present = result[position]
             if isinstance(present, int) and present == 1:
                 result[position] = size
-            elif isinstance(size, int) and size == 1 or present == size:
+            elif (isinstance(size, int) and size == 1) or present == size:
                 if isinstance(size, int):
                     result[position] = size if size != 1 else present
             else:
-                raise ShapeError(f"shapes {[list(map(str, s)) for s in shapes]} do not broadcast at dim {position}")
+                raise ShapeError(
+                    f"shapes {[list(map(str, s)) for s in shapes]} do not broadcast at dim {position}"
+                )
     return tuple(result)
 
 
@@ -32,7 +35,8 @@ def broadcast_of(operands: Sequence[Any]) -> tuple[Size, ...]:
 
 
 def wrap(dim: int, rank: int) -> int:
-    """A dim counted from the end made one counted from the front; a 0-d tensor has dim 0 and -1 too."""
+    """A dim counted from the end made one counted from the front; a 0-d tensor has dim 0 and -1
+    too."""
     span = max(rank, 1)
     if not -span <= dim < span:
         raise ShapeError(f"dim {dim} is out of range for rank {rank}")
@@ -58,7 +62,9 @@ def reduced(sizes: Sequence[Size], dims: Sequence[int], keepdim: bool) -> tuple[
 def reshape(sizes: Sequence[Size], wanted: Sequence[Size]) -> tuple[Size, ...]:
     """`wanted` with its -1, if any, replaced so that the number of elements stays the same."""
     numel = _dims.product(sizes)
-    holes = [position for position, size in enumerate(wanted) if isinstance(size, int) and size == -1]
+    holes = [
+        position for position, size in enumerate(wanted) if isinstance(size, int) and size == -1
+    ]
     if not holes:
         if _dims.product(wanted) != numel:
             raise ShapeError(f"cannot view {list(sizes)} as {list(wanted)}")
@@ -70,7 +76,9 @@ def reshape(sizes: Sequence[Size], wanted: Sequence[Size]) -> tuple[Size, ...]:
         raise ShapeError(f"cannot infer a size of {list(wanted)}")
     if numel % rest != 0:
         raise ShapeError(f"cannot view {list(sizes)} as {list(wanted)}")
-    return tuple(numel // rest if position == holes[0] else size for position, size in enumerate(wanted))
+    return tuple(
+        numel // rest if position == holes[0] else size for position, size in enumerate(wanted)
+    )
 
 
 def pair(values: Sequence[int] | int, count: int = 2) -> tuple[int, ...]:

@@ -17,7 +17,9 @@ from purevk.ops.shapes import wrap
 NAME = "purevk.softmax"
 
 
-def _softmax_kernel_shape(x: TensorType, dim: int, log: bool = False, zero_rows: bool = False, dtype: DType | None = None) -> TensorType:
+def _softmax_kernel_shape(
+    x: TensorType, dim: int, log: bool = False, zero_rows: bool = False, dtype: DType | None = None
+) -> TensorType:
     wrap(dim, x.rank)
     return x.with_dtype(dtype or x.dtype)
 
@@ -44,7 +46,9 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
     beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
     # One invocation for a column of a CPU: not where columns are few or too long for its loops.
-    fit = not lowering.traits.is_cpu or _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
+    fit = not lowering.traits.is_cpu or (
+        _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
+    )
     if beside and not unit and fit:
         vector = gcd4(sizes[0], x.offset, out.offset, step, out_step, *mine[1:], *theirs[1:])
         work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
@@ -53,17 +57,36 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         work = spread(lowering.traits, rows, columns, vector, cache=True)
     pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     params = [
-        x.offset, out.offset, rows, columns, step, out_step, *pad(mine, 3), *pad(theirs, 3), *pad(sizes, 2),
-    ]  # fmt: skip
+        x.offset,
+        out.offset,
+        rows,
+        columns,
+        step,
+        out_step,
+        *pad(mine, 3),
+        *pad(theirs, 3),
+        *pad(sizes, 2),
+    ]
     texel, binding = bind_x(lowering, x, vector)
     lowering.dispatch(
-        "softmax.comp", [binding, (out, "w")],
+        "softmax.comp",
+        [binding, (out, "w")],
         macros={
-            "T_X": x.dtype.glsl, "T_OUT": out.dtype.glsl, "OUTER_DIMS": max(len(sizes), 1), "LOG": int(log),
-            "ZERO_ROWS": int(zero_rows), "VEC4": int(vector), **work.macros, **texel,
+            "T_X": x.dtype.glsl,
+            "T_OUT": out.dtype.glsl,
+            "OUTER_DIMS": max(len(sizes), 1),
+            "LOG": int(log),
+            "ZERO_ROWS": int(zero_rows),
+            "VEC4": int(vector),
+            **work.macros,
+            **texel,
         },
-        params=params, constants={100: work.local}, specialize=lowering.fixed(len(params)), grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows), flops=5 * x.type.numel,
-    )  # fmt: skip
+        params=params,
+        constants={100: work.local},
+        specialize=lowering.fixed(len(params)),
+        grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows),
+        flops=5 * x.type.numel,
+    )
 
 
 register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))

@@ -1,5 +1,5 @@
-"""Singular values of small matrices, by Jacobi's method, and what follows from them: eigenvalues of symmetric matrices,
-pseudo-inverses, ranks. Vectors, whose signs are LAPACK's choice, are the CPU's.
+"""Singular values of small matrices, by Jacobi's method, and what follows from them: eigenvalues of
+symmetric matrices, pseudo-inverses, ranks. Vectors, whose signs are LAPACK's choice, are the CPU's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def _refuse(node: Node, traits: Any) -> str | None:
 
 
 def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | None]:
-    """The columns of matrices (as many rows, or more) turned in pairs until all are at right angles, a dispatch for each
-    time that all pairs are looked at, and (`vectors`) the product of the turns."""
+    """The columns of matrices (as many rows, or more) turned in pairs until all are at right
+    angles, a dispatch for each time that all pairs are looked at, and (`vectors`) the product of
+    the turns."""
     rows, columns = a.type.dims[-2:]
     at = _lead(a.type)
     v = _eye(builder, a.type, columns, columns) if vectors else None
@@ -63,12 +64,15 @@ def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | N
         if v is None:
             a = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, numbers=numbers)
         else:
-            a, v = mapped_over(builder, body, {"A": a, "V": v}, _over(a.type), a.type, v.type, numbers=numbers)
+            a, v = mapped_over(
+                builder, body, {"A": a, "V": v}, _over(a.type), a.type, v.type, numbers=numbers
+            )
     return a, v
 
 
 def _scaled(builder: Any, a: Value) -> tuple[Value, Value]:
-    """Matrices whose largest element is 1 or -1, so that no square is lost, and what they are to be multiplied by."""
+    """Matrices whose largest element is 1 or -1, so that no square is lost, and what they are to be
+    multiplied by."""
     top = builder.emit("aten.amax.default", builder.emit("aten.abs.default", a), (-2, -1), True)
     top = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", top, 0.0), top, 1.0)
     return builder.emit("aten.div.Tensor", a, top), top
@@ -77,8 +81,12 @@ def _scaled(builder: Any, a: Value) -> tuple[Value, Value]:
 def _values(builder: Any, a: Value) -> Value:
     """Singular values, in no order."""
     a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _turned(builder, a))
-    norms = builder.emit("aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None)
-    return builder.emit("aten.mul.Tensor", norms, builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1)))
+    norms = builder.emit(
+        "aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None
+    )
+    return builder.emit(
+        "aten.mul.Tensor", norms, builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1))
+    )
 
 
 def _nothing(builder: Any, a: Value) -> Value:
@@ -115,7 +123,9 @@ def _symmetric(builder: Any, a: Value, upper: bool) -> Value:
     return builder.emit("aten.add.Tensor", builder.emit(half, a, 0), _turned(builder, rest), 1)
 
 
-def _eigh_shape(a: TensorType, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorType, TensorType]:
+def _eigh_shape(
+    a: TensorType, UPLO: str = "L", compute_v: bool = True
+) -> tuple[TensorType, TensorType]:
     _square(a)
     return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
 
@@ -125,10 +135,15 @@ def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
     moved = builder.emit(
-        "aten.add.Tensor", a, builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up), 1
+        "aten.add.Tensor",
+        a,
+        builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up),
+        1,
     )
     flat = (*up.type.dims[:-2], 1)
-    values = builder.emit("aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1)
+    values = builder.emit(
+        "aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1
+    )
     values = builder.emit("aten.mul.Tensor", values, builder.emit("aten.view.default", top, flat))
     return builder.emit("aten.sort.default", values, -1, False)[0], _nothing(builder, a)
 
@@ -137,36 +152,54 @@ row("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
 
 
 def _inverse_shape(
-    a: TensorType, atol: TensorType | None = None, rtol: TensorType | None = None, hermitian: bool = False
+    a: TensorType,
+    atol: TensorType | None = None,
+    rtol: TensorType | None = None,
+    hermitian: bool = False,
 ) -> TensorType:
     return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
 
 
 def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian: bool) -> Value:
-    """The sum of the products of the singular vectors, each over its value, where this is above the tolerance."""
+    """The sum of the products of the singular vectors, each over its value, where this is above the
+    tolerance."""
     rows, columns = a.type.dims[-2:]
     wide = rows < columns
-    whole, top = _scaled(builder, _symmetric(builder, a, False) if hermitian else _turned(builder, a) if wide else a)
+    whole, top = _scaled(
+        builder, _symmetric(builder, a, False) if hermitian else _turned(builder, a) if wide else a
+    )
     turned, v = _orthogonal(builder, whole, True)
     norms = builder.emit("aten.linalg_vector_norm.default", turned, 2, (-2,), True, None)
     atol, rtol = (
-        builder.emit("aten.view.default", value, (*value.type.dims, 1, 1)) if value is not None and value.type.rank else value
+        builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
+        if value is not None and value.type.rank
+        else value
         for value in (atol, rtol)
-    )  # fmt: skip
+    )
     share: Any = max(rows, columns) * _EPSILON[a.type.dtype] if rtol is None else rtol
     if rtol is None and atol is not None:
-        share = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", atol, 0.0), 0.0, share)
-    least = builder.emit("aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share)
+        share = builder.emit(
+            "aten.where.self", builder.emit("aten.gt.Tensor", atol, 0.0), 0.0, share
+        )
+    least = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share
+    )
     if atol is not None:
         least = builder.emit(
             "aten.maximum.default",
             least,
-            builder.emit("aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype),
+            builder.emit(
+                "aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype
+            ),
         )
     counts = builder.emit("aten.gt.Tensor", norms, least)
-    over = builder.emit("aten.where.self", counts, builder.emit("aten.reciprocal.default", norms), 0.0)
+    over = builder.emit(
+        "aten.where.self", counts, builder.emit("aten.reciprocal.default", norms), 0.0
+    )
     left = builder.emit(
-        "aten.mul.Tensor", builder.emit("aten.mul.Tensor", turned, over), builder.emit("aten.div.Tensor", over, top)
+        "aten.mul.Tensor",
+        builder.emit("aten.mul.Tensor", turned, over),
+        builder.emit("aten.div.Tensor", over, top),
     )
     made = builder.emit("aten.matmul.default", v, _turned(builder, left))
     return _turned(builder, made) if wide and not hermitian else made

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.ir import Layout, Size, TensorType
 from purevk.ir import dims as _dims
@@ -13,8 +14,8 @@ from purevk.ops.shapes import reshape, wrap, wrap_all
 def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -> Layout | None:
     """The layout of `sizes` seen as `wanted`, or None if no strides can say it.
 
-    Runs of dims that lie densely one within the other are matched with runs of the wanted dims of equal product (as
-    `Tensor.view` does).
+    Runs of dims that lie densely one within the other are matched with runs of the wanted dims of
+    equal product (as `Tensor.view` does).
     """
     old = [(size, stride) for size, stride in zip(sizes, layout.strides) if size != 1]
     strides: list[Size] = [0] * len(wanted)
@@ -57,15 +58,24 @@ def _view_shape(x: TensorType, size: Sequence[Size]) -> TensorType:
     return x.with_dims(reshape(x.dims, size))
 
 
-def _by_size(layout: Layout, x: TensorType, results: tuple[TensorType, ...], *args: Any) -> tuple[Layout, ...] | None:
+def _by_size(
+    layout: Layout, x: TensorType, results: tuple[TensorType, ...], *args: Any
+) -> tuple[Layout, ...] | None:
     if 0 in x.dims:
         return (Layout.dense(results[0].dims),)
     seen = view_layout(layout, x.dims, results[0].dims)
     return None if seen is None else (seen,)
 
 
-_view("aten.view.default", _view_shape, _by_size, "aten.view_copy.default", "aten.reshape.default",
-      "aten._unsafe_view.default", "aten._reshape_copy.default")  # fmt: skip
+_view(
+    "aten.view.default",
+    _view_shape,
+    _by_size,
+    "aten.view_copy.default",
+    "aten.reshape.default",
+    "aten._unsafe_view.default",
+    "aten._reshape_copy.default",
+)
 
 
 def _squeeze_shape(x: TensorType, dim: Sequence[int] | int | None = None) -> TensorType:
@@ -75,8 +85,16 @@ def _squeeze_shape(x: TensorType, dim: Sequence[int] | int | None = None) -> Ten
     return x.with_dims(size for d, size in enumerate(x.dims) if not (d in chosen and size == 1))
 
 
-_view("aten.squeeze.dims", _squeeze_shape, _by_size, "aten.squeeze_copy.dims", "aten.squeeze.dim", "aten.squeeze_copy.dim",
-      "aten.squeeze.default", "aten.squeeze_copy.default")  # fmt: skip
+_view(
+    "aten.squeeze.dims",
+    _squeeze_shape,
+    _by_size,
+    "aten.squeeze_copy.dims",
+    "aten.squeeze.dim",
+    "aten.squeeze_copy.dim",
+    "aten.squeeze.default",
+    "aten.squeeze_copy.default",
+)
 
 
 def _unsqueeze_shape(x: TensorType, dim: int) -> TensorType:
@@ -91,7 +109,9 @@ def _flatten_shape(x: TensorType, start_dim: int = 0, end_dim: int = -1) -> Tens
     if not x.rank:
         return x.with_dims((1,))
     start, end = wrap(start_dim, x.rank), wrap(end_dim, x.rank)
-    return x.with_dims((*x.dims[:start], _dims.product(x.dims[start : end + 1]), *x.dims[end + 1 :]))
+    return x.with_dims(
+        (*x.dims[:start], _dims.product(x.dims[start : end + 1]), *x.dims[end + 1 :])
+    )
 
 
 _view("aten.flatten.using_ints", _flatten_shape, _by_size)
@@ -104,7 +124,9 @@ def _permute_shape(x: TensorType, dims: Sequence[int]) -> TensorType:
     return x.with_dims(x.dims[d] for d in order)
 
 
-def _permute_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dims: Sequence[int]) -> tuple[Layout, ...]:
+def _permute_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, dims: Sequence[int]
+) -> tuple[Layout, ...]:
     return (Layout(layout.offset, tuple(layout.strides[wrap(d, x.rank)] for d in dims)),)
 
 
@@ -119,7 +141,9 @@ def _transpose_shape(x: TensorType, dim0: int, dim1: int) -> TensorType:
     return x.with_dims(sizes)
 
 
-def _transpose_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dim0: int, dim1: int) -> tuple[Layout, ...]:
+def _transpose_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, dim0: int, dim1: int
+) -> tuple[Layout, ...]:
     strides = list(layout.strides)
     if strides:
         a, b = wrap(dim0, x.rank), wrap(dim1, x.rank)
@@ -136,12 +160,19 @@ def _t_shape(x: TensorType) -> TensorType:
     return x.with_dims(reversed(x.dims))
 
 
-_view("aten.t.default", _t_shape,
-      lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),), "aten.t_copy.default")  # fmt: skip
+_view(
+    "aten.t.default",
+    _t_shape,
+    lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),),
+    "aten.t_copy.default",
+)
 
 
-_view("aten.numpy_T.default", lambda x: x.with_dims(reversed(x.dims)),
-      lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),))  # fmt: skip
+_view(
+    "aten.numpy_T.default",
+    lambda x: x.with_dims(reversed(x.dims)),
+    lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),),
+)
 
 
 def _expand_shape(x: TensorType, size: Sequence[Size], implicit: bool = False) -> TensorType:
@@ -160,10 +191,14 @@ def _expand_shape(x: TensorType, size: Sequence[Size], implicit: bool = False) -
     return x.with_dims(sizes)
 
 
-def _expand_layout(layout: Layout, x: TensorType, results: tuple, value: Any, *rest: Any) -> tuple[Layout, ...]:
+def _expand_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, *rest: Any
+) -> tuple[Layout, ...]:
     lead = results[0].rank - x.rank
     strides = tuple(
-        layout.strides[position - lead] if position >= lead and x.dims[position - lead] == size else 0
+        layout.strides[position - lead]
+        if position >= lead and x.dims[position - lead] == size
+        else 0
         for position, size in enumerate(results[0].dims)
     )
     return (Layout(layout.offset, strides),)
@@ -175,7 +210,9 @@ _view("aten.expand.default", _expand_shape, _expand_layout, "aten.expand_copy.de
 def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
     """First index and number of elements of `[start:end:step]` along a dim, as Python counts."""
     low = _bounded(0 if start is None else start, size)
-    high = _bounded(size if end is None or (isinstance(end, int) and end >= 2**31 - 1) else end, size)
+    high = _bounded(
+        size if end is None or (isinstance(end, int) and end >= 2**31 - 1) else end, size
+    )
     length = high - low
     return low, _dims.maximum(_dims.ceil_div(length, step) if step != 1 else length, 0)
 
@@ -185,17 +222,29 @@ def _bounded(index: Size, size: Size) -> Size:
         index = index + size
     if isinstance(index, int):
         return _dims.minimum(_dims.maximum(index, 0), size)
-    # A position that only a call knows is taken at its word: torch.export has put its bounds into the model.
+    # A position that only a call knows is taken at its word: torch.export has put its bounds into
+    # the model.
     return index
 
 
-def _slice_shape(x: TensorType, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> TensorType:
+def _slice_shape(
+    x: TensorType, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> TensorType:
     at = wrap(dim, x.rank)
     _, length = slice_bounds(x.dims[at], start, end, step)
     return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
 
 
-def _slice_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dim: int, start: Any, end: Any, step: int) -> tuple:
+def _slice_layout(
+    layout: Layout,
+    x: TensorType,
+    results: tuple,
+    value: Any,
+    dim: int,
+    start: Any,
+    end: Any,
+    step: int,
+) -> tuple:
     at = wrap(dim, x.rank)
     low, _ = slice_bounds(x.dims[at], start, end, step)
     strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
@@ -210,7 +259,9 @@ def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
     return x.with_dims((*x.dims[:at], *x.dims[at + 1 :]))
 
 
-def _select_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dim: int, index: Size) -> tuple[Layout, ...]:
+def _select_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, dim: int, index: Size
+) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     if isinstance(index, int) and index < 0:
         index = index + x.dims[at]
@@ -221,7 +272,9 @@ def _select_layout(layout: Layout, x: TensorType, results: tuple, value: Any, di
 _view("aten.select.int", _select_shape, _select_layout, "aten.select_copy.int")
 
 
-def _split_shape(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int = 0) -> tuple[TensorType, ...]:
+def _split_shape(
+    x: TensorType, split_sizes: Sequence[Size] | Size, dim: int = 0
+) -> tuple[TensorType, ...]:
     return tuple(
         x.with_dims((*x.dims[: wrap(dim, x.rank)], size, *x.dims[wrap(dim, x.rank) + 1 :]))
         for size in split_lengths(x, split_sizes, dim)
@@ -229,14 +282,17 @@ def _split_shape(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int = 0
 
 
 def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -> list[Size]:
-    """The lengths of the pieces of a split along `dim`, from their list or from one length for all but the last."""
+    """The lengths of the pieces of a split along `dim`, from their list or from one length for all
+    but the last."""
     if not isinstance(split_sizes, (tuple, list)):
         size, step = _dims.specialize(x.dims[wrap(dim, x.rank)]), int(split_sizes)
         return [min(step, size - at) for at in range(0, size, step)] or [0]
     return list(split_sizes)
 
 
-def _split_layout(layout: Layout, x: TensorType, results: tuple, value: Any, split_sizes: Any, dim: int) -> tuple[Layout, ...]:
+def _split_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, split_sizes: Any, dim: int
+) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     layouts, position = [], 0
     for type in results:
@@ -245,8 +301,15 @@ def _split_layout(layout: Layout, x: TensorType, results: tuple, value: Any, spl
     return tuple(layouts)
 
 
-_view("aten.split_with_sizes.default", _split_shape, _split_layout, "aten.split_with_sizes_copy.default",
-      "aten.split.Tensor", "aten.split_copy.Tensor", "aten.split.sizes")  # fmt: skip
+_view(
+    "aten.split_with_sizes.default",
+    _split_shape,
+    _split_layout,
+    "aten.split_with_sizes_copy.default",
+    "aten.split.Tensor",
+    "aten.split_copy.Tensor",
+    "aten.split.sizes",
+)
 
 
 def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
@@ -254,10 +317,14 @@ def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
     return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * _dims.specialize(x.dims[at])
 
 
-def _unbind_layout(layout: Layout, x: TensorType, results: tuple, value: Any, dim: int) -> tuple[Layout, ...]:
+def _unbind_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, dim: int
+) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     strides = (*layout.strides[:at], *layout.strides[at + 1 :])
-    return tuple(Layout(layout.offset + n * layout.strides[at], strides) for n in range(len(results)))
+    return tuple(
+        Layout(layout.offset + n * layout.strides[at], strides) for n in range(len(results))
+    )
 
 
 _view("aten.unbind.int", _unbind_shape, _unbind_layout, "aten.unbind_copy.int")
@@ -266,11 +333,19 @@ _view("aten.unbind.int", _unbind_shape, _unbind_layout, "aten.unbind_copy.int")
 def _diagonal_shape(x: TensorType, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorType:
     a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
     rows, columns = x.dims[a], x.dims[b]
-    length = _dims.minimum(rows, columns - offset) if offset >= 0 else _dims.minimum(rows + offset, columns)
-    return x.with_dims((*(size for d, size in enumerate(x.dims) if d not in (a, b)), _dims.maximum(length, 0)))
+    length = (
+        _dims.minimum(rows, columns - offset)
+        if offset >= 0
+        else _dims.minimum(rows + offset, columns)
+    )
+    return x.with_dims(
+        (*(size for d, size in enumerate(x.dims) if d not in (a, b)), _dims.maximum(length, 0))
+    )
 
 
-def _diagonal_layout(layout: Layout, x: TensorType, results: tuple, value: Any, offset: int, dim1: int, dim2: int) -> tuple:
+def _diagonal_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, offset: int, dim1: int, dim2: int
+) -> tuple:
     a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
     start = offset * layout.strides[b] if offset >= 0 else -offset * layout.strides[a]
     kept = tuple(stride for d, stride in enumerate(layout.strides) if d not in (a, b))

@@ -1,1 +1,2 @@
-"""Graph to graph: what makes a file's nodes into few, large kernels. `pipeline.PASSES` has the order."""
+"""Graph to graph: what makes a file's nodes into few, large kernels. `pipeline.PASSES` has the
+order."""

@@ -1,5 +1,5 @@
-"""Recognizes attention written out: softmax(scale * q k^T + mask) v, with or without the guard against rows that see
-nothing."""
+"""Recognizes attention written out: softmax(scale * q k^T + mask) v, with or without the guard
+against rows that see nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from purevk.passes.rewrite import Rewriter, each_node
 from purevk.passes.simplify import static_value
 
 _PRODUCTS = ("aten.bmm.default", "aten.matmul.default")
-_VIEWS = ("aten.view.default", "aten.permute.default", "aten.expand.default", "aten.unsqueeze.default", "aten.squeeze.dims",
-          "aten.transpose.int")  # fmt: skip
+_VIEWS = (
+    "aten.view.default",
+    "aten.permute.default",
+    "aten.expand.default",
+    "aten.unsqueeze.default",
+    "aten.squeeze.dims",
+    "aten.transpose.int",
+)
 
 
 def guard_softmax(graph: Graph) -> Graph:
-    """`where(not any(not (s == -inf)), 0, softmax(s))` becomes one softmax that gives 0 for rows of -inf.
+    """`where(not any(not (s == -inf)), 0, softmax(s))` becomes one softmax that gives 0 for rows of
+    -inf.
 
     This is how torch writes out the softmax of scaled_dot_product_attention.
     """
@@ -29,7 +36,11 @@ def guard_softmax(graph: Graph) -> Graph:
             return None
         condition, zeros, soft = made[node.result].args
         softmax = made.get(soft)
-        if softmax is None or softmax.op != "aten._softmax.default" or not _is_number(graph, made, zeros, 0.0):
+        if (
+            softmax is None
+            or softmax.op != "aten._softmax.default"
+            or not _is_number(graph, made, zeros, 0.0)
+        ):
             return None
         scores, dim = softmax.args[0], softmax.args[1]
         seen_none = _argument(made, condition, "aten.logical_not.default")
@@ -45,7 +56,9 @@ def guard_softmax(graph: Graph) -> Graph:
             return None
         if not _is_minus_infinity(graph, made, blocked.args[1]):
             return None
-        return rewriter.emit("purevk.softmax", rewriter.resolve(scores), dim, False, True, node.result.type.dtype)
+        return rewriter.emit(
+            "purevk.softmax", rewriter.resolve(scores), dim, False, True, node.result.type.dtype
+        )
 
     return each_node(graph, visit)
 
@@ -65,7 +78,11 @@ def _number(graph: Graph, made: dict[Value, Node], value: Any) -> float | None:
     if node is not None and node.op in ("aten.full_like.default", "aten.full.default"):
         number = node.args[1]
         return float(number) if isinstance(number, (int, float)) else None
-    if node is not None and node.op == "aten.scalar_tensor.default" and isinstance(node.args[0], (int, float)):
+    if (
+        node is not None
+        and node.op == "aten.scalar_tensor.default"
+        and isinstance(node.args[0], (int, float))
+    ):
         return float(node.args[0])
     found = static_value(graph.constants, value)
     return None if found is None else float(found)
@@ -89,7 +106,8 @@ class _Scores:
 
 
 def find_attention(graph: Graph) -> Graph:
-    """Replaces softmax(...) v, where the softmax is over scores that a product makes, by one attention node."""
+    """Replaces softmax(...) v, where the softmax is over scores that a product makes, by one
+    attention node."""
     made = graph.producers()
     counts: dict[Value, int] = {}
     for node in graph.nodes:
@@ -106,13 +124,21 @@ def find_attention(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def _match(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], counts: dict[Value, int], node: Node) -> Any:
+def _match(
+    rewriter: Rewriter, graph: Graph, made: dict[Value, Node], counts: dict[Value, int], node: Node
+) -> Any:
     weights, values = node.args[:2]
     softmax = _through_reshapes(made, counts, weights)
-    if softmax is None or softmax.op not in ("purevk.softmax", "aten._softmax.default") or counts[softmax.result] != 1:
+    if (
+        softmax is None
+        or softmax.op not in ("purevk.softmax", "aten._softmax.default")
+        or counts[softmax.result] != 1
+    ):
         return None
     scores_value, dim = softmax.args[:2]
-    if softmax.op == "purevk.softmax" and softmax.args[2] or dim % scores_value.type.rank != scores_value.type.rank - 1:
+    if (
+        softmax.op == "purevk.softmax" and softmax.args[2]
+    ) or dim % scores_value.type.rank != scores_value.type.rank - 1:
         return None
     found = _scores(graph, made, counts, scores_value)
     if found is None:
@@ -121,7 +147,10 @@ def _match(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], counts: di
     if a.type.rank not in (3, 4) or b.type.rank != a.type.rank:
         return None
     width, value_width = a.type.dims[-1], values.type.dims[-1]
-    if not head_width_fits(width, value_width) or a.type.dtype not in (DType.float32, DType.float16):
+    if not head_width_fits(width, value_width) or a.type.dtype not in (
+        DType.float32,
+        DType.float16,
+    ):
         return None
     a, scale_a = _unscaled(rewriter, graph, made, a)
     b, scale_b = _unscaled(rewriter, graph, made, b)
@@ -134,7 +163,11 @@ def _match(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], counts: di
     def shaped(value: Value, rows: Any, columns: Any) -> Value:
         wanted = (*batch, rows, columns)
         value = rewriter.resolve(value)
-        return value if value.type.dims == wanted else rewriter.emit("aten.view.default", value, wanted)
+        return (
+            value
+            if value.type.dims == wanted
+            else rewriter.emit("aten.view.default", value, wanted)
+        )
 
     q = shaped(a, queries, width)
     k = rewriter.emit("aten.permute.default", shaped(b, width, keys), (0, 1, 3, 2))
@@ -149,7 +182,9 @@ def _match(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], counts: di
     return rewriter.emit("aten.view.default", made_node, node.result.type.dims)
 
 
-def _through_reshapes(made: dict[Value, Node], counts: dict[Value, int], value: Value) -> Node | None:
+def _through_reshapes(
+    made: dict[Value, Node], counts: dict[Value, int], value: Value
+) -> Node | None:
     """The node behind views that change the shape only, and clones; each read once."""
     node = made.get(value)
     while node is not None and counts.get(value, 0) == 1 and _is_reshape(node):
@@ -161,10 +196,17 @@ def _through_reshapes(made: dict[Value, Node], counts: dict[Value, int], value: 
 def _is_reshape(node: Node) -> bool:
     if node.op == "aten.expand.default":
         return node.args[0].type.dims == node.result.type.dims
-    return node.op in ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims", "aten.alias.default")
+    return node.op in (
+        "aten.view.default",
+        "aten.unsqueeze.default",
+        "aten.squeeze.dims",
+        "aten.alias.default",
+    )
 
 
-def _scores(graph: Graph, made: dict[Value, Node], counts: dict[Value, int], value: Value) -> _Scores | None:
+def _scores(
+    graph: Graph, made: dict[Value, Node], counts: dict[Value, int], value: Value
+) -> _Scores | None:
     """Takes scores apart into a product, a scale and one mask that is added."""
     scale, mask = 1.0, None
     sizes = value.type.dims
@@ -175,7 +217,8 @@ def _scores(graph: Graph, made: dict[Value, Node], counts: dict[Value, int], val
         if node.op in _PRODUCTS:
             return _Scores(node, scale, mask)
         if _is_reshape(node):
-            # A mask found before stays one of the final sizes; after a reshape of other sizes none may follow.
+            # A mask found before stays one of the final sizes; after a reshape of other sizes none
+            # may follow.
             value = node.args[0]
             continue
         if node.op == "aten.add.Tensor" and mask is None and scale == 1.0 and node.args[2] == 1:
@@ -203,15 +246,20 @@ def _pick_product(made: dict[Value, Node], left: Any, right: Any) -> tuple[Value
         if not isinstance(first, Value) or not isinstance(second, Value):
             continue
         node = made.get(first)
-        while node is not None and (_is_reshape(node) or node.op in ("aten.mul.Tensor", "aten.div.Tensor")):
+        while node is not None and (
+            _is_reshape(node) or node.op in ("aten.mul.Tensor", "aten.div.Tensor")
+        ):
             node = made.get(node.args[0]) if isinstance(node.args[0], Value) else None
         if node is not None and node.op in _PRODUCTS:
             return first, second
     return None
 
 
-def _unscaled(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value) -> tuple[Value, float]:
-    """An operand without the multiplication by a number that stands somewhere behind its views, and that number.
+def _unscaled(
+    rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value
+) -> tuple[Value, float]:
+    """An operand without the multiplication by a number that stands somewhere behind its views, and
+    that number.
 
     A cast between float types on the way is left out: the product is summed up in float32 anyway.
     """
@@ -230,11 +278,17 @@ def _unscaled(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: 
     result, inner = _unscaled(rewriter, graph, made, node.args[0])
     result = rewriter.resolve(result)
     source = made.get(result)
-    if source is not None and _is_float_cast(source) and source.args[0].type.dtype is value.type.dtype:
+    if (
+        source is not None
+        and _is_float_cast(source)
+        and source.args[0].type.dtype is value.type.dtype
+    ):
         result = rewriter.resolve(source.args[0])
     for view in reversed(views):
         if view.op in _VIEWS:
-            result = rewriter.emit(view.op, result, *[rewriter.resolve(arg) for arg in view.args[1:]])
+            result = rewriter.emit(
+                view.op, result, *[rewriter.resolve(arg) for arg in view.args[1:]]
+            )
     if result.type.dtype is not value.type.dtype:
         result = rewriter.emit("aten._to_copy.default", result, value.type.dtype)
     return result, number * inner

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from purevk.ir import Graph, Node, Value
 from purevk.ops import registry
@@ -24,16 +24,27 @@ class Split:
     graph: Graph
 
 
-def split_constant(graph: Graph, storage_of: Callable[[Value], Value] = lambda value: value) -> Split:
-    """Finds the nodes whose every tensor is a constant (or a view of one) or comes from such a node, and whose sizes are
-    known."""
+def split_constant(
+    graph: Graph, storage_of: Callable[[Value], Value] = lambda value: value
+) -> Split:
+    """Finds the nodes whose every tensor is a constant (or a view of one) or comes from such a
+    node, and whose sizes are known."""
     constant: set[Value] = set(graph.constants)
     once: list[Node] = []
     rest: list[Node] = []
     for node in graph.nodes:
         row = registry.find(node.op)
-        fixed = row is not None and row.form is not None and not row.mutates and node.op != "purevk.host"
-        fixed = fixed and all(value.type.is_static for value in node.results) and not _symbolic(node.args)
+        fixed = (
+            row is not None
+            and row.form is not None
+            and not row.mutates
+            and node.op != "purevk.host"
+        )
+        fixed = (
+            fixed
+            and all(value.type.is_static for value in node.results)
+            and not _symbolic(node.args)
+        )
         if fixed and all(storage_of(value) in constant for value in node.inputs):
             once.append(node)
             constant.update(node.results)
@@ -49,4 +60,4 @@ def split_constant(graph: Graph, storage_of: Callable[[Value], Value] = lambda v
 def _symbolic(args: tuple) -> bool:
     from purevk.ir import Dim
 
-    return any(isinstance(arg, Dim) or isinstance(arg, tuple) and _symbolic(arg) for arg in args)
+    return any(isinstance(arg, Dim) or (isinstance(arg, tuple) and _symbolic(arg)) for arg in args)

@@ -1,8 +1,10 @@
-"""Control flow that needs no host: choices that are known, small branches computed both, short loops written out."""
+"""Control flow that needs no host: choices that are known, small branches computed both, short
+loops written out."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
@@ -12,22 +14,46 @@ from purevk.ops.control import output_type
 from purevk.passes.rewrite import Rewriter
 from purevk.passes.simplify import static_value
 
-# Both branches are computed up to this many nodes, and elements made by those that are no pointwise operators or views.
+# Both branches are computed up to this many nodes, and elements made by those that are no pointwise
+# operators or views.
 _NODES, _ELEMENTS = 24, 1 << 16
 _UNROLLED = 128  # nodes of a loop that is written out
 # Kernels that read within their inputs whatever the numbers in them are.
 _SAFE = {
-    f"aten.{name}" for name in (
-        "linear.default", "mm.default", "addmm.default", "bmm.default", "matmul.default", "sum.default", "sum.dim_IntList",
-        "mean.default", "mean.dim", "amax.default", "amin.default", "softmax.int", "_softmax.default", "cat.default",
-        "native_layer_norm.default", "layer_norm.default", "full.default", "full_like.default", "scalar_tensor.default",
-        "ones.default", "zeros.default", "zeros_like.default", "ones_like.default", "clone.default", "stack.default",
+    f"aten.{name}"
+    for name in (
+        "linear.default",
+        "mm.default",
+        "addmm.default",
+        "bmm.default",
+        "matmul.default",
+        "sum.default",
+        "sum.dim_IntList",
+        "mean.default",
+        "mean.dim",
+        "amax.default",
+        "amin.default",
+        "softmax.int",
+        "_softmax.default",
+        "cat.default",
+        "native_layer_norm.default",
+        "layer_norm.default",
+        "full.default",
+        "full_like.default",
+        "scalar_tensor.default",
+        "ones.default",
+        "zeros.default",
+        "zeros_like.default",
+        "ones_like.default",
+        "clone.default",
+        "stack.default",
     )
-}  # fmt: skip
+}
 
 
 def settle_control(graph: Graph) -> Graph:
-    """Replaces control flow, innermost first, where what it does can stand among the other nodes."""
+    """Replaces control flow, innermost first, where what it does can stand among the other
+    nodes."""
     if not any(node.graphs for node in graph.nodes):
         return graph
     return _Settler(graph).run()
@@ -46,10 +72,19 @@ class _Settler(Rewriter):
                 self.keep(node)
                 continue
             node = Node(
-                node.op, tuple(settle_control(arg) if isinstance(arg, Graph) else arg for arg in node.args), node.results,
-                node.source, node.alias,
-            )  # fmt: skip
-            made = self._cond(node) if node.op == "purevk.cond" else self._scan(node) if node.op == "purevk.for" else None
+                node.op,
+                tuple(settle_control(arg) if isinstance(arg, Graph) else arg for arg in node.args),
+                node.results,
+                node.source,
+                node.alias,
+            )
+            made = (
+                self._cond(node)
+                if node.op == "purevk.cond"
+                else self._scan(node)
+                if node.op == "purevk.for"
+                else None
+            )
             if made is None:
                 self.keep(node)
             else:
@@ -59,7 +94,9 @@ class _Settler(Rewriter):
 
     def _cond(self, node: Node) -> list[Value] | None:
         predicate, true, false, true_operands, false_operands, _, writes = node.args
-        known = static_value(self.leaves[0], predicate) if isinstance(predicate, Value) else predicate
+        known = (
+            static_value(self.leaves[0], predicate) if isinstance(predicate, Value) else predicate
+        )
         if isinstance(known, (bool, int, float)):
             graph, operands = (true, true_operands) if known else (false, false_operands)
             return self._tensors(self.inline(graph, operands)) if can_inline(graph) else None
@@ -77,7 +114,9 @@ class _Settler(Rewriter):
 
     def _scan(self, node: Node) -> list[Value] | None:
         body, length, carried, scanned, operands, _, _ = node.args
-        short = isinstance(length, int) and 0 < length and length * (len(body.nodes) + 1) <= _UNROLLED
+        short = (
+            isinstance(length, int) and 0 < length and length * (len(body.nodes) + 1) <= _UNROLLED
+        )
         if not short or not can_inline(body) or not all(isinstance(arg, Value) for arg in carried):
             return None
         rows: list[list[Value]] = []
@@ -86,7 +125,10 @@ class _Settler(Rewriter):
             made = self._tensors(self.inline(body, (*carried, *slices, *operands)))
             carried = tuple(made[: len(carried)])
             rows.append(made[len(carried) :])
-        return [*carried, *(self.emit("aten.stack.default", tuple(column), 0) for column in zip(*rows))]
+        return [
+            *carried,
+            *(self.emit("aten.stack.default", tuple(column), 0) for column in zip(*rows)),
+        ]
 
     def inline(self, graph: Graph, operands: Sequence[Arg]) -> list[Arg]:
         """Puts the nodes of a sub-graph here; returns its outputs."""
@@ -95,7 +137,10 @@ class _Settler(Rewriter):
         mapping: dict[Value, Arg] = dict(zip(graph.inputs, operands))
         swap = lambda value: mapping.get(value, value)  # noqa: E731
         for node in graph.nodes:
-            results = tuple(Value(self.names.fresh(value.name.rpartition("_")[0] or value.name), value.type) for value in node.results)
+            results = tuple(
+                Value(self.names.fresh(value.name.rpartition("_")[0] or value.name), value.type)
+                for value in node.results
+            )
             args = tuple(map_values(arg, swap) for arg in node.args)
             self.keep(Node(node.op, args, results, node.source, node.alias))
             mapping.update(zip(node.results, results))
@@ -112,13 +157,14 @@ class _Settler(Rewriter):
 
 
 def can_inline(graph: Graph) -> bool:
-    """Whether the nodes of a sub-graph can stand in the one around it: it has tensors for inputs, and learns no sizes."""
+    """Whether the nodes of a sub-graph can stand in the one around it: it has tensors for inputs,
+    and learns no sizes."""
     return not graph.symbols and all(isinstance(value, Value) for value in graph.inputs)
 
 
 def _is_small(graph: Graph, around: Graph) -> bool:
-    """Whether a branch may be computed although the other one is taken: it writes nothing, reads no state that changes, and
-    costs less than asking the host."""
+    """Whether a branch may be computed although the other one is taken: it writes nothing, reads no
+    state that changes, and costs less than asking the host."""
     if not can_inline(graph) or graph.states or len(graph.nodes) > _NODES:
         return False
     elements = 0
@@ -129,7 +175,9 @@ def _is_small(graph: Graph, around: Graph) -> bool:
         if not isinstance(row.form, (registry.Pointwise, registry.View)):
             if row.name not in _SAFE:
                 return False
-            elements += max(_dims.upper(value.type.numel) for value in (*node.inputs, *node.results))
+            elements += max(
+                _dims.upper(value.type.numel) for value in (*node.inputs, *node.results)
+            )
     return elements <= _ELEMENTS
 
 
@@ -140,16 +188,22 @@ def optimize_sub_graphs(graph: Graph, optimize: Any) -> Graph:
     nodes = []
     for node in graph.nodes:
         if node.graphs:
-            node = _trimmed(Node(
-                node.op, tuple(optimize(arg) if isinstance(arg, Graph) else arg for arg in node.args), node.results,
-                node.source, node.alias,
-            ))  # fmt: skip
+            node = _trimmed(
+                Node(
+                    node.op,
+                    tuple(optimize(arg) if isinstance(arg, Graph) else arg for arg in node.args),
+                    node.results,
+                    node.source,
+                    node.alias,
+                )
+            )
         nodes.append(node)
     return graph.with_nodes(nodes)
 
 
 def operand_places(node: Node) -> tuple[tuple[int, int, int], ...]:
-    """For each sub-graph of a node: its position, that of its operands, how many inputs come before these."""
+    """For each sub-graph of a node: its position, that of its operands, how many inputs come before
+    these."""
     args = node.args
     if node.op == "purevk.cond":
         return (1, 3, 0), (2, 4, 0)
@@ -162,7 +216,9 @@ def _trimmed(node: Node) -> Node:
     args: list[Any] = list(node.args)
     for at, operands_at, first in operand_places(node):
         graph = args[at]
-        read = {value for each in graph.nodes for value in each.inputs} | set(values_in(graph.outputs))
+        read = {value for each in graph.nodes for value in each.inputs} | set(
+            values_in(graph.outputs)
+        )
         read |= {source.value for source in graph.symbols.values()}
         kept = [n for n in range(len(args[operands_at])) if graph.inputs[first + n] in read]
         inputs = (*graph.inputs[:first], *(graph.inputs[first + n] for n in kept))

@@ -31,4 +31,6 @@ def _expand(rewriter: Rewriter, node: Node) -> None:
     for each in added:
         _expand(rewriter, rewriter.current(each))
     if results is not None:
-        rewriter.replace(node, rewriter.resolve(results if isinstance(results, tuple) else (results,)))
+        rewriter.replace(
+            node, rewriter.resolve(results if isinstance(results, tuple) else (results,))
+        )

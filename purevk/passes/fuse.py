@@ -1,5 +1,5 @@
-"""Pointwise fusion: chains of pointwise operators become one program, and a program on the result of a kernel that takes
-epilogues becomes part of it."""
+"""Pointwise fusion: chains of pointwise operators become one program, and a program on the result
+of a kernel that takes epilogues becomes part of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def to_programs(graph: Graph) -> Graph:
             return None
         expression, inputs, scalars = expression_of(row, node.args, node.results)
         expression, inputs = _with_literals(graph, known, expression, inputs, scalars)
-        made = Node(NAME, (expression, inputs, scalars, node.result.type.dims), node.results, node.source)
+        made = Node(
+            NAME, (expression, inputs, scalars, node.result.type.dims), node.results, node.source
+        )
         rewriter.keep(made)
         _note_literal(known, made)
         return node.results
@@ -46,7 +48,11 @@ def _note_literal(known: dict, node: Node) -> None:
 
 
 def _with_literals(
-    graph: Graph, known: dict, expression: Expression, inputs: tuple[Value, ...], scalars: tuple[Dim, ...]
+    graph: Graph,
+    known: dict,
+    expression: Expression,
+    inputs: tuple[Value, ...],
+    scalars: tuple[Dim, ...],
 ) -> tuple[Expression, tuple[Value, ...]]:
     texts: dict[Value, str] = {}
     for value in inputs:
@@ -84,7 +90,12 @@ def fuse_pointwise(graph: Graph) -> Graph:
             changed = False
             for value in node.args[1]:
                 maker = producer.get(value)
-                if maker is None or maker.op != NAME or users[value] != 1 or len(maker.results) != 1:
+                if (
+                    maker is None
+                    or maker.op != NAME
+                    or users[value] != 1
+                    or len(maker.results) != 1
+                ):
                     continue
                 if written & set(maker.args[1]):
                     continue
@@ -101,7 +112,11 @@ def fuse_pointwise(graph: Graph) -> Graph:
         nodes[position] = node
     gone = {value for value, count in users.items() if count == 0}
     outputs = graph.output_values()
-    kept = [node for node in nodes if not (node.op == NAME and all(v in gone and v not in outputs for v in node.results))]
+    kept = [
+        node
+        for node in nodes
+        if not (node.op == NAME and all(v in gone and v not in outputs for v in node.results))
+    ]
     return graph.with_nodes(kept)
 
 
@@ -111,14 +126,18 @@ def _user_counts(graph: Graph) -> dict[Value, int]:
     for node in graph.nodes:
         for value in set(node.inputs):
             counts[value] = counts.get(value, 0) + 1
-    extra = [*values_in(graph.outputs), *(s.value for s in graph.symbols.values() if s.value is not None)]
+    extra = [
+        *values_in(graph.outputs),
+        *(s.value for s in graph.symbols.values() if s.value is not None),
+    ]
     for value in extra:
         counts[value] = counts.get(value, 0) + 1
     return counts
 
 
 def _join(node: Node, value: Value, maker: Node) -> Node | None:
-    """`node` with the program of the node that makes one of its inputs put in, or None if it would grow too large."""
+    """`node` with the program of the node that makes one of its inputs put in, or None if it would
+    grow too large."""
     outer, outer_inputs, outer_scalars, sizes = node.args
     inner, inner_inputs, inner_scalars, _ = maker.args
     builder = ExpressionBuilder()
@@ -128,17 +147,24 @@ def _join(node: Node, value: Value, maker: Node) -> Node | None:
         + [builder.scalar(d, t) for d, t in zip(inner_scalars, inner.scalars)],
     )
     refs = [
-        results[0] if v is value else builder.input(v, t) for v, t in zip(outer_inputs, outer.inputs)
-    ] + [builder.scalar(d, t) for d, t in zip(outer_scalars, outer.scalars)]  # fmt: skip
+        results[0] if v is value else builder.input(v, t)
+        for v, t in zip(outer_inputs, outer.inputs)
+    ] + [builder.scalar(d, t) for d, t in zip(outer_scalars, outer.scalars)]
     outputs = builder.inline(outer, refs)
     joined = builder.build(outputs)
     if len(joined.inputs) + len(joined.outputs) > MAX_BUFFERS or len(joined.steps) > MAX_STEPS:
         return None
-    return Node(NAME, (joined, tuple(builder.inputs), tuple(builder.scalars), sizes), node.results, node.source)
+    return Node(
+        NAME,
+        (joined, tuple(builder.inputs), tuple(builder.scalars), sizes),
+        node.results,
+        node.source,
+    )
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
-    """Puts a pointwise program into the kernel that makes one of its inputs, if it alone reads this."""
+    """Puts a pointwise program into the kernel that makes one of its inputs, if it alone reads
+    this."""
     users = _user_counts(graph)
     written = changing(graph.nodes)
     producer = {value: node for node in graph.nodes for value in node.results}
@@ -169,7 +195,9 @@ def fuse_epilogues(graph: Graph) -> Graph:
     return graph.with_nodes([made.get(node, node) for node in graph.nodes if node not in gone])
 
 
-def _takes(kernel: Node, value: Value, sizes: tuple, users: dict[Value, int], written: set[Value]) -> bool:
+def _takes(
+    kernel: Node, value: Value, sizes: tuple, users: dict[Value, int], written: set[Value]
+) -> bool:
     row = registry.find(kernel.op)
     if row is None or not isinstance(row.form, registry.Kernel) or not row.form.epilogue:
         return False
@@ -177,11 +205,14 @@ def _takes(kernel: Node, value: Value, sizes: tuple, users: dict[Value, int], wr
         return False
     if kernel.args[row.parameters.index("epilogue")] is not None:
         return False
-    return len(value.type.dims) == len(sizes) and all(a == b for a, b in zip(value.type.dims, sizes))
+    return len(value.type.dims) == len(sizes) and all(
+        a == b for a, b in zip(value.type.dims, sizes)
+    )
 
 
 def _attach(kernel: Node, node: Node, value: Value) -> Node:
-    """The kernel with the program as its epilogue. Input 0 of the epilogue is the kernel's own result."""
+    """The kernel with the program as its epilogue. Input 0 of the epilogue is the kernel's own
+    result."""
     expression, inputs, _, _ = node.args
     builder = ExpressionBuilder()
     own = builder.input(value, value.type.dtype)

@@ -1,9 +1,10 @@
-"""Decides where every value lies: which are views of other values' bytes, and the order of dims in memory of the rest."""
+"""Decides where every value lies: which are views of other values' bytes, and the order of dims in
+memory of the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.ops import registry
@@ -30,7 +31,8 @@ class Placed:
 
 
 def place_values(graph: Graph, traits: DeviceTraits | None = None) -> Placed:
-    """Turns views into layouts, and gives each kernel's result its order of dims, which may depend on the device."""
+    """Turns views into layouts, and gives each kernel's result its order of dims, which may depend
+    on the device."""
     return _Placer(graph, traits).run()
 
 
@@ -40,7 +42,9 @@ class _Placer:
         self.graph = graph
         self.storages: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout] = {}
-        self.places = Places(self.layout, self._copied, traits, graph.users(), graph.output_values())
+        self.places = Places(
+            self.layout, self._copied, traits, graph.users(), graph.output_values()
+        )
 
     def run(self) -> Placed:
         for node in self.graph.nodes:
@@ -70,7 +74,9 @@ class _Placer:
         for symbol, source in self.graph.symbols.items():
             value = source.value
             if source.dim is None and value is not None:
-                value = self._dense_copy(self.rewriter.resolve(value)).get(value, self.rewriter.resolve(value))
+                value = self._dense_copy(self.rewriter.resolve(value)).get(
+                    value, self.rewriter.resolve(value)
+                )
             symbols[symbol] = type(source)(value, source.dim, source.element)
         graph = self.graph.with_nodes(self.rewriter.nodes, outputs=tuple(outputs), symbols=symbols)
         return Placed(graph, self.storages, self.layouts)
@@ -82,7 +88,13 @@ class _Placer:
         for value in dict.fromkeys(values_in(args)):
             copies.update(self._dense_copy(value))
         self.rewriter.replaced.update(copies)
-        return Node(node.op, (*map(self.rewriter.resolve, args), reads, writes), node.results, node.source, node.alias)
+        return Node(
+            node.op,
+            (*map(self.rewriter.resolve, args), reads, writes),
+            node.results,
+            node.source,
+            node.alias,
+        )
 
     def layout(self, value: Value) -> Layout:
         return self.layouts.get(value) or Layout.dense(value.type.dims)
@@ -103,12 +115,24 @@ class _Placer:
 
     def _dense_copy(self, value: Value, own: bool = False) -> dict[Value, Value]:
         """A value that the host reads must be dense and start at its storage's first byte."""
-        leaf = value in self.graph.constants or value in self.graph.states or value in self.graph.inputs
+        leaf = (
+            value in self.graph.constants
+            or value in self.graph.states
+            or value in self.graph.inputs
+        )
         if own and (leaf or self.storages.get(value, value) in self.graph.constants):
-            return {} if value in self.graph.inputs or value in self.graph.constants else {value: self.rewriter.emit("purevk.copy", value)}
+            return (
+                {}
+                if value in self.graph.inputs or value in self.graph.constants
+                else {value: self.rewriter.emit("purevk.copy", value)}
+            )
         layout = self.layout(value)
         storage = self.storages.get(value, value)
-        whole = storage.type.numel == value.type.numel and isinstance(layout.offset, int) and layout.offset == 0
+        whole = (
+            storage.type.numel == value.type.numel
+            and isinstance(layout.offset, int)
+            and layout.offset == 0
+        )
         if whole and layout.is_contiguous(value.type.dims):
             return {}
         return {value: self.rewriter.emit("purevk.copy", value)}

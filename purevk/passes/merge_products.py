@@ -10,14 +10,19 @@ from purevk.passes.rewrite import Rewriter, changing
 def merge_products(graph: Graph) -> Graph:
     """`x a`, `x b`, `x c` with constant a, b, c of the same rows become slices of `x [a b c]`.
 
-    The projections to queries, keys and values, or the gate and the value of a gated layer: one kernel with enough columns
-    to fill the device, instead of several that wait for one another.
+    The projections to queries, keys and values, or the gate and the value of a gated layer: one
+    kernel with enough columns to fill the device, instead of several that wait for one another.
     """
     constant = _constant_values(graph)
     moving = changing(graph.nodes)
     groups: dict[tuple, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == NAME and node.args[3] is None and node.args[0] not in moving and _fits(node, constant):
+        if (
+            node.op == NAME
+            and node.args[3] is None
+            and node.args[0] not in moving
+            and _fits(node, constant)
+        ):
             a, b, bias = node.args[:3]
             key = (a, b.type.dims[0], b.type.dtype, None if bias is None else bias.type.dtype)
             groups.setdefault(key, []).append(node)
@@ -44,14 +49,22 @@ def _constant_values(graph: Graph) -> set[Value]:
     """Values that depend on constants alone."""
     found = set(graph.constants)
     for node in graph.nodes:
-        if node.op in ("purevk.copy", "aten.permute.default", "aten.view.default") and node.args[0] in found:
+        if (
+            node.op in ("purevk.copy", "aten.permute.default", "aten.view.default")
+            and node.args[0] in found
+        ):
             found.update(node.results)
     return found
 
 
 def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
-    """The nodes that make those values; they move to the front, so that weights are there for the first product."""
-    return {node: None for node in graph.nodes if node.results and all(value in constant for value in node.results)}
+    """The nodes that make those values; they move to the front, so that weights are there for the
+    first product."""
+    return {
+        node: None
+        for node in graph.nodes
+        if node.results and all(value in constant for value in node.results)
+    }
 
 
 def _fits(node: Node, constant: set[Value]) -> bool:
@@ -64,10 +77,14 @@ def _fits(node: Node, constant: set[Value]) -> bool:
 def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:
     rewriter.source = " | ".join(node.source for node in nodes)
     first = nodes[0]
-    weight = rewriter.emit("aten.cat.default", tuple(rewriter.resolve(node.args[1]) for node in nodes), 1)
+    weight = rewriter.emit(
+        "aten.cat.default", tuple(rewriter.resolve(node.args[1]) for node in nodes), 1
+    )
     bias = None
     if first.args[2] is not None:
-        bias = rewriter.emit("aten.cat.default", tuple(rewriter.resolve(node.args[2]) for node in nodes), 0)
+        bias = rewriter.emit(
+            "aten.cat.default", tuple(rewriter.resolve(node.args[2]) for node in nodes), 0
+        )
     product = rewriter.emit(NAME, rewriter.resolve(first.args[0]), weight, bias, None, ())
     start = 0
     for node in nodes:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from purevk import knobs
 from purevk.ir import Graph
@@ -19,7 +19,14 @@ from purevk.passes.merge_products import merge_products
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
-from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unread, drop_unused, merge_equal, share_cats
+from purevk.passes.simplify import (
+    drop_empty,
+    drop_no_ops,
+    drop_unread,
+    drop_unused,
+    merge_equal,
+    share_cats,
+)
 from purevk.passes.widen import widen_halves
 
 Pass = Callable[[Graph], Graph]
@@ -39,15 +46,44 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
 
     legal = () if traits.has("storage_16bit") else (widen_halves,)
     return (
-        settle_control, *legal, drop_unused, drop_unread, place_on_host, drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused,
-        find_attention, keep_weights_quantized, expand, widen_bfloat16,
-        drop_no_ops, merge_equal, share_cats, drop_unused, merge_products, to_programs, merge_equal, drop_unused, move_views, drop_no_ops,
-        merge_equal, drop_unused, sub_graphs, drop_unused, fuse_pointwise, fuse_epilogues, drop_empty, drop_unused,
-    )  # fmt: skip
+        settle_control,
+        *legal,
+        drop_unused,
+        drop_unread,
+        place_on_host,
+        drop_no_ops,
+        merge_equal,
+        fold_batch_norm,
+        guard_softmax,
+        drop_unused,
+        find_attention,
+        keep_weights_quantized,
+        expand,
+        widen_bfloat16,
+        drop_no_ops,
+        merge_equal,
+        share_cats,
+        drop_unused,
+        merge_products,
+        to_programs,
+        merge_equal,
+        drop_unused,
+        move_views,
+        drop_no_ops,
+        merge_equal,
+        drop_unused,
+        sub_graphs,
+        drop_unused,
+        fuse_pointwise,
+        fuse_epilogues,
+        drop_empty,
+        drop_unused,
+    )
 
 
 def optimize(graph: Graph, traits: DeviceTraits) -> Graph:
-    """Runs the passes. With PUREVK_VERIFY each result is verified; with PUREVK_DUMP each is written to a file."""
+    """Runs the passes. With PUREVK_VERIFY each result is verified; with PUREVK_DUMP each is written
+    to a file."""
     check, folder = knobs.VERIFY(), knobs.DUMP()
     if check:
         verify(graph, "front end")

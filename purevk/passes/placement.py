@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Symbol, Value
@@ -16,10 +17,15 @@ from purevk.passes.rewrite import Rewriter
 
 # Features that a kernel needs to read and write elements of a type.
 _NEEDS = {
-    DType.bool: ("storage_8bit", "int8"), DType.uint8: ("storage_8bit", "int8"), DType.int8: ("storage_8bit", "int8"),
-    DType.int16: ("storage_16bit", "int16"), DType.float16: ("storage_16bit",), DType.bfloat16: ("storage_16bit", "int16"),
-    DType.int64: ("int64",), DType.float64: ("float64",),
-}  # fmt: skip
+    DType.bool: ("storage_8bit", "int8"),
+    DType.uint8: ("storage_8bit", "int8"),
+    DType.int8: ("storage_8bit", "int8"),
+    DType.int16: ("storage_16bit", "int16"),
+    DType.float16: ("storage_16bit",),
+    DType.bfloat16: ("storage_16bit", "int16"),
+    DType.int64: ("int64",),
+    DType.float64: ("float64",),
+}
 
 
 # Operators that take a large weight in parts.
@@ -46,7 +52,9 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
     if node.op not in _SPLIT:
         for value in (*node.inputs, *node.results):
-            if value.type.nbytes > traits.max_storage_range and not isinstance(row.form, registry.View):
+            if value.type.nbytes > traits.max_storage_range and not isinstance(
+                row.form, registry.View
+            ):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
     if isinstance(row.form, registry.Kernel) and registry.expansion(node) is not None:
         return None
@@ -55,22 +63,27 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
-    """Why what a node expands to cannot run on the device: asked of nodes in double precision alone, for which fewer
-    kernels are written."""
+    """Why what a node expands to cannot run on the device: asked of nodes in double precision
+    alone, for which fewer kernels are written."""
     if registry.expansion(node) is None:
         return None
     if all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
         return None
     inside = expand_rewrites(graph.with_nodes((node,)), traits)
-    return next((reason for each in inside.nodes if (reason := refusal(each, traits)) is not None), None)
+    return next(
+        (reason for each in inside.nodes if (reason := refusal(each, traits)) is not None), None
+    )
 
 
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
-    """Wraps each node that the device cannot run into a `purevk.host` node, whose first argument is the operator's name."""
+    """Wraps each node that the device cannot run into a `purevk.host` node, whose first argument is
+    the operator's name."""
     reasons = {
-        node: None if registry.is_control(node) else refusal(node, traits) or _refused_inside(graph, node, traits)
+        node: None
+        if registry.is_control(node)
+        else refusal(node, traits) or _refused_inside(graph, node, traits)
         for node in graph.nodes
-    }  # fmt: skip
+    }
     _stay_on_host(graph, reasons)
     rewriter = Rewriter(graph)
     for node in graph.nodes:
@@ -82,7 +95,8 @@ def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
 
 
 def _name_for_cpu(node: Node) -> str:
-    """The operator as torch knows it: the overload that the file names, or the ATen operator that it stands for."""
+    """The operator as torch knows it: the overload that the file names, or the ATen operator that
+    it stands for."""
     foreign = not node.alias.startswith("aten.") and node.op.startswith("aten.")
     return node.op if foreign or not node.alias else node.alias
 
@@ -100,13 +114,16 @@ def _stay_on_host(graph: Graph, reasons: dict[Node, str | None]) -> None:
         makers = [producers.get(value) for value in node.inputs]
         if any(value in outputs for value in node.results) or not readers:
             continue
-        if all(reasons[user] for user in readers) and all(maker is not None and reasons[maker] for maker in makers):
+        if all(reasons[user] for user in readers) and all(
+            maker is not None and reasons[maker] for maker in makers
+        ):
             reasons[node] = "between nodes on the CPU"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, or control flow."""
+    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, or control
+    flow."""
 
     on_device: bool
     nodes: tuple[Node, ...]
@@ -118,17 +135,20 @@ def on_host(node: Node) -> bool:
 
 
 def segments(
-    graph: Graph, storage_of: Any = lambda value: value, needs: Mapping[Node, Iterable[Symbol]] | None = None
+    graph: Graph,
+    storage_of: Any = lambda value: value,
+    needs: Mapping[Node, Iterable[Symbol]] | None = None,
 ) -> tuple[Segment, ...]:
-    """Nodes in as few segments as their dependencies allow: everything that the device can do, then what the CPU can,
-    and so on. Nodes that write in place keep their order against those that touch the same bytes. A node comes in a later
-    segment than what makes the values of the symbols that it needs."""
+    """Nodes in as few segments as their dependencies allow: everything that the device can do, then
+    what the CPU can, and so on. Nodes that write in place keep their order against those that touch
+    the same bytes. A node comes in a later segment than what makes the values of the symbols that
+    it needs."""
     producers = graph.producers()
     counts = {symbol: producers.get(source.value) for symbol, source in graph.learned.items()}
     after = {
         node: {counts[symbol] for symbol in symbols if counts.get(symbol) is not None}
         for node, symbols in (needs or {}).items()
-    }  # fmt: skip
+    }
     waits, followers = _dependencies(graph, storage_of, after)
     pending = {node: len(before) for node, before in waits.items()}
     done: list[Segment] = []

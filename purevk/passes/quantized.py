@@ -1,4 +1,5 @@
-"""Keeps weights quantized: exporters write out the dequantization of a constant before the product that reads it."""
+"""Keeps weights quantized: exporters write out the dequantization of a constant before the product
+that reads it."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class _Weight:
 
 
 def keep_weights_quantized(graph: Graph) -> Graph:
-    """`linear(x, dequantize(w))` with a constant w of int8 and zero points of 0 reads w as it is, and so do `mm`, `addmm`
-    and `embedding`."""
+    """`linear(x, dequantize(w))` with a constant w of int8 and zero points of 0 reads w as it is,
+    and so do `mm`, `addmm` and `embedding`."""
     made = graph.producers()
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
@@ -35,19 +36,31 @@ def keep_weights_quantized(graph: Graph) -> Graph:
         elif node.op == "aten.mm.default":
             (x, matrix), bias = node.args, None
             weight = _weight(rewriter, graph, made, _transposed(made, matrix))
-        elif node.op == "aten.addmm.default" and node.args[3:] == (1, 1) and node.args[0].type.rank == 1:
+        elif (
+            node.op == "aten.addmm.default"
+            and node.args[3:] == (1, 1)
+            and node.args[0].type.rank == 1
+        ):
             bias, x, matrix = node.args[:3]
             weight = _weight(rewriter, graph, made, _transposed(made, matrix))
         elif node.op == "aten.embedding.default":
             weight = _weight(rewriter, graph, made, node.args[0])
             if weight is None:
                 return None
-            return rewriter.emit("purevk.quantized_table", weight.codes, weight.scales, node.args[1], node.result.type.dtype)
+            return rewriter.emit(
+                "purevk.quantized_table",
+                weight.codes,
+                weight.scales,
+                node.args[1],
+                node.result.type.dtype,
+            )
         else:
             return None
         if weight is None or x.type.dtype not in (DType.float32, DType.float16):
             return None
-        return rewriter.emit("purevk.quantized_linear", x, weight.codes, weight.scales, weight.group, bias)
+        return rewriter.emit(
+            "purevk.quantized_linear", x, weight.codes, weight.scales, weight.group, bias
+        )
 
     return each_node(graph, visit)
 
@@ -61,7 +74,9 @@ def _transposed(made: dict[Value, Node], value: Value) -> Value | None:
     return node.args[0]
 
 
-def _weight(rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value | None) -> _Weight | None:
+def _weight(
+    rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value | None
+) -> _Weight | None:
     node = made.get(value)
     if node is None or node.args[0] not in graph.constants:
         return None
@@ -103,4 +118,8 @@ def _is_zero(graph: Graph, zeros: Value | None) -> bool:
     constant = graph.constants.get(zeros)
     if constant is not None and not constant.known:
         return True  # what a plan without weights takes for granted
-    return constant is not None and zeros.type.dtype is not DType.bfloat16 and not constant.array(zeros.type).any()
+    return (
+        constant is not None
+        and zeros.type.dtype is not DType.bfloat16
+        and not constant.array(zeros.type).any()
+    )

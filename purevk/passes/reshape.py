@@ -1,7 +1,7 @@
-"""Moves reshapes past pointwise programs, so that a program has the shape of the kernel that makes its input."""
+"""Moves reshapes past pointwise programs, so that a program has the shape of the kernel that makes
+its input."""
 
 from __future__ import annotations
-
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.pointwise import NAME
@@ -11,10 +11,11 @@ _VIEW = "aten.view.default"
 
 
 def move_views(graph: Graph) -> Graph:
-    """`program(view(x), ...)` becomes `view(program(x, ...))` where the other inputs allow it and `x` is not read otherwise.
+    """`program(view(x), ...)` becomes `view(program(x, ...))` where the other inputs allow it and
+    `x` is not read otherwise.
 
-    A kernel's result is often reshaped before a bias, an activation or a residual is added; with the view behind, these fuse
-    into the kernel.
+    A kernel's result is often reshaped before a bias, an activation or a residual is added; with
+    the view behind, these fuse into the kernel.
     """
     rewriter = Rewriter(graph)
     counts = uses(graph.nodes, graph.outputs)
@@ -22,7 +23,11 @@ def move_views(graph: Graph) -> Graph:
     for node in graph.nodes:
         node = rewriter.current(node)
         rewriter.source = node.source
-        moved = _move(rewriter, node, made, counts) if node.op == NAME and len(node.results) == 1 else None
+        moved = (
+            _move(rewriter, node, made, counts)
+            if node.op == NAME and len(node.results) == 1
+            else None
+        )
         if moved is None:
             rewriter.keep(node)
             for value in node.results:
@@ -33,7 +38,9 @@ def move_views(graph: Graph) -> Graph:
     return rewriter.finish()
 
 
-def _move(rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[Value, int]) -> Value | None:
+def _move(
+    rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[Value, int]
+) -> Value | None:
     expression, inputs, scalars, sizes = node.args
     for value in inputs:
         maker = made.get(value)
@@ -60,7 +67,9 @@ def _move(rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[
                 counts[final[-1]] = 1
         # The type is the node's, not the expression's: a conversion may have no step of its own.
         type = node.result.type.with_dims(source.type.dims)
-        inner = rewriter.emit(NAME, expression, tuple(final), scalars, source.type.dims, results=(type,))
+        inner = rewriter.emit(
+            NAME, expression, tuple(final), scalars, source.type.dims, results=(type,)
+        )
         made[inner] = rewriter.nodes[-1]
         counts[inner] = 1
         result = rewriter.emit(_VIEW, inner, sizes)
@@ -74,7 +83,8 @@ def _equal(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
 
 
 def _reshaped(value: Value, like: Value, source: Value) -> tuple[Size, ...] | None:
-    """The sizes that an input of a program over `like` has in one over `source`, or None if no reshape gives it."""
+    """The sizes that an input of a program over `like` has in one over `source`, or None if no
+    reshape gives it."""
     if _equal(value.type.dims, like.type.dims):
         return tuple(source.type.dims)
     sizes = tuple(value.type.dims)
@@ -85,6 +95,9 @@ def _reshaped(value: Value, like: Value, source: Value) -> tuple[Size, ...] | No
     # Along the last dims only, which the reshape leaves as they are.
     tail = source.type.dims[-len(sizes) :]
     if len(sizes) <= source.type.rank and _equal(tuple(like.type.dims[-len(sizes) :]), tuple(tail)):
-        if all(isinstance(a, int) and a == 1 or type(a) is type(b) and a == b for a, b in zip(sizes, tail)):
+        if all(
+            (isinstance(a, int) and a == 1) or (type(a) is type(b) and a == b)
+            for a, b in zip(sizes, tail)
+        ):
             return sizes
     return None

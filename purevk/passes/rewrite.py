@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from purevk.ir import Arg, Constant, Graph, Node, Size, Symbol, SymbolSource, TensorType, Value, map_values
+from purevk.ir import (
+    Arg,
+    Constant,
+    Graph,
+    Node,
+    Size,
+    Symbol,
+    SymbolSource,
+    TensorType,
+    Value,
+    map_values,
+)
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.builder import Builder, NameSource
@@ -27,7 +39,8 @@ class Rewriter(Builder):
         self._sources: dict[Symbol, SymbolSource] = {}
 
     def state(self, type: TensorType, first: Constant | None = None) -> Value:
-        """A new value that lives on the device between calls, with its first bytes (None: zeros)."""
+        """A new value that lives on the device between calls, with its first bytes (None:
+        zeros)."""
         value = Value(self.names.fresh("state"), type)
         self._states[value] = first
         return value
@@ -73,7 +86,9 @@ class Rewriter(Builder):
             changes.setdefault("states", {**self.graph.states, **self._states})
         if self._sources or self.graph.learned:
             symbols = {**self.graph.symbols, **self._sources}
-            changes.setdefault("symbols", {symbol: self._source(source) for symbol, source in symbols.items()})
+            changes.setdefault(
+                "symbols", {symbol: self._source(source) for symbol, source in symbols.items()}
+            )
         return self.graph.with_nodes(self.nodes, outputs=outputs, **changes)
 
     def _source(self, source: SymbolSource) -> SymbolSource:
@@ -82,8 +97,8 @@ class Rewriter(Builder):
 
 
 def each_node(graph: Graph, function: Callable[[Rewriter, Node], Any]) -> Graph:
-    """Calls `function(rewriter, node)` for every node in order; it returns the values that replace the node's results, or
-    None to keep the node."""
+    """Calls `function(rewriter, node)` for every node in order; it returns the values that replace
+    the node's results, or None to keep the node."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         node = rewriter.current(node)
@@ -130,7 +145,8 @@ def uses(nodes: Sequence[Node], outputs: Iterable[Arg]) -> dict[Value, int]:
 
 
 def changing(nodes: Iterable[Node]) -> set[Value]:
-    """Values whose elements change during a call: states that a node writes, and views of them, which follow the state."""
+    """Values whose elements change during a call: states that a node writes, and views of them,
+    which follow the state."""
     nodes = tuple(nodes)
     found = {value for node in nodes for value in registry.mutated(node)}
     for node in nodes:

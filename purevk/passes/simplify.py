@@ -1,5 +1,5 @@
-"""Takes out what does nothing: no-op copies, chains of views, equal nodes, nodes that nobody reads, and
-tensors without elements."""
+"""Takes out what does nothing: no-op copies, chains of views, equal nodes, nodes that nobody reads,
+and tensors without elements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, uses
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
-_BY_SIZE = {"aten.view.default", "aten.squeeze.dims", "aten.unsqueeze.default", "aten.flatten.using_ints"}
+_BY_SIZE = {
+    "aten.view.default",
+    "aten.squeeze.dims",
+    "aten.unsqueeze.default",
+    "aten.flatten.using_ints",
+}
 _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "int32", "int64"))}
 
 
@@ -34,7 +39,8 @@ def drop_no_ops(graph: Graph) -> Graph:
 
 
 def _copies_of_what_changes(graph: Graph) -> set[Value]:
-    """Results of copies (also of those that convert) of a state that is written while the copy is still read."""
+    """Results of copies (also of those that convert) of a state that is written while the copy is
+    still read."""
     moving = changing(graph.nodes)
     if not moving:
         return set()
@@ -50,27 +56,36 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
         last = -1
         for node in users.get(value, []):
             row = registry.find(node.op)
-            follows = node.op in _COPIES or row is not None and isinstance(row.form, registry.View)
+            follows = node.op in _COPIES or (
+                row is not None and isinstance(row.form, registry.View)
+            )
             last = max(last, position[node], *(last_read(made) for made in node.results if follows))
         return last
 
     return {
-        node.result for node, at in position.items()
-        if node.op in _COPIES and node.args[0] in moving and any(at < write <= last_read(node.result) for write in writes)
-    }  # fmt: skip
+        node.result
+        for node, at in position.items()
+        if node.op in _COPIES
+        and node.args[0] in moving
+        and any(at < write <= last_read(node.result) for write in writes)
+    }
 
 
 def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
     if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
         return None
     source, result = node.args[0], node.result
-    if node.op == "aten.alias.default" or node.op == "aten.dropout.default" and not node.args[2]:
+    if node.op == "aten.alias.default" or (node.op == "aten.dropout.default" and not node.args[2]):
         return source
     if node.op == "aten._to_copy.default":
         if source.type.dtype is result.type.dtype:
             return source
         before = made.get(source)
-        if before is not None and before.op == node.op and _holds(source.type.dtype, before.args[0].type.dtype):
+        if (
+            before is not None
+            and before.op == node.op
+            and _holds(source.type.dtype, before.args[0].type.dtype)
+        ):
             inner = before.args[0]
             if inner.type.dtype is result.type.dtype:
                 return inner
@@ -114,7 +129,9 @@ def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
         return rewriter.emit(node.op, source, order)
     if order == tuple(range(len(order))):
         return source
-    moved = [d for d in order if not (isinstance(source.type.dims[d], int) and source.type.dims[d] == 1)]
+    moved = [
+        d for d in order if not (isinstance(source.type.dims[d], int) and source.type.dims[d] == 1)
+    ]
     if moved == sorted(moved):
         return rewriter.emit("aten.view.default", source, node.result.type.dims)
     return None
@@ -123,7 +140,7 @@ def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
 def _same(a: Value, b: Value) -> bool:
     return a.type.rank == b.type.rank and all(
         type(x) is type(y) and x == y for x, y in zip(a.type.dims, b.type.dims)
-    )  # fmt: skip
+    )
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
@@ -133,7 +150,9 @@ def _holds(wide: DType, narrow: DType) -> bool:
     if wide.is_float and narrow.is_float:
         return wide.itemsize > narrow.itemsize
     if wide.is_int and narrow.is_int:
-        return _ORDER[wide.name] > _ORDER[narrow.name] and not (wide is DType.int8 and narrow is DType.uint8)
+        return _ORDER[wide.name] > _ORDER[narrow.name] and not (
+            wide is DType.int8 and narrow is DType.uint8
+        )
     return False
 
 
@@ -155,7 +174,13 @@ def merge_equal(graph: Graph) -> Graph:
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
         row = registry.find(node.op)
-        if row is None or row.mutates or row.random or any(value in moving for value in node.inputs) or not node.results:
+        if (
+            row is None
+            or row.mutates
+            or row.random
+            or any(value in moving for value in node.inputs)
+            or not node.results
+        ):
             return None
         if measured and any(value in measured for value in node.results):
             return None
@@ -169,8 +194,9 @@ def merge_equal(graph: Graph) -> Graph:
 
 
 def share_cats(graph: Graph) -> Graph:
-    """A concatenation whose first operands are those of an earlier one starts with its result: where every layer reads all
-    layers before it, each copies two tensors rather than one a layer."""
+    """A concatenation whose first operands are those of an earlier one starts with its result:
+    where every layer reads all layers before it, each copies two tensors rather than one a
+    layer."""
     seen: dict[Any, Value] = {}
     moving = changing(graph.nodes)
 
@@ -194,7 +220,8 @@ def share_cats(graph: Graph) -> Graph:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Nodes whose results nobody reads, and that write nothing; symbols that come about during a call and that nobody needs."""
+    """Nodes whose results nobody reads, and that write nothing; symbols that come about during a
+    call and that nobody needs."""
     needed = set(graph.output_values())
     learned = graph.learned
     seen: set[Symbol] = set()
@@ -208,7 +235,11 @@ def drop_unused(graph: Graph) -> Graph:
     mention(*graph.outputs, *(value.type.dims for value in needed))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(value in needed for value in node.results) or registry.mutated(node) or not node.results:
+        if (
+            any(value in needed for value in node.results)
+            or registry.mutated(node)
+            or not node.results
+        ):
             kept.append(node)
             needed.update(node.inputs)
             mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
@@ -217,10 +248,11 @@ def drop_unused(graph: Graph) -> Graph:
     read |= {source.value for symbol, source in learned.items() if symbol in seen}
     gone = set(learned) - seen
     return graph.with_nodes(
-        nodes, constants={value: data for value, data in graph.constants.items() if value in read},
+        nodes,
+        constants={value: data for value, data in graph.constants.items() if value in read},
         symbols={symbol: source for symbol, source in graph.symbols.items() if symbol not in gone},
         checks=tuple(check for check in graph.checks if not check[0].symbols & gone),
-    )  # fmt: skip
+    )
 
 
 # Operators with results that one argument (its position) says are wanted, and which these are.
@@ -249,8 +281,9 @@ def _symbols(arg: Any) -> set[Symbol]:
 
 
 def drop_empty(graph: Graph) -> Graph:
-    """Tensors without elements are constants of no bytes, whatever would have made them; those whose other sizes are known
-    at a call only, as the places in a scalar are, stay what they were."""
+    """Tensors without elements are constants of no bytes, whatever would have made them; those
+    whose other sizes are known at a call only, as the places in a scalar are, stay what they
+    were."""
     constants = dict(graph.constants)
 
     def visit(rewriter: Rewriter, node: Node) -> Any:

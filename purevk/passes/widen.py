@@ -25,15 +25,19 @@ def widen_halves(graph: Graph) -> Graph:
 
 
 def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
-    """`swapped` has constants and states of the graphs around a sub-graph, which share them; a sub-graph's inputs and outputs
-    are values between."""
+    """`swapped` has constants and states of the graphs around a sub-graph, which share them; a
+    sub-graph's inputs and outputs are values between."""
 
     def wide(value: Value) -> Value:
         if not _is_narrow(value):
             return value
         if value not in swapped:
             leaf = value in graph.constants or value in graph.states
-            swapped[value] = _wide_leaf(value) if leaf else Value(value.name, value.type.with_dtype(DType.float32))
+            swapped[value] = (
+                _wide_leaf(value)
+                if leaf
+                else Value(value.name, value.type.with_dtype(DType.float32))
+            )
         return swapped[value]
 
     def argument(arg: Any) -> Any:
@@ -49,10 +53,21 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
     for value in graph.inputs:
         if outermost and isinstance(value, Value) and _is_narrow(value):
             inner = Value(f"{value.name}_wide", value.type.with_dtype(DType.float32))
-            nodes.append(Node("aten._to_copy.default", _cast_arguments(value, DType.float32), (inner,), "input"))
+            nodes.append(
+                Node(
+                    "aten._to_copy.default",
+                    _cast_arguments(value, DType.float32),
+                    (inner,),
+                    "input",
+                )
+            )
             swapped[value] = inner
     nodes += [
-        replace(node, args=tuple(argument(arg) for arg in node.args), results=tuple(wide(value) for value in node.results))
+        replace(
+            node,
+            args=tuple(argument(arg) for arg in node.args),
+            results=tuple(wide(value) for value in node.results),
+        )
         for node in graph.nodes
     ]
     outputs = []
@@ -61,21 +76,38 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
             output = argument(output)
         elif isinstance(output, Value) and _is_narrow(output):
             outer = Value(f"output_{number}_narrow", output.type)
-            nodes.append(Node("aten._to_copy.default", _cast_arguments(wide(output), output.type.dtype), (outer,), "output"))
+            nodes.append(
+                Node(
+                    "aten._to_copy.default",
+                    _cast_arguments(wide(output), output.type.dtype),
+                    (outer,),
+                    "output",
+                )
+            )
             output = outer
         outputs.append(output)
-    constants = {wide(value): _widened(value.type, constant) for value, constant in graph.constants.items()}
+    constants = {
+        wide(value): _widened(value.type, constant) for value, constant in graph.constants.items()
+    }
     states = {
         wide(value): None if constant is None else _widened(value.type, constant)
         for value, constant in graph.states.items()
     }
     symbols = {
-        symbol: source if source.value is None or (outermost and source.value in graph.inputs) else replace(source, value=wide(source.value))
+        symbol: source
+        if source.value is None or (outermost and source.value in graph.inputs)
+        else replace(source, value=wide(source.value))
         for symbol, source in graph.symbols.items()
     }
     inputs = graph.inputs if outermost else tuple(argument(value) for value in graph.inputs)
     return replace(
-        graph, inputs=inputs, nodes=tuple(nodes), outputs=tuple(outputs), constants=constants, states=states, symbols=symbols,
+        graph,
+        inputs=inputs,
+        nodes=tuple(nodes),
+        outputs=tuple(outputs),
+        constants=constants,
+        states=states,
+        symbols=symbols,
         labels={wide(value): label for value, label in graph.labels.items()},
     )
 
@@ -98,7 +130,12 @@ def _is_narrow(value: Any) -> bool:
 
 def _values(graph: Graph) -> list[Value]:
     inputs = [value for value in graph.inputs if isinstance(value, Value)]
-    return [*inputs, *graph.constants, *graph.states, *(value for node in graph.nodes for value in node.results)]
+    return [
+        *inputs,
+        *graph.constants,
+        *graph.states,
+        *(value for node in graph.nodes for value in node.results),
+    ]
 
 
 def _widened(type: TensorType, constant: Constant) -> Constant:

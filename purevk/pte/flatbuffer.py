@@ -1,9 +1,10 @@
 """Checked reads of a flatbuffer, from schemas written as plain Python rows.
 
-A schema names the fields of a table in file order, each with its kind; `table["field"]` then gives a Python value. No
-byte is believed: every offset, length and string is checked against the buffer before it is used, so a damaged file
-raises FileFormatError and nothing else. Offsets inside a flatbuffer only point forward and schemas do not nest in
-themselves, so reading ends; a budget on the bytes visited keeps tables that are shared many times from multiplying.
+A schema names the fields of a table in file order, each with its kind; `table["field"]` then gives
+a Python value. No byte is believed: every offset, length and string is checked against the buffer
+before it is used, so a damaged file raises FileFormatError and nothing else. Offsets inside a
+flatbuffer only point forward and schemas do not nest in themselves, so reading ends; a budget on
+the bytes visited keeps tables that are shared many times from multiplying.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Reader:
         where: name of the file (and part of it) for error messages.
     """
 
-    __slots__ = ("data", "size", "where", "_left", "_slots", "_strings")
+    __slots__ = ("_left", "_slots", "_strings", "data", "size", "where")
 
     def __init__(self, data: memoryview, where: str) -> None:
         self.data = data
@@ -48,10 +49,16 @@ class Reader:
     def need(self, pos: int, size: int, name: str) -> None:
         """Check that `size` bytes at `pos` lie inside the buffer, and count them as visited."""
         if pos < 0 or pos + size > self.size:
-            self.fail(f"{name} lies outside the flatbuffer", pos, f"{size} bytes at {pos} of {self.size}")
+            self.fail(
+                f"{name} lies outside the flatbuffer", pos, f"{size} bytes at {pos} of {self.size}"
+            )
         self._left -= size
         if self._left < 0:
-            self.fail(f"{name}: the tables overlap too often", pos, f"more than 4 visits to each of {self.size} bytes")
+            self.fail(
+                f"{name}: the tables overlap too often",
+                pos,
+                f"more than 4 visits to each of {self.size} bytes",
+            )
 
     def target(self, pos: int, name: str) -> int:
         """The position that the offset stored at `pos` points to."""
@@ -59,7 +66,8 @@ class Reader:
         return pos + _U32.unpack_from(self.data, pos)[0]
 
     def vector(self, pos: int, width: int, name: str) -> tuple[int, int]:
-        """First item and number of items of the vector whose offset is stored at `pos`; all items are inside."""
+        """First item and number of items of the vector whose offset is stored at `pos`; all items
+        are inside."""
         start = self.target(pos, name)
         self.need(start, 4, name)
         count = _U32.unpack_from(self.data, start)[0]
@@ -80,7 +88,11 @@ class Reader:
             self.need(vtable, 4, f"field list of {name}")
             size = _U16.unpack_from(self.data, vtable)[0]
             if size < 4 or size % 2:
-                self.fail(f"field list of {name} has {size} bytes", vtable, "an even number of at least 4 is needed")
+                self.fail(
+                    f"field list of {name} has {size} bytes",
+                    vtable,
+                    "an even number of at least 4 is needed",
+                )
             count = min((size - 4) // 2, _MAX_FIELDS)
             self.need(vtable + 4, 2 * count, f"field list of {name}")
             slots = struct.unpack_from(f"<{count}H", self.data, vtable + 4)
@@ -109,13 +121,18 @@ class Reader:
             try:
                 text = str(self.data[first : first + count], "utf-8")
             except UnicodeDecodeError as error:
-                self.fail(f"{name} is not UTF-8 text", first + error.start, f"{error.reason} at byte {error.start}")
+                self.fail(
+                    f"{name} is not UTF-8 text",
+                    first + error.start,
+                    f"{error.reason} at byte {error.start}",
+                )
             self._strings[start] = text
         return text
 
 
 class Kind:
-    """How one field is stored: `read` gives its value, `default` is its value when the field is absent."""
+    """How one field is stored: `read` gives its value, `default` is its value when the field is
+    absent."""
 
     __slots__ = ("default",)
     slots = 1  # vtable slots that the field takes
@@ -210,7 +227,8 @@ class Many(Kind):
 
 
 class Union(Kind):
-    """One of several tables, chosen by a tag byte (1 is the first). Always read with `Table.union`."""
+    """One of several tables, chosen by a tag byte (1 is the first). Always read with
+    `Table.union`."""
 
     __slots__ = ("schemas",)
     slots = 2
@@ -221,9 +239,10 @@ class Union(Kind):
 
 
 class Schema:
-    """The name of a table and its fields in file order. A new release may append fields; more are ignored."""
+    """The name of a table and its fields in file order. A new release may append fields; more are
+    ignored."""
 
-    __slots__ = ("name", "fields")
+    __slots__ = ("fields", "name")
 
     def __init__(self, name: str, /, **fields: Kind) -> None:
         self.name = name
@@ -240,7 +259,7 @@ class Schema:
 class Table:
     """One table of a buffer; `table["field"]` reads a field by its name in the schema."""
 
-    __slots__ = ("reader", "schema", "pos", "_slots")
+    __slots__ = ("_slots", "pos", "reader", "schema")
 
     def __init__(self, reader: Reader, schema: Schema, pos: int, slots: Sequence[int]) -> None:
         self.reader, self.schema, self.pos, self._slots = reader, schema, pos, slots

@@ -40,8 +40,8 @@ def read_program(file: FileLike, data_files: Iterable[FileLike] = ()) -> Program
 
     Args:
         file: path of a .pte file, which is mapped and not copied, or its bytes.
-        data_files: the .ptd files that hold weights kept out of the program, by path or bytes; the first one that has
-            a key is used.
+        data_files: the .ptd files that hold weights kept out of the program, by path or bytes; the
+            first one that has a key is used.
 
     Returns:
         The program. It holds the files open until `close()`.
@@ -76,7 +76,9 @@ def _read(source: Source, data_files: tuple[DataFile, ...]) -> Program:
         version=root["version"],
         plans=tuple(read_plan(row, len(segments), len(inline)) for row in root["execution_plan"]),
         segments=segments,
-        constants=_subsegments(constants, segments) if constants is not None and constants["offsets"] else None,
+        constants=_subsegments(constants, segments)
+        if constants is not None and constants["offsets"]
+        else None,
         mutable_data=tuple(_subsegments(row, segments) for row in root["mutable_data_segments"]),
         named=named,
         source=source,
@@ -135,8 +137,13 @@ def _segments(source: Source, root: Table, base: int) -> tuple[Segment, ...]:
     segments = []
     for number, row in enumerate(root["segments"]):
         segment = Segment(base + row["offset"], row["size"])
-        if segment.size and not base:  # a program without data lists an empty segment and has no header
-            row.fail(f"segment {number} of {segment.size} bytes", "the header of the file has no place for segments")
+        if (
+            segment.size and not base
+        ):  # a program without data lists an empty segment and has no header
+            row.fail(
+                f"segment {number} of {segment.size} bytes",
+                "the header of the file has no place for segments",
+            )
         source.slice(segment.offset, segment.size, f"segment {number}")
         segments.append(segment)
     return tuple(segments)
@@ -152,5 +159,8 @@ def _subsegments(row: Table, segments: tuple[Segment, ...]) -> Subsegments:
     offsets, size = row["offsets"], segments[row["segment_index"]].size
     for number, offset in enumerate(offsets):
         if offset > size:
-            row.fail(f"item {number} is at offset {offset}", f"segment {row['segment_index']} has {size} bytes")
+            row.fail(
+                f"item {number} is at offset {offset}",
+                f"segment {row['segment_index']} has {size} bytes",
+            )
     return Subsegments(row["segment_index"], offsets)

@@ -1,4 +1,5 @@
-"""From the tables of a program's flatbuffer to the data of `program`: one function a table, every index checked."""
+"""From the tables of a program's flatbuffer to the data of `program`: one function a table, every
+index checked."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ from purevk.pte.program import (
 )
 from purevk.pte.values import MAX_RANK, Bool, BoolList, Double, DoubleList, Int, Null, String
 
-_ALLOCATION = Schema("AllocationDetails", memory_id=u32(), memory_offset_low=u32(), memory_offset_high=u32())
+_ALLOCATION = Schema(
+    "AllocationDetails", memory_id=u32(), memory_offset_low=u32(), memory_offset_high=u32()
+)
 _EXTRA = Schema(
     "ExtraTensorInfo",
     mutable_data_segments_idx=u64(),
@@ -104,13 +107,16 @@ _MOVE_CALL = Schema("MoveCall", move_from=i32(), move_to=i32())
 _JUMP_FALSE_CALL = Schema("JumpFalseCall", cond_value_index=i32(), destination_instruction=i32())
 _FREE_CALL = Schema("FreeCall", value_index=i32())
 _INSTRUCTION = Schema(
-    "Instruction", instr_args=Union(_KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL, _JUMP_FALSE_CALL, _FREE_CALL)
+    "Instruction",
+    instr_args=Union(_KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL, _JUMP_FALSE_CALL, _FREE_CALL),
 )
 _FRAME = Schema("Frame", filename=Text(), lineno=i32(), name=Text(), context=Text())
 _FRAME_LIST = Schema("FrameList", items=Many(_FRAME))
 _DATA_REFERENCE = Schema("BackendDelegateDataReference", location=i8(), index=u32())
 _COMPILE_SPEC = Schema("CompileSpec", key=Text(), value=Blob())
-_DELEGATE = Schema("BackendDelegate", id=Text(), processed=One(_DATA_REFERENCE), compile_specs=Many(_COMPILE_SPEC))
+_DELEGATE = Schema(
+    "BackendDelegate", id=Text(), processed=One(_DATA_REFERENCE), compile_specs=Many(_COMPILE_SPEC)
+)
 _CHAIN = Schema(
     "Chain",
     inputs=numbers(i32()),
@@ -119,7 +125,9 @@ _CHAIN = Schema(
     stacktrace=Many(_FRAME_LIST),
 )
 _CONTAINER = Schema("ContainerMetadata", encoded_inp_str=Text(), encoded_out_str=Text())
-_BUFFER_DEVICE = Schema("NonConstBufferDevice", buffer_idx=i32(), device_type=i8(), device_index=i8())
+_BUFFER_DEVICE = Schema(
+    "NonConstBufferDevice", buffer_idx=i32(), device_type=i8(), device_index=i8()
+)
 PLAN = Schema(
     "ExecutionPlan",
     name=Text(),
@@ -165,7 +173,9 @@ def read_plan(table: Table, segments: int, inline_delegates: int) -> ExecutionPl
         values=values,
         inputs=inputs,
         outputs=outputs,
-        chains=tuple(_chain(row, len(values), len(operators), len(delegates)) for row in table["chains"]),
+        chains=tuple(
+            _chain(row, len(values), len(operators), len(delegates)) for row in table["chains"]
+        ),
         operators=operators,
         delegates=delegates,
         arena_sizes=arenas,
@@ -184,11 +194,17 @@ def _tensor(row: Table) -> Tensor:
     if scalar_type not in SCALAR_TYPES:
         row.fail(f"unknown scalar type {scalar_type}", f"{sorted(SCALAR_TYPES)} are accepted")
     if rank > MAX_RANK or any(size < 0 for size in sizes):
-        row.fail(f"sizes {list(sizes[:MAX_RANK])} of rank {rank}", f"up to {MAX_RANK} sizes of at least 0 are accepted")
+        row.fail(
+            f"sizes {list(sizes[:MAX_RANK])} of rank {rank}",
+            f"up to {MAX_RANK} sizes of at least 0 are accepted",
+        )
     if not dim_order:
         dim_order = tuple(range(rank))
     elif sorted(dim_order) != list(range(rank)):
-        row.fail(f"dim_order {list(dim_order[:MAX_RANK])}", f"an order of the dims 0 to {rank - 1} is accepted")
+        row.fail(
+            f"dim_order {list(dim_order[:MAX_RANK])}",
+            f"an order of the dims 0 to {rank - 1} is accepted",
+        )
     if row["storage_offset"]:
         row.fail(f"storage_offset {row['storage_offset']}", "0 is accepted")
     dynamism = row["shape_dynamism"]
@@ -197,13 +213,16 @@ def _tensor(row: Table) -> Tensor:
     place, extra = row["allocation_info"], row["extra_tensor_info"]
     allocation = None
     if place is not None:
-        allocation = Allocation(place["memory_id"], place["memory_offset_high"] << 32 | place["memory_offset_low"])
+        allocation = Allocation(
+            place["memory_id"], place["memory_offset_high"] << 32 | place["memory_offset_low"]
+        )
     more: dict[str, Any] = {}
     if extra is not None:
         location, name = extra["location"], extra["fully_qualified_name"]
         if location not in (0, 1) or (location == 1 and not name):
             extra.fail(
-                f"location {location} with name {name!r}", "0 (segment) and 1 (external, with a name) are accepted"
+                f"location {location} with name {name!r}",
+                "0 (segment) and 1 (external, with a name) are accepted",
             )
         more = {
             "name": name,
@@ -243,12 +262,17 @@ _VALUES: dict[Schema, Callable[[Table], EValue]] = {
 _ITEM_TYPES = {BoxedIntList: (Int,), TensorList: (Tensor,), OptionalTensorList: (Tensor, Null)}
 
 
-def _check_value(row: Table, value: EValue, values: tuple[EValue, ...], arenas: tuple[int, ...]) -> None:
+def _check_value(
+    row: Table, value: EValue, values: tuple[EValue, ...], arenas: tuple[int, ...]
+) -> None:
     if isinstance(value, Tensor):
         place = value.allocation
         if place is None:
             return
-        if not 0 < place.memory_id < len(arenas) or place.offset + value.nbytes > arenas[place.memory_id]:
+        if (
+            not 0 < place.memory_id < len(arenas)
+            or place.offset + value.nbytes > arenas[place.memory_id]
+        ):
             row.fail(
                 f"{value.nbytes} bytes at offset {place.offset} of arena {place.memory_id}",
                 f"the plan has arenas 1 to {len(arenas) - 1} of {list(arenas[1:17])} bytes",
@@ -275,7 +299,9 @@ def _in_range(row: Table, what: str, indices: Iterable[int], count: int) -> None
             row.fail(f"{what} refers to number {index}", f"there are {count}")
 
 
-def _instruction(row: Table, values: int, operators: int, delegates: int, instructions: int) -> Instruction:
+def _instruction(
+    row: Table, values: int, operators: int, delegates: int, instructions: int
+) -> Instruction:
     call = row.union("instr_args")
     kind = call.schema
     if kind is _KERNEL_CALL:
@@ -311,11 +337,13 @@ def _chain(row: Table, values: int, operators: int, delegates: int) -> Chain:
         inputs=inputs,
         outputs=outputs,
         instructions=tuple(
-            _instruction(item, values, operators, delegates, len(instructions)) for item in instructions
+            _instruction(item, values, operators, delegates, len(instructions))
+            for item in instructions
         ),
         stacktrace=tuple(
             tuple(
-                Frame(frame["filename"], frame["lineno"], frame["name"], frame["context"]) for frame in frames["items"]
+                Frame(frame["filename"], frame["lineno"], frame["name"], frame["context"])
+                for frame in frames["items"]
             )
             for frames in row["stacktrace"]
         ),

@@ -1,4 +1,5 @@
-"""An ExecuTorch program as plain frozen data: methods, their values and instructions, and where their bytes are."""
+"""An ExecuTorch program as plain frozen data: methods, their values and instructions, and where
+their bytes are."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, Union
+from typing import NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -73,9 +74,9 @@ class Allocation:
 class Tensor:
     """A tensor of a plan.
 
-    `sizes` are upper bounds if `dynamism` is BOUNDED. `dim_order` lists the dims from the outermost in memory to the
-    innermost. `data_index` is the number of its bytes in the program (0: none). With `external`, the bytes are in a
-    data file under the key `name`.
+    `sizes` are upper bounds if `dynamism` is BOUNDED. `dim_order` lists the dims from the outermost
+    in memory to the innermost. `data_index` is the number of its bytes in the program (0: none).
+    With `external`, the bytes are in a data file under the key `name`.
     """
 
     scalar_type: int
@@ -128,7 +129,8 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """The bytes never change. With data and an allocation it is a mutable tensor with a first value."""
+        """The bytes never change. With data and an allocation it is a mutable tensor with a first
+        value."""
         return self.has_data and self.allocation is None
 
 
@@ -153,19 +155,19 @@ class OptionalTensorList:
     items: tuple[int, ...]
 
 
-EValue = Union[
-    Null,
-    Int,
-    Bool,
-    Double,
-    Tensor,
-    String,
-    BoxedIntList,
-    DoubleList,
-    BoolList,
-    TensorList,
-    OptionalTensorList,
-]
+EValue = (
+    Null
+    | Int
+    | Bool
+    | Double
+    | Tensor
+    | String
+    | BoxedIntList
+    | DoubleList
+    | BoolList
+    | TensorList
+    | OptionalTensorList
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,8 @@ class MoveCall:
 
 @dataclass(frozen=True, slots=True)
 class JumpFalse:
-    """Go to instruction `destination` of the same chain if value `condition` is false (for a tensor: any element)."""
+    """Go to instruction `destination` of the same chain if value `condition` is false (for a
+    tensor: any element)."""
 
     condition: int
     destination: int
@@ -218,7 +221,7 @@ class Free:
     value: int
 
 
-Instruction = Union[KernelCall, DelegateCall, MoveCall, JumpFalse, Free]
+Instruction = KernelCall | DelegateCall | MoveCall | JumpFalse | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Instructions that run in order. `inputs` and `outputs` are empty in practice: see the plan's."""
+    """Instructions that run in order. `inputs` and `outputs` are empty in practice: see the
+    plan's."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -270,10 +274,12 @@ class ArenaDevice:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """One method. All indices refer to `values`, `operators`, `delegates` of the same plan and are in range.
+    """One method. All indices refer to `values`, `operators`, `delegates` of the same plan and are
+    in range.
 
-    `arena_sizes[k]` is the size in bytes of the arena with memory_id k; slot 0 is not used. `input_structure` and
-    `output_structure` are the encoded pytree specs of the method's arguments and result.
+    `arena_sizes[k]` is the size in bytes of the arena with memory_id k; slot 0 is not used.
+    `input_structure` and `output_structure` are the encoded pytree specs of the method's arguments
+    and result.
     """
 
     name: str
@@ -291,7 +297,8 @@ class ExecutionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of the file after the flatbuffer: absolute `offset` and `size` in bytes, inside the file."""
+    """A part of the file after the flatbuffer: absolute `offset` and `size` in bytes, inside the
+    file."""
 
     offset: int
     size: int
@@ -299,7 +306,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Subsegments:
-    """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; sizes are not stored."""
+    """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; sizes are
+    not stored."""
 
     segment_index: int
     offsets: tuple[int, ...]
@@ -309,8 +317,8 @@ class Subsegments:
 class Program:
     """A parsed .pte file and the data files given with it.
 
-    Data is handed out as read-only slices of the mapped files. Use `close()`, or a `with` statement, to let go of them;
-    slices in use stay valid.
+    Data is handed out as read-only slices of the mapped files. Use `close()`, or a `with`
+    statement, to let go of them; slices in use stay valid.
     """
 
     version: int
@@ -321,7 +329,9 @@ class Program:
     named: Mapping[str, int]  # key -> index of the segment
     source: Source = field(repr=False)
     data_files: tuple[DataFile, ...] = ()
-    inline_constants: tuple[memoryview, ...] = field(default=(), repr=False)  # files before September 2024
+    inline_constants: tuple[memoryview, ...] = field(
+        default=(), repr=False
+    )  # files before September 2024
     inline_delegates: tuple[memoryview, ...] = field(default=(), repr=False)
 
     @property
@@ -339,17 +349,22 @@ class Program:
         for plan in self.plans:
             if plan.name == name:
                 return plan
-        raise KeyError(f"{self.name} has no method {name!r}; it has {', '.join(map(repr, self.methods)) or 'none'}")
+        raise KeyError(
+            f"{self.name} has no method {name!r}; it has {', '.join(map(repr, self.methods)) or 'none'}"
+        )
 
     def segment(self, index: int) -> memoryview:
         """The bytes of segment `index`."""
         if not 0 <= index < len(self.segments):
-            self._fail(f"there is no segment {index}", f"the file has {len(self.segments)} segments")
+            self._fail(
+                f"there is no segment {index}", f"the file has {len(self.segments)} segments"
+            )
         segment = self.segments[index]
         return self.source.slice(segment.offset, segment.size, f"segment {index}")
 
     def constant_data(self, index: int, nbytes: int | None = None) -> memoryview:
-        """The bytes of constant `index` (`Tensor.data_index`): `nbytes` of them, or all up to the next constant.
+        """The bytes of constant `index` (`Tensor.data_index`): `nbytes` of them, or all up to the
+        next constant.
 
         Raises:
             FileFormatError: there is no such constant, or it is shorter than `nbytes`.
@@ -357,7 +372,10 @@ class Program:
         if self.constants is not None:
             return self._subsegment(self.constants, index, nbytes, "constant")
         if not 0 < index < len(self.inline_constants):
-            self._fail(f"there is no constant {index}", f"constants 1 to {len(self.inline_constants) - 1} exist")
+            self._fail(
+                f"there is no constant {index}",
+                f"constants 1 to {len(self.inline_constants) - 1} exist",
+            )
         return self._prefix(self.inline_constants[index], nbytes, f"constant {index}")
 
     def named_data(self, key: str) -> memoryview:
@@ -374,10 +392,12 @@ class Program:
         self._missing(key)
 
     def tensor_data(self, tensor: Tensor) -> memoryview | None:
-        """The `tensor.nbytes` bytes of a constant, or of a mutable tensor's first value; None if the file has none.
+        """The `tensor.nbytes` bytes of a constant, or of a mutable tensor's first value; None if
+        the file has none.
 
         Raises:
-            FileFormatError: the bytes are missing or too few, or a data file describes another tensor.
+            FileFormatError: the bytes are missing or too few, or a data file describes another
+                tensor.
         """
         if tensor.external:
             return self._external(tensor)
@@ -421,7 +441,11 @@ class Program:
         constant = graph.constants[index]
         if constant.named_key is None:
             return graph.region[constant.offset : constant.offset + constant.length]
-        return self._prefix(self.named_data(constant.named_key), constant.length, f"named data {constant.named_key!r}")
+        return self._prefix(
+            self.named_data(constant.named_key),
+            constant.length,
+            f"named data {constant.named_key!r}",
+        )
 
     def close(self) -> None:
         """Let go of the file and of the data files; slices handed out stay valid."""
@@ -434,9 +458,13 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _subsegment(self, items: Subsegments, index: int, nbytes: int | None, what: str) -> memoryview:
+    def _subsegment(
+        self, items: Subsegments, index: int, nbytes: int | None, what: str
+    ) -> memoryview:
         if not 0 < index < len(items.offsets):
-            self._fail(f"there is no {what} {index}", f"numbers 1 to {len(items.offsets) - 1} exist")
+            self._fail(
+                f"there is no {what} {index}", f"numbers 1 to {len(items.offsets) - 1} exist"
+            )
         data, start = self.segment(items.segment_index), items.offsets[index]
         if nbytes is None:
             order = sorted(items.offsets)
@@ -465,7 +493,9 @@ class Program:
                         why=f"(scalar type, sizes, dim order) is {offered} there and {wanted} in the program",
                         next="use the .ptd file that was exported together with the .pte file",
                     )
-            return self._prefix(file.data(tensor.name), tensor.nbytes, f"external data {tensor.name!r}")
+            return self._prefix(
+                file.data(tensor.name), tensor.nbytes, f"external data {tensor.name!r}"
+            )
         self._missing(tensor.name)
 
     def _prefix(self, data: memoryview, nbytes: int | None, what: str) -> memoryview:
@@ -485,4 +515,6 @@ class Program:
         )
 
     def _fail(self, what: str, why: str) -> NoReturn:
-        raise FileFormatError(what, where=self.name, why=why, next="the file is damaged: copy or export it again")
+        raise FileFormatError(
+            what, where=self.name, why=why, next="the file is damaged: copy or export it again"
+        )

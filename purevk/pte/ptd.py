@@ -22,7 +22,8 @@ _ROOT = Schema("FlatTensor", version=u32(), segments=Many(_SEGMENT), named_data=
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """What tensor an entry holds: ExecuTorch's scalar type code, sizes, and dims from outermost to innermost."""
+    """What tensor an entry holds: ExecuTorch's scalar type code, sizes, and dims from outermost to
+    innermost."""
 
     scalar_type: int
     sizes: tuple[int, ...]
@@ -31,7 +32,8 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class DataEntry:
-    """One key of a data file: absolute `offset` and `size` in bytes; `layout` is None for a backend's blob."""
+    """One key of a data file: absolute `offset` and `size` in bytes; `layout` is None for a
+    backend's blob."""
 
     offset: int
     size: int
@@ -106,10 +108,14 @@ def _read(source: Source) -> DataFile:
     for row in root["named_data"]:
         index, layout = row["segment_index"], row["tensor_layout"]
         if index >= len(segments):
-            row.fail(f"{row['key']!r} is in segment {index}", f"the file has {len(segments)} segments")
+            row.fail(
+                f"{row['key']!r} is in segment {index}", f"the file has {len(segments)} segments"
+            )
         described = None
         if layout is not None:
             sizes = layout["sizes"]
-            described = TensorLayout(layout["scalar_type"], sizes, layout["dim_order"] or tuple(range(len(sizes))))
+            described = TensorLayout(
+                layout["scalar_type"], sizes, layout["dim_order"] or tuple(range(len(sizes)))
+            )
         entries.setdefault(row["key"], DataEntry(*segments[index], described))
     return DataFile(entries, source)

@@ -12,7 +12,8 @@ FileLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview]
 
 
 class Source:
-    """A file's bytes, never copied. Slices stay valid for as long as they are referenced, also after `close()`.
+    """A file's bytes, never copied. Slices stay valid for as long as they are referenced, also
+    after `close()`.
 
     Args:
         file: a path, which is mapped read-only, or the bytes themselves.
@@ -28,7 +29,9 @@ class Source:
         if isinstance(file, (bytes, bytearray, memoryview)):
             self.name = f"<{kind} bytes>"
             view = memoryview(file).toreadonly()
-            self._view: memoryview | None = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+            self._view: memoryview | None = (
+                view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+            )
         else:
             self.name = os.fspath(file)
             with open(self.name, "rb") as stream:
@@ -37,13 +40,17 @@ class Source:
             self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
         self.size = len(self._view)
         if not self.size:
-            raise FileFormatError(f"the {kind} file is empty", where=self.name, why="0 bytes", next="export it again")
+            raise FileFormatError(
+                f"the {kind} file is empty", where=self.name, why="0 bytes", next="export it again"
+            )
 
     @property
     def view(self) -> memoryview:
         """All bytes, read-only."""
         if self._view is None:
-            raise PurevkError("the file was closed", where=self.name, next="read its data before close()")
+            raise PurevkError(
+                "the file was closed", where=self.name, next="read its data before close()"
+            )
         return self._view
 
     def slice(self, offset: int, size: int, what: str) -> memoryview:

@@ -16,12 +16,17 @@ from purevk.pte.program import (
 )
 from purevk.pte.vkgraph import VkGraph, VkTensor
 
-_MARK = {ShapeDynamism.STATIC: "", ShapeDynamism.BOUNDED: " (bounds)", ShapeDynamism.UNBOUNDED: " (no bounds)"}
+_MARK = {
+    ShapeDynamism.STATIC: "",
+    ShapeDynamism.BOUNDED: " (bounds)",
+    ShapeDynamism.UNBOUNDED: " (no bounds)",
+}
 
 
 def describe(program: Program) -> str:
-    """Several lines about a program: each method with its inputs and outputs (dtype, sizes, whether these are bounds),
-    how many operators run on the CPU and in each delegate, and which; the named data and the data files.
+    """Several lines about a program: each method with its inputs and outputs (dtype, sizes, whether
+    these are bounds), how many operators run on the CPU and in each delegate, and which; the named
+    data and the data files.
 
     Raises:
         FileFormatError: the blob of a Vulkan delegate is damaged.
@@ -40,7 +45,9 @@ def describe(program: Program) -> str:
 
 def _plan(program: Program, plan: ExecutionPlan) -> list[str]:
     calls = [call for chain in plan.chains for call in chain.instructions]
-    kernels = Counter(str(plan.operators[call.op_index]) for call in calls if isinstance(call, KernelCall))
+    kernels = Counter(
+        str(plan.operators[call.op_index]) for call in calls if isinstance(call, KernelCall)
+    )
     delegated = sum(isinstance(call, DelegateCall) for call in calls)
     constants = sum(isinstance(value, Tensor) and value.is_constant for value in plan.values)
     lines = [
@@ -49,7 +56,10 @@ def _plan(program: Program, plan: ExecutionPlan) -> list[str]:
         f"{_count(delegated, 'delegate call')}), arenas of {list(plan.arena_sizes[1:])} bytes"
     ]
     for label, indices in (("input", plan.inputs), ("output", plan.outputs)):
-        lines += [f"  {label} {number}: {_value(plan.values[index])}" for number, index in enumerate(indices)]
+        lines += [
+            f"  {label} {number}: {_value(plan.values[index])}"
+            for number, index in enumerate(indices)
+        ]
     if kernels:
         lines.append(f"  on the CPU: {_tally(kernels)}")
     for number, delegate in enumerate(plan.delegates):
@@ -80,7 +90,11 @@ def _ends(graph: VkGraph) -> list[str]:
 
 def _value(value: object) -> str:
     if isinstance(value, Tensor):
-        order = "" if value.dim_order == tuple(range(len(value.sizes))) else f" dim order {list(value.dim_order)}"
+        order = (
+            ""
+            if value.dim_order == tuple(range(len(value.sizes)))
+            else f" dim order {list(value.dim_order)}"
+        )
         return f"{value.dtype_name}{list(value.sizes)}{order}{_MARK[value.dynamism]}"
     if isinstance(value, VkTensor):
         return f"{value.dtype.name if value.dtype else 'unset'}{list(value.dims)}"
@@ -88,7 +102,12 @@ def _value(value: object) -> str:
 
 
 def _tally(names: Counter[str]) -> str:
-    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in sorted(names.items())) or "none"
+    return (
+        ", ".join(
+            f"{name} x{count}" if count > 1 else name for name, count in sorted(names.items())
+        )
+        or "none"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,5 @@
-"""The blob of a Vulkan delegate: a small header, the graph as a flatbuffer, and (in old files) the constants' bytes."""
+"""The blob of a Vulkan delegate: a small header, the graph as a flatbuffer, and (in old files) the
+constants' bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +7,36 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Union
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.pte import flatbuffer as fb
-from purevk.pte.flatbuffer import Many, Reader, Schema, Table, Text, flag, i8, i32, i64, numbers, u8, u32, u64
-from purevk.pte.values import MAX_RANK, Bool, BoolList, Double, DoubleList, Int, IntList, Null, String
+from purevk.pte.flatbuffer import (
+    Many,
+    Reader,
+    Schema,
+    Table,
+    Text,
+    flag,
+    i8,
+    i32,
+    i64,
+    numbers,
+    u8,
+    u32,
+    u64,
+)
+from purevk.pte.values import (
+    MAX_RANK,
+    Bool,
+    BoolList,
+    Double,
+    DoubleList,
+    Int,
+    IntList,
+    Null,
+    String,
+)
 
 _HEADER = struct.Struct("<4x4sHIIIQ")
 _BY_KEY = 2**64 - 1  # offset of a constant that is found by its key
@@ -89,9 +113,10 @@ _GRAPH = Schema(
 class VkTensor:
     """A tensor of a Vulkan graph.
 
-    `datatype` and `staging_datatype` are VkDataType codes (127: not set); `dims` are upper bounds. `constant_id` is the
-    number of its constant, or negative. `mem_obj_id` is a planned slot, or negative. `storage_type` and
-    `memory_layout` are the exporter's hints (`STORAGE_TYPES`, `MEMORY_LAYOUTS`; 255: none).
+    `datatype` and `staging_datatype` are VkDataType codes (127: not set); `dims` are upper bounds.
+    `constant_id` is the number of its constant, or negative. `mem_obj_id` is a planned slot, or
+    negative. `storage_type` and `memory_layout` are the exporter's hints (`STORAGE_TYPES`,
+    `MEMORY_LAYOUTS`; 255: none).
     """
 
     datatype: int
@@ -109,7 +134,8 @@ class VkTensor:
 
     @property
     def staging_dtype(self) -> DType | None:
-        """The element type that the delegate's caller passes, or None if it is not set: then it is `dtype`."""
+        """The element type that the delegate's caller passes, or None if it is not set: then it is
+        `dtype`."""
         return DType.from_vk(self.staging_datatype)
 
     @property
@@ -132,12 +158,25 @@ class SymInt:
     value: int
 
 
-VkValue = Union[Null, Int, Double, Bool, VkTensor, IntList, DoubleList, BoolList, ValueList, String, SymInt]
+VkValue = (
+    Null
+    | Int
+    | Double
+    | Bool
+    | VkTensor
+    | IntList
+    | DoubleList
+    | BoolList
+    | ValueList
+    | String
+    | SymInt
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One operator; `args` are indices of values, the last one is the output. `node_id` is the debug handle."""
+    """One operator; `args` are indices of values, the last one is the output. `node_id` is the
+    debug handle."""
 
     node_id: int
     name: str
@@ -146,7 +185,8 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class VkConstant:
-    """Where a constant's `length` bytes are: at `offset` of the graph's region, or under `named_key` of the program."""
+    """Where a constant's `length` bytes are: at `offset` of the graph's region, or under
+    `named_key` of the program."""
 
     offset: int
     length: int
@@ -155,7 +195,8 @@ class VkConstant:
 
 @dataclass(frozen=True, slots=True)
 class VkGraph:
-    """The graph of one Vulkan delegate. All indices are in range; `region` holds the constants that have no key."""
+    """The graph of one Vulkan delegate. All indices are in range; `region` holds the constants that
+    have no key."""
 
     version: str
     chain: tuple[OperatorCall, ...]
@@ -260,7 +301,9 @@ def _check_list(row: Table, number: int, value: ValueList, values: tuple[VkValue
     _in_range(row, "items", value.items, len(values))
     for item in value.items:
         if isinstance(values[item], ValueList) and item >= number:
-            row.fail(f"list {number} holds list {item}", "a list may hold only lists that come before it")
+            row.fail(
+                f"list {number} holds list {item}", "a list may hold only lists that come before it"
+            )
 
 
 def _check_tensor(row: Table, tensor: VkTensor, constants: tuple[VkConstant, ...]) -> None:
@@ -273,7 +316,10 @@ def _check_tensor(row: Table, tensor: VkTensor, constants: tuple[VkConstant, ...
         row.fail(f"constant with unknown datatype {tensor.datatype}", "0 to 7 are accepted")
     needed, there = prod(tensor.dims) * tensor.dtype.itemsize, constants[tensor.constant_id].length
     if needed > there:
-        row.fail(f"constant {tensor.constant_id} is too short", f"{needed} bytes are needed, {there} are there")
+        row.fail(
+            f"constant {tensor.constant_id} is too short",
+            f"{needed} bytes are needed, {there} are there",
+        )
 
 
 def _constant(row: Table, region: int) -> VkConstant:
@@ -283,5 +329,7 @@ def _constant(row: Table, region: int) -> VkConstant:
             row.fail("a constant has neither an offset nor a key")
         return VkConstant(0, length, key)
     if offset + length > region:
-        row.fail("a constant lies outside the blob", f"bytes {offset} to {offset + length} of {region}")
+        row.fail(
+            "a constant lies outside the blob", f"bytes {offset} to {offset + length} of {region}"
+        )
     return VkConstant(offset, length, None)

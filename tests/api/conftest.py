@@ -1,12 +1,13 @@
-"""Fixtures for the Vulkan layer: kernels compiled by glslc, and devices with the validation layer on."""
+"""Fixtures for the Vulkan layer: kernels compiled by glslc, and devices with the validation layer
+on."""
 
 from __future__ import annotations
 
 import functools
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import pytest
 
@@ -48,7 +49,13 @@ def glsl(source: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.comp")
         path.write_text(source)
-        command = ["glslc", "--target-env=vulkan1.1", "-o", str(path.with_suffix(".spv")), str(path)]
+        command = [
+            "glslc",
+            "--target-env=vulkan1.1",
+            "-o",
+            str(path.with_suffix(".spv")),
+            str(path),
+        ]
         subprocess.run(command, check=True)
         return path.with_suffix(".spv").read_bytes()
 

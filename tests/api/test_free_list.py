@@ -10,7 +10,12 @@ from purevk.api.memory import FreeList, align_up
 
 SIZE = 4096
 CALLS = st.lists(
-    st.tuples(st.booleans(), st.integers(1, 700), st.sampled_from([1, 3, 4, 16, 64, 256, 1000]), st.integers(0, 99)),
+    st.tuples(
+        st.booleans(),
+        st.integers(1, 700),
+        st.sampled_from([1, 3, 4, 16, 64, 256, 1000]),
+        st.integers(0, 99),
+    ),
     max_size=60,
 )
 
@@ -38,7 +43,9 @@ def test_pieces_tile_the_block(calls: list[tuple[bool, int, int, int]]) -> None:
             offset = ranges.allocate(size, alignment)
             if offset is None:
                 fits = [
-                    start for start, room in ranges.free_ranges if align_up(start, alignment) + size <= start + room
+                    start
+                    for start, room in ranges.free_ranges
+                    if align_up(start, alignment) + size <= start + room
                 ]
                 assert not fits, "refused although it fits"
             else:
@@ -75,6 +82,8 @@ def test_sizes_must_be_positive(size: int, alignment: int) -> None:
         FreeList(100).allocate(size, alignment)
 
 
-@pytest.mark.parametrize(("value", "alignment", "expected"), [(0, 4, 0), (1, 4, 4), (4, 4, 4), (5, 3, 6)])
+@pytest.mark.parametrize(
+    ("value", "alignment", "expected"), [(0, 4, 0), (1, 4, 4), (4, 4, 4), (5, 3, 6)]
+)
 def test_align_up(value: int, alignment: int, expected: int) -> None:
     assert align_up(value, alignment) == expected

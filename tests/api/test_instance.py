@@ -11,14 +11,24 @@ import pytest
 
 from purevk import api, knobs
 from purevk.api import features, vk
-from purevk.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError, PurevkError, ValidationError
+from purevk.errors import (
+    DeviceError,
+    DeviceLostError,
+    OutOfDeviceMemoryError,
+    PurevkError,
+    ValidationError,
+)
 
 pytestmark = pytest.mark.device
 
 
 def run(program: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | environment
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -36,12 +46,21 @@ except errors.DeviceError as error:
 def test_no_driver() -> None:
     said = run(CATCH, VK_ICD_FILENAMES="/nonexistent", VK_DRIVER_FILES="/nonexistent")
     assert said.startswith("DeviceError No Vulkan driver on this machine")
-    for part in ("where:", "why:", "next:", "apt-get install mesa-vulkan-drivers libvulkan1", "VK_ICD_FILENAMES"):
+    for part in (
+        "where:",
+        "why:",
+        "next:",
+        "apt-get install mesa-vulkan-drivers libvulkan1",
+        "VK_ICD_FILENAMES",
+    ):
         assert part in said
 
 
 def test_no_loader() -> None:
-    said = run("from purevk.api import vk\nvk._LOADERS[__import__('sys').platform] = ('libno-such.so',)\n" + CATCH)
+    said = run(
+        "from purevk.api import vk\nvk._LOADERS[__import__('sys').platform] = ('libno-such.so',)\n"
+        + CATCH
+    )
     assert said.startswith("DeviceError No Vulkan loader on this machine")
     assert "libno-such.so" in said
     assert "apt-get install" in said
@@ -54,7 +73,10 @@ def test_no_validation_layer() -> None:
 
 
 def test_import_opens_nothing() -> None:
-    assert run("import purevk.api; print([l for l in open('/proc/self/maps') if 'libvulkan' in l])") == "[]\n"
+    assert (
+        run("import purevk.api; print([l for l in open('/proc/self/maps') if 'libvulkan' in l])")
+        == "[]\n"
+    )
 
 
 def test_picking(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +138,9 @@ def test_feature_rows_are_well_formed() -> None:
         if isinstance(row.struct, features.RawStruct):
             members = set(row.struct.fields)
         else:
-            members = {name for name, _ in vk.ffi.typeof(row.struct or "VkPhysicalDeviceFeatures").fields}
+            members = {
+                name for name, _ in vk.ffi.typeof(row.struct or "VkPhysicalDeviceFeatures").fields
+            }
         assert members.issuperset(row.fields + row.extra), row.name
 
 
@@ -134,7 +158,9 @@ def test_each_feature_can_be_left_off(
     monkeypatch.setenv(knobs.DISABLE.name, name)
     with api.Device(instance.pick()) as device:
         assert name not in device.features
-        assert not [row for row in features.FEATURES if row.name in device.features and name in row.requires]
+        assert not [
+            row for row in features.FEATURES if row.name in device.features and name in row.requires
+        ]
         cache = api.PipelineCache(device)
         api.ComputePipeline(device, increment_spirv, 1, cache=cache)
         api.Buffer(device, 64)
@@ -147,7 +173,9 @@ def test_everything_can_be_left_off(instance: api.Instance) -> None:
             api.TimestampPool(device, 1)
 
 
-def test_unknown_feature_names_are_refused(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_feature_names_are_refused(
+    instance: api.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(knobs.DISABLE.name, "float16,flat16")
     with pytest.raises(PurevkError, match="flat16") as caught:
         api.Device(instance.pick())
@@ -191,15 +219,21 @@ def test_every_struct_type_is_known() -> None:
     assert [vk.structure_type(name) for name in names] == [4, 1000083000, 1000071004]
 
 
-def test_a_missing_barrier_is_found(instance: api.Instance, increment_spirv: bytes, scale_spirv: bytes) -> None:
-    """A dispatch reads what the one before writes, and nothing orders them: synchronization validation says so."""
+def test_a_missing_barrier_is_found(
+    instance: api.Instance, increment_spirv: bytes, scale_spirv: bytes
+) -> None:
+    """A dispatch reads what the one before writes, and nothing orders them: synchronization
+    validation says so."""
     device = api.Device(instance.pick())
     first, second = api.Buffer(device, 256), api.Buffer(device, 256)
     increment = api.ComputePipeline(device, increment_spirv, 1, label="increment")
     scale = api.ComputePipeline(device, scale_spirv, 2, specialization={0: 64}, label="scale")
     arena, pool = api.DescriptorArena(device), api.CommandPool(device)
     one, two = arena.make(
-        [(increment.layout, [(first, 0, None)]), (scale.layout, [(first, 0, None), (second, 0, None)])]
+        [
+            (increment.layout, [(first, 0, None)]),
+            (scale.layout, [(first, 0, None), (second, 0, None)]),
+        ]
     )
     commands = pool.buffer("unordered")
     for ordered in (True, False):
@@ -217,7 +251,9 @@ def test_a_missing_barrier_is_found(instance: api.Instance, increment_spirv: byt
     device.close()
 
 
-def test_a_binding_beyond_its_buffer_is_found(instance: api.Instance, increment_spirv: bytes) -> None:
+def test_a_binding_beyond_its_buffer_is_found(
+    instance: api.Instance, increment_spirv: bytes
+) -> None:
     device = api.Device(instance.pick())
     buffer = api.Buffer(device, 256)
     layout = api.PipelineLayout.shared(device, 1)

@@ -16,7 +16,9 @@ from purevk.errors import DeviceError, DeviceLostError, InputError
 pytestmark = pytest.mark.device
 
 
-def scale(device: api.Device, spirv: bytes, values: np.ndarray, offset: float = 0.0, **constants: object) -> np.ndarray:
+def scale(
+    device: api.Device, spirv: bytes, values: np.ndarray, offset: float = 0.0, **constants: object
+) -> np.ndarray:
     """FACTOR * values + SHIFT + offset, through upload, device and readback buffers."""
     n, nbytes = len(values), values.nbytes
     upload = api.Buffer(device, nbytes, MemoryKind.UPLOAD)
@@ -53,7 +55,12 @@ def test_doubling(device: api.Device, scale_spirv: bytes, n: int) -> None:
 )
 @pytest.mark.parametrize("offset", [0.0, 3.25])
 def test_constants(
-    device: api.Device, scale_spirv: bytes, constants: dict, factor: float, shift: int, offset: float
+    device: api.Device,
+    scale_spirv: bytes,
+    constants: dict,
+    factor: float,
+    shift: int,
+    offset: float,
 ) -> None:
     values = np.arange(101, dtype=np.float32)
     np.testing.assert_array_equal(
@@ -169,7 +176,9 @@ def test_indirect_dispatch(device: api.Device, increment_spirv: bytes) -> None:
     np.testing.assert_array_equal(counter.values(), [1] * 128 + [0] * 64)
 
 
-def test_several_command_buffers_in_one_submission(device: api.Device, increment_spirv: bytes) -> None:
+def test_several_command_buffers_in_one_submission(
+    device: api.Device, increment_spirv: bytes
+) -> None:
     counter = Counter(device, increment_spirv)
     clear, add = counter.pool.buffer(), counter.pool.buffer()
     clear.begin()
@@ -237,7 +246,8 @@ def test_a_kernel_without_buffers(device: api.Device, compile_glsl) -> None:
 
 
 class Spinner:
-    """Work of any length: `record(n)` dispatches a slow kernel n times, each taking some 5 ms or more."""
+    """Work of any length: `record(n)` dispatches a slow kernel n times, each taking some 5 ms or
+    more."""
 
     def __init__(self, device: api.Device, spirv: bytes) -> None:
         self.device = device
@@ -252,7 +262,9 @@ class Spinner:
 
     def dispatch(self, commands: api.CommandBuffer, count: int) -> None:
         for _ in range(count):
-            commands.record_dispatch(self.pipeline, self.set, struct.pack("I", 50_000), 4, self.groups)
+            commands.record_dispatch(
+                self.pipeline, self.set, struct.pack("I", 50_000), 4, self.groups
+            )
             commands.barrier()
 
     def record(self, count: int) -> api.CommandBuffer:
@@ -293,7 +305,8 @@ def test_timestamps(device: api.Device, spin_spirv: bytes) -> None:
 
 
 def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that takes a second: the wait gives up and says so, other threads run meanwhile, the device still closes."""
+    """Work that takes a second: the wait gives up and says so, other threads run meanwhile, the
+    device still closes."""
     spinner = Spinner(device, spin_spirv)
     commands = spinner.record(int(1.0 / spinner.seconds(1)) + 1)
     monkeypatch.setenv(knobs.TIMEOUT.name, "0.15")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -27,7 +28,16 @@ def make_one_of_each(device: api.Device, spirv: bytes) -> list[object]:
     arena = api.DescriptorArena(device)
     arena.make([(pipeline.layout, [(buffer, 0, None)])])
     pool = api.CommandPool(device)
-    return [buffer, cache, module, pipeline, arena, pool, pool.buffer(), api.TimestampPool(device, 2)]
+    return [
+        buffer,
+        cache,
+        module,
+        pipeline,
+        arena,
+        pool,
+        pool.buffer(),
+        api.TimestampPool(device, 2),
+    ]
 
 
 ONE_OF_EACH = {
@@ -52,7 +62,9 @@ def test_garbage_collection_releases(device: api.Device, increment_spirv: bytes)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_destroy_in_any_order_and_twice(device: api.Device, increment_spirv: bytes, order: int) -> None:
+def test_destroy_in_any_order_and_twice(
+    device: api.Device, increment_spirv: bytes, order: int
+) -> None:
     made = make_one_of_each(device, increment_spirv)[::order]
     for thing in made * 2:
         thing.destroy()
@@ -130,11 +142,15 @@ submission = device.queue.submit(commands)
 loop = [device, buffer]; loop.append(loop)
 {last}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_failed_constructor_leaves_nothing(device: api.Device, increment_spirv: bytes, monkeypatch) -> None:
+def test_a_failed_constructor_leaves_nothing(
+    device: api.Device, increment_spirv: bytes, monkeypatch
+) -> None:
     def refuse(*arguments: object) -> int:
         return -2  # VK_ERROR_OUT_OF_DEVICE_MEMORY
 
@@ -162,7 +178,11 @@ def test_threads_make_pipelines_at_once(device: api.Device, scale_spirv: bytes) 
 
     def work(first: int) -> None:
         for number in range(first, first + 8):
-            made.append(api.ComputePipeline(device, scale_spirv, 2, specialization={0: 64, 1: float(number)}))
+            made.append(
+                api.ComputePipeline(
+                    device, scale_spirv, 2, specialization={0: 64, 1: float(number)}
+                )
+            )
 
     threads = [threading.Thread(target=work, args=(first,)) for first in (0, 100)]
     for thread in threads:
@@ -174,8 +194,13 @@ def test_threads_make_pipelines_at_once(device: api.Device, scale_spirv: bytes) 
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_pipelines_in_a_batch(device: api.Device, scale_spirv: bytes, increment_spirv: bytes, threads: int) -> None:
-    specs = [api.PipelineSpec(scale_spirv, 2, specialization={0: 64}, label=f"scale {i}") for i in range(5)]
+def test_pipelines_in_a_batch(
+    device: api.Device, scale_spirv: bytes, increment_spirv: bytes, threads: int
+) -> None:
+    specs = [
+        api.PipelineSpec(scale_spirv, 2, specialization={0: 64}, label=f"scale {i}")
+        for i in range(5)
+    ]
     specs.append(api.PipelineSpec(increment_spirv, 1, label="increment"))
     seen: list[int] = []
     made = api.create_pipelines(device, specs, threads=threads, progress=seen.append)
@@ -251,7 +276,7 @@ def test_buffers_share_blocks_and_do_not_overlap(device: api.Device) -> None:
     assert len(places) < 3
     for spans in places.values():
         spans.sort()
-        assert all(start + size <= after for (start, size), (after, _) in zip(spans, spans[1:]))
+        assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
     stats = device.allocator.stats()
     assert stats.allocations == len(buffers)
     assert sum(buffer.nbytes for buffer in buffers) <= stats.used <= stats.reserved <= stats.peak
@@ -282,29 +307,40 @@ def test_out_of_memory_says_how_much(device: api.Device) -> None:
     assert device.live_objects() == {}
 
 
-def test_memory_that_is_not_coherent(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flushes and invalidates cover the bytes in whole atoms; the validation layer checks their ranges."""
+def test_memory_that_is_not_coherent(
+    instance: api.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flushes and invalidates cover the bytes in whole atoms; the validation layer checks their
+    ranges."""
     physical = instance.pick()
-    types = tuple(replace(kind, flags=kind.flags & ~HOST_COHERENT) for kind in physical.memory_types)
+    types = tuple(
+        replace(kind, flags=kind.flags & ~HOST_COHERENT) for kind in physical.memory_types
+    )
     monkeypatch.setattr(physical, "memory_types", types)
     calls = []
     with api.Device(physical) as device:
         for name in ("vkFlushMappedMemoryRanges", "vkInvalidateMappedMemoryRanges"):
             call = getattr(device.functions, name)
             monkeypatch.setattr(
-                device.functions, name, lambda *a, call=call, name=name: (calls.append(name), call(*a))[1]
+                device.functions,
+                name,
+                lambda *a, call=call, name=name: (calls.append(name), call(*a))[1],
             )
         buffers = [api.Buffer(device, size, MemoryKind.READBACK) for size in (1, 100, 40 << 20)]
         for buffer in buffers:
             buffer.write(0, b"x")
             assert buffer.read(0, 1) == b"x"
             assert buffer.allocation.offset % device.limits.non_coherent_atom == 0
-        ends = [buffer.allocation.offset + device.limits.non_coherent_atom for buffer in buffers[:2]]
+        ends = [
+            buffer.allocation.offset + device.limits.non_coherent_atom for buffer in buffers[:2]
+        ]
         assert ends[0] <= buffers[1].allocation.offset, "two buffers share an atom"
     assert calls == ["vkFlushMappedMemoryRanges", "vkInvalidateMappedMemoryRanges"] * 3
 
 
-def test_a_device_whose_memory_the_host_cannot_reach(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_whose_memory_the_host_cannot_reach(
+    instance: api.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     physical = instance.pick()
     types = tuple(replace(kind, flags=kind.flags & DEVICE_LOCAL) for kind in physical.memory_types)
     monkeypatch.setattr(physical, "memory_types", types)

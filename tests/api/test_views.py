@@ -52,7 +52,13 @@ def view_of(device: api.Device, format: str, data: np.ndarray, skip: int) -> api
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("rgba32f", "r32f"), ("rgba16f", "r16f"), ("r8ui", "rgba32f"), ("r16ui", "rg16f"), ("rgba8ui", "r32ui")],
+    [
+        ("rgba32f", "r32f"),
+        ("rgba16f", "r16f"),
+        ("r8ui", "rgba32f"),
+        ("r16ui", "rg16f"),
+        ("rgba8ui", "r32ui"),
+    ],
 )
 def test_kernels_read_views(device: api.Device, compile_glsl, first: str, second: str) -> None:
     n, rng = 101, np.random.default_rng(3)
@@ -60,8 +66,12 @@ def test_kernels_read_views(device: api.Device, compile_glsl, first: str, second
     (left, a), (right, b) = texels(first, n, rng), texels(second, n, rng)
     views = view_of(device, first, left, skip), view_of(device, second, right, 0)
     assert [view.elements for view in views] == [n, n]
-    names = tuple("usamplerBuffer" if form.endswith("ui") else "samplerBuffer" for form in (first, second))
-    pipeline = api.ComputePipeline(device, compile_glsl(SUM % names), ("texel", "storage", "texel"), push_bytes=4)
+    names = tuple(
+        "usamplerBuffer" if form.endswith("ui") else "samplerBuffer" for form in (first, second)
+    )
+    pipeline = api.ComputePipeline(
+        device, compile_glsl(SUM % names), ("texel", "storage", "texel"), push_bytes=4
+    )
     target = api.Buffer(device, 16 * n, MemoryKind.READBACK)
     target.write(0, bytes(16 * n))
     arena, pool = api.DescriptorArena(device), api.CommandPool(device)
@@ -73,11 +83,16 @@ def test_kernels_read_views(device: api.Device, compile_glsl, first: str, second
         commands.barrier(Access.COMPUTE, Access.COMPUTE | Access.HOST)
     commands.end()
     device.queue.run(commands)
-    np.testing.assert_allclose(np.frombuffer(target.read(), np.float32).reshape(n, 4), 2 * (a + b), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.frombuffer(target.read(), np.float32).reshape(n, 4), 2 * (a + b), rtol=1e-6
+    )
 
 
-def test_a_kernel_reads_what_another_wrote(device: api.Device, scale_spirv: bytes, compile_glsl) -> None:
-    """The barrier between two dispatches covers reads through a view; the validation layer checks it too."""
+def test_a_kernel_reads_what_another_wrote(
+    device: api.Device, scale_spirv: bytes, compile_glsl
+) -> None:
+    """The barrier between two dispatches covers reads through a view; the validation layer checks
+    it too."""
     n = 64
     source = api.Buffer(device, 16 * n, MemoryKind.UPLOAD)
     middle = api.Buffer(device, 16 * n, usage=USAGE)
@@ -87,12 +102,17 @@ def test_a_kernel_reads_what_another_wrote(device: api.Device, scale_spirv: byte
     target.write(0, bytes(16 * n))
     scale = api.ComputePipeline(device, scale_spirv, 2, specialization={0: 64, 1: 3.0})
     add = api.ComputePipeline(
-        device, compile_glsl(SUM % ("samplerBuffer", "samplerBuffer")), ["texel", "storage", "texel"]
+        device,
+        compile_glsl(SUM % ("samplerBuffer", "samplerBuffer")),
+        ["texel", "storage", "texel"],
     )
     view = api.BufferView(middle, "rgba32f")
     arena = api.DescriptorArena(device)
     first, second = arena.make(
-        [(scale.layout, [(source, 0, None), (middle, 0, None)]), (add.layout, [view, (target, 0, None), view])]
+        [
+            (scale.layout, [(source, 0, None), (middle, 0, None)]),
+            (add.layout, [view, (target, 0, None), view]),
+        ]
     )
     commands = api.CommandPool(device).buffer()
     commands.begin()
@@ -107,9 +127,14 @@ def test_a_kernel_reads_what_another_wrote(device: api.Device, scale_spirv: byte
 
 def test_sets_of_views_can_be_pointed_elsewhere(device: api.Device, compile_glsl) -> None:
     add = api.ComputePipeline(
-        device, compile_glsl(SUM % ("samplerBuffer", "samplerBuffer")), ("texel", "storage", "texel"), push_bytes=4
+        device,
+        compile_glsl(SUM % ("samplerBuffer", "samplerBuffer")),
+        ("texel", "storage", "texel"),
+        push_bytes=4,
     )
-    ones, twos = (view_of(device, "r32f", np.full((64, 1), value, np.float32), 0) for value in (1, 2))
+    ones, twos = (
+        view_of(device, "r32f", np.full((64, 1), value, np.float32), 0) for value in (1, 2)
+    )
     targets = [api.Buffer(device, 1024, MemoryKind.READBACK) for _ in range(2)]
     for target in targets:
         target.write(0, bytes(1024))
@@ -123,7 +148,9 @@ def test_sets_of_views_can_be_pointed_elsewhere(device: api.Device, compile_glsl
     commands.end()
     device.queue.run(commands)
     assert not any(targets[0].read())
-    assert np.frombuffer(targets[1].read(), np.float32).reshape(64, 4).tolist() == [[3, 0, 0, 2]] * 64
+    assert (
+        np.frombuffer(targets[1].read(), np.float32).reshape(64, 4).tolist() == [[3, 0, 0, 2]] * 64
+    )
 
 
 def test_layouts_are_shared_by_kinds(device: api.Device) -> None:
@@ -135,17 +162,26 @@ def test_layouts_are_shared_by_kinds(device: api.Device) -> None:
     with pytest.raises(InputError, match="'image'"):
         api.PipelineLayout.shared(device, ("storage", "image"))
     with pytest.raises(DeviceError, match="buffers"):
-        api.PipelineLayout.shared(device, ("texel",) * (device.limits.max_texel_buffers_per_stage + 1))
+        api.PipelineLayout.shared(
+            device, ("texel",) * (device.limits.max_texel_buffers_per_stage + 1)
+        )
 
 
 def test_bindings_must_be_of_the_kinds_of_the_layout(device: api.Device) -> None:
     buffer = api.Buffer(device, 256, usage=USAGE)
     view, part = api.BufferView(buffer, "rgba32f"), (buffer, 0, None)
-    plain, mixed = api.PipelineLayout.shared(device, 1), api.PipelineLayout.shared(device, ("texel", "storage"))
+    plain, mixed = (
+        api.PipelineLayout.shared(device, 1),
+        api.PipelineLayout.shared(device, ("texel", "storage")),
+    )
     arena = api.DescriptorArena(device)
     for layout, bindings in (
-        (plain, [view]), (mixed, [part, view]), (mixed, [part, part]), (mixed, [view]), (mixed, [view, view])
-    ):  # fmt: skip
+        (plain, [view]),
+        (mixed, [part, view]),
+        (mixed, [part, part]),
+        (mixed, [view]),
+        (mixed, [view, view]),
+    ):
         with pytest.raises(InputError, match="do not fit the layout"):
             arena.make([(layout, bindings)])
     arena.make([(mixed, [view, part]), (plain, [part])])
@@ -210,7 +246,7 @@ def test_views_are_counted_and_released(device: api.Device, order: int) -> None:
 
 def test_a_failed_view_leaves_nothing(device: api.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = api.Buffer(device, 256, usage=USAGE)
-    getattr(device.functions, "vkCreateBufferView")
+    device.functions.vkCreateBufferView
     monkeypatch.setattr(device.functions, "vkCreateBufferView", lambda *arguments: -2)
     with pytest.raises(OutOfDeviceMemoryError):
         api.BufferView(buffer, "r32f")

@@ -27,12 +27,30 @@ ROOMS = {
     "passes": {"ops", "ir"},
     "fallback": {"ops", "ir"},
     "frontends": {"pte", "ops", "ir"},
-    "graph": {"passes", "ops", "ir", "memory_planner", "shader_source", "shaderc", "cache", "cache_entry", "api", "fallback"},
+    "graph": {
+        "passes",
+        "ops",
+        "ir",
+        "memory_planner",
+        "shader_source",
+        "shaderc",
+        "cache",
+        "cache_entry",
+        "api",
+        "fallback",
+    },
     "errors": set(),
     "dtypes": set(),
 }
-FOREIGN = {"pte": {"vulkan", "torch"}, "ir": {"vulkan", "torch"}, "memory_planner": {"vulkan", "torch", "numpy"},
-           "ops": {"vulkan", "torch"}, "passes": {"vulkan", "torch"}, "api": {"torch"}, "graph": {"torch"}}  # fmt: skip
+FOREIGN = {
+    "pte": {"vulkan", "torch"},
+    "ir": {"vulkan", "torch"},
+    "memory_planner": {"vulkan", "torch", "numpy"},
+    "ops": {"vulkan", "torch"},
+    "passes": {"vulkan", "torch"},
+    "api": {"torch"},
+    "graph": {"torch"},
+}
 
 
 def _files(room: str) -> list[Path]:
@@ -41,12 +59,15 @@ def _files(room: str) -> list[Path]:
 
 
 def _imports(path: Path) -> set[tuple[str, bool]]:
-    """Modules that a file imports, and whether at the top (rather than inside a function or for type checks alone)."""
+    """Modules that a file imports, and whether at the top (rather than inside a function or for
+    type checks alone)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         child
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
         for child in ast.walk(node)
     }
     found: set[tuple[str, bool]] = set()
@@ -83,12 +104,35 @@ def test_rooms_leave_foreign_packages_alone(room: str) -> None:
 
 
 def test_every_room_is_known() -> None:
-    rooms = {p.stem for p in PACKAGE.glob("*.py")} | {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
-    top = {"__init__", "__main__", "program", "method", "inputs", "compiling", "runtime", "submitting", "state", "cli", "progress", "knobs", "dynamo", "planning", "export"}
-    assert rooms - set(ROOMS) - top == set(), "a new room needs its rule here and a line in docs/architecture.md"
+    rooms = {p.stem for p in PACKAGE.glob("*.py")} | {
+        p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()
+    }
+    top = {
+        "__init__",
+        "__main__",
+        "program",
+        "method",
+        "inputs",
+        "compiling",
+        "runtime",
+        "submitting",
+        "state",
+        "cli",
+        "progress",
+        "knobs",
+        "dynamo",
+        "planning",
+        "export",
+    }
+    assert rooms - set(ROOMS) - top == set(), (
+        "a new room needs its rule here and a line in docs/architecture.md"
+    )
 
 
-@pytest.mark.parametrize("module", ["purevk", "purevk.pte", "purevk.ir", "purevk.memory_planner", "purevk.ops", "purevk.program"])
+@pytest.mark.parametrize(
+    "module",
+    ["purevk", "purevk.pte", "purevk.ir", "purevk.memory_planner", "purevk.ops", "purevk.program"],
+)
 def test_importing_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -18,4 +18,6 @@ def test_it_answers_what_the_reference_does(name: str) -> None:
     with torch.no_grad():
         for one, two in zip(plain.samples, reference.samples, strict=True):
             # float32 rounding of two orders of the same sums, values up to about 2.5
-            torch.testing.assert_close(plain.module(*one), reference.module(*two), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                plain.module(*one), reference.module(*two), rtol=0, atol=1e-5
+            )

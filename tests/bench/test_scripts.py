@@ -17,23 +17,55 @@ def test_compare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
     exported("encoder2")
     out = tmp_path / "out.json"
-    assert main(["encoder2", "--peers", "purevk,torch-1", "--rounds", "2", "--repeat", "2", "--json", str(out)]) == 0
+    assert (
+        main(
+            [
+                "encoder2",
+                "--peers",
+                "purevk,torch-1",
+                "--rounds",
+                "2",
+                "--repeat",
+                "2",
+                "--json",
+                str(out),
+            ]
+        )
+        == 0
+    )
     rows = {row["peer"]: row for row in json.loads(out.read_text())["results"]}
     for row in rows.values():
-        assert not row["why"] and not row["wrong"] and len(row["times_ms"]) == 4 and row["median_ms"] > 0
+        assert (
+            not row["why"]
+            and not row["wrong"]
+            and len(row["times_ms"]) == 4
+            and row["median_ms"] > 0
+        )
         assert row["error"] < 1e-5
     shown = capfd.readouterr().out
     assert "encoder2 fp32" in shown and "purevk (base)" in shown
 
 
 def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without a CUDA device torch's columns are left out, with the reason, and purevk's are there."""
+    """Without a CUDA device torch's columns are left out, with the reason, and purevk's are
+    there."""
     torch = pytest.importorskip("torch")
     from bench.gpu import main
 
     exported("encoder2")
     out = tmp_path / "out.json"
-    options = ["--models", str(FOLDER), "--variant", "fp32", "--seconds", "0.2", "--loads", "1", "--out", str(out)]
+    options = [
+        "--models",
+        str(FOLDER),
+        "--variant",
+        "fp32",
+        "--seconds",
+        "0.2",
+        "--loads",
+        "1",
+        "--out",
+        str(out),
+    ]
     assert main(["encoder2", *options]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert row["source"] == "encoder2.pte" and row["errors"]["purevk"] < 1e-5
@@ -49,7 +81,9 @@ def test_signatures() -> None:
     from bench.signatures import Chain, measure
 
     length = torch.export.Dim("length", min=3, max=128)
-    with purevk.compile(Chain(2), (torch.randn(1, 24, 16),), dynamic_shapes=({1: length},)) as program:
+    with purevk.compile(
+        Chain(2), (torch.randn(1, 24, 16),), dynamic_shapes=({1: length},)
+    ) as program:
         row = measure("chain", program, 3)
     assert row["recorded again"] == 0 and row["specializations"] == 1
     assert 0 < row["record"] < row["new"] and min(row["known"], row["alternate"]) > 0

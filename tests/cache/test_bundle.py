@@ -42,7 +42,9 @@ def test_round_trip(tmp_path: Path, on_disk: bool) -> None:
     assert imported.import_bundle(bundle) == 3
     bundle.unlink()
     for cache in (attached, imported, Cache(tmp_path / "target")):
-        found = [number for number in range(5) if cache.get_spirv(key_of(number)) == spirv_of(number)]
+        found = [
+            number for number in range(5) if cache.get_spirv(key_of(number)) == spirv_of(number)
+        ]
         assert found == [0, 1, 3]
 
 
@@ -128,7 +130,9 @@ def test_compile_cached(tmp_path: Path, compiler: shaderc.Compiler) -> None:
     results = compile_cached(jobs, cache, threads=2, progress=lambda *step: seen.append(step))
     assert results == [compiler.compile_job(job) for job in jobs]
     assert seen == [(1, 2), (2, 2)]
-    assert compile_cached(jobs, Cache(tmp_path), progress=lambda *step: seen.append(step)) == results
+    assert (
+        compile_cached(jobs, Cache(tmp_path), progress=lambda *step: seen.append(step)) == results
+    )
     assert len(seen) == 2
     assert compile_cached([], cache) == []
     meta, _ = cache._read("spirv", CacheKey.of(JOBS[0]).digest())
@@ -160,7 +164,9 @@ def test_warm_start_loads_no_compiler(
     monkeypatch.setenv("PUREVK_SHADERC", "/absent/libshaderc.so")
     arguments = [str(tmp_path / "cache"), ""] if way == "warm folder" else ["", str(tmp_path / "b")]
     command = [sys.executable, "-c", WITHOUT, *arguments, SOURCE]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == expected
     with pytest.raises(ShaderCompilerError, match="/absent"):

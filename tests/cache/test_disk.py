@@ -48,7 +48,9 @@ def test_read_from_disk_once(tmp_path: Path) -> None:
     assert cache.stats().memory_hits == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "longer", "payload", "head", "zeros", "other entry"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "longer", "payload", "head", "zeros", "other entry"]
+)
 def test_damaged_entry_is_a_miss_and_goes(tmp_path: Path, damage: str) -> None:
     Cache(tmp_path).put_spirv(key_of(1), spirv_of(1))
     (path,) = entry_files(tmp_path)
@@ -190,7 +192,9 @@ def test_least_recently_used_go_first(tmp_path: Path) -> None:
     cache = Cache(tmp_path, max_bytes=1_000_000)
     for number in range(10):
         cache.put_spirv(key_of(number), spirv_of(number, 10_000))
-    for age, path in enumerate(Cache(tmp_path)._path("spirv", key_of(number).digest()) for number in range(10)):
+    for age, path in enumerate(
+        Cache(tmp_path)._path("spirv", key_of(number).digest()) for number in range(10)
+    ):
         os.utime(path, (1_000_000 + age, 1_000_000 + age))
     assert Cache(tmp_path).get_spirv(key_of(0)) is not None  # used now, so no more the oldest
     small = Cache(tmp_path, max_bytes=60_000)
@@ -243,7 +247,11 @@ def test_what_is_no_spirv_is_not_kept(tmp_path: Path) -> None:
 
 
 def pipeline_data(
-    vendor: int = 0x10DE, device: int = 0x2330, uuid: bytes = bytes(range(16)), size: int = 32, version: int = 1
+    vendor: int = 0x10DE,
+    device: int = 0x2330,
+    uuid: bytes = bytes(range(16)),
+    size: int = 32,
+    version: int = 1,
 ) -> bytes:
     return struct.pack("<4I", size, version, vendor, device) + uuid + b"driver data"
 
@@ -262,7 +270,14 @@ def test_pipeline_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", pipeline_data()[:31], pipeline_data(size=31), pipeline_data(size=4000), pipeline_data(version=2)]
+    "data",
+    [
+        b"",
+        pipeline_data()[:31],
+        pipeline_data(size=31),
+        pipeline_data(size=4000),
+        pipeline_data(version=2),
+    ],
 )
 def test_pipeline_cache_with_a_bad_header_is_not_kept(tmp_path: Path, data: bytes) -> None:
     cache = Cache(tmp_path)

@@ -31,7 +31,9 @@ OTHERS = {
     "macros.N": replace(JOB, macros={"T": "float", "N": "8"}),
     "macros.M": replace(JOB, macros={"T": "float", "N": "4", "M": ""}),
     "files.m.comp": replace(JOB, source=JOB.source + "\n"),
-    "files.b.glslh": replace(JOB, include=lambda name: (name, {**TEXTS, "b.glslh": "float c;\n"}[name])),
+    "files.b.glslh": replace(
+        JOB, include=lambda name: (name, {**TEXTS, "b.glslh": "float c;\n"}[name])
+    ),
 }
 
 
@@ -50,7 +52,10 @@ def test_explanations_in_words() -> None:
     assert mine.explain(CacheKey.of(OTHERS["macros.N"])) == "macros.N: '4' here, '8' there"
     assert mine.explain(CacheKey.of(OTHERS["macros.M"])) == "macros.M: absent here, '' there"
     assert mine.explain(CacheKey.of(OTHERS["optimize"])) == "optimize: True here, False there"
-    assert mine.explain(replace(mine, format=FORMAT + 1)) == f"format: {FORMAT} here, {FORMAT + 1} there"
+    assert (
+        mine.explain(replace(mine, format=FORMAT + 1))
+        == f"format: {FORMAT} here, {FORMAT + 1} there"
+    )
     assert mine.explain(CacheKey.of(replace(JOB))) == ""
 
 
@@ -67,7 +72,9 @@ def test_digest_is_the_same_in_another_process() -> None:
         "print(CacheKey.of(CompileJob('#version 450', 'x', {'b': '1', 'a': '2'})).digest())"
     )
     here = CacheKey.of(CompileJob("#version 450", "x", {"a": "2", "b": "1"})).digest()
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
     assert run.stdout.strip() == here
 
 

@@ -76,5 +76,7 @@ def unregister_topk() -> Iterator[None]:
 def foreign(data: Path, tmp_path: Path) -> Path:
     """A program that cannot run: its delegate is for another backend."""
     path = tmp_path / "foreign.pte"
-    path.write_bytes((data / "linear_relu.pte").read_bytes().replace(b"VulkanBackend", b"CoreMLBackend"))
+    path.write_bytes(
+        (data / "linear_relu.pte").read_bytes().replace(b"VulkanBackend", b"CoreMLBackend")
+    )
     return path

@@ -12,11 +12,11 @@ import pytest
 
 from purevk import api, fallback
 from purevk.cli import bench
-from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.cli.profile import Timing, table
 from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
 from purevk.graph.context import Context
+from purevk.graph.limits import DeviceLimits, device_limits
 
 
 @pytest.mark.parametrize("count, at", [(1, 0), (2, 1), (20, 18), (21, 19), (100, 94), (1000, 949)])
@@ -41,12 +41,21 @@ def test_a_profile_against_the_limits() -> None:
         3e-3,
         pytest.approx(0.6),
     )
-    assert matmul["flops_per_second"] == pytest.approx(5e9 / 3e-3) and matmul["bound"] == "arithmetic"
+    assert (
+        matmul["flops_per_second"] == pytest.approx(5e9 / 3e-3) and matmul["bound"] == "arithmetic"
+    )
     assert matmul["limit_share"] == pytest.approx((1e-3 + 0.25e-3) / 3e-3)
-    assert add["bytes_per_second"] == pytest.approx(5e10) and add["limit_share"] == pytest.approx(0.5)
+    assert add["bytes_per_second"] == pytest.approx(5e10) and add["limit_share"] == pytest.approx(
+        0.5
+    )
     assert add["bound"] == "memory"
-    assert copy["limit_share"] is None and copy["bound"] is None and copy["bytes_per_second"] is None
-    assert [row["label"] for row in table(timings, "template", known)] == ["matmul.comp", "pointwise.comp"]
+    assert (
+        copy["limit_share"] is None and copy["bound"] is None and copy["bytes_per_second"] is None
+    )
+    assert [row["label"] for row in table(timings, "template", known)] == [
+        "matmul.comp",
+        "pointwise.comp",
+    ]
     assert [row["calls"] for row in table(timings, "dispatch", known)] == [1, 1, 1, 1]
     assert table([], "operator", known) == []
 
@@ -85,8 +94,14 @@ def test_limits_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, "_fma_rate", lambda context: first.flops_per_second / 2)
         assert device_limits(context) == first
         again = device_limits(context, again=True)  # what was faster counts
-        assert again == DeviceLimits(first.bytes_per_second * 2, first.flops_per_second) == device_limits(context)
-        context.cache.put_tuning(context.kernels.device_key, limits._NAME, {"bytes_per_second": "fast"})
+        assert (
+            again
+            == DeviceLimits(first.bytes_per_second * 2, first.flops_per_second)
+            == device_limits(context)
+        )
+        context.cache.put_tuning(
+            context.kernels.device_key, limits._NAME, {"bytes_per_second": "fast"}
+        )
         assert device_limits(context).bytes_per_second == first.bytes_per_second * 2
         assert context.device.live_objects().keys() <= {"PipelineCache"}
 
@@ -94,12 +109,24 @@ def test_limits_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.device
 def test_calls_and_profile(cli, data: Path, unregister_topk) -> None:
     pytest.importorskip("torch")
-    ran = cli("bench", data / "topk.pte", "--runs", "5", "--no-load", "--profile", "--by", "dispatch", "--json")
+    ran = cli(
+        "bench",
+        data / "topk.pte",
+        "--runs",
+        "5",
+        "--no-load",
+        "--profile",
+        "--by",
+        "dispatch",
+        "--json",
+    )
     assert ran.code == 0
     calls, profile = ran.json["calls"], ran.json["profile"]
     assert calls["runs"] == 5 and 0 < calls["min"] <= calls["median"] <= calls["p95"]
     assert min(calls["device"], calls["fallback"], calls["host"]) > 0
-    assert calls["device"] + calls["fallback"] + calls["host"] == pytest.approx(calls["median"], rel=0.5)
+    assert calls["device"] + calls["fallback"] + calls["host"] == pytest.approx(
+        calls["median"], rel=0.5
+    )
     assert len(profile["rows"]) == ran.json["dispatches"] == 2
     assert sum(row["share"] for row in profile["rows"]) == pytest.approx(1.0)
     assert "cold" not in ran.json
@@ -120,7 +147,10 @@ def test_cold_and_warm_loading(cli, data: Path) -> None:
     ran = cli("bench", data / "dynamic_views.pte", "--runs", "2", "--size", "s0=4", "--json")
     cold, warm = ran.json["cold"], ran.json["warm"]
     assert cold["kernels"]["compiled"] > 0 and cold["kernels"]["cached"] == 0
-    assert warm["kernels"]["compiled"] == 0 and warm["kernels"]["cached"] == cold["kernels"]["compiled"]
+    assert (
+        warm["kernels"]["compiled"] == 0
+        and warm["kernels"]["cached"] == cold["kernels"]["compiled"]
+    )
     assert cold["phases"]["kernels"] > warm["phases"]["kernels"] > 0
     assert cold["process_seconds"] > cold["load_seconds"] + cold["first_call_seconds"]
 

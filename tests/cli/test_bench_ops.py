@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from purevk.cli.bench_ops import build
-from purevk.graph.limits import DeviceLimits
 from purevk.cli.operator_cases import Case, Tensor, f32, operator_cases
 from purevk.dtypes import DType
+from purevk.graph.limits import DeviceLimits
 from purevk.ops import registry
 
 
@@ -24,7 +24,10 @@ def test_main_tensors_have_the_size(mib: float) -> None:
     nbytes = int(mib * (1 << 20))
     for case in operator_cases(nbytes):
         if case.family in ("pointwise", "reductions", "scans and sorting"):
-            assert max(arg.nbytes for arg in case.args if isinstance(arg, Tensor)) in (nbytes, nbytes // 2), case
+            assert max(arg.nbytes for arg in case.args if isinstance(arg, Tensor)) in (
+                nbytes,
+                nbytes // 2,
+            ), case
 
 
 def test_bytes_count_once() -> None:
@@ -43,7 +46,11 @@ def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = cli("bench", "--ops", "aten.mm.*", "--mib", "0.015625", "--json").json["rows"]
     assert [row["form"] for row in rows] == ["", "half"]
     n = 64
-    assert rows[0]["bytes"] == 3 * 4 * n * n and rows[0]["flops"] == 2 * n**3 and rows[0]["bound"] == "arithmetic"
+    assert (
+        rows[0]["bytes"] == 3 * 4 * n * n
+        and rows[0]["flops"] == 2 * n**3
+        and rows[0]["bound"] == "arithmetic"
+    )
     assert rows[0]["limit_share"] == pytest.approx(2 * n**3 / 1e10 / rows[0]["seconds"])
     shown = cli("bench", "--ops", "mm.default", "--mib", "0.015625").out
     assert "products" in shown and "16 KiB: time" in shown

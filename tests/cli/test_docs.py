@@ -24,7 +24,11 @@ def make_docs():
 
 def test_made_pages_are_not_stale() -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/make_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "scripts/make_docs.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 

@@ -26,13 +26,21 @@ def test_here(cli, cache_folder: Path) -> None:
     ran = cli("doctor", "--json")
     checks = by_name(ran.json)
     assert ran.code == 0 and ran.json["ok"]
-    for name in ("Python packages", "Vulkan loader", "device works", "shader compiler", "cache folder"):
+    for name in (
+        "Python packages",
+        "Vulkan loader",
+        "device works",
+        "shader compiler",
+        "cache folder",
+    ):
         assert checks[name]["status"] == "ok", checks[name]
     assert checks["cache folder"]["found"] == str(cache_folder)
     assert "purevk can run here" in cli("doctor").out
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="stands in for the loader through LD_LIBRARY_PATH")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="stands in for the loader through LD_LIBRARY_PATH"
+)
 def test_a_bare_machine(tmp_path: Path) -> None:
     """No loader, no compiler, no folder to write to, nothing in the environment."""
     for name in ("libvulkan.so.1", "libvulkan.so"):
@@ -55,7 +63,10 @@ def test_a_bare_machine(tmp_path: Path) -> None:
     checks = by_name(json.loads(done.stdout))
     assert checks["Vulkan loader"]["status"] == checks["shader compiler"]["status"] == "missing"
     assert checks["cache folder"]["status"] == "warning" and "device works" not in checks
-    assert checks["Vulkan loader"]["mend"] and "unset PUREVK_SHADERC" in checks["shader compiler"]["mend"][0]
+    assert (
+        checks["Vulkan loader"]["mend"]
+        and "unset PUREVK_SHADERC" in checks["shader compiler"]["mend"][0]
+    )
 
 
 def test_no_driver(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +92,9 @@ def test_no_device(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks["Vulkan device"]["status"] == "missing" and "device works" not in checks
 
 
-def test_no_compiler_but_a_filled_cache(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_but_a_filled_cache(
+    cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from purevk.graph.context import default_cache
 
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
@@ -94,13 +107,23 @@ def test_no_compiler_but_a_filled_cache(cli, cache_folder: Path, monkeypatch: py
     "release, uid, command",
     [
         ({"ID": "debian", "VERSION_ID": "13"}, 0, "apt-get install libvulkan1 mesa-vulkan-drivers"),
-        ({"ID": "ubuntu", "ID_LIKE": "debian"}, 1000, "sudo apt-get install libvulkan1 mesa-vulkan-drivers"),
+        (
+            {"ID": "ubuntu", "ID_LIKE": "debian"},
+            1000,
+            "sudo apt-get install libvulkan1 mesa-vulkan-drivers",
+        ),
         ({"ID": "fedora"}, 0, "dnf install vulkan-loader mesa-vulkan-drivers"),
-        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, 0, "dnf install vulkan-loader mesa-vulkan-drivers"),
+        (
+            {"ID": "rocky", "ID_LIKE": "rhel centos fedora"},
+            0,
+            "dnf install vulkan-loader mesa-vulkan-drivers",
+        ),
         ({"ID": "arch"}, 0, "pacman -S vulkan-icd-loader vulkan-swrast"),
     ],
 )
-def test_the_command_is_that_of_the_distribution(monkeypatch, release: dict, uid: int, command: str) -> None:
+def test_the_command_is_that_of_the_distribution(
+    monkeypatch, release: dict, uid: int, command: str
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
     monkeypatch.setattr(os, "geteuid", lambda: uid, raising=False)
@@ -113,22 +136,29 @@ def test_an_unknown_distribution_and_other_systems(monkeypatch: pytest.MonkeyPat
     assert any("apt-get install libvulkan1" in command for command in mend.install("loader"))
     assert any("dnf install vulkan-loader" in command for command in mend.install("loader"))
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert mend.install("loader") == [] and mend.driver([]) == ["brew install molten-vk vulkan-loader"]
+    assert mend.install("loader") == [] and mend.driver([]) == [
+        "brew install molten-vk vulkan-loader"
+    ]
     assert any("Vulkan SDK" in each for each in mend.shaderc())
 
 
 def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
+    monkeypatch.setattr(
+        "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "12"}
+    )
     assert any("packaging/link_shaderc.sh" in each for each in mend.shaderc())
-    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "13"})
+    monkeypatch.setattr(
+        "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "13"}
+    )
     assert any(each.endswith("apt-get install libshaderc1") for each in mend.shaderc())
 
 
 def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(
-        "platform.freedesktop_os_release", lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"}
+        "platform.freedesktop_os_release",
+        lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"},
     )
     monkeypatch.setattr(Path, "exists", lambda self: False)
     assert "ubuntu-drivers install" in mend.driver(["nvidia"])[0]
@@ -141,5 +171,7 @@ def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_works_without_the_vulkan_package() -> None:
     """What looks for missing packages needs none of them."""
     code = "import sys; sys.modules['vulkan'] = None; from purevk.cli import main; sys.exit(main(['doctor']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 1 and "pip install vulkan" in done.stdout and not done.stderr

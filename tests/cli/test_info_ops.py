@@ -17,7 +17,9 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_DISABLE", "float16")
     found = cli("info", "--json").json
     with api.Instance() as instance:
-        assert [each["name"] for each in found["devices"]] == [each.name for each in instance.physical_devices]
+        assert [each["name"] for each in found["devices"]] == [
+            each.name for each in instance.physical_devices
+        ]
         assert found["picked"] == instance.pick().index
     features = {row["name"]: row for row in found["features"]}
     assert list(features) == [row.name for row in FEATURES] and features["float16"]["on"] is False
@@ -30,12 +32,19 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_info_where_nothing_is_installed(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_loader() -> None:
-        raise DeviceError("No Vulkan loader on this machine", why="none was found", next="install one")
+        raise DeviceError(
+            "No Vulkan loader on this machine", why="none was found", next="install one"
+        )
 
     monkeypatch.setattr("purevk.api.vk.library", no_loader)
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("info")
-    assert ran.code == 0 and "No Vulkan loader" in ran.out and "install one" in ran.out and "purevk doctor" in ran.out
+    assert (
+        ran.code == 0
+        and "No Vulkan loader" in ran.out
+        and "install one" in ran.out
+        and "purevk doctor" in ran.out
+    )
     found = cli("info", "--json").json
     assert found["devices"] == [] and found["device_error"]["type"] == "DeviceError"
     assert found["compiler"]["error"]["type"] == "ShaderCompilerError"
@@ -46,12 +55,15 @@ def test_ops_are_the_rows(cli) -> None:
     assert [row["operator"] for row in found] == [row.name for row in registry.rows()]
     by_name = {row["operator"]: row for row in found}
     assert (
-        by_name["aten.add.Tensor"]["form"] == "pointwise" and "aten.add.Scalar" in by_name["aten.add.Tensor"]["names"]
+        by_name["aten.add.Tensor"]["form"] == "pointwise"
+        and "aten.add.Scalar" in by_name["aten.add.Tensor"]["names"]
     )
     assert by_name["aten.view.default"]["form"] == "view"
 
 
-@pytest.mark.parametrize("pattern, holds", [("relu", True), ("aten.relu.*", True), ("*.relu", False)])
+@pytest.mark.parametrize(
+    "pattern, holds", [("relu", True), ("aten.relu.*", True), ("*.relu", False)]
+)
 def test_ops_by_name(cli, pattern: str, holds: bool) -> None:
     names = [row["operator"] for row in cli("ops", pattern, "--json").json["operators"]]
     assert ("aten.relu.default" in names) is holds and "aten.add.Tensor" not in names
@@ -64,7 +76,9 @@ def test_ops_of_a_model(cli, data: Path, unregister_topk) -> None:
     assert where["aten.sigmoid.default"] == ("gpu", 1, None)
     text = cli("ops", "--check", data / "topk.pte", "--no-device").out
     assert "1 on the CPU" in text
-    (method,) = cli("ops", "top*", "--check", data / "topk.pte", "--no-device", "--json").json["methods"]
+    (method,) = cli("ops", "top*", "--check", data / "topk.pte", "--no-device", "--json").json[
+        "methods"
+    ]
     assert method["operators"] == []
 
 

@@ -29,7 +29,9 @@ GRAPH = Graph(
 
 
 def make(*specs: str, size: list[tuple[str, int]] | None = None, seed: int = 0) -> list[Any]:
-    return make_inputs(GRAPH, argparse.Namespace(input=list(specs), size=size or [], seed=seed), "here")
+    return make_inputs(
+        GRAPH, argparse.Namespace(input=list(specs), size=size or [], seed=seed), "here"
+    )
 
 
 def test_random_at_the_upper_bound() -> None:

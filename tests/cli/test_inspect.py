@@ -24,7 +24,9 @@ def test_a_node_without_a_kernel_is_on_the_cpu(cli, data: Path, unregister_topk)
     assert node["results"] == ["float32[2,2]", "int64[2,2]"]
     assert [each["on"] for each in method["segments"]] == ["gpu", "cpu", "gpu"]
     # 4 operators in the first delegate, topk, the sigmoid in the second.
-    assert method["file_nodes"]["nodes"] == 6 and method["file_nodes"]["kernels"] == {"aten::topk.values": 1}
+    assert method["file_nodes"]["nodes"] == 6 and method["file_nodes"]["kernels"] == {
+        "aten::topk.values": 1
+    }
     assert method["dispatches"] == 2 == sum(each["dispatches"] for each in method["kernels"])
     text = cli("inspect", data / "topk.pte", "--no-device").out
     assert "on the CPU: 1 node" in text and "aten.topk.default" in text and "no kernel" in text
@@ -38,7 +40,10 @@ def test_everything_on_the_gpu(cli, data: Path) -> None:
 def test_a_missing_feature_is_the_reason(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_DISABLE", "int64")
     (method,) = cli("inspect", data / "gather.pte", "--no-device", "--json").json["methods"]
-    assert {node["operator"] for node in method["cpu_nodes"]} == {"aten.index.Tensor", "aten.cat.default"}
+    assert {node["operator"] for node in method["cpu_nodes"]} == {
+        "aten.index.Tensor",
+        "aten.cat.default",
+    }
     assert {node["why"] for node in method["cpu_nodes"]} == {"int64 needs the device feature int64"}
 
 
@@ -54,7 +59,10 @@ def test_dynamic_sizes(cli, data: Path) -> None:
 
 def test_one_of_several_methods(cli, data: Path) -> None:
     file = data / "two_methods.pte"
-    assert [m["name"] for m in cli("inspect", file, "--no-device", "--json").json["methods"]] == ["forward", "step"]
+    assert [m["name"] for m in cli("inspect", file, "--no-device", "--json").json["methods"]] == [
+        "forward",
+        "step",
+    ]
     (step,) = cli("inspect", file, "--no-device", "--json", "--method", "step").json["methods"]
     assert step["name"] == "step" and step["inputs"][0]["dims"] == [1, 5]
     ran = cli("inspect", file, "--no-device", "--method", "backward")
@@ -65,20 +73,27 @@ def test_what_cannot_run_is_shown_and_fails(cli, foreign: Path) -> None:
     ran = cli("inspect", foreign, "--no-device", "--json")
     (method,) = ran.json["methods"]
     assert ran.code == 1 and ran.json["ok"] is False
-    assert method["error"]["type"] == "UnsupportedProgramError" and method["file_nodes"]["delegate_calls"] == 1
+    assert (
+        method["error"]["type"] == "UnsupportedProgramError"
+        and method["file_nodes"]["delegate_calls"] == 1
+    )
     ran = cli("inspect", foreign, "--no-device")
     assert ran.code == 1 and "cannot run" in ran.out
 
 
 def test_data_files(cli, data: Path) -> None:
     (weights,) = (data / "linear_relu_external").glob("*.ptd")
-    found = cli("inspect", data / "linear_relu_external.pte", "--data", weights, "--no-device", "--json").json
+    found = cli(
+        "inspect", data / "linear_relu_external.pte", "--data", weights, "--no-device", "--json"
+    ).json
     assert found["ok"] and found["file"]["data_files"][0]["bytes"] == (3 * 5 + 3) * 4
     assert cli("inspect", data / "linear_relu_external.pte", "--no-device").code == 1
 
 
 def test_the_graph_and_the_table_of_nodes(cli, data: Path, unregister_topk) -> None:
-    found = cli("inspect", data / "topk.pte", "--no-device", "--graph", "--node-table", "--json").json["methods"][0]
+    found = cli(
+        "inspect", data / "topk.pte", "--no-device", "--graph", "--node-table", "--json"
+    ).json["methods"][0]
     assert found["graph"].startswith("method forward\ninput %input_0: float32[2,7]\n")
     rows = found["node_table"]
     assert [row["on"] for row in rows] == ["gpu", "cpu", "gpu"]
@@ -98,14 +113,21 @@ def test_without_vulkan(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("name", ["topk", "dynamic_views", "linear_relu", "counter_portable", "gather", "two_methods"])
+@pytest.mark.parametrize(
+    "name", ["topk", "dynamic_views", "linear_relu", "counter_portable", "gather", "two_methods"]
+)
 def test_memory_is_that_of_the_loaded_program(cli, data: Path, name: str) -> None:
     methods = cli("inspect", data / f"{name}.pte", "--json").json["methods"]
-    with Context(api.open_device()) as context, purevk.load(data / f"{name}.pte", context=context) as program:
+    with (
+        Context(api.open_device()) as context,
+        purevk.load(data / f"{name}.pte", context=context) as program,
+    ):
         loaded = vars(program.memory)
         for key in ("planned", "naive", "lower_bound", "inputs", "outputs"):
             assert sum(method["memory"][key] for method in methods) == loaded[key], key
-        weights, state = (sum(method["memory"][key] for method in methods) for key in ("weights", "state"))
+        weights, state = (
+            sum(method["memory"][key] for method in methods) for key in ("weights", "state")
+        )
         assert loaded["state"] == state and (loaded["weights"] == weights or len(methods) > 1)
         assert sum(method["dispatches"] for method in methods) == program.report()["dispatches"]
 
@@ -115,7 +137,10 @@ def test_inputs_are_those_of_the_file(cli, data: Path, name: str) -> None:
     """Against the tensors that the reader finds."""
     with pte.read_program(data / f"{name}.pte") as program:
         plan = program.method("forward")
-        wanted = [(DType.from_pte(plan.values[i].scalar_type).name, list(plan.values[i].sizes)) for i in plan.inputs]
+        wanted = [
+            (DType.from_pte(plan.values[i].scalar_type).name, list(plan.values[i].sizes))
+            for i in plan.inputs
+        ]
     (method,) = cli("inspect", data / f"{name}.pte", "--no-device", "--json").json["methods"]
     assert [(each["dtype"], each["dims"]) for each in method["inputs"]][: len(wanted)] == wanted
 
@@ -138,7 +163,9 @@ def test_the_graph_alone(cli, data: Path) -> None:
     for form, start in (("text", "method forward"), ("json", "{"), ("mermaid", "flowchart TD")):
         ran = cli("inspect", data / "topk.pte", "--no-device", "--format", form)
         assert ran.code == 0 and ran.out.startswith(start)
-    found = cli("inspect", data / "two_methods.pte", "--no-device", "--method", "step", "--format", "json").json
+    found = cli(
+        "inspect", data / "two_methods.pte", "--no-device", "--method", "step", "--format", "json"
+    ).json
     assert found["name"] == "step" and found["segments"]
     wrapped = cli("inspect", data / "topk.pte", "--no-device", "--format", "mermaid", "--json").json
     assert wrapped["method"] == "forward" and wrapped["drawing"].startswith("flowchart")

@@ -43,7 +43,10 @@ def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
     assert "usage: purevk" in ran.err and not ran.out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *[[command.name, "--help"] for command in load_commands()]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], *[[command.name, "--help"] for command in load_commands()]],
+)
 def test_help(cli, arguments: list[str]) -> None:
     ran = cli(*arguments)
     assert ran.code == 0 and ran.out and not ran.err
@@ -86,7 +89,9 @@ def test_a_traceback_where_asked_for(cli, tmp_path: Path) -> None:
         ["info"],
     ],
 )
-def test_tables_fit_the_terminal(cli, data: Path, monkeypatch, width: int, arguments: list[str]) -> None:
+def test_tables_fit_the_terminal(
+    cli, data: Path, monkeypatch, width: int, arguments: list[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     ran = cli(*[data / each if each.endswith(".pte") else each for each in arguments])
     assert ran.code in (0, 1)
@@ -104,5 +109,9 @@ def test_the_module_and_a_closed_pipe(data: Path) -> None:
     done = shell("inspect", str(data / "topk.pte"), "--no-device")
     assert done.returncode == 0 and "method forward" in done.stdout and not done.stderr
     command = f"{sys.executable} -m purevk ops --json | head -n 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "{\n" and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (
+        done.stdout == "{\n" and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    )

@@ -58,9 +58,15 @@ def test_brackets_are_text_and_numbers_are_never_cut(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "50")
     out = output.Output()
     out.table(
-        [("name", "c"), ("time", "r"), ("share", "r")], [["x" * 80, "123.4 ms", "100.0%"], ["f[s0,b]", "1 ms", "0%"]]
+        [("name", "c"), ("time", "r"), ("share", "r")],
+        [["x" * 80, "123.4 ms", "100.0%"], ["f[s0,b]", "1 ms", "0%"]],
     )
     out.pairs([("dims", "[s0, bold]"), ("none", None)])
     lines = stream.getvalue().splitlines()
-    assert "123.4 ms" in lines[1] and "100.0%" in lines[1] and "\u2026" in lines[1] and len(lines[1]) <= 50
+    assert (
+        "123.4 ms" in lines[1]
+        and "100.0%" in lines[1]
+        and "\u2026" in lines[1]
+        and len(lines[1]) <= 50
+    )
     assert "f[s0,b]" in lines[2] and "[s0, bold]" in lines[3] and len(lines) == 4

@@ -72,7 +72,10 @@ def test_phases_that_follow_are_one_work(clock: Clock) -> None:
         for done in range(1, 11):
             clock.now += 0.03
             bar(phase, done * 1_000_000, 10_000_000)
-    assert "uploading weights" in console.file.getvalue() and "compiling" not in console.file.getvalue()
+    assert (
+        "uploading weights" in console.file.getvalue()
+        and "compiling" not in console.file.getvalue()
+    )
     assert "/10 MB" in console.file.getvalue()
     clock.now += 60  # later work starts anew
     before = len(console.file.getvalue())
@@ -108,7 +111,10 @@ def test_an_error_leaves_no_line(clock: Clock) -> None:
 def test_threads(clock: Clock) -> None:
     console = terminal()
     bar = ProgressBar(delay=0.0, console=console)
-    threads = [threading.Thread(target=lambda n=n: [bar("compile", n, 9) for _ in range(50)]) for n in range(1, 5)]
+    threads = [
+        threading.Thread(target=lambda n=n: [bar("compile", n, 9) for _ in range(50)])
+        for n in range(1, 5)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

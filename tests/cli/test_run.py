@@ -14,7 +14,15 @@ def test_outputs_are_right_and_written(cli, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     x = np.random.default_rng(5).standard_normal((2, 7)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    ran = cli("run", data / "topk.pte", "--input", tmp_path / "x.npy", "--output", tmp_path / "out.npz", "--json")
+    ran = cli(
+        "run",
+        data / "topk.pte",
+        "--input",
+        tmp_path / "x.npy",
+        "--output",
+        tmp_path / "out.npz",
+        "--json",
+    )
     assert ran.code == 0
     order = np.argsort(-x, axis=1)[:, :2]
     values = 1 / (1 + np.exp(-(np.take_along_axis(x, order, 1) * 2 + 1)))
@@ -32,7 +40,9 @@ def test_outputs_are_right_and_written(cli, data: Path, tmp_path: Path) -> None:
 def test_a_dynamic_size(cli, data: Path) -> None:
     ran = cli("run", data / "dynamic_views.pte", "--size", "s0=3", "--input", "2")
     assert ran.code == 0 and "[1, 3, 2, 8]" in ran.out
-    (output,) = cli("run", data / "dynamic_views.pte", "--size", "s0=3", "--input", "2", "--json").json["outputs"]
+    (output,) = cli(
+        "run", data / "dynamic_views.pte", "--size", "s0=3", "--input", "2", "--json"
+    ).json["outputs"]
     assert (output["min"], output["max"]) == (3.0, 9.0)  # x + 1 and its square
 
 
@@ -45,7 +55,9 @@ def test_infinities_are_counted_not_averaged(cli, data: Path) -> None:
 
 def test_the_method_must_be_named(cli, data: Path) -> None:
     assert cli("run", data / "two_methods.pte", "--json").json["method"] == "forward"
-    assert cli("run", data / "two_methods.pte", "--method", "step", "--json").json["inputs"][0]["shape"] == [1, 5]
+    assert cli("run", data / "two_methods.pte", "--method", "step", "--json").json["inputs"][0][
+        "shape"
+    ] == [1, 5]
     assert cli("run", data / "two_methods.pte", "--method", "other").code == 1
 
 

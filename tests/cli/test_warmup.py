@@ -11,13 +11,22 @@ from purevk import knobs
 pytestmark = pytest.mark.device
 
 
-def test_the_second_time_all_is_there(cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_time_all_is_there(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
     cold = cli("warmup", data / "topk.pte", data / "dynamic_views.pte", "--json").json
     first, second = cold["models"]
-    assert first["compiled"] == first["modules"] > 0 and first["cached"] == 0 and first["pipelines"] > 0
+    assert (
+        first["compiled"] == first["modules"] > 0
+        and first["cached"] == 0
+        and first["pipelines"] > 0
+    )
     warm = cli("warmup", data / "topk.pte", data / "dynamic_views.pte", "--json").json
-    assert [(m["compiled"], m["cached"]) for m in warm["models"]] == [(0, first["modules"]), (0, second["modules"])]
+    assert [(m["compiled"], m["cached"]) for m in warm["models"]] == [
+        (0, first["modules"]),
+        (0, second["modules"]),
+    ]
     text = cli("warmup", data / "topk.pte").out
     assert "topk.pte" in text and str(tmp_path) in text
     # What it made ready is all that loading needs.
@@ -26,9 +35,13 @@ def test_the_second_time_all_is_there(cli, data: Path, tmp_path: Path, monkeypat
     assert ran.code == 0, ran.err
 
 
-def test_a_bundle_serves_where_there_is_no_compiler(cli, data: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_bundle_serves_where_there_is_no_compiler(
+    cli, data: Path, tmp_path: Path, monkeypatch
+) -> None:
     bundle = tmp_path / "kernels.zip"
-    made = cli("warmup", data / "dynamic_views.pte", data / "topk.pte", "--bundle", bundle, "--json").json
+    made = cli(
+        "warmup", data / "dynamic_views.pte", data / "topk.pte", "--bundle", bundle, "--json"
+    ).json
     modules = made["bundle"]["entries"]
     assert (
         modules <= sum(model["modules"] for model in made["models"])
@@ -45,7 +58,9 @@ def test_a_bundle_serves_where_there_is_no_compiler(cli, data: Path, tmp_path: P
     assert model["compiled"] == 0
 
 
-def test_without_a_cache_on_disk(cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_on_disk(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(knobs.CACHE.name, "0")
     ran = cli("warmup", data / "dynamic_views.pte")
     assert ran.code == 0 and "nothing was kept on disk" in ran.out

@@ -1,6 +1,8 @@
-"""Writes the small programs of `tests/data/pte`: `python tests/data/make_pte.py [folder] [name ...]`.
+"""Writes the small programs of `tests/data/pte`: `python tests/data/make_pte.py [folder] [name
+...]`.
 
-Needs executorch 1.5. The tests of the reader use the committed files; those marked `export` build them anew.
+Needs executorch 1.5. The tests of the reader use the committed files; those marked `export` build
+them anew.
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ def linear_relu_inline() -> Any:
 
 @_program
 def linear_relu_external() -> Any:
-    return _vulkan(LinearRelu(), (torch.randn(2, 5),), options={"external_constants_max_data_bytes": 1 << 20})
+    return _vulkan(
+        LinearRelu(), (torch.randn(2, 5),), options={"external_constants_max_data_bytes": 1 << 20}
+    )
 
 
 @_program
@@ -123,7 +127,9 @@ def topk() -> Any:
 @_program
 def dynamic_views() -> Any:
     length = Dim("length", min=1, max=16)
-    return _vulkan(Views(), (torch.randn(1, 5, 8),), ({1: length},), options={"require_dynamic_shapes": True})
+    return _vulkan(
+        Views(), (torch.randn(1, 5, 8),), ({1: length},), options={"require_dynamic_shapes": True}
+    )
 
 
 @_program
@@ -153,7 +159,9 @@ def linear_portable_external() -> Any:
 
 @_program
 def branch() -> Any:
-    return to_edge(export(Branch(), (torch.tensor(True), torch.randn(3)), strict=True)).to_executorch()
+    return to_edge(
+        export(Branch(), (torch.tensor(True), torch.randn(3)), strict=True)
+    ).to_executorch()
 
 
 @_program
@@ -179,7 +187,8 @@ def two_methods() -> Any:
 
 
 def write(name: str, folder: Path) -> Path:
-    """Build program `name` into `folder`: `name.pte`, and beside it `name/*.ptd` if it has data files."""
+    """Build program `name` into `folder`: `name.pte`, and beside it `name/*.ptd` if it has data
+    files."""
     torch.manual_seed(7)
     program = BUILDERS[name]()
     path = folder / f"{name}.pte"

@@ -1,5 +1,5 @@
-"""The backend of torch.compile against eager torch: dynamic sizes, graph breaks, writes into arguments, parameters
-that change."""
+"""The backend of torch.compile against eager torch: dynamic sizes, graph breaks, writes into
+arguments, parameters that change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def _programs() -> list[purevk.Program]:
 
 
 def _mlp() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.GELU(), torch.nn.Linear(32, 3)).eval()
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 32), torch.nn.GELU(), torch.nn.Linear(32, 3)
+    ).eval()
 
 
 @pytest.mark.slow
@@ -91,7 +93,9 @@ def test_a_dim_that_is_marked() -> None:
         _agrees(compiled, module, given)
     (program,) = set(_programs()) - before
     (method,) = program.methods.values()
-    assert [str(size) for size in method.graph.inputs[0].type.dims][1] == "6" and len(method.specializations) == 1
+    assert [str(size) for size in method.graph.inputs[0].type.dims][1] == "6" and len(
+        method.specializations
+    ) == 1
 
 
 def test_graph_breaks() -> None:
@@ -197,7 +201,9 @@ def test_parameters_that_change_are_seen() -> None:
     for _ in range(4):
         _agrees(compiled, module, torch.randn(4, 6))
         module[0].weight.mul_(2)
-    module.load_state_dict({name: torch.randn_like(value) for name, value in module.state_dict().items()})
+    module.load_state_dict(
+        {name: torch.randn_like(value) for name, value in module.state_dict().items()}
+    )
     _agrees(compiled, module, torch.randn(4, 6))
 
 
@@ -228,7 +234,9 @@ def test_other_devices_are_refused() -> None:
         module, x = _mlp(), torch.randn(4, 6)
     with pytest.raises(Exception, match="tensors of the CPU are accepted") as caught:
         torch.compile(module, backend="purevk")(x)
-    assert isinstance(caught.value, UnsupportedProgramError) or "UnsupportedProgramError" in str(caught.value)
+    assert isinstance(caught.value, UnsupportedProgramError) or "UnsupportedProgramError" in str(
+        caught.value
+    )
 
 
 def test_a_context_of_ones_own() -> None:
@@ -247,6 +255,10 @@ def test_a_context_of_ones_own() -> None:
 def test_torch_finds_the_backend() -> None:
     assert "purevk" in torch._dynamo.list_backends()
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    (line,) = (each for each in text.split('"torch_dynamo_backends"]')[1].splitlines()[:2] if each.startswith("purevk"))
+    (line,) = (
+        each
+        for each in text.split('"torch_dynamo_backends"]')[1].splitlines()[:2]
+        if each.startswith("purevk")
+    )
     value = line.split("=")[1].strip().strip('"')
     assert EntryPoint("purevk", value, "torch_dynamo_backends").load() is dynamo.purevk_backend

@@ -24,7 +24,9 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = self.mixer(torch.nn.functional.gelu(self.norm(self.linear(x))))
         heads = y[:, None]
-        mixed = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            heads, heads, heads, is_causal=True
+        )
         return mixed.softmax(-1), y.mean(dim=1, keepdim=True)
 
 
@@ -56,7 +58,9 @@ def test_an_exported_program() -> None:
 def test_sizes_between_the_bounds_take_one_lowering() -> None:
     module = _block()
     batch = torch.export.Dim("batch", min=2, max=8)
-    with purevk.compile(module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}) as program:
+    with purevk.compile(
+        module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}
+    ) as program:
         for size in (2, 5, 8, 3, 5):
             _agrees(program, module, torch.randn(size, 4, 16))
         assert len(program.method("forward").specializations) == 1
@@ -65,7 +69,9 @@ def test_sizes_between_the_bounds_take_one_lowering() -> None:
 def test_larger_sizes_grow_the_bounds(caplog: pytest.LogCaptureFixture) -> None:
     module = _block()
     batch = torch.export.Dim("batch", min=2, max=8)
-    with purevk.compile(module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}) as program:
+    with purevk.compile(
+        module, (torch.randn(4, 4, 16),), dynamic_shapes={"x": {0: batch}}
+    ) as program:
         with caplog.at_level(logging.WARNING, "purevk"):
             for size in (9, 16, 12, 3):
                 _agrees(program, module, torch.randn(size, 4, 16))
@@ -77,7 +83,9 @@ def test_strict_bounds_hold() -> None:
     module = _block()
     batch = torch.export.Dim("batch", min=2, max=8)
     example = (torch.randn(4, 4, 16),)
-    with purevk.compile(module, example, dynamic_shapes={"x": {0: batch}}, bounds="strict") as program:
+    with purevk.compile(
+        module, example, dynamic_shapes={"x": {0: batch}}, bounds="strict"
+    ) as program:
         with pytest.raises(InputError, match="above the exported bounds"):
             program.forward(torch.randn(9, 4, 16))
 
@@ -113,12 +121,18 @@ def test_what_has_no_kernel_runs_on_the_cpu() -> None:
 
 def test_inputs_that_are_written() -> None:
     class Append(torch.nn.Module):
-        def forward(self, x: torch.Tensor, cache: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, cache: torch.Tensor, total: torch.Tensor
+        ) -> torch.Tensor:
             cache[:, 1:3] = x
             total.add_(x.sum())
             return cache.softmax(-1) * total
 
-    x, mine, theirs = torch.randn(4, 2, 3), [torch.zeros(4, 5, 3), torch.ones(1)], [torch.zeros(4, 5, 3), torch.ones(1)]
+    x, mine, theirs = (
+        torch.randn(4, 2, 3),
+        [torch.zeros(4, 5, 3), torch.ones(1)],
+        [torch.zeros(4, 5, 3), torch.ones(1)],
+    )
     with purevk.compile(Append(), (x, torch.zeros(4, 5, 3), torch.ones(1))) as program:
         for _ in range(2):
             torch.testing.assert_close(program.forward(x, *mine), Append()(x, *theirs))
@@ -133,7 +147,9 @@ def test_inputs_that_are_written() -> None:
 
 
 def test_an_instance_norm_keeps_its_statistics() -> None:
-    mine, theirs = (torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True) for _ in range(2))
+    mine, theirs = (
+        torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True) for _ in range(2)
+    )
     x = torch.randn(2, 3, 8)
     with purevk.compile(mine, (x,)) as program:
         for _ in range(2):
@@ -143,8 +159,12 @@ def test_an_instance_norm_keeps_its_statistics() -> None:
     state = [torch.zeros(3), torch.ones(3)]
 
     class Norm(torch.nn.Module):
-        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True, momentum=0.1)
+        def forward(
+            self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+        ) -> torch.Tensor:
+            return torch.nn.functional.instance_norm(
+                x, mean, variance, use_input_stats=True, momentum=0.1
+            )
 
     with purevk.compile(Norm(), (x, torch.zeros(3), torch.ones(3))) as program:
         torch.testing.assert_close(program.forward(x, *state), module(x))
@@ -156,7 +176,9 @@ def test_complex_numbers_run_on_the_cpu() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("window", torch.hann_window(32))
-            self.register_buffer("turns", torch.polar(torch.ones(17, 1), torch.arange(17.0)[:, None]))
+            self.register_buffer(
+                "turns", torch.polar(torch.ones(17, 1), torch.arange(17.0)[:, None])
+            )
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             spectrum = torch.stft(x, 32, 8, window=self.window, return_complex=True) * self.turns
@@ -171,7 +193,11 @@ def test_complex_numbers_run_on_the_cpu() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.SiLU(), torch.nn.Linear(40, 8)).eval().to(dtype)
+    module = (
+        torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.SiLU(), torch.nn.Linear(40, 8))
+        .eval()
+        .to(dtype)
+    )
     x = torch.randn(7, 24, dtype=dtype)
     with purevk.compile(module, (x,)) as program, torch.no_grad():
         # Half values with sums in float32: as far from eager as a few roundings of the type.
@@ -184,11 +210,12 @@ def test_integers_of_the_call() -> None:
             return x * n + 1
 
     x = torch.arange(4.0)
-    exported = torch.export.export(Shift(), (x, 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, strict=False)
+    exported = torch.export.export(
+        Shift(), (x, 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, strict=False
+    )
     with purevk.compile(exported) as program:
         for n in (3, 7, -2):
             torch.testing.assert_close(program.forward(x, n), x * n + 1)
-
 
 
 def test_weights_without_data_are_refused() -> None:
@@ -213,7 +240,8 @@ def test_what_needs_no_decomposition_is_not_traced_anew() -> None:
     assert is_decomposed(exported) and decompose(exported) is exported
     with purevk.compile(exported) as program:
         plan = program.method("forward").executable.plan
-        # The new weights are computed once; at a call there are the convolution and the copies around it.
+        # The new weights are computed once; at a call there are the convolution and the copies
+        # around it.
         assert len(plan.once) >= 3 and len(plan.dispatches) <= 3
         _agrees(program, module, x)
 
@@ -235,14 +263,17 @@ def test_writes_that_others_see_are_taken_out_by_torch() -> None:
 
 
 class Cached(torch.nn.Module):
-    """executorch's operators that write into a buffer: what is before can be read as well, and a cache may be a mere value."""
+    """executorch's operators that write into a buffer: what is before can be read as well, and a
+    cache may be a mere value."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("keys", torch.zeros(1, 8, 2, 4))
         self.register_buffer("values", torch.zeros(1, 8, 2, 4))
 
-    def forward(self, x: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, position: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         start = position[0].item()
         torch._check(start >= 0)
         torch._check(start < 8)
@@ -251,7 +282,11 @@ class Cached(torch.nn.Module):
         torch.ops.llama.update_cache(x * 2, self.values, start)
         torch.ops.llama.update_cache(x * 3, self.values, 0)
         torch.ops.llama.update_cache(x, own, start)
-        return torch.ops.llama.custom_sdpa(x, self.keys, self.values, start, None, 0.0, True), before, own
+        return (
+            torch.ops.llama.custom_sdpa(x, self.keys, self.values, start, None, 0.0, True),
+            before,
+            own,
+        )
 
 
 def test_operators_that_write_into_buffers() -> None:

@@ -15,8 +15,16 @@ torch = pytest.importorskip("torch")
 def portable_kernels() -> list[str]:
     """The out-variants that executorch's portable kernels offer, as "op.overload" of aten."""
     pytest.importorskip("executorch")
-    text = resources.files("executorch.kernels.portable").joinpath("functions.yaml").read_text(encoding="utf-8")
-    return [line.split("op:")[1].strip() for line in text.splitlines() if line.startswith("- op:") and "::" not in line]
+    text = (
+        resources.files("executorch.kernels.portable")
+        .joinpath("functions.yaml")
+        .read_text(encoding="utf-8")
+    )
+    return [
+        line.split("op:")[1].strip()
+        for line in text.splitlines()
+        if line.startswith("- op:") and "::" not in line
+    ]
 
 
 def arguments(schema: Any) -> list[tuple[str, str]]:
@@ -24,12 +32,15 @@ def arguments(schema: Any) -> list[tuple[str, str]]:
 
 
 def writes(schema: Any) -> bool:
-    return any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
+    return any(
+        each.alias_info is not None and each.alias_info.is_write for each in schema.arguments
+    )
 
 
 @pytest.mark.export
 def test_out_variants_stand_for_the_overload_with_their_arguments() -> None:
-    """Each portable kernel's name is that of the overload whose arguments begin with its own, in torch's schemas."""
+    """Each portable kernel's name is that of the overload whose arguments begin with its own, in
+    torch's schemas."""
     overloads: dict[str, dict[str, Any]] = {}
     for schema in torch._C._jit_get_all_schemas():
         overloads.setdefault(schema.name, {})[schema.overload_name or "default"] = schema
@@ -40,7 +51,11 @@ def test_out_variants_stand_for_the_overload_with_their_arguments() -> None:
         if overload not in known or f"aten.{kernel}" in OUT_ARGUMENTS:
             continue
         own = arguments(known[overload])
-        fitting = [name for name, each in known.items() if not writes(each) and arguments(each)[: len(own)] == own]
+        fitting = [
+            name
+            for name, each in known.items()
+            if not writes(each) and arguments(each)[: len(own)] == own
+        ]
         if fitting:
             checked += 1
             named = plan_name(f"aten::{op}", overload)

@@ -1,4 +1,5 @@
-"""What `PurevkPartitioner` delegates, in files that executorch writes and purevk runs, against eager torch."""
+"""What `PurevkPartitioner` delegates, in files that executorch writes and purevk runs, against
+eager torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class Beyond(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values, places = torch.topk(torch.erf(x).cumsum(1), 4)
-        attended = torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            x[None, None], x[None, None], x[None, None]
+        )
         return values * places + attended[0, 0, :, :4].log1p()
 
 
@@ -43,14 +46,20 @@ def lower(tmp_path: Path) -> Callable[..., tuple[Any, purevk.Program, int, int]]
     def make(module: torch.nn.Module, inputs: tuple, dynamic: Any = None, **settings: Any) -> tuple:
         partitioner = PurevkPartitioner(**settings)
         with torch.no_grad():
-            exported = torch.export.export(module.eval(), inputs, dynamic_shapes=dynamic, strict=False)
+            exported = torch.export.export(
+                module.eval(), inputs, dynamic_shapes=dynamic, strict=False
+            )
             config = EdgeCompileConfig(_check_ir_validity=False)
-            edge = to_edge_transform_and_lower(exported, partitioner=[partitioner], compile_config=config)
+            edge = to_edge_transform_and_lower(
+                exported, partitioner=[partitioner], compile_config=config
+            )
         path = tmp_path / "model.pte"
         path.write_bytes(edge.to_executorch().buffer)
         with pte.read_program(path) as read:
             plan = read.method("forward")
-            kernels = sum(isinstance(each, pte.program.KernelCall) for each in plan.chains[0].instructions)
+            kernels = sum(
+                isinstance(each, pte.program.KernelCall) for each in plan.chains[0].instructions
+            )
             delegates = len(plan.delegates)
         return partitioner, purevk.load(path), delegates, kernels
 
@@ -59,7 +68,9 @@ def lower(tmp_path: Path) -> Callable[..., tuple[Any, purevk.Program, int, int]]
 
 def test_everything_is_one_delegate(lower) -> None:
     x = torch.rand(6, 16)
-    partitioner, program, delegates, kernels = lower(Beyond(), (x,), ({0: torch.export.Dim("n", min=2, max=32)},))
+    partitioner, program, delegates, kernels = lower(
+        Beyond(), (x,), ({0: torch.export.Dim("n", min=2, max=32)},)
+    )
     assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
     for rows in (6, 2, 31):
         x = torch.rand(rows, 16)
@@ -88,15 +99,27 @@ def test_what_has_no_kernel_stays_outside(lower) -> None:
 
 
 def test_options_and_lists(lower) -> None:
-    module, x = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)), torch.rand(3, 16)
-    partitioner, program, delegates, kernels = lower(
-        module, (x,), compile_options={"force_fp16": True}, operator_blocklist=[torch.ops.aten.gelu.default]
+    module, x = (
+        torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)),
+        torch.rand(3, 16),
     )
-    assert [(each.operator, each.reason) for each in partitioner.refused] == [("aten.gelu.default", "in operator_blocklist")]
+    partitioner, program, delegates, kernels = lower(
+        module,
+        (x,),
+        compile_options={"force_fp16": True},
+        operator_blocklist=[torch.ops.aten.gelu.default],
+    )
+    assert [(each.operator, each.reason) for each in partitioner.refused] == [
+        ("aten.gelu.default", "in operator_blocklist")
+    ]
     assert (delegates, kernels) == (2, 1)
     torch.testing.assert_close(program.forward(x), module(x), atol=2e-3, rtol=2e-3)
-    partitioner, _, delegates, kernels = lower(module, (x,), nn_module_allowlist=["torch.nn.modules.activation.GELU"])
-    assert delegates == 1 and {each.reason for each in partitioner.refused} == {"its module is not in nn_module_allowlist"}
+    partitioner, _, delegates, kernels = lower(
+        module, (x,), nn_module_allowlist=["torch.nn.modules.activation.GELU"]
+    )
+    assert delegates == 1 and {each.reason for each in partitioner.refused} == {
+        "its module is not in nn_module_allowlist"
+    }
     assert len(partitioner.refused) == kernels
 
 

@@ -1,4 +1,5 @@
-"""Sizes that only a call knows: their arithmetic agrees with integers, and guards say what was taken for granted."""
+"""Sizes that only a call knows: their arithmetic agrees with integers, and guards say what was
+taken for granted."""
 
 from __future__ import annotations
 
@@ -11,14 +12,24 @@ from hypothesis import strategies as st
 from purevk.ir import Dim, GuardLog, Symbol, dims
 
 SYMBOLS = [Symbol("s0", 128, 2), Symbol("s1", 17), Symbol("s2", 64, 1)]
-_BINARY = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, dims.minimum, dims.maximum]
+_BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.mod,
+    dims.minimum,
+    dims.maximum,
+]
 
 
 def _trees(depth: int = 3) -> st.SearchStrategy:
     leaf = st.one_of(st.integers(-6, 40), st.sampled_from(SYMBOLS))
     if not depth:
         return leaf
-    return st.one_of(leaf, st.tuples(st.sampled_from(_BINARY), _trees(depth - 1), _trees(depth - 1)))
+    return st.one_of(
+        leaf, st.tuples(st.sampled_from(_BINARY), _trees(depth - 1), _trees(depth - 1))
+    )
 
 
 def _build(tree: object) -> dims.Size:
@@ -45,7 +56,9 @@ def _number(tree: object, env: dict[Symbol, int]) -> int:
     return tree
 
 
-ENVS = st.fixed_dictionaries({symbol: st.integers(symbol.lower, symbol.upper) for symbol in SYMBOLS})
+ENVS = st.fixed_dictionaries(
+    {symbol: st.integers(symbol.lower, symbol.upper) for symbol in SYMBOLS}
+)
 
 
 @given(_trees(), ENVS)
@@ -67,8 +80,15 @@ def test_the_common_divisor_divides(tree: object, env: dict[Symbol, int]) -> Non
     assert value == 0 if divisor == 0 else value % divisor == 0
 
 
-@given(_trees(2), _trees(2), st.sampled_from([operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]), ENVS)
-def test_an_answer_is_right_wherever_its_guards_hold(left: object, right: object, compare: object, env: dict[Symbol, int]) -> None:
+@given(
+    _trees(2),
+    _trees(2),
+    st.sampled_from([operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]),
+    ENVS,
+)
+def test_an_answer_is_right_wherever_its_guards_hold(
+    left: object, right: object, compare: object, env: dict[Symbol, int]
+) -> None:
     a, b = _build(left), _build(right)
     assume(isinstance(a, Dim) or isinstance(b, Dim))
     with GuardLog() as log:

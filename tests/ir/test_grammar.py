@@ -1,4 +1,5 @@
-"""The printed form follows the grammar of `docs/ir.md`, and its example is what the printer prints."""
+"""The printed form follows the grammar of `docs/ir.md`, and its example is what the printer
+prints."""
 
 from __future__ import annotations
 
@@ -22,19 +23,27 @@ NAME = r"[A-Za-z_]\w*"
 TYPE = rf"(?:{'|'.join(member.name for member in DType)})\[[^\[\]]*\]"
 RESULT = rf"%{NAME}: {TYPE}"
 LINES = [
-    rf"method {NAME}", rf"symbol {NAME}(?: <= \d+)? = (?:%{NAME}\.(?:size|element)\(-?\d+\)|argument \d+)",
-    rf"input (?:{RESULT}|{NAME}|None)", rf"constant {RESULT}", rf"state {RESULT}(?: = 0)?",
-    rf"(?:{RESULT}(?:, {RESULT})* = )?(?:{NAME}\.{NAME}\.\w+|purevk\.{NAME})\(.*\)(?:  # .*)?", r"output .*", r"update %\w+",
-]  # fmt: skip
+    rf"method {NAME}",
+    rf"symbol {NAME}(?: <= \d+)? = (?:%{NAME}\.(?:size|element)\(-?\d+\)|argument \d+)",
+    rf"input (?:{RESULT}|{NAME}|None)",
+    rf"constant {RESULT}",
+    rf"state {RESULT}(?: = 0)?",
+    rf"(?:{RESULT}(?:, {RESULT})* = )?(?:{NAME}\.{NAME}\.\w+|purevk\.{NAME})\(.*\)(?:  # .*)?",
+    r"output .*",
+    r"update %\w+",
+]
 
 
 def assert_follows(text: str) -> None:
-    """Every line is one of the grammar's, and they come in its order; so do those of sub-graphs, further in."""
+    """Every line is one of the grammar's, and they come in its order; so do those of sub-graphs,
+    further in."""
     at = 0
     lines = text.rstrip("\n").split("\n")
     inner = re.findall(r"(?:^  .*\n?)+", "\n".join(lines), re.MULTILINE)
     for block in inner:
-        for body in re.split(r"^(?=graph )", re.sub(r"^  ", "", block, flags=re.MULTILINE), flags=re.MULTILINE)[1:]:
+        for body in re.split(
+            r"^(?=graph )", re.sub(r"^  ", "", block, flags=re.MULTILINE), flags=re.MULTILINE
+        )[1:]:
             head, _, rest = body.partition("\n")
             assert re.fullmatch(rf"graph {NAME}(?:\.{NAME})*", head), head
             assert_follows("method x\n" + rest)
@@ -60,7 +69,9 @@ def test_the_example_is_printed_so() -> None:
     x = importer.input(DType.float32, (128, 16), True)
     x = type(x)(x.name, x.type.with_dims((x.type.dims[0], 16)))
     importer.inputs[0] = x
-    importer.symbols = {symbol: type(source)(x, source.dim) for symbol, source in list(importer.symbols.items())[:1]}
+    importer.symbols = {
+        symbol: type(source)(x, source.dim) for symbol, source in list(importer.symbols.items())[:1]
+    }
     const = importer.constant(weight, TensorType(DType.float32, (8, 16)))
     state = importer.state(None, TensorType(DType.float32, (8,)))
     number = iter(range(9))

@@ -59,7 +59,8 @@ def viewed(draw) -> tuple[torch.Tensor, list[int]]:
 @settings(max_examples=600, deadline=None)
 @given(viewed())
 def test_views_are_those_of_torch(case: tuple[torch.Tensor, list[int]]) -> None:
-    """Where `Tensor.view` succeeds so does `view_layout`, with the same strides; where it refuses, so does this."""
+    """Where `Tensor.view` succeeds so does `view_layout`, with the same strides; where it refuses,
+    so does this."""
     x, wanted = case
     try:
         seen = x.view(wanted)
@@ -70,7 +71,9 @@ def test_views_are_those_of_torch(case: tuple[torch.Tensor, list[int]]) -> None:
     if made is not None:
         assert made.offset == seen.storage_offset()
         # The stride of a dim of size 1 means nothing.
-        assert [s for s, n in zip(made.strides, wanted) if n != 1] == [s for s, n in zip(seen.stride(), wanted) if n != 1]
+        assert [s for s, n in zip(made.strides, wanted) if n != 1] == [
+            s for s, n in zip(seen.stride(), wanted) if n != 1
+        ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -82,8 +85,8 @@ def test_contiguity_is_that_of_torch(x: torch.Tensor) -> None:
 @settings(max_examples=300, deadline=None)
 @given(strided())
 def test_dense_order(x: torch.Tensor) -> None:
-    """A dense tensor permuted into its order of memory is contiguous; one without an order covers its span with gaps or
-    twice."""
+    """A dense tensor permuted into its order of memory is contiguous; one without an order covers
+    its span with gaps or twice."""
     order = layout_of(x).dense_order(tuple(x.shape))
     if order is not None:
         assert x.permute(order).is_contiguous()
@@ -98,14 +101,19 @@ def test_strides_of_dense_tensors(sizes: list[int], rng: object) -> None:
     rng.shuffle(order)
     x = torch.empty([sizes[d] for d in order]).permute([order.index(d) for d in range(len(sizes))])
     made = contiguous_strides(sizes, order)
-    assert [s for s, n in zip(made, sizes) if n != 1] == [s for s, n in zip(x.stride(), sizes) if n != 1]
+    assert [s for s, n in zip(made, sizes) if n != 1] == [
+        s for s, n in zip(x.stride(), sizes) if n != 1
+    ]
     assert Layout.dense(sizes, order).dense_order(sizes) is not None
 
 
 @settings(max_examples=200, deadline=None)
 @given(viewed(), st.integers(1, 5), st.integers(0, 1))
-def test_views_with_a_symbolic_size(case: tuple[torch.Tensor, list[int]], value: int, place: int) -> None:
-    """With a symbolic dim in front, a layout that is found is torch's at every value that keeps the guards."""
+def test_views_with_a_symbolic_size(
+    case: tuple[torch.Tensor, list[int]], value: int, place: int
+) -> None:
+    """With a symbolic dim in front, a layout that is found is torch's at every value that keeps the
+    guards."""
     x, wanted = case
     symbol = Symbol("s", 8, lower=1)
     batch = Dim.of(symbol)
@@ -119,7 +127,9 @@ def test_views_with_a_symbolic_size(case: tuple[torch.Tensor, list[int]], value:
     if not all(guard.holds(env) for guard in log.guards):
         return
     extents, strides = [value, *x.shape], [dims.evaluate(s, env) for s in layout.strides]
-    storage = torch.arange(1 + sum((n - 1) * s for n, s in zip(extents, strides)), dtype=torch.float32)
+    storage = torch.arange(
+        1 + sum((n - 1) * s for n, s in zip(extents, strides)), dtype=torch.float32
+    )
     real = torch.as_strided(storage, extents, strides)
     try:
         seen = real.view([dims.evaluate(size, env) for size in target])
@@ -127,7 +137,12 @@ def test_views_with_a_symbolic_size(case: tuple[torch.Tensor, list[int]], value:
         seen = None
     if made is not None:
         assert seen is not None
-        mine = torch.as_strided(storage, seen.shape, [dims.evaluate(s, env) for s in made.strides], dims.evaluate(made.offset, env))
+        mine = torch.as_strided(
+            storage,
+            seen.shape,
+            [dims.evaluate(s, env) for s in made.strides],
+            dims.evaluate(made.offset, env),
+        )
         assert torch.equal(mine, seen)
 
 

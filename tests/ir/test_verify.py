@@ -19,7 +19,9 @@ F = TensorType(DType.float32, (2, 3))
 def _graph() -> Graph:
     x, w, y = Value("x", F), Value("w", F), Value("y", F)
     node = Node("aten.add.Tensor", (x, w, 1), (y,), "line 1")
-    return Graph("forward", (x,), (node,), (y,), constants={w: Constant.of(np.zeros((2, 3), np.float32))})
+    return Graph(
+        "forward", (x,), (node,), (y,), constants={w: Constant.of(np.zeros((2, 3), np.float32))}
+    )
 
 
 def test_a_sound_graph_passes() -> None:
@@ -44,7 +46,12 @@ def test_defined_twice() -> None:
 def test_names_are_unique() -> None:
     graph = _graph()
     other = Value("y", F)
-    _breaks(replace(graph, nodes=(*graph.nodes, Node("aten.relu.default", (graph.inputs[0],), (other,)))), "named y")
+    _breaks(
+        replace(
+            graph, nodes=(*graph.nodes, Node("aten.relu.default", (graph.inputs[0],), (other,)))
+        ),
+        "named y",
+    )
 
 
 def test_outputs_are_defined() -> None:
@@ -53,7 +60,10 @@ def test_outputs_are_defined() -> None:
 
 def test_sizes_are_not_negative() -> None:
     graph = _graph()
-    _breaks(replace(graph, inputs=(graph.inputs[0], Value("n", TensorType(DType.float32, (-1,))))), "negative size")
+    _breaks(
+        replace(graph, inputs=(graph.inputs[0], Value("n", TensorType(DType.float32, (-1,))))),
+        "negative size",
+    )
 
 
 def test_symbols_are_known() -> None:
@@ -65,7 +75,10 @@ def test_symbols_are_known() -> None:
 def test_constants_have_their_bytes() -> None:
     graph = _graph()
     (w,) = graph.constants
-    _breaks(replace(graph, constants={w: Constant.of(np.zeros(3, np.float32))}), "does not have its bytes")
+    _breaks(
+        replace(graph, constants={w: Constant.of(np.zeros(3, np.float32))}),
+        "does not have its bytes",
+    )
 
 
 def test_lists_of_arguments_are_tuples() -> None:
@@ -79,6 +92,12 @@ def test_the_printed_form_names_everything() -> None:
     x = Value("x", TensorType(DType.int64, (1, Dim.of(symbol))))
     graph = replace(_graph(), inputs=(x, *_graph().inputs), symbols={symbol: SymbolSource(x, 1)})
     text = to_text(graph)
-    for part in ("method forward", "symbol s0 <= 8 = %x.size(1)", "input %x: int64[1,s0]", "constant %w: float32[2,3]",
-                 "%y: float32[2,3] = aten.add.Tensor(%x, %w, 1)  # line 1", "output %y"):  # fmt: skip
+    for part in (
+        "method forward",
+        "symbol s0 <= 8 = %x.size(1)",
+        "input %x: int64[1,s0]",
+        "constant %w: float32[2,3]",
+        "%y: float32[2,3] = aten.add.Tensor(%x, %w, 1)  # line 1",
+        "output %y",
+    ):
         assert part in text

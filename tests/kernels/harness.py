@@ -1,4 +1,5 @@
-"""Runs one kernel template on a device, with the validation layer on and sentinels around the outputs."""
+"""Runs one kernel template on a device, with the validation layer on and sentinels around the
+outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _VALIDATOR = shutil.which("spirv-val")
 
 @dataclass
 class Out:
-    """A buffer that the kernel writes: `shape` elements of `dtype` from element `offset` on, 4096 bytes after them."""
+    """A buffer that the kernel writes: `shape` elements of `dtype` from element `offset` on, 4096
+    bytes after them."""
 
     shape: tuple[int, ...]
     dtype: np.dtype | type
@@ -44,20 +46,25 @@ def flat_grid(groups: int) -> tuple[int, int, int]:
     return min(groups, 65535), -(-groups // 65535), 1
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def device() -> api.Device:
-    """The device of the tests, for the whole process; with the validation layer unless PUREVK_VALIDATION=0."""
+    """The device of the tests, for the whole process; with the validation layer unless
+    PUREVK_VALIDATION=0."""
     return api.open_device(validation=os.environ.get("PUREVK_VALIDATION") != "0")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _spirv(template: str, macros: tuple[tuple[str, str], ...]) -> bytes:
-    (code,) = shaderc.compile_many([shaderc.CompileJob.from_template(template, dict(macros))], threads=1)
+    (code,) = shaderc.compile_many(
+        [shaderc.CompileJob.from_template(template, dict(macros))], threads=1
+    )
     if _VALIDATOR:
         command = [_VALIDATOR, "--target-env", "vulkan1.1", "-"]
         checked = subprocess.run(command, input=code, capture_output=True, check=False)
         if checked.returncode:
-            raise AssertionError(f"{template} {dict(macros)}: {(checked.stdout + checked.stderr).decode()}")
+            raise AssertionError(
+                f"{template} {dict(macros)}: {(checked.stdout + checked.stderr).decode()}"
+            )
     return code
 
 
@@ -76,7 +83,8 @@ class Kernel:
     Args:
         template: file name in purevk/glsl.
         macros: its macros.
-        params: parameter index -> value, as specialization constants, or push constants (`push`; index below 32).
+        params: parameter index -> value, as specialization constants, or push constants (`push`;
+            index below 32).
         n_buffers: bindings.
         local: invocations of a workgroup.
     """
@@ -101,13 +109,18 @@ class Kernel:
                 constants[index] = value
         self.push = struct.pack(f"<{PUSH_WORDS}i", *words)
         self.pipeline = api.ComputePipeline(
-            device(), compile_template(template, macros), n_buffers, specialization=constants, label=template
+            device(),
+            compile_template(template, macros),
+            n_buffers,
+            specialization=constants,
+            label=template,
         )
 
     def run(
         self, buffers: Sequence[np.ndarray | Out], grid: tuple[int, int, int], repeat: int = 0
     ) -> tuple[list[np.ndarray], float]:
-        """Runs it once, and `repeat` times more. Returns the outputs, and the least milliseconds of the repeats.
+        """Runs it once, and `repeat` times more. Returns the outputs, and the least milliseconds of
+        the repeats.
 
         Raises AssertionError if anything but the outputs' own elements was written.
         """
@@ -124,7 +137,9 @@ class Kernel:
             held.append(buffer)
             before.append(data)
         arena, pool, queue = api.DescriptorArena(made), api.CommandPool(made), api.Queue(made)
-        (descriptors,) = arena.make([(self.pipeline.layout, [(buffer, 0, None) for buffer in held])])
+        (descriptors,) = arena.make(
+            [(self.pipeline.layout, [(buffer, 0, None) for buffer in held])]
+        )
         commands = pool.buffer()
         commands.begin()
         commands.barrier(api.Access.HOST, api.Access.COMPUTE)

@@ -1,4 +1,5 @@
-"""Runs the matmul, convolution and attention templates: which macros, parameters and grid a problem takes."""
+"""Runs the matmul, convolution and attention templates: which macros, parameters and grid a problem
+takes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from purevk import api
-from tests.kernels.harness import PUSH_WORDS, SENTINEL, Kernel, Out, compile_template, device, subgroup_size
+from tests.kernels.harness import (
+    PUSH_WORDS,
+    SENTINEL,
+    Kernel,
+    Out,
+    compile_template,
+    device,
+    subgroup_size,
+)
 
 GLSL = {np.float32: "float", np.float16: "float16_t", np.uint8: "uint8_t"}
 # A sum of products in float, in another order than the reference's.
@@ -31,7 +40,8 @@ class Texel:
 class Heavy(Kernel):
     """A template with its parameters: push constants, but for the numbers in `constants`.
 
-    `bindings` is how many storage buffers there are, or the kind of each binding ("storage" or "texel").
+    `bindings` is how many storage buffers there are, or the kind of each binding ("storage" or
+    "texel").
     """
 
     def __init__(
@@ -51,10 +61,16 @@ class Heavy(Kernel):
                 words[index] = value
         self.push = struct.pack(f"<{PUSH_WORDS}i", *words)
         self.pipeline = api.ComputePipeline(
-            device(), compile_template(template, macros), bindings, specialization=special, label=template
+            device(),
+            compile_template(template, macros),
+            bindings,
+            specialization=special,
+            label=template,
         )
 
-    def run_texels(self, inputs: Sequence[np.ndarray | Texel], out: Out, grid: tuple[int, int, int]) -> np.ndarray:
+    def run_texels(
+        self, inputs: Sequence[np.ndarray | Texel], out: Out, grid: tuple[int, int, int]
+    ) -> np.ndarray:
         """As `run`, with one output, which comes last, and inputs that may be texel buffers."""
         made, bound, kept = device(), [], []
         for item in inputs:
@@ -63,7 +79,11 @@ class Heavy(Kernel):
             buffer = api.Buffer(made, data.nbytes, api.MemoryKind.READBACK, usage)
             buffer.write(0, data.tobytes())
             kept.append(buffer)
-            bound.append(api.BufferView(buffer, item.format) if isinstance(item, Texel) else (buffer, 0, None))
+            bound.append(
+                api.BufferView(buffer, item.format)
+                if isinstance(item, Texel)
+                else (buffer, 0, None)
+            )
         dtype = np.dtype(out.dtype)
         nbytes = out.count * dtype.itemsize
         result = api.Buffer(made, nbytes + 4096, api.MemoryKind.READBACK)
@@ -83,8 +103,16 @@ class Heavy(Kernel):
 
 
 def register_tile(macros: Mapping[str, int]) -> dict[str, int]:
-    """The tile of matmul.comp and conv2d.comp for this device: no shuffles where subgroups are not of 8."""
-    return {"SG": 8 if subgroup_size() == 8 else 1, "LANES_M": 0, "TM": 8, "TN4": 1, "WY": 4, **macros}
+    """The tile of matmul.comp and conv2d.comp for this device: no shuffles where subgroups are not
+    of 8."""
+    return {
+        "SG": 8 if subgroup_size() == 8 else 1,
+        "LANES_M": 0,
+        "TM": 8,
+        "TN4": 1,
+        "WY": 4,
+        **macros,
+    }
 
 
 def register_grid(macros: Mapping[str, int], m: int, n: int, z: int) -> tuple[int, int, int]:
@@ -109,4 +137,3 @@ def padded(rows: np.ndarray, pitch: int, offset: int) -> np.ndarray:
     out = np.full(offset + rows.shape[0] * pitch, np.nan, rows.dtype)
     out[offset:].reshape(rows.shape[0], pitch)[:, : rows.shape[1]] = rows
     return out
-

@@ -21,7 +21,11 @@ VARIANTS = {
 
 
 def strides(heads, rows, size, rows_first):
-    return (heads * rows * size, size, heads * size) if rows_first else (heads * rows * size, rows * size, size)
+    return (
+        (heads * rows * size, size, heads * size)
+        if rows_first
+        else (heads * rows * size, rows * size, size)
+    )
 
 
 def attend(q, k, v, scale, mask, causal):
@@ -31,7 +35,9 @@ def attend(q, k, v, scale, mask, causal):
     score = q @ k.transpose(-1, -2) * scale
     if mask is not None:
         mask = torch.from_numpy(mask)
-        score = score.masked_fill(mask == 0, -torch.inf) if mask.dtype == torch.uint8 else score + mask
+        score = (
+            score.masked_fill(mask == 0, -torch.inf) if mask.dtype == torch.uint8 else score + mask
+        )
     if causal is not None:
         later = torch.arange(k.shape[2])[None] > torch.arange(q.shape[2])[:, None] + causal
         score = score.masked_fill(later, -torch.inf)
@@ -48,7 +54,11 @@ def test_attention(size, kind, variant):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
 def test_smaller_tiles_and_wide_heads(kind):
-    check((1, 1, 1, 5, 70, 128), kind, more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {})
+    check(
+        (1, 1, 1, 5, 70, 128),
+        kind,
+        more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {},
+    )
 
 
 @pytest.mark.parametrize("queries", [2, 3])
@@ -64,13 +74,19 @@ def test_without_any_key(kind):
     check(SIZES[0], kind, mask=mask)
 
 
-def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32, values=None, more=None):
+def check(
+    size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32, values=None, more=None
+):
     batch, q_heads, k_heads, queries, keys, head = size
     values = values or head
     rng = np.random.default_rng(queries * 1000 + keys)
     q, k, v = (
         rng.standard_normal(shape).astype(dtype)
-        for shape in ((batch, q_heads, queries, head), (batch, k_heads, keys, head), (batch, k_heads, keys, values))
+        for shape in (
+            (batch, q_heads, queries, head),
+            (batch, k_heads, keys, head),
+            (batch, k_heads, keys, values),
+        )
     )
     held_mask = mask if isinstance(mask, np.ndarray) else None
     if held_mask is None and mask:
@@ -84,15 +100,32 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
         return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
 
     params = [
-        queries, keys, q_heads // k_heads, bits(scale), causal or 0, *strides(q_heads, queries, head, rows_first),
-        *strides(k_heads, keys, head, rows_first), *strides(k_heads, keys, values, rows_first),
-        *strides(q_heads, queries, values, rows_first), queries * keys, 0, keys, 1, 0, 0, 0, 0, 0,
-    ]  # fmt: skip
+        queries,
+        keys,
+        q_heads // k_heads,
+        bits(scale),
+        causal or 0,
+        *strides(q_heads, queries, head, rows_first),
+        *strides(k_heads, keys, head, rows_first),
+        *strides(k_heads, keys, values, rows_first),
+        *strides(q_heads, queries, values, rows_first),
+        queries * keys,
+        0,
+        keys,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, VALUE_DIM=values, CAUSAL=int(causal is not None), **(more or {}))
     buffers = [held(q), held(k), held(v)]
     if held_mask is not None:
-        macros.update(MASK=2 if held_mask.dtype == np.uint8 else 1, T_MASK=GLSL[held_mask.dtype.type])
+        macros.update(
+            MASK=2 if held_mask.dtype == np.uint8 else 1, T_MASK=GLSL[held_mask.dtype.type]
+        )
         buffers.append(held_mask)
     shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
     if kind == "subgroup":
@@ -122,10 +155,17 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
                 pytest.skip("subgroups are not whole groups of lanes")
             macros["SHUFFLE"] = 1
         macros["SPLIT"] = int(splits > 1)
-        kernel = Heavy("attention_decode.comp", macros, [*params, splits, ceil_div(keys, splits)], len(buffers) + 1)
+        kernel = Heavy(
+            "attention_decode.comp",
+            macros,
+            [*params, splits, ceil_div(keys, splits)],
+            len(buffers) + 1,
+        )
         grid = (queries * splits, q_heads, batch)
     if kind.startswith("split"):
-        (shares,), _ = kernel.run([*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid)
+        (shares,), _ = kernel.run(
+            [*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid
+        )
         to = [queries, values, splits, *strides(q_heads, queries, values, rows_first), 0, 0]
         join = Heavy("attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
         (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
@@ -139,14 +179,32 @@ def check(size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32
 def test_texel_buffers(mask, dtype):
     batch, heads, queries, keys, head = 2, 3, 11, 21, 16
     rng = np.random.default_rng(3)
-    q, k, v = (rng.standard_normal((batch, heads, rows, head)).astype(dtype) for rows in (queries, keys, keys))
+    q, k, v = (
+        rng.standard_normal((batch, heads, rows, head)).astype(dtype)
+        for rows in (queries, keys, keys)
+    )
     held = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
     held = (held > -0.5).astype(np.uint8) if mask == 2 else held
     scale = float(np.float32(0.3))
     params = [
-        queries, keys, 1, bits(scale), 0, *strides(heads, queries, head, False), *strides(heads, keys, head, False) * 2,
-        *strides(heads, queries, head, False), queries * keys, 0, keys, 1, 0, 0, 0, 0, 0,
-    ]  # fmt: skip
+        queries,
+        keys,
+        1,
+        bits(scale),
+        0,
+        *strides(heads, queries, head, False),
+        *strides(heads, keys, head, False) * 2,
+        *strides(heads, queries, head, False),
+        queries * keys,
+        0,
+        keys,
+        1,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, MASK=mask, TEXEL_MASK=1, TEXEL_Q=1, TEXEL_K=1, TEXEL_V=1)
     group = macros["SG"] = 8 if subgroup_size() == 8 else 1

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tests.kernels.harness import Out
-from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close, register_grid, register_tile, tile_macros
+from tests.kernels.heavy import (
+    GLSL,
+    Heavy,
+    Texel,
+    ceil_div,
+    close,
+    register_grid,
+    register_tile,
+    tile_macros,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -28,11 +37,27 @@ DEPTHWISE = [
 ]
 
 
-def problem(batch, channels, height, width, out_channels, kernel, stride, padding, dilation, groups, dtype=np.float32):
+def problem(
+    batch,
+    channels,
+    height,
+    width,
+    out_channels,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    groups,
+    dtype=np.float32,
+):
     """Input, weight and bias as the templates take them, and the result, NHWC."""
     generator = torch.Generator().manual_seed(channels * 1000 + height)
     x = torch.randn(batch, channels, height, width, generator=generator).to(torch.float16).double()
-    w = torch.randn(out_channels, channels // groups, *kernel, generator=generator).to(torch.float16).double()
+    w = (
+        torch.randn(out_channels, channels // groups, *kernel, generator=generator)
+        .to(torch.float16)
+        .double()
+    )
     bias = torch.randn(out_channels, generator=generator)
     want = torch.nn.functional.conv2d(x, w, bias.double(), stride, padding, dilation, groups)
     return (
@@ -47,11 +72,29 @@ def common(case, shape, dtype=np.float32):
     batch, channels, height, width, out_channels, kernel, stride, padding, dilation, groups = case
     inner, outer = channels // groups, out_channels // groups
     params = [
-        batch, height, width, inner, shape[1], shape[2], outer, channels, out_channels, out_channels, *kernel, *stride,
-        *padding, *dilation, 0, 0, 0, 0,
-    ]  # fmt: skip
+        batch,
+        height,
+        width,
+        inner,
+        shape[1],
+        shape[2],
+        outer,
+        channels,
+        out_channels,
+        out_channels,
+        *kernel,
+        *stride,
+        *padding,
+        *dilation,
+        0,
+        0,
+        0,
+        0,
+    ]
     macros = {"T_A": GLSL[dtype], "T_B": GLSL[dtype], "T_OUT": GLSL[dtype], "BIAS": 1}
-    macros.update(VEC4_A=int(inner % 4 == 0), VEC4_B=int(outer % 4 == 0), VEC4_OUT=int(outer % 4 == 0))
+    macros.update(
+        VEC4_A=int(inner % 4 == 0), VEC4_B=int(outer % 4 == 0), VEC4_OUT=int(outer % 4 == 0)
+    )
     return macros, params
 
 
@@ -64,7 +107,9 @@ def test_registers(case, tile, special):
     macros.update(register_tile(tile))
     kernel = Heavy("conv2d.comp", macros, params, 4, range(10, 18) if special else ())
     rows, groups = int(np.prod(want.shape[:3])), case[-1]
-    (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params[6], groups))
+    (got,), _ = kernel.run(
+        [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params[6], groups)
+    )
     close(got, want, np.float32)
 
 
@@ -86,11 +131,17 @@ def test_split_along_k(case):
     rows, columns, splits = int(np.prod(want.shape[:3])), want.shape[3], 3
     depth = params[10] * params[11] * ceil_div(params[3], 4) * 4
     part = ceil_div(ceil_div(depth, splits), 16) * 16
-    first = Heavy("conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, [*params, splits, part], 3)
+    first = Heavy(
+        "conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, [*params, splits, part], 3
+    )
     shape = (splits, rows, columns)
-    (parts,), _ = first.run([x, w, Out(shape, np.float32)], (ceil_div(columns, 64), ceil_div(rows, 64), splits))
+    (parts,), _ = first.run(
+        [x, w, Out(shape, np.float32)], (ceil_div(columns, 64), ceil_div(rows, 64), splits)
+    )
     vectors = {"VEC4_A": int(columns % 4 == 0), "VEC4_OUT": int(columns % 4 == 0), "BIAS": 1}
-    second = Heavy("matmul_reduce.comp", vectors, [rows, columns, splits, columns, 0, 1, 0, 0, 0, 0], 3)
+    second = Heavy(
+        "matmul_reduce.comp", vectors, [rows, columns, splits, columns, 0, 1, 0, 0, 0, 0], 3
+    )
     grid = (ceil_div(rows * ceil_div(columns, 4), 64), 1, 1)
     (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
     close(got, want, np.float32)
@@ -105,7 +156,9 @@ def test_half(template):
     if template == "conv2d.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], 1)
-    (got,), _ = Heavy(template, macros, params, 4).run([x, w, bias, Out(want.shape, np.float16)], grid)
+    (got,), _ = Heavy(template, macros, params, 4).run(
+        [x, w, bias, Out(want.shape, np.float16)], grid
+    )
     close(got, want, np.float16)
 
 
@@ -114,11 +167,28 @@ def test_half(template):
 @pytest.mark.parametrize("special", [False, True])
 def test_depthwise(case, pixels, special):
     batch, channels, height, width, kernel, stride, padding, dilation = case
-    x, w, bias, want = problem(batch, channels, height, width, channels, kernel, stride, padding, dilation, channels)
+    x, w, bias, want = problem(
+        batch, channels, height, width, channels, kernel, stride, padding, dilation, channels
+    )
     params = [
-        batch, height, width, channels, want.shape[1], want.shape[2], channels, channels, channels, *kernel, *stride,
-        *padding, *dilation, 0, 0, 0, 0,
-    ]  # fmt: skip
+        batch,
+        height,
+        width,
+        channels,
+        want.shape[1],
+        want.shape[2],
+        channels,
+        channels,
+        channels,
+        *kernel,
+        *stride,
+        *padding,
+        *dilation,
+        0,
+        0,
+        0,
+        0,
+    ]
     vectors = int(channels % 4 == 0)
     macros = {"VEC4_A": vectors, "VEC4_B": vectors, "VEC4_OUT": vectors, "BIAS": 1, "PX": pixels}
     macros["WINDOW"] = int(special and dilation[1] == 1)
@@ -131,7 +201,8 @@ def test_depthwise(case, pixels, special):
 
 
 def test_channels_of_a_wider_tensor():
-    """Reads 8 of 12 channels and writes 8 of 20, each from the 4th on: slices and concatenations need no copy."""
+    """Reads 8 of 12 channels and writes 8 of 20, each from the 4th on: slices and concatenations
+    need no copy."""
     case = (1, 8, 6, 5, 8, (3, 3), (1, 1), (1, 1), (1, 1), 1)
     x, w, bias, want = problem(*case)
     wide = np.full((*x.shape[:3], 12), np.nan, np.float32)

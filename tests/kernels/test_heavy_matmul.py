@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from tests.kernels.harness import Out
-from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close, padded, register_grid, register_tile, tile_macros
+from tests.kernels.heavy import (
+    GLSL,
+    Heavy,
+    Texel,
+    ceil_div,
+    close,
+    padded,
+    register_grid,
+    register_tile,
+    tile_macros,
+)
 
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
@@ -26,10 +36,15 @@ def operands(m, n, k, batch, dtype, transposed):
 def common(m, n, k, dtype, transposed, bias=True):
     """Macros and parameters 0 to 16 of dense operands."""
     macros = {
-        "T_A": GLSL[dtype], "T_B": GLSL[dtype], "T_OUT": GLSL[dtype], "B_TRANSPOSED": int(transposed),
-        "VEC4_A": int(k % 4 == 0), "VEC4_B": int((k if transposed else n) % 4 == 0), "VEC4_OUT": int(n % 4 == 0),
+        "T_A": GLSL[dtype],
+        "T_B": GLSL[dtype],
+        "T_OUT": GLSL[dtype],
+        "B_TRANSPOSED": int(transposed),
+        "VEC4_A": int(k % 4 == 0),
+        "VEC4_B": int((k if transposed else n) % 4 == 0),
+        "VEC4_OUT": int(n % 4 == 0),
         "BIAS": int(bias),
-    }  # fmt: skip
+    }
     params = [m, n, k, k, k if transposed else n, n, m * k, n * k, m * n, 1000, 0, 0, 0, 0, 0, 0, 0]
     return macros, params
 
@@ -43,7 +58,9 @@ def test_registers(size, transposed, tile):
     macros, params = common(m, n, k, np.float32, transposed)
     macros.update(register_tile(tile))
     kernel = Heavy("matmul.comp", macros, params, 4)
-    (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], register_grid(macros, m, n, 2))
+    (got,), _ = kernel.run(
+        [a, b, bias, Out(want.shape, np.float32)], register_grid(macros, m, n, 2)
+    )
     close(got, want + bias, np.float32)
 
 
@@ -62,7 +79,16 @@ def test_shared_tiles(size, transposed, tile):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("share", [{"ROWS": 1}, {"ROWS": 3}, {"ROWS": 6, "CHUNK": 2, "SLICES": 32}, {"ROWS": 16, "SLICES": 8, "DEPTH": 4}], ids=str)
+@pytest.mark.parametrize(
+    "share",
+    [
+        {"ROWS": 1},
+        {"ROWS": 3},
+        {"ROWS": 6, "CHUNK": 2, "SLICES": 32},
+        {"ROWS": 16, "SLICES": 8, "DEPTH": 4},
+    ],
+    ids=str,
+)
 def test_few_rows(size, transposed, share):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
@@ -79,11 +105,16 @@ def test_half(template, size):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 1, np.float16, False)
     macros, params = common(m, n, k, np.float16, False)
-    grids = {"matmul_tiled.comp": (ceil_div(n, 64), ceil_div(m, 64), 1), "matmul_vec.comp": (ceil_div(n, 32), m, 1)}
+    grids = {
+        "matmul_tiled.comp": (ceil_div(n, 64), ceil_div(m, 64), 1),
+        "matmul_vec.comp": (ceil_div(n, 32), m, 1),
+    }
     if template == "matmul.comp":
         macros.update(register_tile({}))
         grids[template] = register_grid(macros, m, n, 1)
-    (got,), _ = Heavy(template, macros, params, 4).run([a, b, bias, Out(want.shape, np.float16)], grids[template])
+    (got,), _ = Heavy(template, macros, params, 4).run(
+        [a, b, bias, Out(want.shape, np.float16)], grids[template]
+    )
     close(got, want + bias, np.float16)
 
 
@@ -96,7 +127,9 @@ def test_split_along_k(size, splits):
     part = ceil_div(ceil_div(k, splits), 16) * 16
     first = Heavy("matmul_tiled.comp", {**macros, "SPLIT_K": 1}, [*params, splits, part], 3)
     shape = (splits, 2, m, n)
-    (parts,), _ = first.run([a, b, Out(shape, np.float32)], (ceil_div(n, 64), ceil_div(m, 64), 2 * splits))
+    (parts,), _ = first.run(
+        [a, b, Out(shape, np.float32)], (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
+    )
     close(parts.sum(0), want, np.float32)
     vectors = {"VEC4_A": int(n % 4 == 0), "VEC4_OUT": int(n % 4 == 0), "BIAS": 1}
     second = Heavy("matmul_reduce.comp", vectors, [m, n, splits, n, m * n, 1000, 0, 0, 0, 0], 3)
@@ -111,16 +144,39 @@ def test_strides_offsets_and_broadcast(template, vectors):
     """A [2, 3, m, k] with padded rows, one B for each of the 3, whatever the outer batch."""
     m, n, k = (11, 20, 24) if vectors else (11, 19, 23)
     rng = np.random.default_rng(5)
-    a, b = rng.standard_normal((2, 3, m, k)).astype(np.float32), rng.standard_normal((3, k, n)).astype(np.float32)
+    a, b = (
+        rng.standard_normal((2, 3, m, k)).astype(np.float32),
+        rng.standard_normal((3, k, n)).astype(np.float32),
+    )
     lda, ldb = k + 4, n + 8
     held_a, held_b = padded(a.reshape(-1, k), lda, 8), padded(b.reshape(-1, n), ldb, 12)
     macros = {"VEC4_A": int(vectors), "VEC4_B": int(vectors), "VEC4_OUT": int(vectors)}
-    params = [m, n, k, lda, ldb, n, m * lda, k * ldb, m * n, 3, 3 * m * lda, 0, 3 * m * n, 8, 12, 16, 0]
+    params = [
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        n,
+        m * lda,
+        k * ldb,
+        m * n,
+        3,
+        3 * m * lda,
+        0,
+        3 * m * n,
+        8,
+        12,
+        16,
+        0,
+    ]
     grid = (1, 1, 6)
     if template == "matmul.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, m, n, 6)
-    (got,), _ = Heavy(template, macros, params, 3).run([held_a, held_b, Out((2, 3, m, n), np.float32, 16)], grid)
+    (got,), _ = Heavy(template, macros, params, 3).run(
+        [held_a, held_b, Out((2, 3, m, n), np.float32, 16)], grid
+    )
     close(got, a.astype(np.float64) @ b.astype(np.float64), np.float32)
 
 
@@ -138,7 +194,9 @@ def test_epilogue(template, n):
     if template == "matmul.comp":
         macros.update(register_tile({"LANES_M": 1, "TM": 2}))
         grids[template] = register_grid(macros, m, n, batch)
-    (got,), _ = Heavy(template, macros, params, 5).run([a, b, bias, Out(want.shape, np.float32), rest], grids[template])
+    (got,), _ = Heavy(template, macros, params, 5).run(
+        [a, b, bias, Out(want.shape, np.float32), rest], grids[template]
+    )
     close(got, np.maximum(want + bias, 0) + rest * np.arange(n), np.float32)
 
 
@@ -154,7 +212,9 @@ def test_rows_beyond_k_do_not_leak():
     params[3] = k + 1
     macros.update(register_tile({}))
     out = Out(want.shape, np.float32)
-    (got,), _ = Heavy("matmul.comp", macros, params, 3).run([held_a, held_b, out], register_grid(macros, m, n, 1))
+    (got,), _ = Heavy("matmul.comp", macros, params, 3).run(
+        [held_a, held_b, out], register_grid(macros, m, n, 1)
+    )
     close(got, want, np.float32)
 
 
@@ -173,6 +233,10 @@ def test_texel_buffers(template, size, transposed, dtype):
         grid = register_grid(macros, m, n, 1)
     width = "16f" if dtype is np.float16 else "32f"
     wide = {name: "rgba" if macros[name] else "r" for name in ("VEC4_A", "VEC4_B", "VEC4_OUT")}
-    inputs = [Texel(a, wide["VEC4_A"] + width), Texel(b, wide["VEC4_B"] + width), Texel(bias, wide["VEC4_OUT"] + "32f")]
+    inputs = [
+        Texel(a, wide["VEC4_A"] + width),
+        Texel(b, wide["VEC4_B"] + width),
+        Texel(bias, wide["VEC4_OUT"] + "32f"),
+    ]
     kernel = Heavy(template, macros, params, ["texel", "texel", "texel", "storage"])
     close(kernel.run_texels(inputs, Out(want.shape, dtype), grid), want + bias, dtype)

@@ -1,5 +1,5 @@
-"""The quantized matrix-vector product on matrix units: its arithmetic step by step on any device, and on the units where a
-device has them; and the trial of how a device's fragments lie."""
+"""The quantized matrix-vector product on matrix units: its arithmetic step by step on any device,
+and on the units where a device has them; and the trial of how a device's fragments lie."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ def pipeline(template, macros, bindings, units):
         pytest.skip("the compiler does not know the extension")
     text = {name: str(value) for name, value in {**macros, "MATRIX_UNITS": int(units)}.items()}
     target = "vulkan1.3" if units else "vulkan1.1"
-    (code,) = shaderc.compile_many([shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1)
+    (code,) = shaderc.compile_many(
+        [shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1
+    )
     if units and not ON_UNITS:
         pytest.skip("the device has no matrix units")
-    return api.ComputePipeline(device(), code, bindings, required_subgroup_size=32 if units else None)
+    return api.ComputePipeline(
+        device(), code, bindings, required_subgroup_size=32 if units else None
+    )
 
 
 def packed(codes, width, high_first):
@@ -65,10 +69,21 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
     weight = codes * np.repeat(scales, group or k, 1).astype(np.float64)
     parts = max(512 // width // group, 1) if group else 1
     macros = {
-        "BITS": width, "HIGH_FIRST": high_first, "ROWS": rows, "SPLIT": int(kind == "float"), "ACT": int(kind == "codes"),
-        "GROUPED": int(group > 0), "SCALES": parts, "SCALES4": int(parts == 4 and groups % parts == 0), "BLOCKS": blocks, "TILES": tiles,
-        "SEGMENTS": 1 + rows % 2 * (blocks % 2), "SUBS_N": subs[0], "SUBS_K": subs[1], **{f"PUSH_{i}": 1 for i in range(16)},
-    }  # fmt: skip
+        "BITS": width,
+        "HIGH_FIRST": high_first,
+        "ROWS": rows,
+        "SPLIT": int(kind == "float"),
+        "ACT": int(kind == "codes"),
+        "GROUPED": int(group > 0),
+        "SCALES": parts,
+        "SCALES4": int(parts == 4 and groups % parts == 0),
+        "BLOCKS": blocks,
+        "TILES": tiles,
+        "SEGMENTS": 1 + rows % 2 * (blocks % 2),
+        "SUBS_N": subs[0],
+        "SUBS_K": subs[1],
+        **{f"PUSH_{i}": 1 for i in range(16)},
+    }
     if kind == "codes":
         a = rng.integers(-128, 128, (m, k)).astype(np.int8)
         numbers = (a.astype(np.float64) + 5) * 0.5
@@ -79,9 +94,23 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         numbers, extra = a.astype(np.float64), []
         macros["T_A"] = "float16_t" if kind == "half" else "float"
     held = packed(codes, width, high_first)
-    words_params = [m, n, k, k, held.nbytes // n // 4, n, groups, group or k, bits(0.5), -5, *[0] * 6]
+    words_params = [
+        m,
+        n,
+        k,
+        k,
+        held.nbytes // n // 4,
+        n,
+        groups,
+        group or k,
+        bits(0.5),
+        -5,
+        *[0] * 6,
+    ]
     kernel = Kernel.__new__(Kernel)
-    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params)))
+    kernel.push = struct.pack(
+        f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params))
+    )
     kernel.pipeline = pipeline("qmatmul_units.comp", macros, 4 + len(extra), units)
     grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
     (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
@@ -98,9 +127,15 @@ def test_fragments_are_tried(units):
 
 def test_the_answer_is_kept(monkeypatch, tmp_path):
     """Asked once of a driver; the question does not hold the kernels."""
-    monkeypatch.setattr(fragments, "SPEC", replace(fragments.SPEC, macros=(("MATRIX_UNITS", "0"),), subgroup_size=None))
+    monkeypatch.setattr(
+        fragments,
+        "SPEC",
+        replace(fragments.SPEC, macros=(("MATRIX_UNITS", "0"),), subgroup_size=None),
+    )
     cache, runs = Cache(tmp_path), []
-    monkeypatch.setattr(fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args))
+    monkeypatch.setattr(
+        fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args)
+    )
     for _ in range(2):
         store = KernelStore(device(), cache, DeviceTraits(frozenset()))
         ask = fragments.fragment_order(store)

@@ -17,10 +17,15 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
     """The expression (of v, and of w if there are two arguments) for each element."""
     (n,) = arguments[0].shape
     macros = {
-        "T_X": glsl, "T_OUT": glsl, "ACC": glsl, "HAS_INT64": 1, "HAS_FLOAT64": int(glsl == "double"),
-        "ROW_PER_INVOCATION": 1, "COMBINE(a, b)": "(b)",
+        "T_X": glsl,
+        "T_OUT": glsl,
+        "ACC": glsl,
+        "HAS_INT64": 1,
+        "HAS_FLOAT64": int(glsl == "double"),
+        "ROW_PER_INVOCATION": 1,
+        "COMBINE(a, b)": "(b)",
         "LOAD(v)": expression if len(arguments) == 1 else "wrapped(v, buf_w[o])",
-    }  # fmt: skip
+    }
     if "fn_" in expression:
         macros["PV_FUNCTIONS"] = 1
     buffers = [arguments[0].astype(dtype), Out((n,), dtype)]
@@ -81,30 +86,40 @@ def test_unary(name):
 
 
 @pytest.mark.parametrize(
-    "name, function", [("pv_erf(v)", torch.erf), ("pv_expm1(v)", torch.expm1), ("pv_tanh(v)", torch.tanh)]
+    "name, function",
+    [("pv_erf(v)", torch.erf), ("pv_expm1(v)", torch.expm1), ("pv_tanh(v)", torch.tanh)],
 )
 def test_small_numbers_keep_their_digits(name, function):
     x = np.geomspace(1e-30, 1, 3001).astype(np.float32)
     wanted = function(torch.from_numpy(x).double()).numpy()
     np.testing.assert_allclose(evaluate(name, x), wanted, rtol=1e-6)
-    np.testing.assert_allclose(evaluate(name, -x), function(-torch.from_numpy(x).double()).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        evaluate(name, -x), function(-torch.from_numpy(x).double()).numpy(), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
 def test_trigonometry_of_large_numbers(name):
     random = np.random.default_rng(0)
     far = 2.0 ** random.uniform(12, 33, 20000) * random.choice([-1, 1], 20000)
-    x = np.concatenate([far, np.arange(8000, 8400), np.pi / 2 * random.integers(1, 1 << 31, 5000)]).astype(np.float32)
+    x = np.concatenate(
+        [far, np.arange(8000, 8400), np.pi / 2 * random.integers(1, 1 << 31, 5000)]
+    ).astype(np.float32)
     wanted = getattr(torch, name)(torch.from_numpy(x).double()).numpy()
-    np.testing.assert_allclose(evaluate(f"pv_{name}(v)", x), wanted, rtol=1e-6, atol=2e-7 if name != "tan" else 1e-7)
+    np.testing.assert_allclose(
+        evaluate(f"pv_{name}(v)", x), wanted, rtol=1e-6, atol=2e-7 if name != "tan" else 1e-7
+    )
 
 
 @pytest.mark.parametrize("beta, threshold", [(1.0, 20.0), (2.5, 3.0)])
 def test_softplus(beta, threshold):
     x = spread(-90, 90)
     wanted = torch.nn.functional.softplus(torch.from_numpy(x).double(), beta, threshold).numpy()
-    # exp(x beta) has the rounding of x beta, up to 128 units in the last place; half of the smallest normal number may be 0.
-    np.testing.assert_allclose(evaluate(f"pv_softplus(v, {beta}, {threshold})", x), wanted, rtol=8e-6, atol=2.5e-38)
+    # exp(x beta) has the rounding of x beta, up to 128 units in the last place; half of the
+    # smallest normal number may be 0.
+    np.testing.assert_allclose(
+        evaluate(f"pv_softplus(v, {beta}, {threshold})", x), wanted, rtol=8e-6, atol=2.5e-38
+    )
 
 
 def test_elu():
@@ -116,16 +131,38 @@ def test_elu():
 def test_clamp_max_min():
     x = spread(-3, 3)
     t = torch.from_numpy(x)
-    np.testing.assert_array_equal(evaluate("pv_clamp(v, -0.5, 1.25)", x), t.clamp(-0.5, 1.25).numpy())
+    np.testing.assert_array_equal(
+        evaluate("pv_clamp(v, -0.5, 1.25)", x), t.clamp(-0.5, 1.25).numpy()
+    )
     np.testing.assert_array_equal(evaluate("pv_clamp(v, 1.0, -1.0)", x), t.clamp(1.0, -1.0).numpy())
     a, b = np.meshgrid(SPECIAL, SPECIAL)
     a, b = torch.from_numpy(a.reshape(-1)), torch.from_numpy(b.reshape(-1))
-    np.testing.assert_array_equal(evaluate("pv_max(v, w)", a.numpy(), b.numpy()), torch.maximum(a, b).numpy())
-    np.testing.assert_array_equal(evaluate("pv_min(v, w)", a.numpy(), b.numpy()), torch.minimum(a, b).numpy())
+    np.testing.assert_array_equal(
+        evaluate("pv_max(v, w)", a.numpy(), b.numpy()), torch.maximum(a, b).numpy()
+    )
+    np.testing.assert_array_equal(
+        evaluate("pv_min(v, w)", a.numpy(), b.numpy()), torch.minimum(a, b).numpy()
+    )
 
 
 def test_pow_of_special_numbers():
-    values = [*SPECIAL, 2, -2, 3, -3, 0.3, -0.3, 1e30, -1e30, 2.0**25, -(2.0**25), 7, 33, -33, 1e-30]
+    values = [
+        *SPECIAL,
+        2,
+        -2,
+        3,
+        -3,
+        0.3,
+        -0.3,
+        1e30,
+        -1e30,
+        2.0**25,
+        -(2.0**25),
+        7,
+        33,
+        -33,
+        1e-30,
+    ]
     a, b = (g.reshape(-1).astype(np.float32) for g in np.meshgrid(values, values))
     wanted = torch.pow(torch.from_numpy(a).double(), torch.from_numpy(b).double()).float().numpy()
     out = evaluate("pv_pow(v, w)", a, b)
@@ -145,8 +182,16 @@ def test_pow():
 
 def floats_for_division():
     rng = np.random.default_rng(2)
-    a = np.concatenate([rng.uniform(-10, 10, 3000), np.exp(rng.uniform(-60, 60, 3000)), rng.integers(-50, 50, 3000)])
-    b = np.concatenate([rng.uniform(-3, 3, 3000), -np.exp(rng.uniform(-60, 60, 3000)), rng.integers(-9, 9, 3000)])
+    a = np.concatenate(
+        [
+            rng.uniform(-10, 10, 3000),
+            np.exp(rng.uniform(-60, 60, 3000)),
+            rng.integers(-50, 50, 3000),
+        ]
+    )
+    b = np.concatenate(
+        [rng.uniform(-3, 3, 3000), -np.exp(rng.uniform(-60, 60, 3000)), rng.integers(-9, 9, 3000)]
+    )
     c, d = np.meshgrid(SPECIAL, SPECIAL)
     a, b = np.concatenate([a, c.reshape(-1)]), np.concatenate([b, d.reshape(-1)])
     return a.astype(np.float32), b.astype(np.float32)
@@ -158,12 +203,14 @@ def test_division_of_floats(name):
     if name == "floor_divide":
         wanted = torch.floor_divide(torch.from_numpy(a), torch.from_numpy(b)).numpy()
     else:
-        # torch's own gives NaN for quotients beyond float32 where C's fmod, which numpy calls, is exact.
+        # torch's own gives NaN for quotients beyond float32 where C's fmod, which numpy calls, is
+        # exact.
         with np.errstate(invalid="ignore"):
             wanted = getattr(np, name)(a, b)
     out = evaluate(f"pv_{name}(v, w)", a, b)
     if name == "floor_divide":
-        # torch rounds a - remainder; where that is not exact, quotients of 2^24 and more may differ in the last bit.
+        # torch rounds a - remainder; where that is not exact, quotients of 2^24 and more may differ
+        # in the last bit.
         np.testing.assert_allclose(out, wanted, rtol=2e-7)
     else:
         np.testing.assert_array_equal(out, wanted)
@@ -174,13 +221,19 @@ def test_division_of_floats(name):
 def test_integers(dtype, glsl, name):
     rng = np.random.default_rng(3)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    a = np.concatenate([rng.integers(low, high, 2000), rng.integers(-50, 50, 2000), [low, low, high, high, low]])
-    b = np.concatenate([rng.integers(low, high, 2000), rng.integers(-9, 9, 2000), [1, 7, -1, low, low]])
+    a = np.concatenate(
+        [rng.integers(low, high, 2000), rng.integers(-50, 50, 2000), [low, low, high, high, low]]
+    )
+    b = np.concatenate(
+        [rng.integers(low, high, 2000), rng.integers(-9, 9, 2000), [1, 7, -1, low, low]]
+    )
     b[b == 0] = 3
     a, b = a.astype(dtype), b.astype(dtype)
     wanted = getattr(torch, name)(torch.from_numpy(a), torch.from_numpy(b)).numpy()
     short = {"maximum": "max", "minimum": "min"}.get(name, name)
-    np.testing.assert_array_equal(evaluate(f"pv_{short}(v, w)", a, b, dtype=dtype, glsl=glsl), wanted)
+    np.testing.assert_array_equal(
+        evaluate(f"pv_{short}(v, w)", a, b, dtype=dtype, glsl=glsl), wanted
+    )
 
 
 @pytest.mark.parametrize("dtype, glsl", [(np.int32, "int"), (np.int64, "int64_t")])
@@ -190,7 +243,9 @@ def test_powers_of_integers(dtype, glsl):
     wanted = torch.pow(torch.from_numpy(a), torch.from_numpy(n)).numpy()
     np.testing.assert_array_equal(evaluate("pv_pow(v, w)", a, n, dtype=dtype, glsl=glsl), wanted)
     a, n = np.array([1, -1, -1, 2, -7], dtype), np.array([-3, -3, -4, -1, -2], dtype)
-    np.testing.assert_array_equal(evaluate("pv_pow(v, w)", a, n, dtype=dtype, glsl=glsl), [1, -1, 1, 0, 0])
+    np.testing.assert_array_equal(
+        evaluate("pv_pow(v, w)", a, n, dtype=dtype, glsl=glsl), [1, -1, 1, 0, 0]
+    )
 
 
 def test_division_by_zero_does_no_harm():

@@ -21,9 +21,20 @@ def strides_of(array):
 
 
 def pool(
-    x, size, macros, *, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), divisor=0, last=True, push=False
+    x,
+    size,
+    macros,
+    *,
+    kernel=(1, 1),
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+    divisor=0,
+    last=True,
+    push=False,
 ):
-    """x: [N, C, H, W]. Runs the kernel on it in channels-last order (or not) and gives [N, C, OH, OW] back."""
+    """x: [N, C, H, W]. Runs the kernel on it in channels-last order (or not) and gives [N, C, OH,
+    OW] back."""
     n, c, h, w = x.shape
     oh, ow = size
     stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x
@@ -57,7 +68,9 @@ MAX_CASES = [
 
 
 @pytest.mark.parametrize("case", MAX_CASES)
-@pytest.mark.parametrize("layout, vec4, push", [("last", 0, 0), ("last", 1, 0), ("last", 1, 1), ("first", 0, 0)])
+@pytest.mark.parametrize(
+    "layout, vec4, push", [("last", 0, 0), ("last", 1, 0), ("last", 1, 1), ("first", 0, 0)]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("index", [None, "int", "int64_t"])
 def test_max_pool(case, layout, vec4, push, dtype, index):
@@ -68,9 +81,14 @@ def test_max_pool(case, layout, vec4, push, dtype, index):
     case = dict(case)
     ceil = case.pop("ceil_mode", False)
     wanted, where = F.max_pool2d(
-        torch.from_numpy(x), case["kernel"], case["stride"], case.get("padding", 0), case.get("dilation", 1), ceil,
+        torch.from_numpy(x),
+        case["kernel"],
+        case["stride"],
+        case.get("padding", 0),
+        case.get("dilation", 1),
+        ceil,
         return_indices=True,
-    )  # fmt: skip
+    )
     macros = {"VEC4": vec4} | ({"INDICES": 1, "T_INDEX": index} if index else {})
     results = pool(x, wanted.shape[2:], macros, **case, last=layout == "last", push=bool(push))
     np.testing.assert_array_equal(results[0], wanted.numpy())
@@ -84,7 +102,12 @@ def test_max_pool_of_integers(dtype):
     x = np.random.default_rng(2).integers(info.min, info.max, (1, 8, 9, 9)).astype(dtype)
     wanted = F.max_pool2d(torch.from_numpy(x.astype(np.float64)), 3, 2, 1).numpy()
     (out,) = pool(
-        x, (5, 5), {"ACC": "int", "LOWEST": "PV_INT_MIN", "VEC4": 1}, kernel=(3, 3), stride=(2, 2), padding=(1, 1)
+        x,
+        (5, 5),
+        {"ACC": "int", "LOWEST": "PV_INT_MIN", "VEC4": 1},
+        kernel=(3, 3),
+        stride=(2, 2),
+        padding=(1, 1),
     )
     np.testing.assert_array_equal(out, wanted)
 
@@ -98,7 +121,13 @@ def test_average_pool(case, layout, vec4, include, divisor):
     case.pop("dilation", None)
     ceil = case.pop("ceil_mode", False)
     wanted = F.avg_pool2d(
-        torch.from_numpy(x), case["kernel"], case["stride"], case.get("padding", 0), ceil, include, divisor or None
+        torch.from_numpy(x),
+        case["kernel"],
+        case["stride"],
+        case.get("padding", 0),
+        ceil,
+        include,
+        divisor or None,
     )
     macros = {"AVERAGE": 1, "VEC4": vec4, "COUNT_INCLUDE_PAD": int(include)}
     (out,) = pool(x, wanted.shape[2:], macros, **case, divisor=divisor, last=layout == "last")
@@ -111,19 +140,24 @@ def test_adaptive_pool(size, average):
     x = np.random.default_rng(4).standard_normal((2, 8, 11, 13)).astype(np.float32)
     function = F.adaptive_avg_pool2d if average else F.adaptive_max_pool2d
     (out,) = pool(x, size, {"AVERAGE": average, "ADAPTIVE": 1, "VEC4": 1})
-    np.testing.assert_allclose(out, function(torch.from_numpy(x), size).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        out, function(torch.from_numpy(x), size).numpy(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_pool_epilogue():
     x = np.random.default_rng(5).standard_normal((1, 8, 6, 6)).astype(np.float32)
-    (out,) = pool(x, (3, 3), {"VEC4": 1, "EPILOGUE(v, at)": "(v + float(at))"}, kernel=(2, 2), stride=(2, 2))
+    (out,) = pool(
+        x, (3, 3), {"VEC4": 1, "EPILOGUE(v, at)": "(v + float(at))"}, kernel=(2, 2), stride=(2, 2)
+    )
     wanted = F.max_pool2d(torch.from_numpy(x), 2).numpy()
     wanted += np.arange(72, dtype=np.float32).reshape(1, 3, 3, 8).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(out, wanted, rtol=1e-6)
 
 
 def gather(x, indices, sizes, x_strides, limits, macros=None, *, push=False, vec4=0, words=1):
-    """sizes, x_strides: outermost first; indices: (array, strides outermost first); limits: (size, step) of each."""
+    """sizes, x_strides: outermost first; indices: (array, strides outermost first); limits: (size,
+    step) of each."""
     dtype, index_dtype = x.dtype.type, indices[0][0].dtype.type
     outputs = int(np.prod(sizes, dtype=int))
     params = {0: 8, 1: 4, 2: outputs}
@@ -135,11 +169,18 @@ def gather(x, indices, sizes, x_strides, limits, macros=None, *, push=False, vec
         params |= {10 + 7 * k: 3, 11 + 7 * k: limit, 12 + 7 * k: step}
         params |= {13 + 7 * k + d: stride for d, stride in enumerate(reversed(strides))}
     macros = {
-        "T_X": GLSL[dtype], "T_INDEX": "int" if words == 2 else GLSL[index_dtype], "INDEX_WORDS": words,
-        "DIMS": len(sizes), "INDICES": len(indices), "VEC4": vec4, **(macros or {}),
-    }  # fmt: skip
+        "T_X": GLSL[dtype],
+        "T_INDEX": "int" if words == 2 else GLSL[index_dtype],
+        "INDEX_WORDS": words,
+        "DIMS": len(sizes),
+        "INDICES": len(indices),
+        "VEC4": vec4,
+        **(macros or {}),
+    }
     buffers = [np.concatenate([np.zeros(8, dtype), x.reshape(-1)])]
-    buffers += [np.concatenate([np.full(3, 99, index_dtype), index.reshape(-1)]) for index, _ in indices]
+    buffers += [
+        np.concatenate([np.full(3, 99, index_dtype), index.reshape(-1)]) for index, _ in indices
+    ]
     buffers.append(Out(tuple(sizes), dtype, 4))
     groups = -(-outputs // (4 if vec4 else 1) // 64)
     return run("gather.comp", buffers, params, macros=macros, groups=groups, push=push)[0]
@@ -156,7 +197,9 @@ def test_embedding(dtype, index_dtype, words, width, vec4):
     rng = np.random.default_rng(6)
     table = values(rng, (31, width), dtype)
     index = rng.integers(-31, 31, (3, 7)).astype(index_dtype)
-    out = gather(table, [(index, (1, 0))], (21, width), (0, 1), [(31, width)], vec4=vec4, words=words)
+    out = gather(
+        table, [(index, (1, 0))], (21, width), (0, 1), [(31, width)], vec4=vec4, words=words
+    )
     np.testing.assert_array_equal(out, table[index].reshape(21, width))
 
 
@@ -176,7 +219,14 @@ def test_index_select(dim, push):
     index = rng.integers(0, x.shape[dim], 6).astype(np.int64)
     sizes, x_strides = list(x.shape), strides_of(x)
     step, sizes[dim], x_strides[dim] = x_strides[dim], 6, 0
-    out = gather(x, [(index, [int(d == dim) for d in range(3)])], sizes, x_strides, [(x.shape[dim], step)], push=push)
+    out = gather(
+        x,
+        [(index, [int(d == dim) for d in range(3)])],
+        sizes,
+        x_strides,
+        [(x.shape[dim], step)],
+        push=push,
+    )
     wanted = torch.index_select(torch.from_numpy(x), dim, torch.from_numpy(index)).numpy()
     np.testing.assert_array_equal(out, wanted)
 
@@ -189,7 +239,9 @@ def test_gather(dim):
     x_strides = strides_of(x)
     step, x_strides[dim] = x_strides[dim], 0
     out = gather(x, [(index, strides_of(index))], index.shape, x_strides, [(x.shape[dim], step)])
-    np.testing.assert_array_equal(out, torch.gather(torch.from_numpy(x), dim, torch.from_numpy(index)).numpy())
+    np.testing.assert_array_equal(
+        out, torch.gather(torch.from_numpy(x), dim, torch.from_numpy(index)).numpy()
+    )
 
 
 @pytest.mark.parametrize("vec4", [0, 1])
@@ -198,9 +250,16 @@ def test_two_broadcast_indices_among_other_dims(vec4):
     x = values(rng, (3, 5, 7, 8), np.float32)
     a, b = rng.integers(-5, 5, (4, 1)), rng.integers(-7, 7, (1, 6))
     out = gather(
-        x, [(a, (0, 1, 0, 0)), (b, (0, 0, 1, 0))], (3, 4, 6, 8), (280, 0, 0, 1), [(5, 56), (7, 8)], vec4=vec4
+        x,
+        [(a, (0, 1, 0, 0)), (b, (0, 0, 1, 0))],
+        (3, 4, 6, 8),
+        (280, 0, 0, 1),
+        [(5, 56), (7, 8)],
+        vec4=vec4,
     )
-    np.testing.assert_array_equal(out, torch.from_numpy(x)[:, torch.from_numpy(a), torch.from_numpy(b)].numpy())
+    np.testing.assert_array_equal(
+        out, torch.from_numpy(x)[:, torch.from_numpy(a), torch.from_numpy(b)].numpy()
+    )
 
 
 def test_four_indices():

@@ -9,7 +9,13 @@ from tests.kernels.harness import Out, run, subgroup_size
 
 torch = pytest.importorskip("torch")
 
-T = {np.float32: "float", np.float16: "float16_t", np.int32: "int", np.int64: "int64_t", np.uint8: "uint8_t"}
+T = {
+    np.float32: "float",
+    np.float16: "float16_t",
+    np.int32: "int",
+    np.int64: "int64_t",
+    np.uint8: "uint8_t",
+}
 INF = "uintBitsToFloat(0x7f800000u)"
 OPS = {
     "sum": ({"INIT": "ACC(0)", "COMBINE(a, b)": "(a + b)"}, np.sum),
@@ -31,17 +37,34 @@ ROW_WAYS = [way for way in WAYS if not way.startswith("column")]
 
 
 def groups_of(way: str, rows: int, local: int) -> int:
-    rows_each = {"subgroup": local // subgroup_size(), "invocation": local, "column": local, "columns": 4}.get(way, 1)
+    rows_each = {
+        "subgroup": local // subgroup_size(),
+        "invocation": local,
+        "column": local,
+        "columns": 4,
+    }.get(way, 1)
     return -(-rows // rows_each)
 
 
 def reduce(
-    x, outer, inner, macros, way, *, x_offset=0, dtype=np.float32, out_dtype=None, local=64, push=False, split=0
+    x,
+    outer,
+    inner,
+    macros,
+    way,
+    *,
+    x_offset=0,
+    dtype=np.float32,
+    out_dtype=None,
+    local=64,
+    push=False,
+    split=0,
 ):
-    """x: an array; outer, inner: lists of (size, stride), outermost first. Returns the dense output, flat."""
+    """x: an array; outer, inner: lists of (size, stride), outermost first. Returns the dense
+    output, flat."""
     out_dtype = out_dtype or dtype
     outputs = int(np.prod([size for size, _ in outer], dtype=int)) * max(split, 1)
-    (r0, s0), (r1, s1) = ([(1, 0)] + list(inner))[-2:]
+    (r0, s0), (r1, s1) = ([(1, 0), *list(inner)])[-2:]
     params = {0: x_offset, 1: 8, 2: outputs, 3: r0, 4: r1, 5: s0, 6: s1}
     for i, (size, stride) in enumerate(reversed(outer)):
         params[7 + i] = stride
@@ -50,9 +73,13 @@ def reduce(
     if split:
         params[15] = -(-r1 // split // 4) * 4
     macros = {
-        "T_X": T[dtype], "T_OUT": T[out_dtype], "OUTER_DIMS": len(outer), "REDUCE_DIMS": len(inner),
-        **macros, **WAYS[way],
-    }  # fmt: skip
+        "T_X": T[dtype],
+        "T_OUT": T[out_dtype],
+        "OUTER_DIMS": len(outer),
+        "REDUCE_DIMS": len(inner),
+        **macros,
+        **WAYS[way],
+    }
     if split:
         macros["SPLIT"] = split
     columns = 4 if macros.get("VEC4") and macros.get("COLUMN") else 1
@@ -69,7 +96,8 @@ def reduce(
 
 
 def tolerance(dtype):
-    # float32: sums in another order; float16: half a unit in the last place of the stored result, and that again.
+    # float32: sums in another order; float16: half a unit in the last place of the stored result,
+    # and that again.
     return {"rtol": 1e-5, "atol": 1e-5} if dtype is np.float32 else {"rtol": 1e-3, "atol": 1e-3}
 
 
@@ -82,7 +110,9 @@ def test_rows(way, op, dtype, vec4):
     rows, n, offset = (13, 212, 8) if vec4 else (13, 211, 3)
     x = rng.uniform(0.97, 1.03, offset + rows * n).astype(dtype)
     macros, reference = OPS[op]
-    out = reduce(x, [(rows, n)], [(n, 1)], {**macros, "VEC4": vec4}, way, x_offset=offset, dtype=dtype)
+    out = reduce(
+        x, [(rows, n)], [(n, 1)], {**macros, "VEC4": vec4}, way, x_offset=offset, dtype=dtype
+    )
     wanted = reference(x[offset:].reshape(rows, n).astype(np.float64), axis=1)
     np.testing.assert_allclose(out, wanted, **tolerance(dtype))
 
@@ -96,7 +126,9 @@ def test_four_outer_and_two_reduced_dims(way, push):
     outer = [(x.shape[d], strides[d]) for d in (4, 0, 2, 5)]
     inner = [(x.shape[d], strides[d]) for d in (1, 3)]
     out = reduce(x, outer, inner, OPS["sum"][0], way, push=push)
-    np.testing.assert_allclose(out, x.sum((1, 3)).transpose(2, 0, 1, 3).reshape(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        out, x.sum((1, 3)).transpose(2, 0, 1, 3).reshape(-1), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("vec4", [0, 1])
@@ -109,7 +141,9 @@ def test_columns_of_channels_last(vec4, dtype, op):
     macros, reference = OPS[op]
     outer, inner = [(n, h * w * c), (c, 1)], [(h, w * c), (w, c)]
     out = reduce(x, outer, inner, {**macros, "VEC4": vec4}, "column", dtype=dtype)
-    np.testing.assert_allclose(out.reshape(n, c), reference(x.astype(np.float64), axis=(1, 2)), **tolerance(dtype))
+    np.testing.assert_allclose(
+        out.reshape(n, c), reference(x.astype(np.float64), axis=(1, 2)), **tolerance(dtype)
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -143,13 +177,19 @@ def test_integers(way):
         reduce(x, [(7, 101)], [(101, 1)], sums, way, dtype=np.int64), x.sum(1)
     )
     most = {**sums, "INIT": "PV_INT64_MIN", "COMBINE(a, b)": "pv_max(a, b)"}
-    np.testing.assert_array_equal(reduce(x, [(7, 101)], [(101, 1)], most, way, dtype=np.int64), x.max(1))
+    np.testing.assert_array_equal(
+        reduce(x, [(7, 101)], [(101, 1)], most, way, dtype=np.int64), x.max(1)
+    )
     flags = (rng.integers(0, 40, (7, 101)) == 0).astype(np.uint8)
     some = {"ACC": "int", "INIT": "0", "COMBINE(a, b)": "(a | b)", "LOAD(v)": "(v != 0 ? 1 : 0)"}
     every = {"ACC": "int", "INIT": "1", "COMBINE(a, b)": "(a & b)", "LOAD(v)": "(v != 0 ? 1 : 0)"}
-    np.testing.assert_array_equal(reduce(flags, [(7, 101)], [(101, 1)], some, way, dtype=np.uint8), flags.any(1))
+    np.testing.assert_array_equal(
+        reduce(flags, [(7, 101)], [(101, 1)], some, way, dtype=np.uint8), flags.any(1)
+    )
     flags = 1 - flags
-    np.testing.assert_array_equal(reduce(flags, [(7, 101)], [(101, 1)], every, way, dtype=np.uint8), flags.all(1))
+    np.testing.assert_array_equal(
+        reduce(flags, [(7, 101)], [(101, 1)], every, way, dtype=np.uint8), flags.all(1)
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -162,7 +202,11 @@ def test_arg(way, better, name, n):
     x[4, n // 3 :] = np.nan
     x[5] = np.inf
     x[6] = -np.inf
-    macros = {"ARG": 1, "ARG_BETTER(a, b)": f"(a {better} b)", "INIT": "-PV_INF" if better == ">" else "PV_INF"}
+    macros = {
+        "ARG": 1,
+        "ARG_BETTER(a, b)": f"(a {better} b)",
+        "INIT": "-PV_INF" if better == ">" else "PV_INF",
+    }
     # torch leaves open which of equals it takes; the first one is numpy's rule.
     wanted = getattr(np, name)(x, axis=1)
     assert (getattr(torch, name)(torch.from_numpy(x[3:5]), 1).numpy() == wanted[3:5]).all()
@@ -171,7 +215,13 @@ def test_arg(way, better, name, n):
     macros = {**macros, "T_OUT": "ivec2", "TO_OUT(v)": "ivec2(v, v >> 31)"}
     params = {0: 0, 1: 2, 2: 13, 4: n, 6: 1, 7: n}
     buffers = [x, Out((13,), np.int64, 2)]
-    (pairs,) = run("reduce.comp", buffers, params, macros={**macros, **WAYS[way]}, groups=groups_of(way, 13, 64))
+    (pairs,) = run(
+        "reduce.comp",
+        buffers,
+        params,
+        macros={**macros, **WAYS[way]},
+        groups=groups_of(way, 13, 64),
+    )
     np.testing.assert_array_equal(pairs, wanted)
 
 
@@ -179,10 +229,19 @@ def test_arg(way, better, name, n):
 def test_values_and_indices(way):
     rng = np.random.default_rng(6)
     x = rng.standard_normal((11, 53)).astype(np.float16)
-    macros = {"ARG": 2, "INIT": "-PV_INF", "T_X": "float16_t", "T_OUT": "float16_t", "T_INDEX": "int64_t", **WAYS[way]}
+    macros = {
+        "ARG": 2,
+        "INIT": "-PV_INF",
+        "T_X": "float16_t",
+        "T_OUT": "float16_t",
+        "T_INDEX": "int64_t",
+        **WAYS[way],
+    }
     params = {0: 0, 1: 4, 2: 11, 4: 53, 6: 1, 7: 53, 14: 3}
     buffers = [x, Out((11,), np.float16, 4), Out((11,), np.int64, 3)]
-    values, indices = run("reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64))
+    values, indices = run(
+        "reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64)
+    )
     np.testing.assert_array_equal(values, x.max(1))
     np.testing.assert_array_equal(indices, x.argmax(1))
 
@@ -236,7 +295,9 @@ def test_epilogue_reads_another_buffer():
     np.testing.assert_allclose(out, x.sum(1) * scale, rtol=1e-5)
 
 
-@pytest.mark.parametrize("way, vec4", [*((way, vec4) for way in ROW_WAYS for vec4 in (0, 1)), ("column", 0)])
+@pytest.mark.parametrize(
+    "way, vec4", [*((way, vec4) for way in ROW_WAYS for vec4 in (0, 1)), ("column", 0)]
+)
 def test_a_long_row_keeps_its_digits(way, vec4):
     # An invocation of llvmpipe leaves its loops after 65535 rounds in all.
     n = 1 << 20 if way.startswith("workgroup") else 60000

@@ -17,7 +17,8 @@ WAYS = {
     "subgroup": ({"ROW_PER_SUBGROUP": 1}, None),
     "invocation": ({"ROW_PER_INVOCATION": 1}, 1),
 }
-# float16 results are rounded once, from float: half a unit in the last place, and torch's own may be half a unit off.
+# float16 results are rounded once, from float: half a unit in the last place, and torch's own may
+# be half a unit off.
 TOLERANCE = {np.float32: {"rtol": 1e-5, "atol": 1e-6}, np.float16: {"rtol": 1e-3, "atol": 1e-4}}
 
 
@@ -30,7 +31,10 @@ def cache_of(way, columns, vec4):
 
 
 def groups_of(way, rows, local=64):
-    return {"subgroup": -(-rows // (local // subgroup_size())), "invocation": -(-rows // local)}.get(way, rows)
+    return {
+        "subgroup": -(-rows // (local // subgroup_size())),
+        "invocation": -(-rows // local),
+    }.get(way, rows)
 
 
 def softmax(x, dim, way, macros, dtype, *, cached=False, push=False):
@@ -44,12 +48,21 @@ def softmax(x, dim, way, macros, dtype, *, cached=False, push=False):
         if i < 2:
             params[12 + i] = x.shape[d]
     macros = {
-        "T_X": GLSL[dtype], "T_OUT": GLSL[dtype], "OUTER_DIMS": len(dims), **macros, **WAYS[way][0],
+        "T_X": GLSL[dtype],
+        "T_OUT": GLSL[dtype],
+        "OUTER_DIMS": len(dims),
+        **macros,
+        **WAYS[way][0],
         "CACHE": cache_of(way, columns, macros.get("VEC4")) if cached else 0,
-    }  # fmt: skip
+    }
     padded = np.concatenate([np.zeros(4, dtype), x.reshape(-1)])
     (out,) = run(
-        "softmax.comp", [padded, Out(x.shape, dtype, 8)], params, macros=macros, groups=groups_of(way, rows), push=push
+        "softmax.comp",
+        [padded, Out(x.shape, dtype, 8)],
+        params,
+        macros=macros,
+        groups=groups_of(way, rows),
+        push=push,
     )
     return out
 
@@ -77,7 +90,9 @@ def test_softmax(way, cached, dtype, log, columns, vec4):
 def test_softmax_of_any_dim(way, dim, push):
     x = np.random.default_rng(2).standard_normal((3, 5, 7, 11)).astype(np.float32)
     out = softmax(x, dim, way, {}, np.float32, push=push)
-    np.testing.assert_allclose(out, torch.softmax(torch.from_numpy(x), dim).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        out, torch.softmax(torch.from_numpy(x), dim).numpy(), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,7 +118,10 @@ def test_softmax_of_nan_and_infinity(way, cached, log):
 @pytest.mark.parametrize("vec4", [0, 1])
 def test_softmax_load_and_epilogue(way, vec4):
     rng = np.random.default_rng(3)
-    x, mask = rng.standard_normal((9, 36)).astype(np.float32), rng.standard_normal(36).astype(np.float32)
+    x, mask = (
+        rng.standard_normal((9, 36)).astype(np.float32),
+        rng.standard_normal(36).astype(np.float32),
+    )
     macros = {
         "VEC4": vec4,
         "EXTRA_BUFFERS": "layout(set = 0, binding = 2) readonly buffer Mask { float buf_mask[]; };",
@@ -112,12 +130,20 @@ def test_softmax_load_and_epilogue(way, vec4):
         **WAYS[way][0],
     }
     params = {0: 0, 1: 0, 2: 9, 3: 36, 4: 1, 5: 1, 6: 36, 9: 36}
-    (out,) = run("softmax.comp", [x, Out((9, 36), np.float32), mask], params, macros=macros, groups=groups_of(way, 9))
+    (out,) = run(
+        "softmax.comp",
+        [x, Out((9, 36), np.float32), mask],
+        params,
+        macros=macros,
+        groups=groups_of(way, 9),
+    )
     wanted = torch.softmax(torch.from_numpy(x * 0.5 + mask), 1).numpy() + np.arange(9)[:, None]
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
-def norm(x, way, macros, dtype, *, weight=None, bias=None, groups=0, cached=False, eps=1e-5, push=False):
+def norm(
+    x, way, macros, dtype, *, weight=None, bias=None, groups=0, cached=False, eps=1e-5, push=False
+):
     """Runs norm.comp. x: [rows, columns], or for group norm [N, C, HW] or (GROUP 2) [N, HW, C]."""
     group = macros.get("GROUP", 0)
     if group:
@@ -125,14 +151,29 @@ def norm(x, way, macros, dtype, *, weight=None, bias=None, groups=0, cached=Fals
         rows, columns = n * groups, channels // groups * area
     else:
         rows, columns = x.shape
-    params = {0: 8, 1: 4, 2: rows, 3: columns, 4: columns, 5: columns, 6: bits(eps), 7: 4, 8: 8, 9: 3, 10: 5}
+    params = {
+        0: 8,
+        1: 4,
+        2: rows,
+        3: columns,
+        4: columns,
+        5: columns,
+        6: bits(eps),
+        7: 4,
+        8: 8,
+        9: 3,
+        10: 5,
+    }
     if group:
         params |= {11: channels // groups, 12: area, 13: groups}
     macros = {
-        **{name: GLSL[dtype] for name in ("T_X", "T_W", "T_OUT")}, **macros, **WAYS[way][0],
-        "HAS_WEIGHT": int(weight is not None), "HAS_BIAS": int(bias is not None),
+        **{name: GLSL[dtype] for name in ("T_X", "T_W", "T_OUT")},
+        **macros,
+        **WAYS[way][0],
+        "HAS_WEIGHT": int(weight is not None),
+        "HAS_BIAS": int(bias is not None),
         "CACHE": cache_of(way, columns, macros.get("VEC4")) if cached else 0,
-    }  # fmt: skip
+    }
     buffers = [np.concatenate([np.ones(8, dtype), x.reshape(-1)])]
     buffers += [np.concatenate([np.ones(4, dtype), weight])] if weight is not None else []
     buffers += [np.concatenate([np.ones(8, dtype), bias])] if bias is not None else []
@@ -157,9 +198,13 @@ def test_norm(way, cached, dtype, columns, vec4, rms):
     if rms:
         wanted = torch.nn.functional.rms_norm(tensors[0], (columns,), tensors[1], 1e-5).numpy()
         out, rstd = norm(x, way, macros, dtype, weight=weight, cached=cached)
-        np.testing.assert_allclose(rstd, (tensors[0].square().mean(1) + 1e-5).rsqrt().numpy(), rtol=1e-5)
+        np.testing.assert_allclose(
+            rstd, (tensors[0].square().mean(1) + 1e-5).rsqrt().numpy(), rtol=1e-5
+        )
     else:
-        wanted, mean, rstd_wanted = torch.native_layer_norm(tensors[0], (columns,), tensors[1], tensors[2], 1e-5)
+        wanted, mean, rstd_wanted = torch.native_layer_norm(
+            tensors[0], (columns,), tensors[1], tensors[2], 1e-5
+        )
         out, mean_out, rstd = norm(x, way, macros, dtype, weight=weight, bias=bias, cached=cached)
         np.testing.assert_allclose(mean_out, mean.numpy()[:, 0], rtol=1e-5)
         np.testing.assert_allclose(rstd, rstd_wanted.numpy()[:, 0], rtol=1e-5)
@@ -180,7 +225,13 @@ def test_norm_far_from_zero(way, cached):
 
 # A row of 196 elements does not fit one invocation's registers.
 @pytest.mark.parametrize(
-    "way, cached", [(way, cached) for way in WAYS for cached in (False, True) if not cached or way != "invocation"]
+    "way, cached",
+    [
+        (way, cached)
+        for way in WAYS
+        for cached in (False, True)
+        if not cached or way != "invocation"
+    ],
 )
 @pytest.mark.parametrize("push", [False, True])
 @pytest.mark.parametrize("vec4", [0, 1])
@@ -195,7 +246,9 @@ def test_group_norm(way, push, vec4, cached, layout):
     if layout == 2:
         x, wanted = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (x, wanted))
     macros = {"GROUP": layout, "VEC4": vec4}
-    (out,) = norm(x, way, macros, np.float32, weight=weight, bias=bias, groups=3, cached=cached, push=push)
+    (out,) = norm(
+        x, way, macros, np.float32, weight=weight, bias=bias, groups=3, cached=cached, push=push
+    )
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-6)
 
 
@@ -210,5 +263,7 @@ def test_norm_epilogue():
         params = {0: 0, 1: 0, 2: 7, 3: 36, 4: 36, 5: 36, 6: bits(1e-5)}
         buffers = [x, Out((7, 36), np.float32), more]
         (out,) = run("norm.comp", buffers, params, macros={**macros, "VEC4": vec4}, groups=7)
-        wanted = torch.relu(torch.nn.functional.layer_norm(torch.from_numpy(x), (36,)) + torch.from_numpy(more)).numpy()
+        wanted = torch.relu(
+            torch.nn.functional.layer_norm(torch.from_numpy(x), (36,)) + torch.from_numpy(more)
+        ).numpy()
         np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-6)

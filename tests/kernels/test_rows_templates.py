@@ -9,8 +9,18 @@ import pytest
 
 from tests.kernels.harness import compile_template
 
-TEMPLATES = ["reduce.comp", "softmax.comp", "norm.comp", "pool.comp", "gather.comp", "scan.comp", "sort.comp", "map.comp",
-             "transpose.comp", "gather_rows.comp"]  # fmt: skip
+TEMPLATES = [
+    "reduce.comp",
+    "softmax.comp",
+    "norm.comp",
+    "pool.comp",
+    "gather.comp",
+    "scan.comp",
+    "sort.comp",
+    "map.comp",
+    "transpose.comp",
+    "gather_rows.comp",
+]
 FLOAT16, INT64, INT16, INT8 = 9, 11, 22, 39  # SPIR-V capabilities of arithmetic on these types
 
 
@@ -44,7 +54,14 @@ def test_half_storage_needs_no_half_arithmetic(template):
 @pytest.mark.parametrize("template", ["reduce.comp", "pool.comp", "gather.comp"])
 @pytest.mark.parametrize("vec4", [0, 1])
 def test_bytes_and_index_pairs_need_no_arithmetic_of_that_size(template, vec4):
-    macros = {"VEC4": vec4, "T_X": "int8_t", "ACC": "int", "LOWEST": "-128", "T_OUT": "int8_t", "INDEX_WORDS": 2}
+    macros = {
+        "VEC4": vec4,
+        "T_X": "int8_t",
+        "ACC": "int",
+        "LOWEST": "-128",
+        "T_OUT": "int8_t",
+        "INDEX_WORDS": 2,
+    }
     if template == "pool.comp":
         macros |= {"INDICES": 1, "T_INDEX": "ivec2", "TO_INDEX(v)": "ivec2(v, 0)"}
     assert not capabilities(compile_template(template, macros)) & {FLOAT16, INT64, INT16, INT8}

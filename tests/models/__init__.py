@@ -1,1 +1,2 @@
-"""Reference models, their exports to `.pte`, and the eager outputs that tests and benchmarks compare with."""
+"""Reference models, their exports to `.pte`, and the eager outputs that tests and benchmarks
+compare with."""

@@ -1,4 +1,5 @@
-"""Modules written for the tests: an encoder, a decoder with a KV cache, models around a rare operator."""
+"""Modules written for the tests: an encoder, a decoder with a KV cache, models around a rare
+operator."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, rows, dim = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, rows, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, rows, 3, self.heads, dim // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         attended = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, rows, dim))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
@@ -45,7 +50,8 @@ class Encoder(nn.Module):
 
 
 def load_llama_operators() -> None:
-    """Register `llama::update_cache` and `llama::custom_sdpa` with torch (they come with executorch)."""
+    """Register `llama::update_cache` and `llama::custom_sdpa` with torch (they come with
+    executorch)."""
     level = logging.root.level
     logging.root.setLevel(logging.WARNING)
     from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
@@ -53,7 +59,9 @@ def load_llama_operators() -> None:
     logging.root.setLevel(level)
 
 
-def rotary_table(context: int, head_dim: int, theta: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(
+    context: int, head_dim: int, theta: float = 10000.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of the rotary embedding, float32 [context, head_dim / 2]."""
     inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(context, dtype=torch.float64), inverse)
@@ -62,21 +70,25 @@ def rotary_table(context: int, head_dim: int, theta: float = 10000.0) -> tuple[t
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate neighbouring pairs of `x` [B, S, H, D] by the angles of `cos`, `sin` [S, D / 2]."""
-    real, imaginary = x.reshape(x.shape[:-1] + (-1, 2)).unbind(-1)
+    real, imaginary = x.reshape((*x.shape[:-1], -1, 2)).unbind(-1)
     shape = [size if axis in (1, real.ndim - 1) else 1 for axis, size in enumerate(real.shape)]
     cos, sin = cos.view(shape), sin.view(shape)
-    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1).flatten(3)
+    return torch.stack(
+        [real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1
+    ).flatten(3)
 
 
 def rotate_both(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys, with the operations in the order in which the partitioner looks for them.
+    """Rotate queries and keys, with the operations in the order in which the partitioner looks for
+    them.
 
-    It makes one `et_vk.apply_rotary_emb` of this; of `rotate` called twice it makes some 30 nodes and 2 CPU kernels.
+    It makes one `et_vk.apply_rotary_emb` of this; of `rotate` called twice it makes some 30 nodes
+    and 2 CPU kernels.
     """
-    q_real, q_imaginary = q.float().reshape(q.shape[:-1] + (-1, 2)).unbind(-1)
-    k_real, k_imaginary = k.float().reshape(k.shape[:-1] + (-1, 2)).unbind(-1)
+    q_real, q_imaginary = q.float().reshape((*q.shape[:-1], -1, 2)).unbind(-1)
+    k_real, k_imaginary = k.float().reshape((*k.shape[:-1], -1, 2)).unbind(-1)
     shape = [size if axis in (1, q_real.ndim - 1) else 1 for axis, size in enumerate(q_real.shape)]
     cos, sin = cos.view(shape), sin.view(shape)
     q_first = q_real * cos - q_imaginary * sin
@@ -103,7 +115,9 @@ class RMSNorm(nn.Module):
 class DecoderBlock(nn.Module):
     """Grouped-query attention over a KV cache, then SwiGLU; [1, S, D] to [1, S, D]."""
 
-    def __init__(self, dim: int, heads: int, kv_heads: int, context: int, joint_rotation: bool) -> None:
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int, context: int, joint_rotation: bool
+    ) -> None:
         super().__init__()
         self.joint_rotation = joint_rotation
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
@@ -135,17 +149,27 @@ class DecoderBlock(nn.Module):
         torch._check(start + rows <= self.k_cache.size(1))
         torch.ops.llama.update_cache(k, self.k_cache, start)
         torch.ops.llama.update_cache(v, self.v_cache, start)
-        attended = torch.ops.llama.custom_sdpa(q, self.k_cache, self.v_cache, start, None, 0.0, True)
+        attended = torch.ops.llama.custom_sdpa(
+            q, self.k_cache, self.v_cache, start, None, 0.0, True
+        )
         x = x + self.wo(attended.view(batch, rows, dim))
         h = self.norm2(x)
         return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
 
 class Decoder(nn.Module):
-    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits [1, S, vocab]. Keeps a KV cache."""
+    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits [1, S, vocab]. Keeps a
+    KV cache."""
 
     def __init__(
-        self, layers: int, dim: int, heads: int, kv_heads: int, vocab: int, context: int, joint_rotation: bool
+        self,
+        layers: int,
+        dim: int,
+        heads: int,
+        kv_heads: int,
+        vocab: int,
+        context: int,
+        joint_rotation: bool,
     ) -> None:
         super().__init__()
         load_llama_operators()
@@ -160,8 +184,9 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, tokens: torch.Tensor, input_pos: torch.Tensor) -> torch.Tensor:
-        # Gathered, not sliced from a SymInt: executorch's passes run the delegate's graph again with a fresh symbol
-        # that has lost its bounds, and the fake slice cannot decide whether it is negative.
+        # Gathered, not sliced from a SymInt: executorch's passes run the delegate's graph again
+        # with a fresh symbol that has lost its bounds, and the fake slice cannot decide whether it
+        # is negative.
         positions = input_pos + torch.arange(tokens.shape[1])
         cos, sin = self.cos[positions], self.sin[positions]
         x = self.embedding(tokens)
@@ -171,7 +196,8 @@ class Decoder(nn.Module):
 
 
 class AroundInverse(nn.Module):
-    """A linear, the inverse of a well-conditioned matrix, a linear: float32 [1, 40, 32] to [1, 40, 8]."""
+    """A linear, the inverse of a well-conditioned matrix, a linear: float32 [1, 40, 32] to [1, 40,
+    8]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +211,8 @@ class AroundInverse(nn.Module):
 
 
 class AroundCumsum(nn.Module):
-    """A convolution, a cumulative sum along the rows, a linear: float32 [1, 3, 16, 16] to [1, 8, 16, 4]."""
+    """A convolution, a cumulative sum along the rows, a linear: float32 [1, 3, 16, 16] to [1, 8,
+    16, 4]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,9 @@
-"""What is inside exported files, read by executorch's own deserializers: `python -m tests.models.census FILE...`.
+"""What is inside exported files, read by executorch's own deserializers: `python -m
+tests.models.census FILE...`.
 
-Writes Markdown: size, delegates, inputs and outputs, operators inside the delegates and CPU kernels between them with
-counts; with `--listing`, the whole program in order, each operator with its arguments and shapes.
+Writes Markdown: size, delegates, inputs and outputs, operators inside the delegates and CPU kernels
+between them with counts; with `--listing`, the whole program in order, each operator with its
+arguments and shapes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-VK_TYPES = {0: "bool", 1: "u8", 2: "i8", 3: "i32", 4: "f16", 5: "f32", 6: "f64", 7: "i64", 127: "unset"}
+VK_TYPES = {
+    0: "bool",
+    1: "u8",
+    2: "i8",
+    3: "i32",
+    4: "f16",
+    5: "f32",
+    6: "f64",
+    7: "i64",
+    127: "unset",
+}
 
 
 def _program(path: Path) -> Any:
@@ -25,7 +37,8 @@ def _program(path: Path) -> Any:
 
 
 def _vk_graph(blob: bytes) -> Any:
-    """Return the graph of a delegate's blob, read around executorch's function, which stumbles over `-inf`."""
+    """Return the graph of a delegate's blob, read around executorch's function, which stumbles over
+    `-inf`."""
     from executorch.backends.vulkan.serialization import vulkan_graph_serialize as serialize
     from executorch.exir._serialize._dataclass import _json_to_dataclass
 
@@ -34,7 +47,9 @@ def _vk_graph(blob: bytes) -> Any:
         schema = importlib.resources.files(serialize.serialization_package).joinpath("schema.fbs")
         (scratch / "schema.fbs").write_bytes(schema.read_bytes())
         (scratch / "graph.bin").write_bytes(serialize.extract_vk_flatbuffer(blob))
-        serialize._flatc_decompile(folder, str(scratch / "schema.fbs"), str(scratch / "graph.bin"), ["--raw-binary"])
+        serialize._flatc_decompile(
+            folder, str(scratch / "schema.fbs"), str(scratch / "graph.bin"), ["--raw-binary"]
+        )
         text = (scratch / "graph.json").read_text()
     text = re.sub(r"(?<=[:\[,\s])(-?)inf(?=[,\s\]}])", r"\1Infinity", text)
     text = re.sub(r"(?<=[:\[,\s])-?nan(?=[,\s\]}])", "NaN", text)
@@ -69,7 +84,8 @@ def describe_plan_value(plan: Any, index: int) -> str:
 
 
 def describe_vk_value(graph: Any, index: int) -> str:
-    """Return a Vulkan graph's value as text, such as `%3:f32[1, 128]` or `C%4:f16[384, 384]` for a constant."""
+    """Return a Vulkan graph's value as text, such as `%3:f32[1, 128]` or `C%4:f16[384, 384]` for a
+    constant."""
     value = graph.values[index].value
     kind = type(value).__name__
     if kind == "VkTensor":
@@ -88,26 +104,37 @@ def describe_vk_value(graph: Any, index: int) -> str:
 
 def instructions(plan: Any) -> list[tuple[str, Any]]:
     """Return the instructions of a plan's chains as (kind, instruction)."""
-    return [(type(i.instr_args).__name__, i.instr_args) for chain in plan.chains for i in chain.instructions]
+    return [
+        (type(i.instr_args).__name__, i.instr_args)
+        for chain in plan.chains
+        for i in chain.instructions
+    ]
 
 
 def listing(plan: Any, graphs: list[Any]) -> list[str]:
-    """Return one line for each CPU kernel and each delegated operator, in the order in which they run."""
+    """Return one line for each CPU kernel and each delegated operator, in the order in which they
+    run."""
     lines = []
     for kind, args in instructions(plan):
         if kind == "KernelCall":
             op = plan.operators[args.op_index]
             name = f"{op.name}.{op.overload}" if op.overload else op.name
-            lines.append(f"cpu   {name}({', '.join(describe_plan_value(plan, a) for a in args.args)})")
+            lines.append(
+                f"cpu   {name}({', '.join(describe_plan_value(plan, a) for a in args.args)})"
+            )
         elif kind == "DelegateCall":
             values = ", ".join(describe_plan_value(plan, a) for a in args.args)
             lines.append(f"call  delegate {args.delegate_index}({values})")
             graph = graphs[args.delegate_index]
-            lines.append(f"        in  {', '.join(describe_vk_value(graph, i) for i in graph.input_ids)}")
+            lines.append(
+                f"        in  {', '.join(describe_vk_value(graph, i) for i in graph.input_ids)}"
+            )
             for call in graph.chain:
                 shown = [describe_vk_value(graph, a) for a in call.args]
                 lines.append(f"        {call.name}({', '.join(shown[:-1])}) -> {shown[-1]}")
-            lines.append(f"        out {', '.join(describe_vk_value(graph, i) for i in graph.output_ids)}")
+            lines.append(
+                f"        out {', '.join(describe_vk_value(graph, i) for i in graph.output_ids)}"
+            )
         else:
             lines.append(f"{kind}  {vars(args)}")
     return lines

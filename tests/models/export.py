@@ -1,7 +1,7 @@
 """Reference models as `.pte` files: `python -m tests.models.export NAME... --out DIR`.
 
-Beside each `name.pte` stands `name.npz` with the inputs (`in<sample>_<argument>`) and eager torch's answers
-(`out<sample>_<result>`), so that whoever uses an export needs neither torch nor executorch.
+Beside each `name.pte` stands `name.npz` with the inputs (`in<sample>_<argument>`) and eager torch's
+answers (`out<sample>_<result>`), so that whoever uses an export needs neither torch nor executorch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def versions() -> dict[str, str]:
 
 
 def content_key(name: str, variant: str) -> str:
-    """Return a hash of what an export is made from: these files, the versions of the exporters, name and variant."""
+    """Return a hash of what an export is made from: these files, the versions of the exporters,
+    name and variant."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for file in ("zoo.py", "blocks.py", "export.py"):
@@ -71,13 +72,15 @@ def exporters_installed() -> bool:
 
 
 def default_folder() -> Path:
-    """Return where exports are kept when no folder is named: one folder a user in the system's temporary folder."""
+    """Return where exports are kept when no folder is named: one folder a user in the system's
+    temporary folder."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"purevk-models-{user}"
 
 
 def file_stem(name: str, variant: str) -> str:
-    """Return the file name of an export without its ending: the model's name, and the variant unless it is fp32."""
+    """Return the file name of an export without its ending: the model's name, and the variant
+    unless it is fp32."""
     return name if variant == "fp32" else f"{name}_{variant}"
 
 
@@ -98,7 +101,9 @@ def lower(built: Built, variant: str, dynamic: bool) -> bytes:
     if dynamic:
         options["require_dynamic_shapes"] = True
     with torch.no_grad():
-        exported = torch.export.export(built.module, built.inputs, dynamic_shapes=built.dynamic_shapes, strict=False)
+        exported = torch.export.export(
+            built.module, built.inputs, dynamic_shapes=built.dynamic_shapes, strict=False
+        )
         edge = to_edge_transform_and_lower(
             exported,
             partitioner=[VulkanPartitioner(options)],
@@ -108,7 +113,8 @@ def lower(built: Built, variant: str, dynamic: bool) -> bytes:
 
 
 def references(built: Built) -> dict[str, numpy.ndarray]:
-    """Run eager torch on every sample and return the arrays of the `.npz`: `in<i>_<j>` and `out<i>_<j>`."""
+    """Run eager torch on every sample and return the arrays of the `.npz`: `in<i>_<j>` and
+    `out<i>_<j>`."""
     import torch
 
     arrays = {}
@@ -126,7 +132,8 @@ def references(built: Built) -> dict[str, numpy.ndarray]:
 def export_pte(name: str, variant: str = "fp32", folder: str | Path | None = None) -> Path:
     """Return the path of the exported model; export it first unless the folder has the same one.
 
-    Where torch or executorch is not installed, an export made from other sources or versions is taken as it is.
+    Where torch or executorch is not installed, an export made from other sources or versions is
+    taken as it is.
 
     Args:
         name: a key of `zoo.CASES`.
@@ -136,7 +143,8 @@ def export_pte(name: str, variant: str = "fp32", folder: str | Path | None = Non
     Raises:
         KeyError: no such model.
         ValueError: no such variant.
-        ModuleNotFoundError: it has to be exported, and torch, executorch or the model's package is not installed.
+        ModuleNotFoundError: it has to be exported, and torch, executorch or the model's package is
+            not installed.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} is none of {', '.join(VARIANTS)}")
@@ -184,7 +192,9 @@ def load_samples(path: str | Path) -> list[tuple[list[numpy.ndarray], list[numpy
     count = 1 + max(int(name[2:].split("_")[0]) for name in arrays if name.startswith("in"))
 
     def row(prefix: str) -> list[numpy.ndarray]:
-        found = sorted((name for name in arrays if name.startswith(prefix)), key=lambda n: int(n.split("_")[1]))
+        found = sorted(
+            (name for name in arrays if name.startswith(prefix)), key=lambda n: int(n.split("_")[1])
+        )
         return [arrays[name] for name in found]
 
     return [(row(f"in{index}_"), row(f"out{index}_")) for index in range(count)]
@@ -193,7 +203,9 @@ def load_samples(path: str | Path) -> list[tuple[list[numpy.ndarray], list[numpy
 def main(arguments: list[str] | None = None) -> int:
     """Export the named models (all without a name) and say where they are."""
     parser = argparse.ArgumentParser(prog="python -m tests.models.export", description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; all if none is given")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; all if none is given"
+    )
     parser.add_argument("--out", type=Path, default=default_folder(), help="folder for the files")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="default: both")
     options = parser.parse_args(arguments)
@@ -204,7 +216,10 @@ def main(arguments: list[str] | None = None) -> int:
         for variant in options.variant or VARIANTS:
             started = time.perf_counter()
             path = export_pte(name, variant, options.out)
-            print(f"{path}  {path.stat().st_size} bytes  {time.perf_counter() - started:.1f} s", flush=True)
+            print(
+                f"{path}  {path.stat().st_size} bytes  {time.perf_counter() - started:.1f} s",
+                flush=True,
+            )
     return 0
 
 

@@ -1,8 +1,10 @@
-"""Small quantized models, one for each way in which executorch and torchao quantize for the Vulkan delegate.
+"""Small quantized models, one for each way in which executorch and torchao quantize for the Vulkan
+delegate.
 
-`export(name)` gives the `.pte` bytes, an input, and the operators of the exported program's graph. The file's arithmetic is
-not that of the eager quantized model where the exporter folds the quantization of activations away; tests hold a result
-against the float model only loosely, and each operator against its own reference.
+`export(name)` gives the `.pte` bytes, an input, and the operators of the exported program's graph.
+The file's arithmetic is not that of the eager quantized model where the exporter folds the
+quantization of activations away; tests hold a result against the float model only loosely, and each
+operator against its own reference.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator
+from typing import Any
 
 SEED = 20262
 
@@ -23,8 +26,10 @@ class Flow:
     Attributes:
         name: what it is called here.
         build: makes the float module and an example input.
-        quantize: float module and inputs to what `torch.export` takes, or an exported module already converted.
-        operators: names that the Vulkan graph has to contain, so that a test notices an exporter that does otherwise.
+        quantize: float module and inputs to what `torch.export` takes, or an exported module
+            already converted.
+        operators: names that the Vulkan graph has to contain, so that a test notices an exporter
+            that does otherwise.
         tolerance: the largest error, as a share of the largest output, against the float model.
     """
 
@@ -49,8 +54,10 @@ def quiet() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
-def _linears(rows: int = 7, width: int = 64, hidden: int = 132, out: int = 37, bias: bool = True) -> tuple[Any, tuple]:
+# -- models --------------------------------------------------------------------------------------
+def _linears(
+    rows: int = 7, width: int = 64, hidden: int = 132, out: int = 37, bias: bool = True
+) -> tuple[Any, tuple]:
     import torch
     from torch import nn
 
@@ -126,13 +133,18 @@ def _upscale() -> tuple[Any, tuple]:
 
     torch.manual_seed(SEED)
     net = nn.Sequential(
-        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2), nn.ConvTranspose2d(4, 8, 4, stride=2, padding=1)
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.PixelShuffle(2),
+        nn.ConvTranspose2d(4, 8, 4, stride=2, padding=1),
     )
     return net.eval(), (torch.randn(1, 8, 9, 7),)
 
 
-# -- ways to quantize --------------------------------------------------------------------------------------------------
-def _torchao(config: Callable[[], Any], filter_fn: Callable | None = None) -> Callable[[Any, tuple], Any]:
+# -- ways to quantize ----------------------------------------------------------------------------
+def _torchao(
+    config: Callable[[], Any], filter_fn: Callable | None = None
+) -> Callable[[Any, tuple], Any]:
     def quantize(module: Any, inputs: tuple) -> Any:
         from torchao.quantization import quantize_
 
@@ -149,7 +161,8 @@ def _weight_only(bits: int, group: int | None) -> Callable[[], Any]:
         from torchao.quantization.granularity import PerAxis, PerGroup
 
         return IntxWeightOnlyConfig(
-            weight_dtype=getattr(torch, f"int{bits}"), granularity=PerAxis(0) if group is None else PerGroup(group)
+            weight_dtype=getattr(torch, f"int{bits}"),
+            granularity=PerAxis(0) if group is None else PerGroup(group),
         )
 
     return config
@@ -197,7 +210,9 @@ def _vulkan_quantizer(dynamic: bool, bits: int) -> Callable[[Any, tuple], Any]:
             get_symmetric_quantization_config,
         )
 
-        return VulkanQuantizer().set_global(get_symmetric_quantization_config(is_dynamic=dynamic, weight_bits=bits))
+        return VulkanQuantizer().set_global(
+            get_symmetric_quantization_config(is_dynamic=dynamic, weight_bits=bits)
+        )
 
     return _quantizer(make)
 
@@ -209,7 +224,9 @@ def _xnnpack_quantizer(dynamic: bool, channel: bool = True) -> Callable[[Any, tu
             get_symmetric_quantization_config,
         )
 
-        return XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=channel, is_dynamic=dynamic))
+        return XNNPACKQuantizer().set_global(
+            get_symmetric_quantization_config(is_per_channel=channel, is_dynamic=dynamic)
+        )
 
     return _quantizer(make)
 
@@ -217,33 +234,114 @@ def _xnnpack_quantizer(dynamic: bool, channel: bool = True) -> Callable[[Any, tu
 FLOWS = {
     flow.name: flow
     for flow in (
-        Flow("torchao_int4_group", _grouped_linears, _torchao(_weight_only(4, 32)), ("et_vk.linear_q4gsw.default",), 0.2),
-        Flow("torchao_8da4w", _grouped_linears, _torchao(_dynamic_activation(4, 32)),
-             ("torchao.choose_qparams_affine.default", "et_vk.linear_dq8ca_q4gsw.default"), 0.2),
-        Flow("torchao_8da4w_one_row", _one_row, _torchao(_dynamic_activation(4, 32)),
-             ("et_vk.linear_dq8ca_q4gsw.default",), 0.2),
-        Flow("torchao_int8_axis", _linears, _torchao(_weight_only(8, None)),
-             ("torchao.dequantize_affine.default", "aten.linear.default"), 0.02),
-        Flow("torchao_8da8w", _linears, _torchao(_dynamic_activation(8, None)), ("torchao.dequantize_affine.default",), 0.03),
-        Flow("torchao_embedding4", _embedding, _torchao(_weight_only(4, 32), _is_embedding),
-             ("et_vk.embedding_q4gsw.default",), 0.3),
-        Flow("vulkan_w8", _linears, _vulkan_quantizer(False, 8), ("aten._weight_int8pack_mm.default",), 0.02),
-        Flow("vulkan_w4", _linears, _vulkan_quantizer(False, 4), ("et_vk.linear_qcs4w.default",), 0.3),
-        Flow("vulkan_dynamic8", _linears, _vulkan_quantizer(True, 8),
-             ("quantized_decomposed.dequantize_per_channel.default",), 0.03),
-        Flow("vulkan_dynamic4", _linears, _vulkan_quantizer(True, 4),
-             ("quantized_decomposed.dequantize_per_channel.default",), 0.3),
-        Flow("xnnpack_static_conv", _convolutions, _xnnpack_quantizer(False),
-             ("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", "et_vk.q8ta_conv2d_dw.default",
-              "et_vk.q8ta_add.default"), 0.15),
-        Flow("xnnpack_static_upscale", _upscale, _xnnpack_quantizer(False), ("et_vk.q8ta_conv2d.default",), 0.15),
-        Flow("xnnpack_static_linear", _linears, _xnnpack_quantizer(False), ("et_vk.q8ta_linear.default",), 0.1),
-        Flow("xnnpack_static_linear_one_row", _one_row, _xnnpack_quantizer(False),
-             ("et_vk.q8ta_linear_gemv.default",), 0.1),
-        Flow("xnnpack_dynamic_linear", _linears, _xnnpack_quantizer(True),
-             ("quantized_decomposed.dequantize_per_channel.default",), 0.05),
+        Flow(
+            "torchao_int4_group",
+            _grouped_linears,
+            _torchao(_weight_only(4, 32)),
+            ("et_vk.linear_q4gsw.default",),
+            0.2,
+        ),
+        Flow(
+            "torchao_8da4w",
+            _grouped_linears,
+            _torchao(_dynamic_activation(4, 32)),
+            ("torchao.choose_qparams_affine.default", "et_vk.linear_dq8ca_q4gsw.default"),
+            0.2,
+        ),
+        Flow(
+            "torchao_8da4w_one_row",
+            _one_row,
+            _torchao(_dynamic_activation(4, 32)),
+            ("et_vk.linear_dq8ca_q4gsw.default",),
+            0.2,
+        ),
+        Flow(
+            "torchao_int8_axis",
+            _linears,
+            _torchao(_weight_only(8, None)),
+            ("torchao.dequantize_affine.default", "aten.linear.default"),
+            0.02,
+        ),
+        Flow(
+            "torchao_8da8w",
+            _linears,
+            _torchao(_dynamic_activation(8, None)),
+            ("torchao.dequantize_affine.default",),
+            0.03,
+        ),
+        Flow(
+            "torchao_embedding4",
+            _embedding,
+            _torchao(_weight_only(4, 32), _is_embedding),
+            ("et_vk.embedding_q4gsw.default",),
+            0.3,
+        ),
+        Flow(
+            "vulkan_w8",
+            _linears,
+            _vulkan_quantizer(False, 8),
+            ("aten._weight_int8pack_mm.default",),
+            0.02,
+        ),
+        Flow(
+            "vulkan_w4", _linears, _vulkan_quantizer(False, 4), ("et_vk.linear_qcs4w.default",), 0.3
+        ),
+        Flow(
+            "vulkan_dynamic8",
+            _linears,
+            _vulkan_quantizer(True, 8),
+            ("quantized_decomposed.dequantize_per_channel.default",),
+            0.03,
+        ),
+        Flow(
+            "vulkan_dynamic4",
+            _linears,
+            _vulkan_quantizer(True, 4),
+            ("quantized_decomposed.dequantize_per_channel.default",),
+            0.3,
+        ),
+        Flow(
+            "xnnpack_static_conv",
+            _convolutions,
+            _xnnpack_quantizer(False),
+            (
+                "et_vk.q8ta_conv2d.default",
+                "et_vk.q8ta_conv2d_pw.default",
+                "et_vk.q8ta_conv2d_dw.default",
+                "et_vk.q8ta_add.default",
+            ),
+            0.15,
+        ),
+        Flow(
+            "xnnpack_static_upscale",
+            _upscale,
+            _xnnpack_quantizer(False),
+            ("et_vk.q8ta_conv2d.default",),
+            0.15,
+        ),
+        Flow(
+            "xnnpack_static_linear",
+            _linears,
+            _xnnpack_quantizer(False),
+            ("et_vk.q8ta_linear.default",),
+            0.1,
+        ),
+        Flow(
+            "xnnpack_static_linear_one_row",
+            _one_row,
+            _xnnpack_quantizer(False),
+            ("et_vk.q8ta_linear_gemv.default",),
+            0.1,
+        ),
+        Flow(
+            "xnnpack_dynamic_linear",
+            _linears,
+            _xnnpack_quantizer(True),
+            ("quantized_decomposed.dequantize_per_channel.default",),
+            0.05,
+        ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -278,7 +376,8 @@ def export(name: str) -> Exported:
         float_result = module(*inputs)
         quantized = flow.quantize(module, inputs)
         edge = to_edge_transform_and_lower(
-            torch.export.export(quantized, inputs, strict=False), partitioner=[VulkanPartitioner({})],
+            torch.export.export(quantized, inputs, strict=False),
+            partitioner=[VulkanPartitioner({})],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )  # fmt: skip
+        )
         return Exported(edge.to_executorch().buffer, inputs, float_result)

@@ -1,4 +1,5 @@
-"""The gallery of models: the smallest agree with eager torch in one GPU segment, and the table has all of them."""
+"""The gallery of models: the smallest agree with eager torch in one GPU segment, and the table has
+all of them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_small_models_agree_in_one_segment(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.device
-@pytest.mark.parametrize("name", ["dcgan_generator", "graph_network", "selective_scan", "yolo_head"])
+@pytest.mark.parametrize(
+    "name", ["dcgan_generator", "graph_network", "selective_scan", "yolo_head"]
+)
 def test_more_models_agree_in_one_segment(name: str) -> None:
     _check(name, ("compile",))
 
@@ -66,7 +69,9 @@ def test_the_table_has_every_model() -> None:
     """docs/data/models.json is of the gallery as it is now."""
     from tests.models.gallery import MODELS
 
-    rows = json.loads((ROOT / "docs" / "data" / "models.json").read_text(encoding="utf-8"))["models"]
+    rows = json.loads((ROOT / "docs" / "data" / "models.json").read_text(encoding="utf-8"))[
+        "models"
+    ]
     assert list(rows) == list(MODELS)
     assert all("compile" in row for row in rows.values())
 

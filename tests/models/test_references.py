@@ -14,7 +14,8 @@ pytest.importorskip("executorch")
 
 @pytest.mark.parametrize("name", ["decoder", "decoder_plain", "decoder_dyn"])
 def test_stepped_decoder_is_the_uncached_one(name: str) -> None:
-    """The llama operators with their cache give what plain causal attention over all tokens at once gives."""
+    """The llama operators with their cache give what plain causal attention over all tokens at once
+    gives."""
     from tests.models.zoo import CASES
 
     built = CASES[name].build()
@@ -35,7 +36,9 @@ def test_stepped_decoder_is_the_uncached_one(name: str) -> None:
             q = rotated(block.wq(h).view(1, rows, 4, 64)).transpose(1, 2)
             k = rotated(block.wk(h).view(1, rows, 2, 64)).transpose(1, 2)
             v = block.wv(h).view(1, rows, 2, 64).transpose(1, 2)
-            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            attended = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            )
             x = x + block.wo(attended.transpose(1, 2).reshape(1, rows, 256))
             h = functional.rms_norm(x, (256,), block.norm2.weight, 1e-6)
             x = x + block.down(functional.silu(block.gate(h)) * block.up(h))
@@ -46,7 +49,8 @@ def test_stepped_decoder_is_the_uncached_one(name: str) -> None:
 
 @pytest.mark.slow
 def test_an_export_is_kept_and_its_samples_are_read_back(tmp_path: Path) -> None:
-    """The second call writes nothing, a stale stamp exports anew, and the samples are eager torch's."""
+    """The second call writes nothing, a stale stamp exports anew, and the samples are eager
+    torch's."""
     from tests.models.export import export_pte, load_samples
     from tests.models.zoo import CASES
 
@@ -60,7 +64,9 @@ def test_an_export_is_kept_and_its_samples_are_read_back(tmp_path: Path) -> None
     for (inputs, outputs), sample in zip(samples, built.samples, strict=True):
         numpy.testing.assert_array_equal(inputs[0], sample[0].numpy())
         with torch.no_grad():
-            numpy.testing.assert_allclose(outputs[0], built.module(*sample).numpy(), rtol=1e-6, atol=1e-6)
+            numpy.testing.assert_allclose(
+                outputs[0], built.module(*sample).numpy(), rtol=1e-6, atol=1e-6
+            )
     path.with_suffix(".key").write_text("other")
     export_pte("fallback_cumsum", "fp16", tmp_path)
     assert path.stat().st_mtime_ns > written

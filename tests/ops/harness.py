@@ -1,12 +1,14 @@
-"""Runs torch functions through purevk: traced to ATen operators, imported node by node, lowered, and held against torch."""
+"""Runs torch functions through purevk: traced to ATen operators, imported node by node, lowered,
+and held against torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,9 +22,14 @@ from purevk.ir import Graph, TensorType, Value
 from purevk.ops import registry
 from purevk.program import Program
 
-# Relative and absolute tolerance by dtype of the result. float16: twice the rounding of the type, since torch and purevk may
-# round to different sides of a sum that both have in float32.
-TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 1e-2), torch.float64: (1e-5, 1e-6)}
+# Relative and absolute tolerance by dtype of the result. float16: twice the rounding of the type,
+# since torch and purevk may round to different sides of a sum that both have in float32.
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-6),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float64: (1e-5, 1e-6),
+}
 
 
 # Operators that ran on the CPU where a case allows it, with the reasons.
@@ -30,8 +37,8 @@ ran_on_host: list[str] = []
 
 
 def context() -> Context:
-    """The device of the tests. With PUREVK_TEST_TRAITS=gpu a software device is taken for a GPU, so that the kernels and tiles
-    of GPUs are tested where there is none."""
+    """The device of the tests. With PUREVK_TEST_TRAITS=gpu a software device is taken for a GPU, so
+    that the kernels and tiles of GPUs are tested where there is none."""
     made = default_context()
     if os.environ.get("PUREVK_TEST_TRAITS") == "gpu" and made.traits.is_cpu:
         made.traits = dataclasses.replace(made.traits, is_cpu=False, cores=1)
@@ -44,8 +51,10 @@ class Case:
 
     Attributes:
         fn: a function of tensors, or an overload of `torch.ops`, which is then one node.
-        args: its arguments; tensors become inputs of the graph, those in `constants` (by position) constants.
-        rtol, atol: tolerances; None: those of the dtype. A looser one needs a reason where it is given.
+        args: its arguments; tensors become inputs of the graph, those in `constants` (by position)
+            constants.
+        rtol, atol: tolerances; None: those of the dtype. A looser one needs a reason where it is
+            given.
         name: shown on failure.
     """
 
@@ -60,7 +69,10 @@ class Case:
     expected: Any = None
 
     def __str__(self) -> str:
-        shown = [f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a) for a in pytree.tree_leaves(self.args)]
+        shown = [
+            f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+            for a in pytree.tree_leaves(self.args)
+        ]
         return f"{self.name or getattr(self.fn, '__name__', self.fn)}({', '.join(shown)}{self.kwargs or ''})"
 
 
@@ -80,8 +92,12 @@ class Recorder:
 
     def constant(self, tensor: torch.Tensor) -> Value:
         data = tensor.detach().contiguous()
-        raw = bytearray(data.view(torch.uint8).numpy().tobytes()) if data.numel() and data.dim() else bytearray(
-            data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+        raw = (
+            bytearray(data.view(torch.uint8).numpy().tobytes())
+            if data.numel() and data.dim()
+            else bytearray(
+                data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+            )
         )
         type = TensorType(DType.from_torch(tensor.dtype), tuple(tensor.shape))
         return self.importer.constant(memoryview(raw), type)
@@ -117,14 +133,23 @@ def _plain(arg: Any) -> Any:
 
 
 def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.fx.GraphModule:
-    """The ATen operators of a function of tensors: composite ones such as `linear` as they are, if all have rows."""
+    """The ATen operators of a function of tensors: composite ones such as `linear` as they are, if
+    all have rows."""
     mode = "symbolic" if dynamic else "real"
     with torch.no_grad():
-        module = make_fx(fn, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(*args)
-        targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        module = make_fx(fn, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(
+            *args
+        )
+        targets = [
+            node.target
+            for node in module.graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+        ]
         if all(registry.find(str(target)) or "sym_size" in str(target) for target in targets):
             return module
-        module = make_fx(fn, _decompositions(), tracing_mode=mode, _allow_non_fake_inputs=True)(*args)
+        module = make_fx(fn, _decompositions(), tracing_mode=mode, _allow_non_fake_inputs=True)(
+            *args
+        )
         module.graph.eliminate_dead_code()
         return module
 
@@ -132,14 +157,29 @@ def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.f
 @functools.lru_cache
 def _decompositions() -> dict:
     """What torch.export does with operators that have no row."""
-    table = {op: made for op, made in torch._decomp.core_aten_decompositions().items() if not registry.find(str(op))}
+    table = {
+        op: made
+        for op, made in torch._decomp.core_aten_decompositions().items()
+        if not registry.find(str(op))
+    }
     table[aten.native_batch_norm.default] = _inference_batch_norm
     return table
 
 
-def _inference_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float) -> Any:
+def _inference_batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     assert not training
-    return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, variance, momentum, eps)
+    return aten._native_batch_norm_legit_no_training.default(
+        x, weight, bias, mean, variance, momentum, eps
+    )
 
 
 def play(recorder: Recorder, module: torch.fx.GraphModule, values: Sequence[Any]) -> Any:
@@ -148,7 +188,9 @@ def play(recorder: Recorder, module: torch.fx.GraphModule, values: Sequence[Any]
     waiting = list(values)
 
     def read(arg: Any) -> Any:
-        return pytree.tree_map(lambda leaf: env[leaf] if isinstance(leaf, torch.fx.Node) else leaf, arg)
+        return pytree.tree_map(
+            lambda leaf: env[leaf] if isinstance(leaf, torch.fx.Node) else leaf, arg
+        )
 
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -160,7 +202,11 @@ def play(recorder: Recorder, module: torch.fx.GraphModule, values: Sequence[Any]
         elif node.target is torch.ops.aten.sym_size.int:
             env[node] = read(node.args[0]).type.dims[node.args[1]]
         elif isinstance(node.target, torch._ops.OpOverload):
-            env[node] = recorder.call(node.target, tuple(read(arg) for arg in node.args), {k: read(v) for k, v in node.kwargs.items()})
+            env[node] = recorder.call(
+                node.target,
+                tuple(read(arg) for arg in node.args),
+                {k: read(v) for k, v in node.kwargs.items()},
+            )
         elif "torch" in getattr(node.target, "__module__", ""):
             continue  # grad mode
         else:
@@ -177,7 +223,9 @@ def record(recorder: Recorder, case: Case) -> list[Value]:
     for leaf in leaves:
         if _is_tensor(leaf):
             if id(leaf) not in given:
-                given[id(leaf)] = recorder.constant(leaf) if id(leaf) in fixed else recorder.input(leaf)
+                given[id(leaf)] = (
+                    recorder.constant(leaf) if id(leaf) in fixed else recorder.input(leaf)
+                )
             values.append(given[id(leaf)])
         else:
             values.append(leaf)
@@ -189,10 +237,16 @@ def record(recorder: Recorder, case: Case) -> list[Value]:
 
         def flat(*inputs: torch.Tensor) -> Any:
             rest = list(inputs)
-            args, kwargs = pytree.tree_unflatten([rest.pop(0) if _is_tensor(leaf) else leaf for leaf in leaves], spec)
+            args, kwargs = pytree.tree_unflatten(
+                [rest.pop(0) if _is_tensor(leaf) else leaf for leaf in leaves], spec
+            )
             return case.fn(*args, **kwargs)
 
-        made = play(recorder, trace(flat, tuple(tensors)), [v for leaf, v in zip(leaves, values) if _is_tensor(leaf)])
+        made = play(
+            recorder,
+            trace(flat, tuple(tensors)),
+            [v for leaf, v in zip(leaves, values) if _is_tensor(leaf)],
+        )
     return [value for value in pytree.tree_leaves(made) if value is not None]
 
 
@@ -208,12 +262,17 @@ def inputs_of(case: Case) -> list[torch.Tensor]:
 def host_nodes(program: Program) -> list[str]:
     """Operators of a program that run on the CPU, with the reasons."""
     steps = program.methods["forward"].executable.plan.steps
-    return [f"{step.nodes[0].args[0]}: {step.nodes[0].args[1]}" for step in steps if not step.on_device]
+    return [
+        f"{step.nodes[0].args[0]}: {step.nodes[0].args[1]}" for step in steps if not step.on_device
+    ]
 
 
 def dispatches(program: Program) -> list[str]:
     """The templates that a program runs at each call."""
-    return [dispatch.kernel.template for dispatch in program.methods["forward"].executable.plan.dispatches]
+    return [
+        dispatch.kernel.template
+        for dispatch in program.methods["forward"].executable.plan.dispatches
+    ]
 
 
 def expected_of(case: Case) -> list[torch.Tensor]:
@@ -238,7 +297,10 @@ def compare(case: Case, results: Sequence[Any], wanted: Sequence[Any]) -> str:
         if have.dtype is not want.dtype or have.shape != want.shape:
             return f"result {number} is {have.dtype}{list(have.shape)}, not {want.dtype}{list(want.shape)}"
         rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
-        rtol, atol = rtol if case.rtol is None else case.rtol, atol if case.atol is None else case.atol
+        rtol, atol = (
+            rtol if case.rtol is None else case.rtol,
+            atol if case.atol is None else case.atol,
+        )
         try:
             torch.testing.assert_close(have, want, rtol=rtol, atol=atol, equal_nan=True)
         except AssertionError as error:
@@ -293,28 +355,41 @@ def failures(cases: Sequence[Case]) -> list[str]:
 
 def check(*cases: Case | Sequence[Case]) -> None:
     """Fails with a line for each case that goes wrong."""
-    flat = [case for item in cases for case in (item if isinstance(item, (list, tuple)) else [item])]
+    flat = [
+        case for item in cases for case in (item if isinstance(item, (list, tuple)) else [item])
+    ]
     assert flat, "no case"
     found = failures(flat)
     assert not found, f"{len(found)} of {len(flat)} cases:\n" + "\n".join(found)
 
 
 def program_of(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> Program:
-    """A program of a torch function; with `dynamic`, the sizes of `args` above 1 are the bounds of symbols."""
+    """A program of a torch function; with `dynamic`, the sizes of `args` above 1 are the bounds of
+    symbols."""
     module = trace(fn, args, dynamic)
 
     def source(sizes: Sequence | None) -> Graph:
         recorder = Recorder(sizes)
         values = [recorder.input(arg, dynamic) for arg in args]
         made = play(recorder, module, values)
-        return recorder.importer.finish([value for value in pytree.tree_leaves(made) if value is not None])
+        return recorder.importer.finish(
+            [value for value in pytree.tree_leaves(made) if value is not None]
+        )
 
     return Program("test", {"forward": source}, context())
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, low: float = -3.0, high: float = 3.0) -> torch.Tensor:
+def tensor(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    low: float = -3.0,
+    high: float = 3.0,
+) -> torch.Tensor:
     """Numbers in [low, high], the same for the same arguments."""
-    generator = torch.Generator().manual_seed(seed * 1000003 + sum((n + 1) * 31**k for k, n in enumerate(shape)) % 2**31)
+    generator = torch.Generator().manual_seed(
+        seed * 1000003 + sum((n + 1) * 31**k for k, n in enumerate(shape)) % 2**31
+    )
     if dtype is torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
     if dtype.is_floating_point:

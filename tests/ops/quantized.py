@@ -1,10 +1,12 @@
-"""What the tests of quantized operators share: packing as the files have it, and a program of one operator."""
+"""What the tests of quantized operators share: packing as the files have it, and a program of one
+operator."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,8 @@ from tests.ops.harness import Recorder, context, dispatches, host_nodes
 
 
 def pack_low_first(codes: torch.Tensor) -> torch.Tensor:
-    """Codes in [-8, 7] as bytes whose low nibble holds the even column; columns padded with zeros to a multiple of 8."""
+    """Codes in [-8, 7] as bytes whose low nibble holds the even column; columns padded with zeros
+    to a multiple of 8."""
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8)).to(torch.uint8) + 8
     return (padded[:, 1::2] << 4 | padded[:, ::2]).to(torch.uint8)
 
@@ -33,9 +36,10 @@ def pad_last(values: torch.Tensor, multiple: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def kernels_of(device: str) -> Iterator[None]:
-    """Kernels are chosen as for another device while this is entered: "cpu" is the software device as it is, "gpu" has its
-    features but is a GPU with few cores, "plain" is a GPU without subgroup arithmetic and integer dot products, "small" is the
-    software device with bindings of 2048 bytes."""
+    """Kernels are chosen as for another device while this is entered: "cpu" is the software device
+    as it is, "gpu" has its features but is a GPU with few cores, "plain" is a GPU without subgroup
+    arithmetic and integer dot products, "small" is the software device with bindings of 2048
+    bytes."""
     shared = context()
     traits = shared.traits
     if device == "small":
@@ -49,7 +53,12 @@ def kernels_of(device: str) -> Iterator[None]:
         shared.traits = traits
 
 
-def run(name: str, args: Sequence[Any], results: Sequence[TensorType] = (), constants: Sequence[int] = ()) -> Any:
+def run(
+    name: str,
+    args: Sequence[Any],
+    results: Sequence[TensorType] = (),
+    constants: Sequence[int] = (),
+) -> Any:
     """Runs one operator on the device; fails if any of it runs on the CPU.
 
     Args:
@@ -61,7 +70,10 @@ def run(name: str, args: Sequence[Any], results: Sequence[TensorType] = (), cons
 
 
 def run_with_templates(
-    name: str, args: Sequence[Any], results: Sequence[TensorType] = (), constants: Sequence[int] = ()
+    name: str,
+    args: Sequence[Any],
+    results: Sequence[TensorType] = (),
+    constants: Sequence[int] = (),
 ) -> tuple[Any, list[str]]:
     """The same with the names of the templates that ran."""
     recorder = Recorder()

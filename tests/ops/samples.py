@@ -1,4 +1,5 @@
-"""What torch's own operator tests call: the samples of `op_db`, with each ATen call that purevk has a row for."""
+"""What torch's own operator tests call: the samples of `op_db`, with each ATen call that purevk has
+a row for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,22 @@ from purevk.ops import registry
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
 SAMPLES = 10  # of each operator and dtype
 # Families of operators that call none of purevk's rows but the plainest, and take long.
-WITHOUT = ("linalg", "fft", "masked", "sparse", "svd", "lu", "stft", "istft", "histogram", "signal", "unique", "pca_lowrank", "cholesky", "qr")
+WITHOUT = (
+    "linalg",
+    "fft",
+    "masked",
+    "sparse",
+    "svd",
+    "lu",
+    "stft",
+    "istft",
+    "histogram",
+    "signal",
+    "unique",
+    "pca_lowrank",
+    "cholesky",
+    "qr",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,10 @@ class Call:
     @property
     def key(self) -> str:
         """Equal for calls whose types and other arguments are equal."""
-        shown = [(str(a.dtype), tuple(a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in pytree.tree_leaves((self.args, self.kwargs))]
+        shown = [
+            (str(a.dtype), tuple(a.shape)) if isinstance(a, torch.Tensor) else repr(a)
+            for a in pytree.tree_leaves((self.args, self.kwargs))
+        ]
         return f"{self.overload}{shown}"
 
 
@@ -43,14 +62,26 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.found = found
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         row = registry.find(str(func))
         if row is None:
             return func(*args, **kwargs)
-        copied, copied_kwargs = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
+        copied, copied_kwargs = pytree.tree_map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf,
+            (args, kwargs),
+        )
         made = func(*args, **kwargs)
-        call = Call(func, copied, copied_kwargs, pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, made))
+        call = Call(
+            func,
+            copied,
+            copied_kwargs,
+            pytree.tree_map(
+                lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, made
+            ),
+        )
         known = self.found.setdefault(row.name, {})
         if _is_plain(call):
             known.setdefault(call.key, call)
@@ -59,8 +90,18 @@ class _Recorder(TorchDispatchMode):
 
 def _is_plain(call: Call) -> bool:
     """Dense tensors of types that purevk has, and not many elements."""
-    tensors = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs, call.results)) if isinstance(leaf, torch.Tensor)]
-    return all(t.layout is torch.strided and not t.is_complex() and t.device.type == "cpu" and t.numel() <= 100_000 for t in tensors)
+    tensors = [
+        leaf
+        for leaf in pytree.tree_leaves((call.args, call.kwargs, call.results))
+        if isinstance(leaf, torch.Tensor)
+    ]
+    return all(
+        t.layout is torch.strided
+        and not t.is_complex()
+        and t.device.type == "cpu"
+        and t.numel() <= 100_000
+        for t in tensors
+    )
 
 
 @functools.lru_cache

@@ -37,7 +37,8 @@ def _case(q, k, v, mask=None, causal=False, gqa=False, **options):
 
 
 def test_batch_dims_broadcast():
-    """Keys of one head, of one batch; queries of one batch; keys with fewer heads where torch is told so."""
+    """Keys of one head, of one batch; queries of one batch; keys with fewer heads where torch is
+    told so."""
     q = unit(2, 4, 5, 8)
     seen = some(2, 1, 5, 7)
     check(
@@ -57,29 +58,53 @@ def test_ranks():
         _case(unit(5, 8), unit(7, 8, seed=1), unit(7, 8, seed=2)),
         _case(unit(3, 5, 8), unit(1, 7, 8, seed=1), unit(1, 7, 8, seed=2)),
         _case(unit(3, 5, 8), unit(3, 7, 8, seed=1), unit(3, 7, 8, seed=2), unit(3, 5, 7, seed=3)),
-        _case(unit(2, 3, 2, 5, 8), unit(2, 3, 2, 7, 8, seed=1), unit(2, 3, 2, 7, 8, seed=2), unit(2, 1, 1, 5, 7, seed=3)),
-        _case(unit(2, 3, 4, 5, 8), unit(2, 3, 2, 7, 8, seed=1), unit(2, 3, 2, 7, 8, seed=2), gqa=True),
+        _case(
+            unit(2, 3, 2, 5, 8),
+            unit(2, 3, 2, 7, 8, seed=1),
+            unit(2, 3, 2, 7, 8, seed=2),
+            unit(2, 1, 1, 5, 7, seed=3),
+        ),
+        _case(
+            unit(2, 3, 4, 5, 8), unit(2, 3, 2, 7, 8, seed=1), unit(2, 3, 2, 7, 8, seed=2), gqa=True
+        ),
     )
 
 
 def test_widths_without_a_kernel():
-    """Widths that are no multiple of 4 are padded; above 256 the products are written out, with every kind of mask."""
+    """Widths that are no multiple of 4 are padded; above 256 the products are written out, with
+    every kind of mask."""
     check(
         _case(unit(1, 2, 5, 6), unit(1, 2, 7, 6, seed=1), unit(1, 2, 7, 9, seed=2)),
         _case(unit(1, 2, 5, 3), unit(1, 2, 5, 3, seed=1), unit(1, 2, 5, 4, seed=2), causal=True),
         *(
-            _case(unit(1, 2, 5, 260), unit(1, heads, 5, 260, seed=1), unit(1, heads, 5, 260, seed=2), mask, causal, heads == 1)
+            _case(
+                unit(1, 2, 5, 260),
+                unit(1, heads, 5, 260, seed=1),
+                unit(1, heads, 5, 260, seed=2),
+                mask,
+                causal,
+                heads == 1,
+            )
             for heads, mask, causal in (
-                (2, None, False), (2, None, True), (1, None, False), (2, unit(5, 5, seed=3), False),
+                (2, None, False),
+                (2, None, True),
+                (1, None, False),
+                (2, unit(5, 5, seed=3), False),
                 (2, some(1, 1, 5, 5), False),
             )
         ),
-    )  # fmt: skip
+    )
 
 
 def test_a_mask_between_the_products():
-    """Scores with a cap before the mask (as Gemma 2 has them): the mask of bytes is read by the first product itself."""
-    q, k, v, seen = unit(1, 2, 5, 8), unit(1, 2, 5, 8, seed=1), unit(1, 2, 5, 8, seed=2), some(1, 2, 5, 5)
+    """Scores with a cap before the mask (as Gemma 2 has them): the mask of bytes is read by the
+    first product itself."""
+    q, k, v, seen = (
+        unit(1, 2, 5, 8),
+        unit(1, 2, 5, 8, seed=1),
+        unit(1, 2, 5, 8, seed=2),
+        some(1, 2, 5, 5),
+    )
 
     def capped(q, k, v, seen):
         scores = torch.tanh(q @ k.transpose(2, 3) / 5.0) * 5.0
@@ -89,26 +114,45 @@ def test_a_mask_between_the_products():
 
 
 def test_halves():
-    """Heads of whole fragments, which matrix units take where a device has them: rows and keys that fill none, masks, causal."""
+    """Heads of whole fragments, which matrix units take where a device has them: rows and keys that
+    fill none, masks, causal."""
     q, k, v = (unit(1, 2, rows, 32, seed=n).half() for n, rows in enumerate((19, 35, 35)))
     mask = unit(1, 1, 19, 35, seed=3)
     check(
-        _case(q, k, v), _case(q, k, v, causal=True), _case(q, k[:, :1], v[:, :1], mask.half(), gqa=True),
+        _case(q, k, v),
+        _case(q, k, v, causal=True),
+        _case(q, k[:, :1], v[:, :1], mask.half(), gqa=True),
         _case(q, k, unit(1, 2, 35, 16, seed=4).half(), some(1, 1, 19, 35)),
-    )  # fmt: skip
+    )
 
 
 def test_the_choice_of_matrix_units():
     """Wherever the kernel is chosen, its tiles fit its workgroup."""
     features = frozenset({"subgroup_shuffle"})
-    traits = DeviceTraits(features, 32, 132, max_shared_memory=49152, max_invocations=1024, few_columns=True, fragment_order=lambda: True)
+    traits = DeviceTraits(
+        features,
+        32,
+        132,
+        max_shared_memory=49152,
+        max_invocations=1024,
+        few_columns=True,
+        fragment_order=lambda: True,
+    )
     for width in range(16, 160, 16):
         for value_width in range(16, 160, 16):
             for queries in (5, 100, 1000):
                 made = choose(traits, 2, 16, queries, queries, width, value_width, True)
                 assert isinstance(made, Units) == (max(width, value_width) <= 128)
                 if isinstance(made, Units):
-                    assert all(made.keys * w // 4 % (32 * made.subgroups) == 0 for w in (width, value_width))
-                    assert 2 * made.keys * (width + value_width + 16) <= 32768 and made.fragments * (width + value_width) <= 256
+                    assert all(
+                        made.keys * w // 4 % (32 * made.subgroups) == 0
+                        for w in (width, value_width)
+                    )
+                    assert (
+                        2 * made.keys * (width + value_width + 16) <= 32768
+                        and made.fragments * (width + value_width) <= 256
+                    )
     assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Units)
-    assert not isinstance(choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Units)
+    assert not isinstance(
+        choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Units
+    )

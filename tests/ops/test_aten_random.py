@@ -1,4 +1,5 @@
-"""Random numbers: the generator's known answers, the distributions, and that every call and operator has its own."""
+"""Random numbers: the generator's known answers, the distributions, and that every call and
+operator has its own."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ def philox(counter, key):
     counter, key = list(counter), list(key)
     for _ in range(10):
         a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [(b >> 32) ^ counter[1] ^ key[0], b & 0xFFFFFFFF, (a >> 32) ^ counter[3] ^ key[1], a & 0xFFFFFFFF]
+        counter = [
+            (b >> 32) ^ counter[1] ^ key[0],
+            b & 0xFFFFFFFF,
+            (a >> 32) ^ counter[3] ^ key[1],
+            a & 0xFFFFFFFF,
+        ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return counter
 
@@ -26,8 +32,18 @@ def philox(counter, key):
 def test_known_answers_of_the_reference():
     """Random123's vectors."""
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
-    assert philox([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    assert philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [
+        0x408F276D,
+        0x41C83B0E,
+        0xA20BC7C6,
+        0x6D5451FD,
+    ]
+    assert philox([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]) == [
+        0xD16CFE09,
+        0x94FDCCEB,
+        0x5001E420,
+        0x24126EA1,
+    ]
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 8)], ids=str)
@@ -41,15 +57,27 @@ def test_numbers_follow_from_element_call_operator_and_seed(monkeypatch, shape):
     with program_of(run, (x,)) as program:
         for call in range(3):
             for operator, made in enumerate(program.forward(x)):
-                wanted = [(philox([n // 4, call, operator, 0], [1234567, 0])[n % 4] >> 8) * 2.0**-24 for n in range(x.numel())]
+                wanted = [
+                    (philox([n // 4, call, operator, 0], [1234567, 0])[n % 4] >> 8) * 2.0**-24
+                    for n in range(x.numel())
+                ]
                 assert made.flatten().tolist() == wanted
         program.reset_state()
-        assert program.forward(x)[0][0, 0].item() == (philox([0, 0, 0, 0], [1234567, 0])[0] >> 8) * 2.0**-24
+        assert (
+            program.forward(x)[0][0, 0].item()
+            == (philox([0, 0, 0, 0], [1234567, 0])[0] >> 8) * 2.0**-24
+        )
 
 
 def test_distributions():
     def run(x):
-        return torch.rand(50000), torch.randn(50000), torch.randint(-3, 7, (50000,)), torch.bernoulli(x), torch.randint(0, 2**31 - 1, (50000,))
+        return (
+            torch.rand(50000),
+            torch.randn(50000),
+            torch.randint(-3, 7, (50000,)),
+            torch.bernoulli(x),
+            torch.randint(0, 2**31 - 1, (50000,)),
+        )
 
     with program_of(run, (torch.full((50000,), 0.3),)) as program:
         uniform, normal, whole, chance, wide = program.forward(torch.full((50000,), 0.3))
@@ -72,8 +100,14 @@ def test_permutations():
     with program_of(run, (tensor(1),)) as program:
         first, short, _ = program.forward(tensor(1))
         second = program.forward(tensor(1))[0]
-    assert torch.equal(first.sort().values, torch.arange(1000)) and torch.equal(second.sort().values, torch.arange(1000))
-    assert not torch.equal(first, second) and short.dtype is torch.int32 and sorted(short.tolist()) == list(range(7))
+    assert torch.equal(first.sort().values, torch.arange(1000)) and torch.equal(
+        second.sort().values, torch.arange(1000)
+    )
+    assert (
+        not torch.equal(first, second)
+        and short.dtype is torch.int32
+        and sorted(short.tolist()) == list(range(7))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -82,7 +116,11 @@ def test_dropout(dtype):
     with program_of(lambda x: aten.native_dropout.default(x, 0.25, True), (x,)) as program:
         made, kept = program.forward(x)
         again, _ = program.forward(x)
-    assert torch.equal(made == 0, ~kept) and abs(kept.float().mean() - 0.75) < 0.02 and not torch.equal(made, again)
+    assert (
+        torch.equal(made == 0, ~kept)
+        and abs(kept.float().mean() - 0.75) < 0.02
+        and not torch.equal(made, again)
+    )
     torch.testing.assert_close(made[kept], torch.full_like(made[kept], 4.0))
     with program_of(lambda x: aten.native_dropout.default(x, 0.25, False), (x,)) as program:
         made, kept = program.forward(x)

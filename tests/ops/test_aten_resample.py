@@ -13,27 +13,81 @@ from tests.ops.harness import Case, aten, check, program_of, tensor
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 IMAGES = {1: (2, 3, 11), 2: (2, 3, 7, 11), 3: (1, 2, 5, 7, 3)}
-SIZES = {1: [(11,), (17,), (5,), (1,)], 2: [(7, 11), (13, 17), (4, 5), (1, 30), (14, 22)], 3: [(5, 7, 3), (7, 11, 5), (3, 2, 1)]}
+SIZES = {
+    1: [(11,), (17,), (5,), (1,)],
+    2: [(7, 11), (13, 17), (4, 5), (1, 30), (14, 22)],
+    3: [(5, 7, 3), (7, 11, 5), (3, 2, 1)],
+}
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_nearest(mode):
-    cases = [Case(F.interpolate, (tensor(*IMAGES[n]),), {"size": size, "mode": mode}) for n in (1, 2, 3) for size in SIZES[n]]
-    cases += [Case(F.interpolate, (tensor(*IMAGES[2]),), {"scale_factor": factor, "mode": mode}) for factor in (2, 1.7, 0.6, (3.0, 0.5))]
-    cases += [Case(F.interpolate, (tensor(1, 3, 5, 4, dtype=dtype),), {"scale_factor": 2, "mode": mode}) for dtype in (torch.float16, torch.bfloat16, torch.uint8)]
-    cases += [Case(F.interpolate, (tensor(2, 8, 5, 4).contiguous(memory_format=torch.channels_last),), {"scale_factor": 2, "mode": mode})]
+    cases = [
+        Case(F.interpolate, (tensor(*IMAGES[n]),), {"size": size, "mode": mode})
+        for n in (1, 2, 3)
+        for size in SIZES[n]
+    ]
+    cases += [
+        Case(F.interpolate, (tensor(*IMAGES[2]),), {"scale_factor": factor, "mode": mode})
+        for factor in (2, 1.7, 0.6, (3.0, 0.5))
+    ]
+    cases += [
+        Case(F.interpolate, (tensor(1, 3, 5, 4, dtype=dtype),), {"scale_factor": 2, "mode": mode})
+        for dtype in (torch.float16, torch.bfloat16, torch.uint8)
+    ]
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(2, 8, 5, 4).contiguous(memory_format=torch.channels_last),),
+            {"scale_factor": 2, "mode": mode},
+        )
+    ]
     check(cases)
 
 
 @pytest.mark.parametrize("align", [False, True])
 def test_linear(align):
     modes = {1: "linear", 2: "bilinear", 3: "trilinear"}
-    cases = [Case(F.interpolate, (tensor(*IMAGES[n]),), {"size": size, "mode": modes[n], "align_corners": align}) for n in (1, 2, 3) for size in SIZES[n]]
-    more = [({"scale_factor": f}, ()) for f in (2, 1.7, 0.6)] + [({"scale_factor": 1.7, "recompute_scale_factor": True}, ())]
-    cases += [Case(F.interpolate, (tensor(*IMAGES[2]),), {**extra, "mode": mode, "align_corners": align}) for (extra, _), mode in itertools.product(more, ("bilinear", "bicubic"))]
-    cases += [Case(F.interpolate, (tensor(*IMAGES[2]),), {"size": size, "mode": "bicubic", "align_corners": align}) for size in SIZES[2]]
-    cases += [Case(F.interpolate, (tensor(1, 3, 5, 4, dtype=dtype),), {"scale_factor": 2, "mode": mode, "align_corners": align}) for dtype in (torch.float16, torch.bfloat16) for mode in ("bilinear", "bicubic")]
-    cases += [Case(F.interpolate, (tensor(2, 8, 5, 4).permute(0, 1, 3, 2),), {"scale_factor": 2, "mode": "bilinear", "align_corners": align})]
+    cases = [
+        Case(
+            F.interpolate,
+            (tensor(*IMAGES[n]),),
+            {"size": size, "mode": modes[n], "align_corners": align},
+        )
+        for n in (1, 2, 3)
+        for size in SIZES[n]
+    ]
+    more = [({"scale_factor": f}, ()) for f in (2, 1.7, 0.6)] + [
+        ({"scale_factor": 1.7, "recompute_scale_factor": True}, ())
+    ]
+    cases += [
+        Case(F.interpolate, (tensor(*IMAGES[2]),), {**extra, "mode": mode, "align_corners": align})
+        for (extra, _), mode in itertools.product(more, ("bilinear", "bicubic"))
+    ]
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(*IMAGES[2]),),
+            {"size": size, "mode": "bicubic", "align_corners": align},
+        )
+        for size in SIZES[2]
+    ]
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(1, 3, 5, 4, dtype=dtype),),
+            {"scale_factor": 2, "mode": mode, "align_corners": align},
+        )
+        for dtype in (torch.float16, torch.bfloat16)
+        for mode in ("bilinear", "bicubic")
+    ]
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(2, 8, 5, 4).permute(0, 1, 3, 2),),
+            {"scale_factor": 2, "mode": "bilinear", "align_corners": align},
+        )
+    ]
     # Sums of up to 16 products in another order.
     for case in cases:
         case.atol = None if case.args[0].dtype is not torch.float32 else 1e-5
@@ -41,36 +95,89 @@ def test_linear(align):
 
 
 def test_smooth():
-    cases = [Case(F.interpolate, (tensor(2, 3, 17, 23),), {"size": size, "mode": mode, "antialias": True, "align_corners": align}, atol=1e-5) for size in [(5, 7), (8, 40), (17, 23), (1, 1)] for mode in ("bilinear", "bicubic") for align in (False, True)]
-    cases += [Case(F.interpolate, (tensor(2, 3, 17, 23),), {"scale_factor": 0.37, "mode": mode, "antialias": True}, atol=1e-5) for mode in ("bilinear", "bicubic")]
+    cases = [
+        Case(
+            F.interpolate,
+            (tensor(2, 3, 17, 23),),
+            {"size": size, "mode": mode, "antialias": True, "align_corners": align},
+            atol=1e-5,
+        )
+        for size in [(5, 7), (8, 40), (17, 23), (1, 1)]
+        for mode in ("bilinear", "bicubic")
+        for align in (False, True)
+    ]
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(2, 3, 17, 23),),
+            {"scale_factor": 0.37, "mode": mode, "antialias": True},
+            atol=1e-5,
+        )
+        for mode in ("bilinear", "bicubic")
+    ]
     check(cases)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample(padding):
     x, grid = tensor(2, 3, 7, 5), tensor(2, 4, 6, 2, low=-1.6, high=1.6, seed=1)
-    edges = torch.tensor([-1.0, 1.0, 0.0, -3.5, 2.25, 1e6]).reshape(1, 1, 6, 1).expand(2, 1, 6, 2).contiguous()
+    edges = (
+        torch.tensor([-1.0, 1.0, 0.0, -3.5, 2.25, 1e6])
+        .reshape(1, 1, 6, 1)
+        .expand(2, 1, 6, 2)
+        .contiguous()
+    )
     cases = []
     for mode, align in itertools.product(("bilinear", "nearest", "bicubic"), (False, True)):
         kwargs = {"mode": mode, "padding_mode": padding, "align_corners": align}
-        cases += [Case(F.grid_sample, (x, grid), kwargs, atol=1e-5), Case(F.grid_sample, (x, edges[:, :, :5]), kwargs, atol=1e-5)]
-        cases.append(Case(F.grid_sample, (tensor(2, 8, 7, 5).contiguous(memory_format=torch.channels_last), grid), kwargs, atol=1e-5))
+        cases += [
+            Case(F.grid_sample, (x, grid), kwargs, atol=1e-5),
+            Case(F.grid_sample, (x, edges[:, :, :5]), kwargs, atol=1e-5),
+        ]
+        cases.append(
+            Case(
+                F.grid_sample,
+                (tensor(2, 8, 7, 5).contiguous(memory_format=torch.channels_last), grid),
+                kwargs,
+                atol=1e-5,
+            )
+        )
         if mode != "bicubic":
-            cases.append(Case(F.grid_sample, (tensor(2, 3, 5, 4, 7), tensor(2, 3, 4, 5, 3, low=-1.6, high=1.6)), kwargs, atol=1e-5))
-    cases.append(Case(F.grid_sample, (x.half(), grid.half()), {"padding_mode": padding, "align_corners": True}, atol=2e-2))
+            cases.append(
+                Case(
+                    F.grid_sample,
+                    (tensor(2, 3, 5, 4, 7), tensor(2, 3, 4, 5, 3, low=-1.6, high=1.6)),
+                    kwargs,
+                    atol=1e-5,
+                )
+            )
+    cases.append(
+        Case(
+            F.grid_sample,
+            (x.half(), grid.half()),
+            {"padding_mode": padding, "align_corners": True},
+            atol=2e-2,
+        )
+    )
     check(cases)
 
 
 def test_affine_grid():
     cases = [Case(F.affine_grid, (tensor(2, 2, 3), (2, 3, 5, 7), align)) for align in (False, True)]
-    cases += [Case(F.affine_grid, (tensor(2, 3, 4), (2, 3, 5, 1, 7), align)) for align in (False, True)]
+    cases += [
+        Case(F.affine_grid, (tensor(2, 3, 4), (2, 3, 5, 1, 7), align)) for align in (False, True)
+    ]
     check(cases)
 
 
 def test_dynamic_sizes():
     def run(x):
         up = F.interpolate(x, scale_factor=2.0, mode="nearest")
-        return up, F.interpolate(x, size=(x.shape[2] * 2, 9), mode="bilinear"), F.interpolate(x, scale_factor=1.5, mode="bicubic")
+        return (
+            up,
+            F.interpolate(x, size=(x.shape[2] * 2, 9), mode="bilinear"),
+            F.interpolate(x, scale_factor=1.5, mode="bicubic"),
+        )
 
     with program_of(run, (tensor(1, 2, 14, 10),), dynamic=True) as program:
         for size in [(14, 10), (6, 4), (3, 10)]:

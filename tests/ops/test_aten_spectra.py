@@ -34,7 +34,10 @@ def test_small_matrices(dtype, digits, shapes):
             Case(inverse, (a, torch.tensor(1.5, dtype=dtype))),
             Case(values, (torch.zeros_like(a),)),
         ]
-        cases += [Case(values, (a * 1e-25,), atol=digits * 1e-24), Case(torch.linalg.matrix_norm, (a, "nuc"))]
+        cases += [
+            Case(values, (a * 1e-25,), atol=digits * 1e-24),
+            Case(torch.linalg.matrix_norm, (a, "nuc")),
+        ]
         if shape[-1] > 1:
             less = a.clone()
             less[..., -1] = less[..., 0] * 2
@@ -46,7 +49,10 @@ def test_small_matrices(dtype, digits, shapes):
             ]
         if shape[-1] == shape[-2]:
             both = a + a.mT
-            cases += [Case(lambda a, side=side: aten._linalg_eigh.default(a, side, False)[0], (a,)) for side in "LU"]
+            cases += [
+                Case(lambda a, side=side: aten._linalg_eigh.default(a, side, False)[0], (a,))
+                for side in "LU"
+            ]
             cases += [
                 Case(torch.linalg.eigvalsh, (both,)),
                 Case(inverse, (both,), {"hermitian": True}),

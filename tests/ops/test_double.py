@@ -1,4 +1,5 @@
-"""Operators in double precision that kernels have for float alone: on the device, to the digits of the type."""
+"""Operators in double precision that kernels have for float alone: on the device, to the digits of
+the type."""
 
 import os
 from dataclasses import replace
@@ -13,7 +14,9 @@ from tests.ops.harness import Case, aten, check, context, host_nodes, program_of
 
 pytestmark = [
     pytest.mark.device,
-    pytest.mark.skipif("float64" not in context().traits.features, reason="the device has no double precision"),
+    pytest.mark.skipif(
+        "float64" not in context().traits.features, reason="the device has no double precision"
+    ),
 ]
 D = torch.float64
 
@@ -26,7 +29,9 @@ def odd(*sizes: int) -> torch.Tensor:
     """With NaN, infinities, zeros of both signs and equal elements."""
     made = wide(*sizes)
     flat = made.view(-1)
-    flat[:7] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1.0 + 2**-52, 1.0], dtype=D)
+    flat[:7] = torch.tensor(
+        [torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1.0 + 2**-52, 1.0], dtype=D
+    )
     return made
 
 
@@ -70,7 +75,10 @@ def test_order():
         Case(torch.unique, (near,)),
         Case(torch.unique, (odd(40),), {"return_inverse": True, "return_counts": True}),
     ]
-    cases += [Case(torch.unique_consecutive, (near.sort()[0],)), Case(lambda t: torch.mode(t)[0], (near,))]
+    cases += [
+        Case(torch.unique_consecutive, (near.sort()[0],)),
+        Case(lambda t: torch.mode(t)[0], (near,)),
+    ]
     run(*cases)
 
 
@@ -94,7 +102,8 @@ def test_places():
         Case(torch.index_copy, (big, 0, chosen[1:3], wide(2, 5))),
     ]
     cases += [
-        Case(torch.index_reduce, (wide(6, 5), 0, chosen, wide(4, 5), how)) for how in ("prod", "mean", "amax", "amin")
+        Case(torch.index_reduce, (wide(6, 5), 0, chosen, wide(4, 5), how))
+        for how in ("prod", "mean", "amax", "amin")
     ]
     cases += [
         Case(torch.index_put, (big, (chosen,), wide(4, 5)), {"accumulate": True}),
@@ -111,7 +120,9 @@ def test_places():
         Case(torch.histc, (wide(500), 10, -2, 2)),
         Case(torch.histc, (close, 7)),
     ]
-    cases += [Case(torch.scatter_add, (wide(4), 0, torch.randint(0, 4, (5000,)), wide(5000)), rtol=1e-11)]
+    cases += [
+        Case(torch.scatter_add, (wide(4), 0, torch.randint(0, 4, (5000,)), wide(5000)), rtol=1e-11)
+    ]
     run(*cases)
 
 
@@ -206,7 +217,9 @@ def test_windows():
     ]
     cases += [
         Case(
-            lambda t: F.max_unpool2d(*F.max_pool2d(t, 2, return_indices=True), 2, output_size=t.shape[-2:]),
+            lambda t: F.max_unpool2d(
+                *F.max_pool2d(t, 2, return_indices=True), 2, output_size=t.shape[-2:]
+            ),
             (image[..., :8, :8],),
         ),
         Case(F.pixel_shuffle, (wide(1, 8, 3, 3), 2)),
@@ -221,8 +234,12 @@ def test_windows():
         Case(F.conv2d, (image, wide(5, 6, 1, 1))),
     ]
     cases += [
-        Case(F.conv_transpose1d, (line, wide(6, 4, 3), wide(4)), {"stride": 2, "output_padding": 1}),
-        Case(F.conv_transpose2d, (image, wide(6, 2, 3, 3)), {"stride": 2, "padding": 1, "groups": 2}),
+        Case(
+            F.conv_transpose1d, (line, wide(6, 4, 3), wide(4)), {"stride": 2, "output_padding": 1}
+        ),
+        Case(
+            F.conv_transpose2d, (image, wide(6, 2, 3, 3)), {"stride": 2, "padding": 1, "groups": 2}
+        ),
         Case(F.conv_transpose2d, (image, wide(6, 4, 2, 2), wide(4)), {"stride": 2}),
     ]
     cases += [
@@ -245,7 +262,8 @@ def test_places_between_elements():
         for m in ("nearest", "nearest-exact", "bilinear", "area")
     ]
     cases += [
-        Case(F.interpolate, (image,), {"mode": m, "size": (4, 5), "antialias": True}) for m in ("bilinear", "bicubic")
+        Case(F.interpolate, (image,), {"mode": m, "size": (4, 5), "antialias": True})
+        for m in ("bilinear", "bicubic")
     ]
     cases += [
         Case(F.interpolate, (wide(2, 3, 9),), {"mode": "linear", "size": 7}),
@@ -323,7 +341,8 @@ def test_sizes_of_a_call():
             for have, want in zip(program.forward(given), fn(given)):
                 torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
     cases = [
-        Case(f, (wide(0, 4), 1)) for f in (F.softmax, torch.sort, torch.logcumsumexp, torch.logsumexp, torch.cumsum)
+        Case(f, (wide(0, 4), 1))
+        for f in (F.softmax, torch.sort, torch.logcumsumexp, torch.logsumexp, torch.cumsum)
     ]
     run(
         *cases,
@@ -333,7 +352,10 @@ def test_sizes_of_a_call():
     )
 
 
-@pytest.mark.skipif(os.environ.get("PUREVK_TEST_TRAITS") == "gpu", reason="a software device taken for a GPU ends loops")
+@pytest.mark.skipif(
+    os.environ.get("PUREVK_TEST_TRAITS") == "gpu",
+    reason="a software device taken for a GPU ends loops",
+)
 def test_long_rows():
     row = wide(2, 70001)
     run(
@@ -352,11 +374,18 @@ def test_without_double_precision():
     lacking = replace(traits, features=traits.features - {"float64"})
     context().traits = lacking
     try:
-        for fn in (lambda t: F.softmax(t, 1), torch.sort, lambda t: F.conv1d(t, t[:2, :, :3].contiguous()), torch.std):
+        for fn in (
+            lambda t: F.softmax(t, 1),
+            torch.sort,
+            lambda t: F.conv1d(t, t[:2, :, :3].contiguous()),
+            torch.std,
+        ):
             with program_of(fn, (x,)) as program:
                 assert host_nodes(program)
                 made = program.forward(x)
-            for have, want in zip(made if isinstance(made, tuple) else (made,), pytree.tree_leaves(fn(x))):
+            for have, want in zip(
+                made if isinstance(made, tuple) else (made,), pytree.tree_leaves(fn(x))
+            ):
                 torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-13)
     finally:
         context().traits = traits
@@ -399,7 +428,9 @@ def test_rare_functions():
             torch.tensor([0, 1, -1, 2, 0.5, torch.nan], dtype=D),
         ]
     )
-    parts = torch.cat([some, torch.tensor([torch.inf, -torch.inf, 5e-324, -2.2e-308, 3e-320, 1e308], dtype=D)])
+    parts = torch.cat(
+        [some, torch.tensor([torch.inf, -torch.inf, 5e-324, -2.2e-308, 3e-320, 1e308], dtype=D)]
+    )
     run(
         *(
             Case(f, (some,), atol=1e-300)
@@ -416,7 +447,10 @@ def test_incomplete_gamma_functions(function):
     mpmath = pytest.importorskip("mpmath")
     random = torch.Generator().manual_seed(1)
     a = torch.cat(
-        [torch.rand(60, generator=random, dtype=D) * 30, 10 ** (torch.rand(60, generator=random, dtype=D) * 8 - 4)]
+        [
+            torch.rand(60, generator=random, dtype=D) * 30,
+            10 ** (torch.rand(60, generator=random, dtype=D) * 8 - 4),
+        ]
     )
     b = torch.cat(
         [
@@ -428,7 +462,9 @@ def test_incomplete_gamma_functions(function):
     with mpmath.workdps(40):
         upper = function is torch.special.gammaincc
         wanted = [
-            float(mpmath.gammainc(p, q if upper else 0, mpmath.inf if upper else q, regularized=True))
+            float(
+                mpmath.gammainc(p, q if upper else 0, mpmath.inf if upper else q, regularized=True)
+            )
             for p, q in zip(a.tolist(), b.tolist())
         ]
     run(Case(function, (a, b), rtol=2e-11, atol=1e-300, expected=[torch.tensor(wanted, dtype=D)]))

@@ -1,4 +1,5 @@
-"""Symbolic sizes: one program, called with many sizes, at the bound, at 1, at 0, and beyond the bound."""
+"""Symbolic sizes: one program, called with many sizes, at the bound, at 1, at 0, and beyond the
+bound."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ FORMS = {
     "broadcast": lambda x: x + x[:1] * x[:, :1],
     "reshape": lambda x: x.reshape(x.shape[0], -1) * 2,
     "flatten": lambda x: x.reshape(-1, 12).relu(),
-    "split heads": lambda x: x.view(x.shape[0], x.shape[1], 3, 4).transpose(1, 2).reshape(x.shape[0] * 3, x.shape[1], 4) + 1,
+    "split heads": lambda x: (
+        x.view(x.shape[0], x.shape[1], 3, 4).transpose(1, 2).reshape(x.shape[0] * 3, x.shape[1], 4)
+        + 1
+    ),
     "permute": lambda x: x.permute(2, 0, 1).contiguous() + 1,
     "sum of a dim": lambda x: x.sum(0),
     "sum of inner": lambda x: x.sum(1),
@@ -46,9 +50,11 @@ FORMS = {
     "full": lambda x: torch.full((x.shape[0], x.shape[1]), 2.0) + x.sum(-1),
     "size as a number": lambda x: x * x.shape[0] + x.shape[1] // 2,
     "gather": lambda x: x[torch.arange(x.shape[0]) // 2],
-    "convolution": lambda x: F.conv1d(x.transpose(1, 2), W[:, :4, None].expand(12, 4, 1).contiguous(), groups=3),
+    "convolution": lambda x: F.conv1d(
+        x.transpose(1, 2), W[:, :4, None].expand(12, 4, 1).contiguous(), groups=3
+    ),
     "two outputs": lambda x: (x.sum(-1), x.transpose(0, 1) * 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -57,15 +63,19 @@ def test_sizes(name):
     with program_of(fn, (tensor(7, 5, 12),), dynamic=True) as program:
         assert not host_nodes(program)
         for number, (a, b) in enumerate([*SIZES, *BEYOND, (5, 3)]):
-            if name == "all but the last" and a == 1 or name == "slice to the end" and b == 1:
+            if (name == "all but the last" and a == 1) or (name == "slice to the end" and b == 1):
                 continue  # torch.export excludes them too
             x = tensor(a, b, 12, seed=number)
             have, want = program.forward(x), fn(x)
-            torch.testing.assert_close(have, want, rtol=1e-5, atol=2e-5, msg=lambda text: f"{name} at {a}, {b}: {text}")
+            torch.testing.assert_close(
+                have, want, rtol=1e-5, atol=2e-5, msg=lambda text: f"{name} at {a}, {b}: {text}"
+            )
 
 
 def test_no_elements_at_a_call():
-    with program_of(lambda x: (torch.tanh(x) + 1, x.sum(1)), (tensor(7, 5, 12),), dynamic=True) as program:
+    with program_of(
+        lambda x: (torch.tanh(x) + 1, x.sum(1)), (tensor(7, 5, 12),), dynamic=True
+    ) as program:
         for a, b in ((7, 5), (0, 5), (3, 5)):
             x = tensor(a, b, 12)
             for have, want in zip(program.forward(x), (torch.tanh(x) + 1, x.sum(1))):
@@ -88,15 +98,22 @@ def test_convolutions_and_pools_of_any_size():
 
 def test_going_back_costs_no_recording():
     """A signature that was seen replays its recording."""
-    with program_of(lambda x: torch.tanh(x) @ x.transpose(1, 2), (tensor(7, 5, 12),), dynamic=True) as program:
+    with program_of(
+        lambda x: torch.tanh(x) @ x.transpose(1, 2), (tensor(7, 5, 12),), dynamic=True
+    ) as program:
         for a, b in ((7, 5), (3, 4), (7, 5), (3, 4), (2, 2), (7, 5)):
             program.forward(tensor(a, b, 12))
         assert program.methods["forward"].executable.graph.recorded == 3
 
 
 def test_equal_bounds_are_equal_sizes_until_they_are_not():
-    """Two inputs of the same bound are taken for equal sizes; a call where they differ is lowered on its own."""
-    with program_of(lambda x, y: x.sum(0) + y.sum(0), (tensor(6, 4), tensor(6, 4, seed=1)), dynamic=True) as program:
+    """Two inputs of the same bound are taken for equal sizes; a call where they differ is lowered
+    on its own."""
+    with program_of(
+        lambda x, y: x.sum(0) + y.sum(0), (tensor(6, 4), tensor(6, 4, seed=1)), dynamic=True
+    ) as program:
         for a, b in ((6, 6), (3, 3), (3, 5), (5, 3), (3, 3)):
             x, y = tensor(a, 4), tensor(b, 4, seed=2)
-            torch.testing.assert_close(program.forward(x, y), x.sum(0) + y.sum(0), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                program.forward(x, y), x.sum(0) + y.sum(0), rtol=1e-5, atol=1e-5
+            )

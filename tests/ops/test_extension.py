@@ -1,4 +1,5 @@
-"""Operators that users register: the page about it, run as it stands, and what the page does not show."""
+"""Operators that users register: the page about it, run as it stands, and what the page does not
+show."""
 
 from __future__ import annotations
 
@@ -32,10 +33,17 @@ def clean() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def library() -> Iterator[Any]:
     library = torch.library.Library("purevk_ext", "DEF")
-    library.define("pick(Tensor table, Tensor index, Tensor? weight=None, *, Tensor[] extra) -> (Tensor, Tensor)")
-    library.define("pick.out(Tensor table, Tensor index, Tensor? weight=None, *, Tensor[] extra, Tensor(a!) rows, Tensor(b!) ok) -> (Tensor(a!), Tensor(b!))")
+    library.define(
+        "pick(Tensor table, Tensor index, Tensor? weight=None, *, Tensor[] extra) -> (Tensor, Tensor)"
+    )
+    library.define(
+        "pick.out(Tensor table, Tensor index, Tensor? weight=None, *, Tensor[] extra, Tensor(a!)"
+        " rows, Tensor(b!) ok) -> (Tensor(a!), Tensor(b!))"
+    )
     library.define("wave(Tensor x, *, float rate, str kind='sin') -> Tensor")
-    library.define("wave.out(Tensor x, *, float rate, str kind='sin', Tensor(a!) out) -> Tensor(a!)")
+    library.define(
+        "wave.out(Tensor x, *, float rate, str kind='sin', Tensor(a!) out) -> Tensor(a!)"
+    )
 
     def pick(table: Any, index: Any, weight: Any = None, *, extra: Any) -> Any:
         rows = table[index] * (1 if weight is None else weight[:, None])
@@ -46,7 +54,13 @@ def library() -> Iterator[Any]:
 
     library.impl("pick", pick, "CPU")
     library.impl("wave", wave, "CPU")
-    library.impl("wave.out", lambda x, *, rate, kind="sin", out: out.resize_(x.shape).copy_(wave(x, rate=rate, kind=kind)), "CPU")
+    library.impl(
+        "wave.out",
+        lambda x, *, rate, kind="sin", out: out.resize_(x.shape).copy_(
+            wave(x, rate=rate, kind=kind)
+        ),
+        "CPU",
+    )
     torch.library.register_fake("purevk_ext::pick", pick, lib=library)
     torch.library.register_fake("purevk_ext::wave", wave, lib=library)
     yield torch.ops.purevk_ext
@@ -78,7 +92,9 @@ class Picks(torch.nn.Module):
     def forward(self, table: Any, index: Any, weight: Any) -> Any:
         ops = torch.ops.purevk_ext
         part = table[:, 1:5]
-        rows, large = ops.pick(part, index, weight, extra=[weight[:, None] + table[:3, :4], table[2:5, 2:6]])
+        rows, large = ops.pick(
+            part, index, weight, extra=[weight[:, None] + table[:3, :4], table[2:5, 2:6]]
+        )
         plain, _ = ops.pick(part.half(), index, extra=[])
         return rows, large, plain
 
@@ -96,37 +112,61 @@ def test_the_page_runs(clean: None) -> None:
 
 @pytest.mark.device
 def test_a_template_from_a_file(clean: None, library: Any, tmp_path: Path) -> None:
-    """Its own include, an optional tensor, a list of tensors, several results, indices of 64 bits, half precision, views."""
+    """Its own include, an optional tensor, a list of tensors, several results, indices of 64 bits,
+    half precision, views."""
     (tmp_path / "pick.comp").write_text(PICK, encoding="utf-8")
-    (tmp_path / "scaled.glslh").write_text("float scaled(float v, float by) { return v * by; }\n", encoding="utf-8")
+    (tmp_path / "scaled.glslh").write_text(
+        "float scaled(float v, float by) { return v * by; }\n", encoding="utf-8"
+    )
 
     def shape(table: Any, index: Any, weight: Any = None, extra: Any = ()) -> Any:
-        return table.with_dims((*index.dims, table.dims[1])), index.with_dtype(purevk.ops.DType.bool)
+        return table.with_dims((*index.dims, table.dims[1])), index.with_dtype(
+            purevk.ops.DType.bool
+        )
 
     purevk.ops.register_kernel(
-        "purevk_ext::pick", tmp_path / "pick.comp", shape, params=lambda table, **_: {"width": table.dims[1]},
-        specialize=["width"], macros={"LIMIT": 1}, dtypes=("float32", "float16", "int64", "bool"), local_size=32,
-    )  # fmt: skip
+        "purevk_ext::pick",
+        tmp_path / "pick.comp",
+        shape,
+        params=lambda table, **_: {"width": table.dims[1]},
+        specialize=["width"],
+        macros={"LIMIT": 1},
+        dtypes=("float32", "float16", "int64", "bool"),
+        local_size=32,
+    )
     given = torch.randn(6, 7), torch.tensor([4, 0, 5]), torch.randn(3)
     with purevk.compile(Picks(), given) as program:
         assert program.report()["cpu_nodes"] == 0
         for one, other in zip(program.forward(*given), Picks()(*given)):
             torch.testing.assert_close(one, other)
-    (found,) = [op for op in purevk.ops.list_registered_ops() if op.name == "purevk_ext.pick.default"]
-    assert (found.form, found.origin, found.cpu_function) == ("kernel", "user", False) and "int64" in found.dtypes
+    (found,) = [
+        op for op in purevk.ops.list_registered_ops() if op.name == "purevk_ext.pick.default"
+    ]
+    assert (found.form, found.origin, found.cpu_function) == (
+        "kernel",
+        "user",
+        False,
+    ) and "int64" in found.dtypes
 
 
 @pytest.mark.device
 def test_pointwise_kernels_take_all_floats(clean: None, library: Any) -> None:
     """GLSL has `sin` and the like for float alone; in double precision they are purevk's own."""
     purevk.ops.register_pointwise(
-        "purevk_ext.wave", lambda kind, **_: f"{kind}(x * ACC(rate))", "x, rate, kind='sin'", compute="float"
+        "purevk_ext.wave",
+        lambda kind, **_: f"{kind}(x * ACC(rate))",
+        "x, rate, kind='sin'",
+        compute="float",
     )
 
     class Waves(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             wave = torch.ops.purevk_ext.wave
-            return wave(x, rate=2.0) + 1, wave(x.half(), rate=0.5, kind="cos"), wave(x.double(), rate=1.0)
+            return (
+                wave(x, rate=2.0) + 1,
+                wave(x.half(), rate=0.5, kind="cos"),
+                wave(x.double(), rate=1.0),
+            )
 
     x = torch.randn(5, 3)
     with purevk.compile(Waves(), (x,)) as program:
@@ -137,7 +177,8 @@ def test_pointwise_kernels_take_all_floats(clean: None, library: Any) -> None:
 
 
 def test_files_without_torch(library: Any, tmp_path: Path) -> None:
-    """An out-variant in a file: through torch here, and by what is registered in a process without torch."""
+    """An out-variant in a file: through torch here, and by what is registered in a process without
+    torch."""
     exir = pytest.importorskip("executorch.exir")
 
     class Wave(torch.nn.Module):
@@ -151,7 +192,9 @@ def test_files_without_torch(library: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x.numpy())
     with purevk.load(tmp_path / "wave.pte") as program:
         torch.testing.assert_close(program.forward(x), Wave()(x))
-    source = NO_TORCH + """
+    source = (
+        NO_TORCH
+        + """
 import json, numpy as np, purevk
 x = np.load(sys.argv[2])
 if sys.argv[3] == "cpu":
@@ -167,12 +210,13 @@ except purevk.PurevkError as error:
     y = str(error)
 print(json.dumps({"y": y, "cpu": program.report()["cpu_nodes"]}))
 """
+    )
     for how, nodes in (("cpu", 1), ("gpu", 0)):
         said = python(source, tmp_path / "wave.pte", tmp_path / "x.npy", how)
         assert said["cpu"] == nodes
         np.testing.assert_allclose(said["y"], Wave()(x).numpy(), rtol=0, atol=2e-6)
     said = python(source, tmp_path / "wave.pte", tmp_path / "x.npy", "none")
-    assert 'purevk.ops.register_executor(\'purevk_ext.wave.default\')' in said["y"]
+    assert "purevk.ops.register_executor('purevk_ext.wave.default')" in said["y"]
 
 
 @pytest.mark.device
@@ -188,11 +232,15 @@ def test_executors_take_torch_tensors(clean: None, library: Any) -> None:
         for one, other in zip(program.forward(*given), Picks()(*given)):
             torch.testing.assert_close(one, other)
         purevk.ops.register_executor("purevk_ext.pick")(lambda *args: 1 / 0)
-        with pytest.raises(FallbackError, match="purevk_ext.pick.default failed on the CPU") as error:
+        with pytest.raises(
+            FallbackError, match="purevk_ext.pick.default failed on the CPU"
+        ) as error:
             program.forward(*given)
         assert isinstance(error.value.__cause__, ZeroDivisionError)
         purevk.ops.register_executor("purevk_ext.pick")(lambda table, *args: (table, table))
-        with pytest.raises(FallbackError, match=r"result 0 of purevk_ext.pick.default has sizes \[6, 4\]"):
+        with pytest.raises(
+            FallbackError, match=r"result 0 of purevk_ext.pick.default has sizes \[6, 4\]"
+        ):
             program.forward(*given)
 
 
@@ -217,7 +265,9 @@ def test_what_cannot_be_registered(clean: None, tmp_path: Path) -> None:
 
 @pytest.mark.device
 def test_a_mistake_in_a_template_is_shown(clean: None, library: Any) -> None:
-    purevk.ops.register_kernel("purevk_ext.wave", PICK.replace('#include "scaled.glslh"\n', ""), lambda x, rate, kind: x)
+    purevk.ops.register_kernel(
+        "purevk_ext.wave", PICK.replace('#include "scaled.glslh"\n', ""), lambda x, rate, kind: x
+    )
 
     class Wave(torch.nn.Module):
         def forward(self, x: Any) -> Any:

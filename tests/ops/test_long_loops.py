@@ -1,4 +1,5 @@
-"""Loops of more steps than an old software device takes (it ends them without a word): in parts, by halves, or on the CPU."""
+"""Loops of more steps than an old software device takes (it ends them without a word): in parts, by
+halves, or on the CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from tests.ops.harness import Case, check
 
 pytestmark = [
     pytest.mark.device,
-    pytest.mark.skipif(os.environ.get("PUREVK_TEST_TRAITS") == "gpu", reason="a software device taken for a GPU ends loops"),
+    pytest.mark.skipif(
+        os.environ.get("PUREVK_TEST_TRAITS") == "gpu",
+        reason="a software device taken for a GPU ends loops",
+    ),
 ]
 N = 70000
 
@@ -31,7 +35,10 @@ def test_on_the_device():
     cases += [
         Case(
             torch.isin,
-            (torch.arange(300, dtype=torch.uint8 if f else torch.int64) % 100, torch.arange(200) % 90),
+            (
+                torch.arange(300, dtype=torch.uint8 if f else torch.int64) % 100,
+                torch.arange(200) % 90,
+            ),
             {"invert": f},
         )
         for f in (False, True)
@@ -52,7 +59,10 @@ def test_on_the_cpu():
     cases += [
         Case(torch.cdist, (rows, rows), {"p": 1.0}),
         Case(F.pdist, (rows, 1.0)),
-        Case(lambda x, n: torch.segment_reduce(x, "sum", lengths=n), (torch.ones(N), torch.tensor([N]))),
+        Case(
+            lambda x, n: torch.segment_reduce(x, "sum", lengths=n),
+            (torch.ones(N), torch.tensor([N])),
+        ),
     ]
     for case in cases:
         case.host = True

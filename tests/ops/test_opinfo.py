@@ -1,4 +1,5 @@
-"""Some of PyTorch's own operator samples through torch.export and purevk, others every day; scripts/opinfo.py runs them all."""
+"""Some of PyTorch's own operator samples through torch.export and purevk, others every day;
+scripts/opinfo.py runs them all."""
 
 from __future__ import annotations
 

@@ -17,31 +17,69 @@ pytestmark = pytest.mark.device
 FLOATS = (torch.float32, torch.float16)
 INTS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
 ALL = (*FLOATS, *INTS, torch.bool)
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, 3.5, -2.5, math.inf, -math.inf, math.nan, 1e-3, 60000.0, -60000.0])
+SPECIAL = torch.tensor(
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        2.5,
+        3.5,
+        -2.5,
+        math.inf,
+        -math.inf,
+        math.nan,
+        1e-3,
+        60000.0,
+        -60000.0,
+    ]
+)
 
-# Where a function of one real number is looked at; elsewhere it is NaN, infinite, or loses all digits in float32.
+# Where a function of one real number is looked at; elsewhere it is NaN, infinite, or loses all
+# digits in float32.
 DOMAIN = {
     "acos": (-1, 1), "acosh": (1, 50), "asin": (-1, 1), "atanh": (-0.999, 0.999), "log": (1e-3, 50), "log2": (1e-3, 50),
     "log10": (1e-3, 50), "log1p": (-0.99, 50), "sqrt": (0, 50), "rsqrt": (1e-3, 50), "exp": (-20, 20),
     "sinh": (-20, 20), "cosh": (-20, 20), "tan": (-1.5, 1.5), "expm1": (-5, 5), "erf": (-4, 4),
 }  # fmt: skip
-# Vulkan asks 2^-11 absolute of sin and cos, on [-pi, pi]; what lavapipe gives is better. Relative error is lost near their
-# zeros whatever the device.
-LOOSE = {"sin": (1e-5, 1e-5), "cos": (1e-5, 1e-5), "tan": (1e-4, 1e-5), "tanh": (1e-5, 1e-6), "lgamma": (1e-5, 1e-5),
-         "special_gammaln": (1e-5, 1e-5)}
+# Vulkan asks 2^-11 absolute of sin and cos, on [-pi, pi]; what lavapipe gives is better. Relative
+# error is lost near their zeros whatever the device.
+LOOSE = {
+    "sin": (1e-5, 1e-5),
+    "cos": (1e-5, 1e-5),
+    "tan": (1e-4, 1e-5),
+    "tanh": (1e-5, 1e-6),
+    "lgamma": (1e-5, 1e-5),
+    "special_gammaln": (1e-5, 1e-5),
+}
 
 
 def rows(form, *parameters):
-    return [row for row in registry.rows() if isinstance(row.form, form) and row.parameters[: len(parameters)] == parameters]
+    return [
+        row
+        for row in registry.rows()
+        if isinstance(row.form, form) and row.parameters[: len(parameters)] == parameters
+    ]
 
 
-# Infinity gives NaN from torch's float32 vector code of gelu and inf from its other code, and NaN from its Bessel functions.
-NO_INFINITY = ("gelu", "i0", "special_i0", "special_modified_bessel_i0", "special_i1", "special_modified_bessel_i1")
+# Infinity gives NaN from torch's float32 vector code of gelu and inf from its other code, and NaN
+# from its Bessel functions.
+NO_INFINITY = (
+    "gelu",
+    "i0",
+    "special_i0",
+    "special_modified_bessel_i0",
+    "special_i1",
+    "special_modified_bessel_i1",
+)
 
 
 def specials(name):
-    """The special values that a function is looked at with. None where torch's results are accidents of its algorithm: a
-    polynomial's degree is cast to an integer whatever it is, zeta(nan, 0) is infinite, igamma(nan, inf) 1."""
+    """The special values that a function is looked at with. None where torch's results are
+    accidents of its algorithm: a polynomial's degree is cast to an integer whatever it is,
+    zeta(nan, 0) is infinite, igamma(nan, inf) 1."""
     if "polynomial" in name or name.startswith(("igamma", "special_gammainc", "special_zeta")):
         return None
     return SPECIAL[~SPECIAL.isinf()] if name in NO_INFINITY else SPECIAL
@@ -66,18 +104,31 @@ def works(fn, *args, **kwargs):
 
 
 EXTRA = {  # arguments after the tensor
-    "gelu": [{}, {"approximate": "tanh"}], "softplus": [(), (2.0, 3.0), (0.5,)],
-    "elu": [(), (0.7,), (1.6732632423543772, 1.0507009873554805), (1.0, 2.0, 0.5)], "hardtanh": [(), (-0.25, 2.0), (0, 6)],
-    "hardshrink": [(), (1.0,)], "leaky_relu": [(), (0.2,), (-0.5,)], "to": [(torch.float16,)],
-    "lift_fresh_copy": [()], "threshold": [(0.5, 2), (-1, -3)], "nan_to_num": [(), (1.0, 2.0, -3.0)], "logit": [(), (0.1,)],
-    "special_logit": [(0.1,)], "celu": [(), (0.5,)], "softshrink": [(), (1.5,)],
+    "gelu": [{}, {"approximate": "tanh"}],
+    "softplus": [(), (2.0, 3.0), (0.5,)],
+    "elu": [(), (0.7,), (1.6732632423543772, 1.0507009873554805), (1.0, 2.0, 0.5)],
+    "hardtanh": [(), (-0.25, 2.0), (0, 6)],
+    "hardshrink": [(), (1.0,)],
+    "leaky_relu": [(), (0.2,), (-0.5,)],
+    "to": [(torch.float16,)],
+    "lift_fresh_copy": [()],
+    "threshold": [(0.5, 2), (-1, -3)],
+    "nan_to_num": [(), (1.0, 2.0, -3.0)],
+    "logit": [(), (0.1,)],
+    "special_logit": [(0.1,)],
+    "celu": [(), (0.5,)],
+    "softshrink": [(), (1.5,)],
     "round": [(), {"decimals": 2}, {"decimals": -1}],
-}  # fmt: skip
+}
 OTHERS = {
     "aten.addcdiv.default", "aten.addcmul.default", "aten.lerp.Scalar", "aten.polygamma.default", "aten.clamp.default",
     "aten.where.self", "aten.masked_fill.Scalar", "aten._to_copy.default",
 }  # fmt: skip
-UNARY = [row for row in rows(registry.Pointwise, "x") if row.parameters[1:2] != ("y",) and row.name not in OTHERS and overloads(row)]
+UNARY = [
+    row
+    for row in rows(registry.Pointwise, "x")
+    if row.parameters[1:2] != ("y",) and row.name not in OTHERS and overloads(row)
+]
 
 
 @pytest.mark.parametrize("row", UNARY, ids=lambda row: row.name)
@@ -95,10 +146,28 @@ def test_unary(row):
             if dtype is torch.float16:
                 rtol = atol = None
             cases.append(Case(overload, (x, *args), kwargs, rtol=rtol, atol=atol))
-            cases.append(Case(overload, (tensor(4, 8, dtype=dtype, low=low, high=high, seed=1), *args), kwargs, rtol=rtol, atol=atol))
-            cases.append(Case(overload, (tensor(dtype=dtype, low=low, high=high), *args), kwargs, rtol=rtol, atol=atol))
+            cases.append(
+                Case(
+                    overload,
+                    (tensor(4, 8, dtype=dtype, low=low, high=high, seed=1), *args),
+                    kwargs,
+                    rtol=rtol,
+                    atol=atol,
+                )
+            )
+            cases.append(
+                Case(
+                    overload,
+                    (tensor(dtype=dtype, low=low, high=high), *args),
+                    kwargs,
+                    rtol=rtol,
+                    atol=atol,
+                )
+            )
             if dtype.is_floating_point and name not in ("sin", "cos", "tan"):
-                cases.append(Case(overload, (specials(name).to(dtype), *args), kwargs, rtol=rtol, atol=atol))
+                cases.append(
+                    Case(overload, (specials(name).to(dtype), *args), kwargs, rtol=rtol, atol=atol)
+                )
     check(cases)
 
 
@@ -106,8 +175,12 @@ NUMBERS = (2, -3, 0.5, True)
 
 
 def takes_two(row):
-    return all(sum(not a.has_default_value() for a in overload._schema.arguments) <= 2 or "alpha" in str(overload._schema) or "rounding_mode" in str(overload._schema)
-               for overload in overloads(row))  # fmt: skip
+    return all(
+        sum(not a.has_default_value() for a in overload._schema.arguments) <= 2
+        or "alpha" in str(overload._schema)
+        or "rounding_mode" in str(overload._schema)
+        for overload in overloads(row)
+    )
 
 
 BINARY = [row for row in rows(registry.Pointwise, "x", "y") if takes_two(row)]
@@ -140,9 +213,15 @@ def test_binary(row):
 
 
 MIXED = {
-    (torch.float32, torch.int32), (torch.int64, torch.float16), (torch.float16, torch.float32), (torch.int32, torch.int64),
-    (torch.uint8, torch.int8), (torch.bool, torch.float32), (torch.int64, torch.bool), (torch.int16, torch.uint8),
-}  # fmt: skip
+    (torch.float32, torch.int32),
+    (torch.int64, torch.float16),
+    (torch.float16, torch.float32),
+    (torch.int32, torch.int64),
+    (torch.uint8, torch.int8),
+    (torch.bool, torch.float32),
+    (torch.int64, torch.bool),
+    (torch.int16, torch.uint8),
+}
 
 
 def operands(kinds, a, b, same, name):
@@ -164,7 +243,12 @@ def operands(kinds, a, b, same, name):
             yield tensor(4, dtype=a, low=low), right(3, 4)
         yield tensor(3, 7, dtype=a, low=low), right()
         yield tensor(dtype=a, low=low, seed=3), right(5)
-        if same and a.is_floating_point and specials(name) is not None and name not in ("pow", "remainder", "fmod", "floor_divide", "div"):
+        if (
+            same
+            and a.is_floating_point
+            and specials(name) is not None
+            and name not in ("pow", "remainder", "fmod", "floor_divide", "div")
+        ):
             yield SPECIAL.to(a)[:, None], SPECIAL.to(b)
     elif kinds[0] == "Tensor":
         for number in NUMBERS:
@@ -181,27 +265,58 @@ def operands(kinds, a, b, same, name):
 def test_other_floats(dtype):
     """Double precision keeps its digits, on the device; bfloat16 is rounded once, from float32."""
     cases = []
-    tolerance = {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1.6e-2, "atol": 1e-2}
+    tolerance = (
+        {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 1.6e-2, "atol": 1e-2}
+    )
     for row in (*UNARY, *BINARY):
         for overload in overloads(row):
             name = overload.overloadpacket.__name__
             low, high = DOMAIN.get(name, (-4, 4))
-            tensors = [tensor(3, 7, dtype=dtype, low=low, high=high, seed=n) for n in (1, 2)][: 2 if row in BINARY else 1]
+            tensors = [tensor(3, 7, dtype=dtype, low=low, high=high, seed=n) for n in (1, 2)][
+                : 2 if row in BINARY else 1
+            ]
             if name in ("nextafter",) or works(overload, *tensors) is None:
                 continue
-            if dtype is torch.bfloat16 and name in ("tan", "floor_divide", "fmod", "remainder", "pow", "nextafter", "digamma"):
+            if dtype is torch.bfloat16 and name in (
+                "tan",
+                "floor_divide",
+                "fmod",
+                "remainder",
+                "pow",
+                "nextafter",
+                "digamma",
+            ):
                 continue  # a rounding of the argument moves the result by more than its own
-            cases.append(Case(overload, tuple(tensors), host=dtype is not torch.float64, **tolerance))
+            cases.append(
+                Case(overload, tuple(tensors), host=dtype is not torch.float64, **tolerance)
+            )
     x = tensor(3, 7, dtype=dtype)
-    cases += [Case(aten._to_copy.default, (x,), {"dtype": target}, host=True) for target in (torch.float32, torch.float16, torch.int64, torch.bool, torch.int8)]
-    cases += [Case(aten._to_copy.default, (tensor(3, 7, dtype=source),), {"dtype": dtype}, host=True) for source in (torch.float32, torch.float16, torch.int64, torch.bool)]
-    cases += [Case(lambda x: (x * 2 + 1).float().sum(), (x,), host=True, rtol=1e-2, atol=1e-2 if dtype is torch.bfloat16 else 1e-4), Case(lambda x: torch.where(x > 0, x, x * 2).t(), (x,), host=True, **tolerance)]
+    cases += [
+        Case(aten._to_copy.default, (x,), {"dtype": target}, host=True)
+        for target in (torch.float32, torch.float16, torch.int64, torch.bool, torch.int8)
+    ]
+    cases += [
+        Case(aten._to_copy.default, (tensor(3, 7, dtype=source),), {"dtype": dtype}, host=True)
+        for source in (torch.float32, torch.float16, torch.int64, torch.bool)
+    ]
+    cases += [
+        Case(
+            lambda x: (x * 2 + 1).float().sum(),
+            (x,),
+            host=True,
+            rtol=1e-2,
+            atol=1e-2 if dtype is torch.bfloat16 else 1e-4,
+        ),
+        Case(lambda x: torch.where(x > 0, x, x * 2).t(), (x,), host=True, **tolerance),
+    ]
     check(cases)
 
 
 def test_dropout_is_nothing_but_in_training():
     check([Case(aten.dropout.default, (tensor(3, 5, dtype=dtype), 0.5, False)) for dtype in FLOATS])
-    with program_of(lambda x: torch.ops.aten.dropout(x, 0.25, True), (tensor(100, 50).abs() + 1,)) as program:
+    with program_of(
+        lambda x: torch.ops.aten.dropout(x, 0.25, True), (tensor(100, 50).abs() + 1,)
+    ) as program:
         x = tensor(100, 50).abs() + 1
         ratio = program.forward(x) / x
     kept = ratio != 0
@@ -211,7 +326,12 @@ def test_dropout_is_nothing_but_in_training():
 
 def test_specials_times_zero():
     x = torch.tensor([math.inf, -math.inf, math.nan, -2.0, 3.0])
-    check([Case(aten.mul.Scalar, (x.to(dtype), 0.0)) for dtype in (torch.float32, torch.float16, torch.bfloat16)])
+    check(
+        [
+            Case(aten.mul.Scalar, (x.to(dtype), 0.0))
+            for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        ]
+    )
 
 
 def test_specials_of_division():
@@ -220,8 +340,13 @@ def test_specials_of_division():
     for dtype in FLOATS:
         x, y = SPECIAL.to(dtype)[:, None], SPECIAL.to(dtype)
         for mode in (None, "floor", "trunc"):
-            cases.append(Case(aten.div.Tensor_mode, (x, y), {"rounding_mode": mode}, name=f"div {mode}"))
-        cases += [Case(overload, (x, y)) for overload in (aten.fmod.Tensor, aten.remainder.Tensor, aten.pow.Tensor_Tensor)]
+            cases.append(
+                Case(aten.div.Tensor_mode, (x, y), {"rounding_mode": mode}, name=f"div {mode}")
+            )
+        cases += [
+            Case(overload, (x, y))
+            for overload in (aten.fmod.Tensor, aten.remainder.Tensor, aten.pow.Tensor_Tensor)
+        ]
     check(cases)
 
 
@@ -230,8 +355,25 @@ def test_integers_wrap_around(dtype):
     info = torch.iinfo(dtype)
     x = torch.tensor([info.min, info.max, info.min + 1, 0, 1, -1 if info.min else 2], dtype=dtype)
     y = x[:, None]
-    cases = [Case(overload, (x, y)) for overload in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.default, aten.lt.Tensor)]
-    cases += [Case(overload, (x,)) for overload in (aten.neg.default, aten.abs.default, aten.square.default, aten.bitwise_not.default)]
+    cases = [
+        Case(overload, (x, y))
+        for overload in (
+            aten.add.Tensor,
+            aten.sub.Tensor,
+            aten.mul.Tensor,
+            aten.maximum.default,
+            aten.lt.Tensor,
+        )
+    ]
+    cases += [
+        Case(overload, (x,))
+        for overload in (
+            aten.neg.default,
+            aten.abs.default,
+            aten.square.default,
+            aten.bitwise_not.default,
+        )
+    ]
     cases.append(Case(aten.pow.Tensor_Scalar, (x, 3)))
     cases.append(Case(aten.clamp.default, (x, info.min, info.max)))
     cases.append(Case(aten.add.Scalar, (x, info.max)))
@@ -249,17 +391,40 @@ def test_casts(source):
             if target in (torch.uint8,):
                 x = x.abs()
             if target is torch.bool:
-                x = torch.cat([x, torch.tensor([[0.0, -0.0, math.nan, math.inf, 0.5, -0.25, 1e-4]], dtype=source)])
+                x = torch.cat(
+                    [
+                        x,
+                        torch.tensor(
+                            [[0.0, -0.0, math.nan, math.inf, 0.5, -0.25, 1e-4]], dtype=source
+                        ),
+                    ]
+                )
         for rows in (x, x.reshape(7, 4), x.reshape(-1)[0]) if x.shape == (4, 7) else (x,):
             cases.append(Case(aten._to_copy.default, (rows,), {"dtype": target}))
         if source not in FLOATS and source is not torch.bool and target not in FLOATS:
             info = torch.iinfo(source)
-            edge = torch.tensor([info.min, info.max, info.max // 2 + 1, 127, info.max - 1], dtype=source)
+            edge = torch.tensor(
+                [info.min, info.max, info.max // 2 + 1, 127, info.max - 1], dtype=source
+            )
             cases.append(Case(aten._to_copy.default, (edge,), {"dtype": target}))
         cases.append(Case(aten.to.dtype, (x, target)))
     if source is torch.float32:
         # Halfway between two neighbours, and beyond the largest.
-        hard = torch.tensor([1.00048828125, 1.00146484375, 65504.0, 65519.9, 65520.0, 1e9, -1e9, 6e-8, 3e-8, 1e-9, math.nan])
+        hard = torch.tensor(
+            [
+                1.00048828125,
+                1.00146484375,
+                65504.0,
+                65519.9,
+                65520.0,
+                1e9,
+                -1e9,
+                6e-8,
+                3e-8,
+                1e-9,
+                math.nan,
+            ]
+        )
         cases.append(Case(aten._to_copy.default, (hard,), {"dtype": torch.float16}, rtol=0, atol=0))
     check(cases)
 
@@ -269,10 +434,26 @@ def test_large_integers_are_exact():
     x = torch.tensor([2**53 + 1, -(2**62) + 3, 2**31, -(2**31) - 1, 2**63 - 1], dtype=torch.int64)
     y = torch.tensor([2**24 + 1, -(2**30) + 3, 2**31 - 1], dtype=torch.int32)
     check(
-        [Case(fn, (t, 1)) for t in (x, y) for fn in (aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.eq.Scalar)]
-        + [Case(aten.add.Tensor, (x, 2**40)), Case(aten.floor_divide.default, (x, 3)), Case(aten.remainder.Scalar, (x, 7))]
-        + [Case(aten.clamp.default, (x, -(2**40), 2**40)), Case(aten.maximum.default, (x, y[:1])), Case(aten.abs.default, (x,))]
-        + [Case(aten.where.self, (x > 0, x, x * 2)), Case(aten.bitwise_and.Scalar, (x, 2**40 - 1)), Case(aten.relu.default, (y,))]
+        [
+            Case(fn, (t, 1))
+            for t in (x, y)
+            for fn in (aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.eq.Scalar)
+        ]
+        + [
+            Case(aten.add.Tensor, (x, 2**40)),
+            Case(aten.floor_divide.default, (x, 3)),
+            Case(aten.remainder.Scalar, (x, 7)),
+        ]
+        + [
+            Case(aten.clamp.default, (x, -(2**40), 2**40)),
+            Case(aten.maximum.default, (x, y[:1])),
+            Case(aten.abs.default, (x,)),
+        ]
+        + [
+            Case(aten.where.self, (x > 0, x, x * 2)),
+            Case(aten.bitwise_and.Scalar, (x, 2**40 - 1)),
+            Case(aten.relu.default, (y,)),
+        ]
     )
 
 
@@ -300,13 +481,22 @@ def test_clamp(dtype):
 def test_where_and_masked_fill(dtype):
     cond = tensor(3, 8, dtype=torch.bool)
     x, y = tensor(3, 8, dtype=dtype), tensor(8, dtype=dtype, seed=5)
-    cases = [Case(aten.where.self, (cond, x, y)), Case(aten.where.self, (cond[:, :1], y, x)), Case(aten.where.self, (cond, x, torch.tensor(1, dtype=dtype)))]
+    cases = [
+        Case(aten.where.self, (cond, x, y)),
+        Case(aten.where.self, (cond[:, :1], y, x)),
+        Case(aten.where.self, (cond, x, torch.tensor(1, dtype=dtype))),
+    ]
     for overload, args in (
-        (aten.where.ScalarSelf, (cond, 2, x)), (aten.where.ScalarOther, (cond, x, 0.5)), (aten.where.Scalar, (cond, 2.0, -1.0)),
-        (aten.where.Scalar, (cond, 1, 0)), (aten.where.self, (cond, x, tensor(8, dtype=torch.float32))),
-        (aten.masked_fill.Scalar, (x, cond, 3)), (aten.masked_fill.Scalar, (x, cond, -math.inf)),
-        (aten.masked_fill.Scalar, (x, cond[:1], 1)), (aten.masked_fill.Tensor, (x, cond, torch.tensor(2, dtype=dtype))),
-    ):  # fmt: skip
+        (aten.where.ScalarSelf, (cond, 2, x)),
+        (aten.where.ScalarOther, (cond, x, 0.5)),
+        (aten.where.Scalar, (cond, 2.0, -1.0)),
+        (aten.where.Scalar, (cond, 1, 0)),
+        (aten.where.self, (cond, x, tensor(8, dtype=torch.float32))),
+        (aten.masked_fill.Scalar, (x, cond, 3)),
+        (aten.masked_fill.Scalar, (x, cond, -math.inf)),
+        (aten.masked_fill.Scalar, (x, cond[:1], 1)),
+        (aten.masked_fill.Tensor, (x, cond, torch.tensor(2, dtype=dtype))),
+    ):
         if works(overload, *args) is not None:
             cases.append(Case(overload, args))
     check(cases)
@@ -314,12 +504,19 @@ def test_where_and_masked_fill(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_three_tensors(dtype):
-    x, y, z = tensor(3, 8, dtype=dtype), tensor(8, dtype=dtype, seed=5), tensor(3, 1, dtype=dtype, seed=6, low=1.0)
+    x, y, z = (
+        tensor(3, 8, dtype=dtype),
+        tensor(8, dtype=dtype, seed=5),
+        tensor(3, 1, dtype=dtype, seed=6, low=1.0),
+    )
     check(
-        Case(aten.addcmul.default, (x, y, z)), Case(aten.addcmul.default, (x, y, z), {"value": 0.5}),
-        Case(aten.addcdiv.default, (x, y, z)), Case(aten.addcdiv.default, (x, y, z), {"value": -2}),
-        Case(aten.lerp.Scalar, (x, y, 0.25)), Case(aten.lerp.Tensor, (x, y, z)),
-    )  # fmt: skip
+        Case(aten.addcmul.default, (x, y, z)),
+        Case(aten.addcmul.default, (x, y, z), {"value": 0.5}),
+        Case(aten.addcdiv.default, (x, y, z)),
+        Case(aten.addcdiv.default, (x, y, z), {"value": -2}),
+        Case(aten.lerp.Scalar, (x, y, 0.25)),
+        Case(aten.lerp.Tensor, (x, y, z)),
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -331,5 +528,9 @@ def test_polygamma(order):
 def test_every_pointwise_row_is_looked_at():
     """A new row is in one of the tests above or this fails."""
     known = {row.name for row in (*UNARY, *BINARY)} | OTHERS
-    left = {row.name for row in registry.rows() if isinstance(row.form, registry.Pointwise) and row.name.startswith("aten.")} - known
+    left = {
+        row.name
+        for row in registry.rows()
+        if isinstance(row.form, registry.Pointwise) and row.name.startswith("aten.")
+    } - known
     assert not left

@@ -19,40 +19,68 @@ NUMBERS = [True, 3, 2.5, 1j]
 @pytest.mark.parametrize("left", TYPES, ids=repr)
 def test_promote_types(left):
     for right in TYPES:
-        assert promote_types(left, right).to_torch() is torch.promote_types(left.to_torch(), right.to_torch()), (left, right)
+        assert promote_types(left, right).to_torch() is torch.promote_types(
+            left.to_torch(), right.to_torch()
+        ), (left, right)
 
 
 def operands(dtype):
     """As purevk and torch see them: with dims and without."""
-    return [(TensorType(dtype, (2,)), torch.empty(2, dtype=dtype.to_torch())), (TensorType(dtype, ()), torch.empty((), dtype=dtype.to_torch()))]
+    return [
+        (TensorType(dtype, (2,)), torch.empty(2, dtype=dtype.to_torch())),
+        (TensorType(dtype, ()), torch.empty((), dtype=dtype.to_torch())),
+    ]
 
 
 @pytest.mark.parametrize("left", TYPES, ids=repr)
 def test_result_type(left):
     """Tensors with dims, 0-d tensors and numbers, in all pairs."""
-    others = [pair for dtype in TYPES for pair in operands(dtype)] + [(number, number) for number in NUMBERS]
+    others = [pair for dtype in TYPES for pair in operands(dtype)] + [
+        (number, number) for number in NUMBERS
+    ]
     for (mine, theirs), (other, their_other) in itertools.product(operands(left), others):
         if torch.result_type(theirs, their_other) is torch.complex32:
             continue  # purevk has no such type
-        assert result_type((mine, other)).to_torch() is torch.result_type(theirs, their_other), (mine, other)
-        assert result_type((other, mine)).to_torch() is torch.result_type(their_other, theirs), (other, mine)
+        assert result_type((mine, other)).to_torch() is torch.result_type(theirs, their_other), (
+            mine,
+            other,
+        )
+        assert result_type((other, mine)).to_torch() is torch.result_type(their_other, theirs), (
+            other,
+            mine,
+        )
 
 
 def test_functions_of_real_numbers():
     for dtype in TYPES:
-        assert float_type(dtype).to_torch() is torch.sin(torch.zeros(1, dtype=dtype.to_torch())).dtype
+        assert (
+            float_type(dtype).to_torch() is torch.sin(torch.zeros(1, dtype=dtype.to_torch())).dtype
+        )
 
 
 def test_literals():
     """Numbers that GLSL reads back as the same number."""
     assert literal(True, DType.bool) == "true" and literal(0, DType.bool) == "false"
-    assert literal(-3, DType.uint8) == "(253)" and literal(200, DType.int8) == "(-56)" and literal(-(2**31), DType.int32) == "(-2147483647 - 1)"
+    assert (
+        literal(-3, DType.uint8) == "(253)"
+        and literal(200, DType.int8) == "(-56)"
+        and literal(-(2**31), DType.int32) == "(-2147483647 - 1)"
+    )
     assert literal(2**31, DType.int32) == "(-2147483647 - 1)"
-    assert "uintBitsToFloat(0x7f800000u)" in literal(float("inf"), DType.float32) and "0xff800000u" in literal(-1e300, DType.float16)
+    assert "uintBitsToFloat(0x7f800000u)" in literal(
+        float("inf"), DType.float32
+    ) and "0xff800000u" in literal(-1e300, DType.float16)
     for number in (0.1, 1e-30, 123456789.0, -2.5, 3e38):
         assert float(literal(number, DType.float32).strip("()")) == number
     for number in (2**40 + 5, -(2**40) - 5, 2**63 - 1, -(2**63)):
-        high, low = literal(number, DType.int64).replace("((int64_t(", "").replace(") << 32)", "").replace("int64_t(", "").replace("u))", "").split(" | ")
+        high, low = (
+            literal(number, DType.int64)
+            .replace("((int64_t(", "")
+            .replace(") << 32)", "")
+            .replace("int64_t(", "")
+            .replace("u))", "")
+            .split(" | ")
+        )
         assert (int(high) << 32 | int(low)) == number
 
 

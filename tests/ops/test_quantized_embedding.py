@@ -36,7 +36,9 @@ def test_q4gsw(width, group, index, linear):
     codes, scales = table(53, width, 4), tensor(53, width // group)
     indices = tensor(2, 5, dtype=index, low=0, high=52)
     packed = pack_low_first(codes) if linear else pack_high_first(codes)
-    have = run("et_vk.embedding_q4gsw.default", (packed, scales, group, indices, linear), constants=(0, 1))
+    have = run(
+        "et_vk.embedding_q4gsw.default", (packed, scales, group, indices, linear), constants=(0, 1)
+    )
     torch.testing.assert_close(have, rows_of(codes, scales, None, indices), rtol=0, atol=0)
 
 
@@ -53,10 +55,19 @@ def test_decomposed(bits, zero):
         zeros = tensor(31, groups, low=-2, high=2).round() if zero else None
         indices = tensor(7, dtype=torch.int64, low=0, high=30)
         flat = scales[:, 0] if groups == 1 else scales
-        args = (PACK[bits](codes), flat, zeros if zeros is None or groups > 1 else zeros[:, 0], -top, top - 1, indices)
+        args = (
+            PACK[bits](codes),
+            flat,
+            zeros if zeros is None or groups > 1 else zeros[:, 0],
+            -top,
+            top - 1,
+            indices,
+        )
         name = f"quantized_decomposed.{NAMES[bits]}"
         want = rows_of(codes, scales, zeros, indices)
-        torch.testing.assert_close(run(f"{name}.default", args, constants=(0, 1, 2)), want, rtol=0, atol=0)
+        torch.testing.assert_close(
+            run(f"{name}.default", args, constants=(0, 1, 2)), want, rtol=0, atol=0
+        )
         half = [TensorType(DType.float16, (7, width))]
         have = run(f"{name}.dtype", (*args, torch.float16), half, constants=(0, 1, 2))
         torch.testing.assert_close(have, want.half(), rtol=0, atol=0)
@@ -75,7 +86,11 @@ def test_executorchs_own_functions():
     space = torch.ops.quantized_decomposed
     for bits, width in ((2, 64), (4, 64), (8, 20)):
         top = 2 ** (bits - 1)
-        codes, scales, indices = table(31, width, bits), tensor(31, 1), tensor(7, dtype=torch.int64, low=0, high=30)
+        codes, scales, indices = (
+            table(31, width, bits),
+            tensor(31, 1),
+            tensor(7, dtype=torch.int64, low=0, high=30),
+        )
         packed = patterns._pack_embedding_weight(codes, bits) if bits < 8 else codes
         assert torch.equal(packed.view(torch.uint8), PACK[bits](codes).view(torch.uint8))
         made = getattr(space, NAMES[bits])(packed, scales, None, -top, top - 1, indices)
@@ -86,5 +101,9 @@ def test_table_larger_than_a_binding():
     codes, scales = table(300, 32, 4), tensor(300, 1, seed=1)
     indices = torch.tensor([0, 63, 64, 127, 128, 299], dtype=torch.int32)
     with kernels_of("small"):
-        have = run("et_vk.embedding_q4gsw.default", (pack_low_first(codes), scales, 32, indices, True), constants=(0, 1))
+        have = run(
+            "et_vk.embedding_q4gsw.default",
+            (pack_low_first(codes), scales, 32, indices, True),
+            constants=(0, 1),
+        )
     torch.testing.assert_close(have, rows_of(codes, scales, None, indices), rtol=0, atol=0)

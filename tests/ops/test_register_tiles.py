@@ -31,7 +31,12 @@ def test_every_product_gets_a_tile(lanes: int, cores: int) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "lanes_m", "rows"),
-    [((1, 1000, 1280), 0, 1), ((12544, 16, 32), 1, 32), ((3136, 24, 144), 1, 24), ((512, 512, 512), 0, 16)],
+    [
+        ((1, 1000, 1280), 0, 1),
+        ((12544, 16, 32), 1, 32),
+        ((3136, 24, 144), 1, 24),
+        ((512, 512, 512), 0, 16),
+    ],
     ids=str,
 )
 def test_what_was_measured_to_be_best(shape: tuple[int, int, int], lanes_m: int, rows: int) -> None:

@@ -26,7 +26,11 @@ def full_args(call: Call) -> list[Any]:
         if position < len(call.args):
             made.append(call.args[position])
         else:
-            made.append(call.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None))
+            made.append(
+                call.kwargs.get(
+                    argument.name, argument.default_value if argument.has_default_value() else None
+                )
+            )
     return made
 
 
@@ -82,7 +86,10 @@ def test_known_sizes(name):
             made = [f"{type(error).__name__}: {error}"]
         expected = wanted(results_of(call.results))
         if "_embedding_bag" in name:
-            made, expected = made[:1], expected[:1]  # the rest, for the backward pass, depends on how the CPU went about it
+            made, expected = (
+                made[:1],
+                expected[:1],
+            )  # the rest, for the backward pass, depends on how the CPU went about it
         if made != expected:
             wrong.append(f"{call.key}: {made} != {wanted(results_of(call.results))}")
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong[:20])
@@ -90,7 +97,8 @@ def test_known_sizes(name):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_symbolic_sizes(name):
-    """The result's sizes as expressions give torch's at the bounds, and at smaller sizes that keep the guards."""
+    """The result's sizes as expressions give torch's at the bounds, and at smaller sizes that keep
+    the guards."""
     row, wrong = registry.find(name), []
     found = calls().get(name, [])
     if not found:
@@ -111,10 +119,16 @@ def test_symbolic_sizes(name):
             if not all(guard.holds(env) for guard in log.guards):
                 continue
             known = [f"{t.dtype.name}{[dims.evaluate(n, env) for n in t.dims]}" for t in made]
-            if shrink and ("native_layer_norm" in name or "native_batch_norm" in name) or "_embedding_bag" in name:
-                known = known[:1]  # what is for the backward pass has other types from the meta kernel than from the CPU's
+            if (
+                shrink and ("native_layer_norm" in name or "native_batch_norm" in name)
+            ) or "_embedding_bag" in name:
+                known = known[
+                    :1
+                ]  # what is for the backward pass has other types from the meta kernel than from the CPU's
             if shrink:
-                meta = pytree.tree_map(lambda leaf: _smaller(leaf, symbols, env), (call.args, call.kwargs))
+                meta = pytree.tree_map(
+                    lambda leaf: _smaller(leaf, symbols, env), (call.args, call.kwargs)
+                )
                 try:
                     expected = results_of(call.overload(*meta[0], **meta[1]))[: len(known)]
                 except Exception:  # torch refuses these sizes, or has no meta kernel
@@ -122,19 +136,26 @@ def test_symbolic_sizes(name):
             else:
                 expected = results_of(call.results)[: len(known)]
             if known != wanted(expected):
-                wrong.append(f"{call.key} less {shrink}: {known} != {wanted(expected)}, from {made}")
+                wrong.append(
+                    f"{call.key} less {shrink}: {known} != {wanted(expected)}, from {made}"
+                )
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:20])
 
 
 def _smaller(leaf: Any, symbols: dict[int, Symbol], env: dict[Symbol, int]) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return torch.empty([env[symbols[n]] if n in symbols else n for n in leaf.shape], dtype=leaf.dtype, device="meta")
+    return torch.empty(
+        [env[symbols[n]] if n in symbols else n for n in leaf.shape],
+        dtype=leaf.dtype,
+        device="meta",
+    )
 
 
 def test_most_rows_are_called_by_torchs_samples():
-    """The rows that torch's samples do not reach are few: what linear algebra alone calls (its samples take long, and have
-    tests of their own), and what torch takes apart before a dispatch mode sees it."""
+    """The rows that torch's samples do not reach are few: what linear algebra alone calls (its
+    samples take long, and have tests of their own), and what torch takes apart before a dispatch
+    mode sees it."""
     seen = [name for name in ROWS if not _is_composite(name)]
     missing = [name for name in seen if not calls().get(name)]
     assert len(missing) < len(seen) // 7, missing
@@ -163,7 +184,24 @@ def test_parameters_are_those_of_the_schema():
             if len(required) > len(parameters):
                 wrong.append(f"{name} needs {required}, the row takes {row.parameters}")
             for argument, parameter in zip(schema.arguments, parameters):
-                for word in ("dtype", "keepdim", "dim", "eps", "groups", "dilation", "stride", "padding", "alpha", "correction", "descending"):
-                    if (argument.name == word) != (parameter.name == word) and {argument.name, parameter.name} - {"dims", word}:
-                        wrong.append(f"{name}: argument {argument.name} is the row's {parameter.name}")
+                for word in (
+                    "dtype",
+                    "keepdim",
+                    "dim",
+                    "eps",
+                    "groups",
+                    "dilation",
+                    "stride",
+                    "padding",
+                    "alpha",
+                    "correction",
+                    "descending",
+                ):
+                    if (argument.name == word) != (parameter.name == word) and {
+                        argument.name,
+                        parameter.name,
+                    } - {"dims", word}:
+                        wrong.append(
+                            f"{name}: argument {argument.name} is the row's {parameter.name}"
+                        )
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,5 @@
-"""Operands read as texel buffers: when they are, and that the results are those of storage buffers."""
+"""Operands read as texel buffers: when they are, and that the results are those of storage
+buffers."""
 
 from __future__ import annotations
 
@@ -52,11 +53,24 @@ def cases() -> list[Case]:
         Case(lambda a, b: a @ b, (tensor(3, 5), tensor(5, 7)), name="odd"),
         Case(lambda a, b: a[1:] @ b[:, 1:], (tensor(5, 8), tensor(8, 13)), name="offsets"),
         Case(F.linear, (tensor(7, 12), tensor(20, 12), tensor(20)), constants=(1, 2), name="bias"),
-        Case(lambda x, w, b: F.conv2d(x, w, b, padding=1), (tensor(1, 3, 9, 11), tensor(8, 3, 3, 3), tensor(8)), name="three channels"),
-        Case(lambda x, w: F.conv2d(x, w, stride=2), (tensor(2, 8, 9, 9), tensor(12, 8, 3, 3)), constants=(1,), name="window"),
-        Case(lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=12), (tensor(1, 12, 15, 15), tensor(12, 1, 3, 3), tensor(12)), name="depthwise"),
+        Case(
+            lambda x, w, b: F.conv2d(x, w, b, padding=1),
+            (tensor(1, 3, 9, 11), tensor(8, 3, 3, 3), tensor(8)),
+            name="three channels",
+        ),
+        Case(
+            lambda x, w: F.conv2d(x, w, stride=2),
+            (tensor(2, 8, 9, 9), tensor(12, 8, 3, 3)),
+            constants=(1,),
+            name="window",
+        ),
+        Case(
+            lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=12),
+            (tensor(1, 12, 15, 15), tensor(12, 1, 3, 3), tensor(12)),
+            name="depthwise",
+        ),
         Case(lambda a: F.scaled_dot_product_attention(a, a, a, mask), (q,), name="attention"),
-    ]  # fmt: skip
+    ]
 
 
 def run(texels: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.Tensor], set[str]]:
@@ -66,14 +80,22 @@ def run(texels: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.Tensor
     given: list[torch.Tensor] = []
     for case in todo:
         fixed = [case.args[n] for n in case.constants]
-        given += [arg for n, arg in enumerate(case.args) if not any(arg is one for one in fixed) and not any(arg is one for one in given)]
+        given += [
+            arg
+            for n, arg in enumerate(case.args)
+            if not any(arg is one for one in fixed) and not any(arg is one for one in given)
+        ]
     with Context(api.open_device(validation=True)) as context:
         with Program("test", {"forward": lambda sizes: build(todo)}, context) as program:
             made = program.forward(*given)
             plan = program.methods["forward"].executable.plan
             kinds = {binding.kind for dispatch in plan.dispatches for binding in dispatch.bindings}
             views = context.device.live_objects().get("BufferView", 0)
-            reads = sum(binding.kind != "storage" for dispatch in plan.dispatches for binding in dispatch.bindings)
+            reads = sum(
+                binding.kind != "storage"
+                for dispatch in plan.dispatches
+                for binding in dispatch.bindings
+            )
             assert views <= reads
             assert bool(views) == bool(reads)
         gc.collect()
@@ -92,5 +114,9 @@ def test_results_do_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [tensor for case in cases() for tensor in expected_of(case)]
     assert len(plain) == len(texel) == len(wanted)
     for case, a, b, want in zip(cases(), plain, texel, wanted):
-        torch.testing.assert_close(a, want, rtol=1e-5, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}")
-        torch.testing.assert_close(b, want, rtol=1e-5, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}")
+        torch.testing.assert_close(
+            a, want, rtol=1e-5, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}"
+        )
+        torch.testing.assert_close(
+            b, want, rtol=1e-5, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}"
+        )

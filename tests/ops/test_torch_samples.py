@@ -1,4 +1,5 @@
-"""Every row on the device, with the calls that the samples of torch's own operator tests make of it."""
+"""Every row on the device, with the calls that the samples of torch's own operator tests make of
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from purevk.ops import registry
 from tests.ops.harness import Case, failures, ran_on_host
 from tests.ops.samples import Call, calls
 
-pytestmark = [pytest.mark.device, pytest.mark.slow]  # slow: torch's samples take half a minute to make
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.slow,
+]  # slow: torch's samples take half a minute to make
 
 ROWS = [row.name for row in registry.rows() if row.name.startswith("aten.")]
 MOST = 24  # calls of each row
@@ -28,7 +32,8 @@ LOOSE = {
     # A sum of many terms, in float32 throughout.
     "aten.polygamma.default": (5e-5, 1e-5), "aten.special_hermite_polynomial_he.default": (5e-5, 1e-5),
 }  # fmt: skip
-# Where elements are equal any of their places is right: what is checked is that the places hold the values.
+# Where elements are equal any of their places is right: what is checked is that the places hold the
+# values.
 TIES = ("sort", "topk", "kthvalue", "median", "nanmedian", "mode")
 # The second and later results are torch's own notes for its backward pass.
 FIRST_ONLY = ("_embedding_bag_forward_only", "_embedding_bag")
@@ -56,7 +61,11 @@ def is_sound(call: Call) -> bool:
 
 
 def as_case(call: Call) -> Case:
-    half = any(t.dtype is torch.float16 for t in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, torch.Tensor))
+    half = any(
+        t.dtype is torch.float16
+        for t in pytree.tree_leaves((call.args, call.kwargs))
+        if isinstance(t, torch.Tensor)
+    )
     packet = call.overload.overloadpacket.__name__
     fn, expected = call.overload, call.results
     if half and packet == "convolution":
@@ -66,13 +75,29 @@ def as_case(call: Call) -> Case:
     if packet in FIRST_ONLY:
         fn, expected = lambda *args, **kwargs: call.overload(*args, **kwargs)[0], call.results[0]
     elif packet in TIES and isinstance(call.results, tuple):
-        fn, expected = functools.partial(_values_and_places, call), _values_and_places(call, *call.args, **call.kwargs)
-    rtol, atol = (4e-3, 2e-2) if half else LOOSE.get(registry.find(str(call.overload)).name, (2e-5, 1e-5))
+        fn, expected = (
+            functools.partial(_values_and_places, call),
+            _values_and_places(call, *call.args, **call.kwargs),
+        )
+    rtol, atol = (
+        (4e-3, 2e-2) if half else LOOSE.get(registry.find(str(call.overload)).name, (2e-5, 1e-5))
+    )
     # The samples lie within [-9, 9]; what is near 0 after a subtraction has their rounding.
-    return Case(fn, call.args, call.kwargs, expected=expected, host=True, rtol=rtol, atol=atol, name=str(call.overload))
+    return Case(
+        fn,
+        call.args,
+        call.kwargs,
+        expected=expected,
+        host=True,
+        rtol=rtol,
+        atol=atol,
+        name=str(call.overload),
+    )
 
 
-def _values_and_places(call: Call, x: torch.Tensor, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _values_and_places(
+    call: Call, x: torch.Tensor, *args: object, **kwargs: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     made = call.overload(x, *args, **kwargs)
     values, places = made[0], made[1]
     names = [argument.name for argument in call.overload._schema.arguments]
@@ -94,5 +119,8 @@ def test_row(name):
     folder = os.environ.get("PUREVK_TEST_REPORT")
     if folder:
         with open(os.path.join(folder, "samples.txt"), "a", encoding="utf-8") as file:
-            file.write(f"{name} {len(found) - len(wrong)}/{len(found)}, {len(ran_on_host) - before} on the CPU {ran_on_host[before:][:1]}\n")
+            file.write(
+                f"{name} {len(found) - len(wrong)}/{len(found)}, {len(ran_on_host) - before} on"
+                f" the CPU {ran_on_host[before:][:1]}\n"
+            )
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)

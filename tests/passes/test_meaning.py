@@ -1,7 +1,9 @@
-"""Passes keep the meaning of a graph: its nodes, interpreted by torch, give the same before and after. No device."""
+"""Passes keep the meaning of a graph: its nodes, interpreted by torch, give the same before and
+after. No device."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -25,15 +27,33 @@ from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_e
 from tests.ops.harness import Recorder, tensor
 
 aten = torch.ops.aten
-FEATURES = frozenset({"storage_8bit", "int8", "storage_16bit", "int16", "int64", "float16", "subgroup_basic", "subgroup_arithmetic", "subgroup_shuffle"})
+FEATURES = frozenset(
+    {
+        "storage_8bit",
+        "int8",
+        "storage_16bit",
+        "int16",
+        "int64",
+        "float16",
+        "subgroup_basic",
+        "subgroup_arithmetic",
+        "subgroup_shuffle",
+    }
+)
 TRAITS = DeviceTraits(FEATURES, subgroup_size=8, is_cpu=True)
 
 
 def interpret(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs, each node computed by torch from the schema of its operator."""
-    arrays: dict[Value, np.ndarray] = {value: fallback.to_numpy(x) for value, x in zip(graph.inputs, inputs)}
+    arrays: dict[Value, np.ndarray] = {
+        value: fallback.to_numpy(x) for value, x in zip(graph.inputs, inputs)
+    }
     for value, constant in {**graph.constants, **graph.states}.items():
-        arrays[value] = np.zeros(value.type.dims, value.type.dtype.numpy) if constant is None else constant.array(value.type).copy()
+        arrays[value] = (
+            np.zeros(value.type.dims, value.type.dtype.numpy)
+            if constant is None
+            else constant.array(value.type).copy()
+        )
     for node in graph.nodes:
         name, args = (node.args[0], node.args[2]) if node.op == HOST else (node.op, node.args)
         if name == "purevk.store":
@@ -41,7 +61,9 @@ def interpret(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         elif name == "purevk.copy":
             arrays[node.result] = arrays[args[0]]
         else:
-            made = fallback.run(name, args, arrays, [value.type for value in node.results], node.source)
+            made = fallback.run(
+                name, args, arrays, [value.type for value in node.results], node.source
+            )
             arrays.update(zip(node.results, made))
     return [fallback.to_torch(arrays[value], value.type.dtype) for value in graph.outputs]
 
@@ -54,10 +76,15 @@ def assert_same(before: list[torch.Tensor], after: list[torch.Tensor], **toleran
 
 
 def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
-    """Views of views, casts there and back, copies, pointwise operators, sums; values read twice, and never."""
+    """Views of views, casts there and back, copies, pointwise operators, sums; values read twice,
+    and never."""
     rng = random.Random(seed)
     recorder = Recorder()
-    inputs = [tensor(2, 3, 4, seed=seed), tensor(4, 6, dtype=torch.int32, seed=seed), tensor(1, 4, dtype=torch.float16, seed=seed)]
+    inputs = [
+        tensor(2, 3, 4, seed=seed),
+        tensor(4, 6, dtype=torch.int32, seed=seed),
+        tensor(1, 4, dtype=torch.float16, seed=seed),
+    ]
     values = [recorder.input(x) for x in inputs]
     values.append(recorder.constant(tensor(3, 1, seed=seed)))
     types = [torch.float32, torch.float16, torch.int32, torch.int64, torch.bool]
@@ -69,7 +96,11 @@ def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
         if kind == 0 and rank:
             made = recorder.call(aten.permute.default, (x, rng.sample(range(rank), rank)), {})
         elif kind == 1:
-            made = recorder.call(aten.view.default, (x, [-1] if rank != 1 else [1, -1]), {}) if 0 not in sizes else x
+            made = (
+                recorder.call(aten.view.default, (x, [-1] if rank != 1 else [1, -1]), {})
+                if 0 not in sizes
+                else x
+            )
         elif kind == 2 and rank < 5:
             made = recorder.call(aten.unsqueeze.default, (x, rng.randint(-rank - 1, rank)), {})
         elif kind == 3:
@@ -77,18 +108,36 @@ def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
         elif kind == 4:
             made = recorder.call(aten._to_copy.default, (x,), {"dtype": rng.choice(types)})
         elif kind == 5:
-            made = recorder.call(rng.choice([aten.clone.default, aten.alias.default, aten.detach.default]), (x,), {})
+            made = recorder.call(
+                rng.choice([aten.clone.default, aten.alias.default, aten.detach.default]), (x,), {}
+            )
         elif kind == 6 and rank:
             d = rng.randrange(rank)
-            made = recorder.call(aten.slice.Tensor, (x, d, rng.choice([0, 1, None]), rng.choice([None, sizes[d], 2**63 - 1]), rng.choice([1, 2])), {})
+            made = recorder.call(
+                aten.slice.Tensor,
+                (
+                    x,
+                    d,
+                    rng.choice([0, 1, None]),
+                    rng.choice([None, sizes[d], 2**63 - 1]),
+                    rng.choice([1, 2]),
+                ),
+                {},
+            )
         elif kind == 7 and rank >= 2:
-            made = recorder.call(aten.transpose.int, (x, rng.randrange(rank), rng.randrange(-rank, 0)), {})
+            made = recorder.call(
+                aten.transpose.int, (x, rng.randrange(rank), rng.randrange(-rank, 0)), {}
+            )
         elif kind == 8:
-            made = recorder.call(aten.expand.default, (x, [rng.choice([-1, int(n)]) for n in sizes]), {})
+            made = recorder.call(
+                aten.expand.default, (x, [rng.choice([-1, int(n)]) for n in sizes]), {}
+            )
         elif kind == 9:
             made = recorder.call(aten.add.Tensor, (x, rng.choice([1, 1.0, True, 2])), {})
         elif kind == 10 and x.type.dtype is not DType.bool:
-            made = recorder.call(aten.sum.dim_IntList, (x, [0] if rank else [], rng.random() < 0.5), {})
+            made = recorder.call(
+                aten.sum.dim_IntList, (x, [0] if rank else [], rng.random() < 0.5), {}
+            )
         else:
             made = recorder.call(aten.mul.Tensor, (x, x), {})
         assert len(recorder.importer.nodes) >= before
@@ -97,15 +146,34 @@ def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
     return recorder.importer.finish(outputs), inputs
 
 
-@pytest.mark.parametrize("each", [drop_unused, drop_no_ops, merge_equal, drop_empty, fold_batch_norm, lambda g: assign_hosts(g, TRAITS)],
-                         ids=["drop_unused", "drop_no_ops", "merge_equal", "drop_empty", "fold_batch_norm", "assign_hosts"])  # fmt: skip
+@pytest.mark.parametrize(
+    "each",
+    [
+        drop_unused,
+        drop_no_ops,
+        merge_equal,
+        drop_empty,
+        fold_batch_norm,
+        lambda g: assign_hosts(g, TRAITS),
+    ],
+    ids=[
+        "drop_unused",
+        "drop_no_ops",
+        "merge_equal",
+        "drop_empty",
+        "fold_batch_norm",
+        "assign_hosts",
+    ],
+)
 def test_random_graphs(each: Any) -> None:
     for seed in range(60):
         graph, inputs = random_graph(seed)
         verify(graph)
         changed = each(graph)
         verify(changed)
-        assert [value.type for value in changed.outputs] == [value.type for value in graph.outputs], seed
+        assert [value.type for value in changed.outputs] == [
+            value.type for value in graph.outputs
+        ], seed
         assert_same(interpret(graph, inputs), interpret(changed, inputs))
 
 
@@ -126,7 +194,8 @@ def test_all_together_shrink() -> None:
 
 
 def test_the_whole_order_keeps_the_grammar() -> None:
-    """Each pass leaves a graph that verifies, with outputs of the same types; then every value finds its place."""
+    """Each pass leaves a graph that verifies, with outputs of the same types; then every value
+    finds its place."""
     for seed in range(40):
         graph, _ = random_graph(seed)
         types = [value.type for value in graph.outputs]
@@ -139,14 +208,22 @@ def test_the_whole_order_keeps_the_grammar() -> None:
         for node in placed.graph.nodes:
             assert all(placed.storages.get(value, value) in defined for value in node.inputs)
             defined |= set(node.results)
-        made = {value for node in placed.graph.nodes for value in node.results} | set(placed.graph.constants) | set(placed.graph.inputs)
+        made = (
+            {value for node in placed.graph.nodes for value in node.results}
+            | set(placed.graph.constants)
+            | set(placed.graph.inputs)
+        )
         for value, storage in placed.storages.items():
             assert storage in made and storage not in placed.storages, "a storage is no view itself"
-            span = 1 + placed.layouts[value].offset + sum((n - 1) * s for n, s in zip(value.type.dims, placed.layouts[value].strides))
+            span = (
+                1
+                + placed.layouts[value].offset
+                + sum((n - 1) * s for n, s in zip(value.type.dims, placed.layouts[value].strides))
+            )
             assert 0 in value.type.dims or span * value.type.dtype.itemsize <= storage.type.nbytes
 
 
-# -- single rules -----------------------------------------------------------------------------------------------------
+# -- single rules --------------------------------------------------------------------------------
 def graph_of(build: Any, *inputs: torch.Tensor, dynamic: bool = False) -> Graph:
     recorder = Recorder()
     made = build(recorder, *[recorder.input(x, dynamic) for x in inputs])
@@ -162,15 +239,24 @@ def cast(recorder: Recorder, x: Value, *dtypes: torch.dtype) -> Value:
 @pytest.mark.parametrize(
     "source, way, left",
     [
-        (torch.int32, [torch.int64, torch.int32], 0), (torch.float16, [torch.float32, torch.float16], 0), (torch.float32, [torch.float16, torch.float32], 2),
-        (torch.int64, [torch.int32, torch.int64], 2), (torch.int32, [torch.float32, torch.int32], 2), (torch.bool, [torch.float16, torch.bool], 0),
-        (torch.uint8, [torch.int8, torch.uint8], 2), (torch.uint8, [torch.int16, torch.int64], 1), (torch.int8, [torch.int32, torch.float32], 1),
-        (torch.int64, [torch.float32, torch.float16], 2), (torch.int8, [torch.uint8, torch.int32], 2),
+        (torch.int32, [torch.int64, torch.int32], 0),
+        (torch.float16, [torch.float32, torch.float16], 0),
+        (torch.float32, [torch.float16, torch.float32], 2),
+        (torch.int64, [torch.int32, torch.int64], 2),
+        (torch.int32, [torch.float32, torch.int32], 2),
+        (torch.bool, [torch.float16, torch.bool], 0),
+        (torch.uint8, [torch.int8, torch.uint8], 2),
+        (torch.uint8, [torch.int16, torch.int64], 1),
+        (torch.int8, [torch.int32, torch.float32], 1),
+        (torch.int64, [torch.float32, torch.float16], 2),
+        (torch.int8, [torch.uint8, torch.int32], 2),
     ],
-)  # fmt: skip
+)
 def test_casts_there_and_back(source: torch.dtype, way: list[torch.dtype], left: int) -> None:
     """Dropped only where every value of the source survives."""
-    graph = drop_unused(drop_no_ops(graph_of(lambda r, x: cast(r, x, *way), tensor(4, dtype=source))))
+    graph = drop_unused(
+        drop_no_ops(graph_of(lambda r, x: cast(r, x, *way), tensor(4, dtype=source)))
+    )
     assert len(graph.nodes) == left
 
 
@@ -179,14 +265,25 @@ def test_equal_nodes_of_different_numbers_stay() -> None:
     x = tensor(4, dtype=torch.int32)
     build = lambda r, v: [r.call(aten.add.Tensor, (v, number), {}) for number in (1, 1.0, True, 1)]  # noqa: E731
     assert len(merge_equal(graph_of(build, x)).nodes) == 3
-    build = lambda r, v: [r.call(aten.mul.Tensor, (v, number), {}) for number in (0.0, -0.0, float("nan"), float("nan"))]  # noqa: E731
+
+    def build(r, v):
+        return [
+            r.call(aten.mul.Tensor, (v, number), {})
+            for number in (0.0, -0.0, float("nan"), float("nan"))
+        ]
+
     assert len(merge_equal(graph_of(build, x)).nodes) == 3
 
 
 def test_equal_nodes_of_different_symbols_stay() -> None:
-    """Sizes that are equal at their bounds by chance are not merged, and the question leaves no guard."""
+    """Sizes that are equal at their bounds by chance are not merged, and the question leaves no
+    guard."""
     with GuardLog() as log:
-        graph = graph_of(lambda r, x: [r.call(aten.add.Tensor, (x, size), {}) for size in x.type.dims], tensor(4, 6), dynamic=True)
+        graph = graph_of(
+            lambda r, x: [r.call(aten.add.Tensor, (x, size), {}) for size in x.type.dims],
+            tensor(4, 6),
+            dynamic=True,
+        )
         before = len(log.guards)
         assert len(merge_equal(graph).nodes) == 2
         assert len(log.guards) == before
@@ -213,7 +310,9 @@ def test_reads_of_a_state_before_and_after_a_write_differ() -> None:
     wanted = interpret(graph, [tensor(3)])
     for each in (merge_equal, drop_no_ops, drop_unused, to_programs, fuse_pointwise):
         changed = each(graph)
-        assert len([node for node in changed.nodes if len(node.results)]) == len([n for n in graph.nodes if n.results]), each.__name__
+        assert len([node for node in changed.nodes if len(node.results)]) == len(
+            [n for n in graph.nodes if n.results]
+        ), each.__name__
         graph = changed
     assert not torch.equal(wanted[0], wanted[1])
 
@@ -228,7 +327,11 @@ def test_fusion_does_not_carry_a_read_over_a_write() -> None:
 
     graph = fuse_pointwise(to_programs(state_graph(build)))
     order = [node.op for node in graph.nodes]
-    reads = [n for n, node in enumerate(graph.nodes) if any(value in graph.states for value in node.inputs) and node.op != "purevk.store"]
+    reads = [
+        n
+        for n, node in enumerate(graph.nodes)
+        if any(value in graph.states for value in node.inputs) and node.op != "purevk.store"
+    ]
     assert max(reads) < order.index("purevk.store")
 
 
@@ -247,18 +350,22 @@ def test_segments_keep_the_order_of_reads_and_writes_of_a_state() -> None:
 
 
 def test_segments_follow_the_dependencies() -> None:
-    """Whatever runs on the CPU, each node comes after those that make its inputs; segments on the device are few."""
+    """Whatever runs on the CPU, each node comes after those that make its inputs; segments on the
+    device are few."""
     for seed in range(30):
         graph, inputs = random_graph(seed)
         rng = random.Random(seed)
-        nodes = [Node(HOST, (n.op, "a test", n.args), n.results, n.source) if rng.random() < 0.3 else n for n in graph.nodes]
+        nodes = [
+            Node(HOST, (n.op, "a test", n.args), n.results, n.source) if rng.random() < 0.3 else n
+            for n in graph.nodes
+        ]
         graph = graph.with_nodes(nodes)
         steps = segments(graph)
         flat = [node for step in steps for node in step.nodes]
         assert sorted(map(id, flat)) == sorted(map(id, nodes))
         verify(graph.with_nodes(flat))
         assert_same(interpret(graph, inputs), interpret(graph.with_nodes(flat), inputs))
-        assert not any(a.on_device and b.on_device for a, b in zip(steps, steps[1:]))
+        assert not any(a.on_device and b.on_device for a, b in itertools.pairwise(steps))
 
 
 def test_constants_are_computed_once() -> None:
@@ -267,7 +374,9 @@ def test_constants_are_computed_once() -> None:
     x, c = recorder.input(tensor(4, 4)), recorder.constant(tensor(4, 4))
     scaled = recorder.call(aten.mul.Tensor, (c, 2.0), {})
     turned = recorder.call(aten.permute.default, (scaled, [1, 0]), {})
-    graph = recorder.importer.finish([recorder.call(aten.add.Tensor, (x, recorder.call(aten.neg.default, (turned,), {})), {})])
+    graph = recorder.importer.finish(
+        [recorder.call(aten.add.Tensor, (x, recorder.call(aten.neg.default, (turned,), {})), {})]
+    )
     split = split_constant(to_programs(graph))
     assert len(split.once) == 3 and len(split.graph.nodes) == 1 and len(split.kept) == 1
     assert split.kept[0] in split.graph.nodes[0].inputs
@@ -282,8 +391,12 @@ def test_batch_norm_is_folded_only_into_its_own_convolution() -> None:
         x = recorder.input(inputs[0])
         w = recorder.constant(inputs[1]) if fixed else recorder.input(inputs[1])
         stats = [recorder.constant(tensor(3, seed=n, low=0.5, high=2)) for n in range(4)]
-        y = recorder.call(aten.convolution.default, (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {})
-        z = recorder.call(aten._native_batch_norm_legit_no_training.default, (y, *stats, 0.1, 1e-5), {})[0]
+        y = recorder.call(
+            aten.convolution.default, (x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1), {}
+        )
+        z = recorder.call(
+            aten._native_batch_norm_legit_no_training.default, (y, *stats, 0.1, 1e-5), {}
+        )[0]
         return recorder.importer.finish([z, y] if shared else [z]), inputs[: 1 if fixed else 2]
 
     for shared, fixed, folded in ((False, True, True), (True, True, False), (False, False, False)):
@@ -299,11 +412,16 @@ def test_symbols_survive() -> None:
     from tests.ops.harness import play, trace
 
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax((x.reshape(-1, 12) * x.shape[0]).view(x.shape[0], x.shape[1], 12).transpose(0, 1) + 1, -1).sum(0)
+        return torch.softmax(
+            (x.reshape(-1, 12) * x.shape[0]).view(x.shape[0], x.shape[1], 12).transpose(0, 1) + 1,
+            -1,
+        ).sum(0)
 
     recorder = Recorder()
     x = tensor(7, 5, 12)
-    graph = recorder.importer.finish([play(recorder, trace(fn, (x,), True), [recorder.input(x, True)])])
+    graph = recorder.importer.finish(
+        [play(recorder, trace(fn, (x,), True), [recorder.input(x, True)])]
+    )
     types = [value.type for value in graph.outputs]
     with GuardLog():
         for each in passes(TRAITS):

@@ -13,7 +13,8 @@ from purevk.passes.simplify import drop_no_ops, drop_unused
 
 
 def test_a_conversion_behind_a_reshape_keeps_its_dtype() -> None:
-    """A half product, reshaped and then given out as float32: the conversion has no step, only a type."""
+    """A half product, reshaped and then given out as float32: the conversion has no step, only a
+    type."""
     importer = Importer("forward", "test")
     x = importer.input(DType.float16, (16, 8), False)
     weight = importer.constant(memoryview(bytes(2 * 4 * 8)), TensorType(DType.float16, (4, 8)))

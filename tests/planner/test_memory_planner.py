@@ -14,7 +14,9 @@ def block_lists(draw: st.DrawFn) -> list[Block]:
     blocks = []
     for key in range(count):
         first = draw(st.integers(0, 30))
-        blocks.append(Block(key, draw(st.integers(0, 5000)), first, first + draw(st.integers(0, 12))))
+        blocks.append(
+            Block(key, draw(st.integers(0, 5000)), first, first + draw(st.integers(0, 12)))
+        )
     return blocks
 
 
@@ -24,7 +26,9 @@ def _size(block: Block, alignment: int) -> int:
 
 @settings(deadline=None)
 @given(block_lists(), st.sampled_from([1, 16, 64, ALIGNMENT]), st.sampled_from([None, 4096, 20000]))
-def test_blocks_needed_together_do_not_overlap(blocks: list[Block], alignment: int, max_arena: int | None) -> None:
+def test_blocks_needed_together_do_not_overlap(
+    blocks: list[Block], alignment: int, max_arena: int | None
+) -> None:
     made = plan(blocks, alignment, max_arena)
     assert set(made.places) == {block.key for block in blocks}
     for block in blocks:
@@ -32,20 +36,32 @@ def test_blocks_needed_together_do_not_overlap(blocks: list[Block], alignment: i
         assert offset % alignment == 0
         assert 0 <= offset and offset + _size(block, alignment) <= made.arenas[arena]
         for other in blocks:
-            if other.key < block.key and block.overlaps(other) and made.places[other.key][0] == arena:
+            if (
+                other.key < block.key
+                and block.overlaps(other)
+                and made.places[other.key][0] == arena
+            ):
                 start = made.places[other.key][1]
-                assert offset + _size(block, alignment) <= start or start + _size(other, alignment) <= offset
+                assert (
+                    offset + _size(block, alignment) <= start
+                    or start + _size(other, alignment) <= offset
+                )
 
 
 @settings(deadline=None)
 @given(block_lists(), st.sampled_from([16, ALIGNMENT]))
-def test_one_arena_is_between_the_lower_bound_and_the_naive_sum(blocks: list[Block], alignment: int) -> None:
+def test_one_arena_is_between_the_lower_bound_and_the_naive_sum(
+    blocks: list[Block], alignment: int
+) -> None:
     made = plan(blocks, alignment)
     assert len(made.arenas) <= 1
     assert made.lower_bound <= made.planned <= made.naive
     assert made.naive == sum(_size(block, alignment) for block in blocks)
     steps = range(max((block.last for block in blocks), default=0) + 1)
-    peak = max((sum(_size(b, alignment) for b in blocks if b.first <= step <= b.last) for step in steps), default=0)
+    peak = max(
+        (sum(_size(b, alignment) for b in blocks if b.first <= step <= b.last) for step in steps),
+        default=0,
+    )
     assert made.lower_bound == peak
 
 
@@ -55,9 +71,12 @@ def test_arenas_keep_their_limit_unless_one_block_is_larger(blocks: list[Block])
     made = plan(blocks, 16, 2048)
     for number, size in enumerate(made.arenas):
         inside = [block for block in blocks if made.places[block.key][0] == number]
-        assert size <= 2048 or len(inside) == 1 or all(_size(b, 16) == size for b in inside) or any(
-            _size(b, 16) > 2048 for b in inside
-        )  # fmt: skip
+        assert (
+            size <= 2048
+            or len(inside) == 1
+            or all(_size(b, 16) == size for b in inside)
+            or any(_size(b, 16) > 2048 for b in inside)
+        )
 
 
 def test_a_chain_needs_two_buffers() -> None:

@@ -1,4 +1,5 @@
-"""Fixtures for whole programs: the small committed ones, what eager torch makes of them, and devices of their own."""
+"""Fixtures for whole programs: the small committed ones, what eager torch makes of them, and
+devices of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def linear_input() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def linear_output(linear_input: np.ndarray) -> np.ndarray:
-    """What eager torch gives for the model of `linear_relu.pte` and its kin, built as `tests/data/make_pte.py` does."""
+    """What eager torch gives for the model of `linear_relu.pte` and its kin, built as
+    `tests/data/make_pte.py` does."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(7)
     linear = torch.nn.Linear(5, 3)
@@ -43,7 +45,8 @@ def context(tmp_path: Path) -> Iterator[Context]:
 
 @pytest.fixture
 def topk_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program with a node that goes to the CPU, whatever kernels there are: `topk.pte`, its `topk` refused."""
+    """A program with a node that goes to the CPU, whatever kernels there are: `topk.pte`, its
+    `topk` refused."""
     refusal = placement.refusal
 
     def refuse(node: Node, traits: DeviceTraits) -> str | None:

@@ -26,9 +26,12 @@ def start(source: str, *arguments: Any, **environment: str) -> subprocess.Popen[
     """Starts Python on a source text in the checkout; `sys.argv[1:]` are the arguments."""
     return subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=CHECKOUT,
         env=knobs.child_environment({"PYTHONPATH": str(CHECKOUT), **environment}),
-    )  # fmt: skip
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> Any:

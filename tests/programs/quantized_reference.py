@@ -1,22 +1,26 @@
-"""Runs the graph of a quantized `.pte` with torch alone, each operator as docs and packing say, to hold a device against it.
+"""Runs the graph of a quantized `.pte` with torch alone, each operator as docs and packing say, to
+hold a device against it.
 
 Products of codes are summed exactly (in float64); what follows is float32, rounded after each step.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401, registers quantized_decomposed
+import torch.ao.quantization.fx._decomposed
 
 from purevk.ir import Graph, Value
 
 F = torch.nn.functional
 
 
-def codes_of(numbers: torch.Tensor, inverse: Any, zero: Any, low: int = -128, high: int = 127) -> torch.Tensor:
+def codes_of(
+    numbers: torch.Tensor, inverse: Any, zero: Any, low: int = -128, high: int = 127
+) -> torch.Tensor:
     return torch.clamp(torch.round(numbers * inverse) + zero, low, high).to(torch.int8)
 
 
@@ -36,7 +40,10 @@ def unpack(packed: torch.Tensor, low_first: bool) -> torch.Tensor:
 
 def by_group(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
     """The weight in float64 from scales [groups, N or more]."""
-    return codes.double() * scales.T[: codes.shape[0]].double().repeat_interleave(group, 1)[:, : codes.shape[1]]
+    return (
+        codes.double()
+        * scales.T[: codes.shape[0]].double().repeat_interleave(group, 1)[:, : codes.shape[1]]
+    )
 
 
 def linear_q4gsw(x, weight, scales, group, bias):
@@ -56,12 +63,30 @@ def q8ta_linear(x, x_scale, x_zero, weight, sums, scales, scale, zero, bias, act
 
 
 def q8ta_end(total, x_scale, scales, bias, scale, zero, activation, channels, shape):
-    y = (total.to(torch.float32) * torch.tensor(x_scale, dtype=torch.float32)) * scales[:channels].reshape(shape)
+    y = (total.to(torch.float32) * torch.tensor(x_scale, dtype=torch.float32)) * scales[
+        :channels
+    ].reshape(shape)
     y = y if bias is None else y + bias[:channels].reshape(shape)
     return codes_of(torch.relu(y) if activation == "relu" else y, inverse_of(scale), zero)
 
 
-def q8ta_conv2d(x, x_scale, x_zero, weight, sums, scales, scale, zero, bias, kernel, stride, padding, dilation, groups, activation):
+def q8ta_conv2d(
+    x,
+    x_scale,
+    x_zero,
+    weight,
+    sums,
+    scales,
+    scale,
+    zero,
+    bias,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    groups,
+    activation,
+):
     centered = x.double() - x_zero
     if weight.dim() == 3:
         channels, weight = weight.shape[2], weight.permute(2, 0, 1)[:, None]
@@ -72,26 +97,51 @@ def q8ta_conv2d(x, x_scale, x_zero, weight, sums, scales, scale, zero, bias, ker
     return q8ta_end(total, x_scale, scales, bias, scale, zero, activation, channels, (1, -1, 1, 1))
 
 
-def q8ta_transposed(x, x_scale, x_zero, weight, sums, scales, scale, zero, bias, kernel, stride, padding, extra, dilation, groups, activation):
+def q8ta_transposed(
+    x,
+    x_scale,
+    x_zero,
+    weight,
+    sums,
+    scales,
+    scale,
+    zero,
+    bias,
+    kernel,
+    stride,
+    padding,
+    extra,
+    dilation,
+    groups,
+    activation,
+):
     assert groups == 1
     channels = weight.shape[0]
     unpacked = weight.reshape(channels, *kernel, x.shape[1]).permute(3, 0, 1, 2)
-    total = F.conv_transpose2d(x.double() - x_zero, unpacked.double(), None, stride, padding, extra, groups, dilation)
+    total = F.conv_transpose2d(
+        x.double() - x_zero, unpacked.double(), None, stride, padding, extra, groups, dilation
+    )
     return q8ta_end(total, x_scale, scales, bias, scale, zero, activation, channels, (1, -1, 1, 1))
 
 
 def q8ta_add(a, b, a_scale, a_zero, b_scale, b_zero, scale, zero, alpha):
-    return codes_of(real(a, a_scale, a_zero) + alpha * real(b, b_scale, b_zero), inverse_of(scale), zero)
+    return codes_of(
+        real(a, a_scale, a_zero) + alpha * real(b, b_scale, b_zero), inverse_of(scale), zero
+    )
 
 
 def q8ta_shuffle(x, x_scale, x_zero, inverse, zero, factor):
-    return F.pixel_shuffle(codes_of(real(x, x_scale, x_zero), inverse_of(1 / inverse), zero), factor)
+    return F.pixel_shuffle(
+        codes_of(real(x, x_scale, x_zero), inverse_of(1 / inverse), zero), factor
+    )
 
 
 def choose_affine(x, mapping, block, target, low, high, *rest):
     assert mapping == "ASYMMETRIC" and block[-1] == x.shape[-1]
     least, most = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
-    scale = torch.clamp((most - least) / (high - low), min=torch.finfo(torch.float32).smallest_normal)
+    scale = torch.clamp(
+        (most - least) / (high - low), min=torch.finfo(torch.float32).smallest_normal
+    )
     return scale, torch.clamp(low - torch.round(least / scale), low, high).to(torch.int8)
 
 
@@ -112,8 +162,12 @@ def layer_norm(x, shape, weight, bias, eps):
 REFERENCES: dict[str, Callable[..., Any]] = {
     "et_vk.linear_q4gsw.default": linear_q4gsw,
     "et_vk.linear_dq8ca_q4gsw.default": linear_dq8ca,
-    "et_vk.linear_qcs4w.default": lambda x, w, s: (x.double() @ (unpack(w, False).double() * s.double()[:, None]).T).float(),
-    "aten._weight_int8pack_mm.default": lambda x, w, s: (x.double() @ (w.double() * s.double()[:, None]).T).float(),
+    "et_vk.linear_qcs4w.default": lambda x, w, s: (
+        x.double() @ (unpack(w, False).double() * s.double()[:, None]).T
+    ).float(),
+    "aten._weight_int8pack_mm.default": lambda x, w, s: (
+        x.double() @ (w.double() * s.double()[:, None]).T
+    ).float(),
     "et_vk.q8ta_linear.default": q8ta_linear,
     "et_vk.q8ta_conv2d.default": q8ta_conv2d,
     "et_vk.q8ta_conv2d_transposed.default": q8ta_transposed,
@@ -122,17 +176,20 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "et_vk.embedding_q4gsw.default": embedding_q4gsw,
     "torchao.choose_qparams_affine.default": choose_affine,
     "torchao.dequantize_affine.default": dequantize_affine,
-    "quantized_decomposed.quantize_per_tensor.default": lambda x, s, z, a, b, d: codes_of(x, inverse_of(s), z, a, b),
+    "quantized_decomposed.quantize_per_tensor.default": lambda x, s, z, a, b, d: codes_of(
+        x, inverse_of(s), z, a, b
+    ),
     "quantized_decomposed.dequantize_per_tensor.default": lambda q, s, z, *rest: real(q, s, z),
-    "quantized_decomposed.dequantize_per_channel.default":
-        lambda q, s, z, axis, *rest: torch.ops.quantized_decomposed.dequantize_per_channel(q, s, z, axis, -128, 127, torch.int8),
+    "quantized_decomposed.dequantize_per_channel.default": lambda q, s, z, axis, *rest: (
+        torch.ops.quantized_decomposed.dequantize_per_channel(q, s, z, axis, -128, 127, torch.int8)
+    ),
     "aten._to_copy.default": lambda x, dtype, *rest: x.to(getattr(torch, dtype.name)),
     "aten.relu.default": torch.relu,
     "aten.add.Tensor": lambda a, b, alpha: a + alpha * b,
     "aten.linear.default": lambda x, w, b: (x.double() @ w.double().T + b.double()).float(),
     "aten.mean.dim": lambda x, dims, keep, dtype: x.mean(dims, keep),
     "aten.native_layer_norm.default": layer_norm,
-}  # fmt: skip
+}
 
 
 def run_graph(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,4 +1,5 @@
-"""What a load takes: the compiler when cold, the cache when warm; and caches that are damaged, shared or not there."""
+"""What a load takes: the compiler when cold, the cache when warm; and caches that are damaged,
+shared or not there."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def saved_input(tmp_path: Path, linear_input: np.ndarray) -> Path:
     return tmp_path / "x.npy"
 
 
-def test_a_warm_start_loads_no_compiler(tmp_path: Path, saved_input: Path, linear_output: np.ndarray) -> None:
+def test_a_warm_start_loads_no_compiler(
+    tmp_path: Path, saved_input: Path, linear_output: np.ndarray
+) -> None:
     folder = str(tmp_path / "cache")
     cold = python(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder)
     assert cold["compiled"] > 0 and cold["cached"] == 0 and cold["shaderc"]
@@ -57,7 +60,9 @@ def test_cold_and_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         purevk.load(LINEAR, context=context)  # nothing is left of the failure
 
 
-@pytest.mark.parametrize("variable", [{"PUREVK_CACHE": "0"}, {"PUREVK_CACHE_DIR": "/dev/null/cache"}])
+@pytest.mark.parametrize(
+    "variable", [{"PUREVK_CACHE": "0"}, {"PUREVK_CACHE_DIR": "/dev/null/cache"}]
+)
 def test_without_a_cache_everything_is_compiled(
     variable: dict[str, str], saved_input: Path, linear_output: np.ndarray
 ) -> None:
@@ -67,7 +72,9 @@ def test_without_a_cache_everything_is_compiled(
         np.testing.assert_allclose(said["y"], linear_output, rtol=0, atol=1e-6)
 
 
-def test_two_processes_fill_one_cache(tmp_path: Path, saved_input: Path, linear_output: np.ndarray) -> None:
+def test_two_processes_fill_one_cache(
+    tmp_path: Path, saved_input: Path, linear_output: np.ndarray
+) -> None:
     folder = str(tmp_path / "cache")
     running = [start(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder) for _ in range(3)]
     for process in running:
@@ -104,25 +111,38 @@ def test_wrong_entries_are_misses(
 ) -> None:
     model = DATA / "topk.pte"  # two kernels and more
     x = np.random.default_rng(4).standard_normal((2, 7), np.float32)
-    with Context(api.open_device(), Cache(tmp_path)) as context, purevk.load(model, context=context) as program:
+    with (
+        Context(api.open_device(), Cache(tmp_path)) as context,
+        purevk.load(model, context=context) as program,
+    ):
         compiled = program.report()["kernels"]["compiled"]
         expected = program.forward(x)
     assert compiled > 1
     spirv, driver = entries(tmp_path, "spirv"), entries(tmp_path, "pipeline")
     assert len(spirv) == compiled and len(driver) <= 1
     damage([*spirv, *driver] if kind != "other" else spirv, kind)
-    with Context(api.open_device(), Cache(tmp_path)) as context, purevk.load(model, context=context) as program:
+    with (
+        Context(api.open_device(), Cache(tmp_path)) as context,
+        purevk.load(model, context=context) as program,
+    ):
         assert program.report()["kernels"]["compiled"] == compiled
         for one, two in zip(program.forward(x), expected):
             np.testing.assert_array_equal(one, two)
-    with Context(api.open_device(), Cache(tmp_path)) as context, purevk.load(model, context=context) as program:
+    with (
+        Context(api.open_device(), Cache(tmp_path)) as context,
+        purevk.load(model, context=context) as program,
+    ):
         assert (program.report()["kernels"]["compiled"] == 0) == (kind != "folder")
 
 
-def test_the_cache_may_vanish_while_a_program_runs(tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_the_cache_may_vanish_while_a_program_runs(
+    tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     with Context(api.open_device(), Cache(tmp_path / "cache")) as context:
         with purevk.load(LINEAR, context=context) as program:
             shutil.rmtree(tmp_path / "cache")
-            np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                program.forward(linear_input), linear_output, rtol=0, atol=1e-6
+            )
         with purevk.load(DATA / "topk.pte", context=context) as program:
             assert program.report()["kernels"]["compiled"] > 0

@@ -26,7 +26,8 @@ def tensor(*sizes: int, seed: int = 0) -> torch.Tensor:
 
 
 def check(module, calls, dynamic_shapes=None, control=None) -> None:
-    """Calls a module and what is compiled of it in turn; `control` is the number of nodes that the host runs."""
+    """Calls a module and what is compiled of it in turn; `control` is the number of nodes that the
+    host runs."""
     reference = copy.deepcopy(module)
     with torch.no_grad(), purevk.compile(module, calls[0], dynamic_shapes) as program:
         for call in calls:
@@ -53,7 +54,12 @@ class Large(torch.nn.Module):
 
     def forward(self, x, choice):
         y = x * 2
-        return torch.cond(choice, lambda y: (self.one(y).relu(), y - 1), lambda y: (self.two(y), y + 1), (y,))[0] + y
+        return (
+            torch.cond(
+                choice, lambda y: (self.one(y).relu(), y - 1), lambda y: (self.two(y), y + 1), (y,)
+            )[0]
+            + y
+        )
 
 
 class Sizes(torch.nn.Module):
@@ -100,7 +106,7 @@ def test_a_choice_by_a_number_in_a_tensor():
     check(Position(), [(tensor(3, 4), torch.tensor(at)) for at in (5, 0, 2, 3)], control=1)
 
 
-# -- loops ------------------------------------------------------------------------------------------------------------
+# -- loops ---------------------------------------------------------------------------------------
 class Doubling(torch.nn.Module):
     def forward(self, x, limit):
         return while_loop(lambda i, x: i < limit, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
@@ -155,10 +161,15 @@ def test_scans():
     torch.manual_seed(4)
     module = Recurrence()
     check(module, [(tensor(4), tensor(5, 4, seed=1))], control=0)
-    check(module, [(tensor(4), tensor(size, 4, seed=1)) for size in (5, 12)], {"first": None, "x": BATCH}, control=1)
+    check(
+        module,
+        [(tensor(4), tensor(size, 4, seed=1)) for size in (5, 12)],
+        {"first": None, "x": BATCH},
+        control=1,
+    )
 
 
-# -- buffers ----------------------------------------------------------------------------------------------------------
+# -- buffers -------------------------------------------------------------------------------------
 class Cache(torch.nn.Module):
     """One branch writes a row of the cache."""
 
@@ -171,7 +182,10 @@ class Cache(torch.nn.Module):
             self.rows.index_copy_(0, at, x)
             return self.rows.sum(0)
 
-        return torch.cond(fresh, write, lambda x, at: self.rows.sum(0) + x[0], (x, at)) + self.rows.mean()
+        return (
+            torch.cond(fresh, write, lambda x, at: self.rows.sum(0) + x[0], (x, at))
+            + self.rows.mean()
+        )
 
 
 class Returned(Cache):
@@ -179,7 +193,10 @@ class Returned(Cache):
 
     def forward(self, x, at, fresh):
         rows = torch.cond(
-            fresh, lambda rows, x, at: rows.index_copy(0, at, x), lambda rows, x, at: rows.clone(), (self.rows, x, at)
+            fresh,
+            lambda rows, x, at: rows.index_copy(0, at, x),
+            lambda rows, x, at: rows.clone(),
+            (self.rows, x, at),
         )
         self.rows.copy_(rows)
         return rows.sum(0) + x[0]
@@ -200,7 +217,10 @@ class Running(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [Cache, Returned])
 def test_a_cache_that_one_branch_writes(kind):
-    check(kind(), [(tensor(1, 4, seed=at), torch.tensor([at]), TRUE if at % 2 else FALSE) for at in range(6)])
+    check(
+        kind(),
+        [(tensor(1, 4, seed=at), torch.tensor([at]), TRUE if at % 2 else FALSE) for at in range(6)],
+    )
 
 
 def test_a_buffer_that_a_loop_writes():
@@ -213,7 +233,12 @@ def test_reset_saving_and_other_sizes(tmp_path: Path, capsys):
     calls = [(tensor(size, 260), choice) for size in (3, 40) for choice in (TRUE, FALSE)]
     with torch.no_grad(), purevk.compile(module, calls[0], {"x": BATCH, "choice": None}) as program:
         program.save(tmp_path / "large.pvk")
-        assert cli.main(["inspect", str(tmp_path / "large.pvk"), "--no-device", "--node-table", "--graph"]) == 0
+        assert (
+            cli.main(
+                ["inspect", str(tmp_path / "large.pvk"), "--no-device", "--node-table", "--graph"]
+            )
+            == 0
+        )
         shown = capsys.readouterr().out
         assert "1 step of control flow" in shown and "\n  graph forward.cond_0.true\n" in shown
         assert "    forward.cond_0.true" in shown and "      purevk.matmul" in shown
@@ -249,9 +274,16 @@ def test_weights_are_on_the_device_once():
             self.linear = linear
 
         def forward(self, x, choice):
-            return torch.cond(choice, lambda x: self.linear(x), lambda x: self.linear(x).relu(), (x,)) + self.linear(x)
+            return torch.cond(
+                choice, lambda x: self.linear(x), lambda x: self.linear(x).relu(), (x,)
+            ) + self.linear(x)
 
     with torch.no_grad(), purevk.compile(Shared(), (tensor(300, 256), TRUE)) as program:
         assert program.report()["control_flow"] == 1
         assert program.memory.weights < 1.5 * 4 * 256 * 257
-        torch.testing.assert_close(program(tensor(300, 256), FALSE), Shared()(tensor(300, 256), FALSE), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            program(tensor(300, 256), FALSE),
+            Shared()(tensor(300, 256), FALSE),
+            rtol=1e-4,
+            atol=1e-4,
+        )

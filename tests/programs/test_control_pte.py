@@ -12,8 +12,16 @@ pytest.importorskip("executorch")
 import purevk  # noqa: E402
 from tests.models.export import _quiet  # noqa: E402
 from tests.programs.test_control import (  # noqa: E402
-    BATCH, FALSE, TRUE, Nested, Recurrence, Returned, Sizes, Small, tensor,
-)  # fmt: skip
+    BATCH,
+    FALSE,
+    TRUE,
+    Nested,
+    Recurrence,
+    Returned,
+    Sizes,
+    Small,
+    tensor,
+)
 
 pytestmark = [pytest.mark.device, pytest.mark.export]
 
@@ -21,19 +29,25 @@ pytestmark = [pytest.mark.device, pytest.mark.export]
 def exported(module, inputs, dynamic_shapes=None, vulkan=False, **options) -> bytes:
     """The bytes of a `.pte` file."""
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
 
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
         edge = to_edge_transform_and_lower(
-            program, partitioner=[VulkanPartitioner({})] if vulkan else None,
+            program,
+            partitioner=[VulkanPartitioner({})] if vulkan else None,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )  # fmt: skip
+        )
         return edge.to_executorch(ExecutorchBackendConfig(**options)).buffer
 
 
 def check(module, calls, dynamic_shapes=None, vulkan=False, delegates=None, control=None) -> None:
-    """Calls a module and its `.pte` file in turn; `control` is the number of nodes that the host runs."""
+    """Calls a module and its `.pte` file in turn; `control` is the number of nodes that the host
+    runs."""
     reference = copy.deepcopy(module)
     data = exported(module, calls[0], dynamic_shapes, vulkan)
     if delegates is not None:
@@ -74,7 +88,9 @@ class ChoiceInMap(torch.nn.Module):
     def forward(self, x, choice):
         from torch._higher_order_ops.map import map as torch_map
 
-        return torch_map(lambda row, c: torch.cond(c, lambda r: r.cumsum(0), lambda r: r * 2, (row,)), x, choice)
+        return torch_map(
+            lambda row, c: torch.cond(c, lambda r: r.cumsum(0), lambda r: r * 2, (row,)), x, choice
+        )
 
 
 def test_choices():
@@ -86,7 +102,14 @@ def test_choices():
 @pytest.mark.parametrize("vulkan", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_choice_between_delegates(vulkan):
     torch.manual_seed(2)
-    check(Between(), [(tensor(5, 4), choice) for choice in (TRUE, FALSE)], None, vulkan, delegates=vulkan, control=1)
+    check(
+        Between(),
+        [(tensor(5, 4), choice) for choice in (TRUE, FALSE)],
+        None,
+        vulkan,
+        delegates=vulkan,
+        control=1,
+    )
 
 
 @pytest.mark.slow
@@ -98,12 +121,24 @@ def test_nested_choices_and_choices_by_size():
 @pytest.mark.slow
 def test_maps_and_scans():
     torch.manual_seed(2)
-    check(RowsOfOne(), [(tensor(n, 4), tensor(4, seed=1)) for n in (3, 7)], {"x": BATCH, "y": None}, control=1)
-    check(Recurrence(), [(tensor(4), tensor(n, 4, seed=1)) for n in (5, 9)], {"first": None, "x": BATCH}, control=1)
+    check(
+        RowsOfOne(),
+        [(tensor(n, 4), tensor(4, seed=1)) for n in (3, 7)],
+        {"x": BATCH, "y": None},
+        control=1,
+    )
+    check(
+        Recurrence(),
+        [(tensor(4), tensor(n, 4, seed=1)) for n in (5, 9)],
+        {"first": None, "x": BATCH},
+        control=1,
+    )
     check(ChoiceInMap(), [(tensor(3, 4), TRUE), (tensor(3, 4), FALSE)])
 
 
 @pytest.mark.slow
 def test_a_cache_that_one_branch_changes():
-    calls = [(tensor(1, 4, seed=at), torch.tensor([at]), TRUE if at % 2 else FALSE) for at in range(6)]
+    calls = [
+        (tensor(1, 4, seed=at), torch.tensor([at]), TRUE if at % 2 else FALSE) for at in range(6)
+    ]
     check(Returned(), calls, None, vulkan=True, delegates=True)

@@ -1,4 +1,5 @@
-"""Sizes that come about during a call: how many elements a mask takes, how many values differ, numbers read off tensors."""
+"""Sizes that come about during a call: how many elements a mask takes, how many values differ,
+numbers read off tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Module(torch.nn.Module):
         return self.function(*args)
 
 
-def compiled(function: Callable[..., Any], *args: torch.Tensor, dynamic: Any = None, bounds: str = "grow") -> Program:
+def compiled(
+    function: Callable[..., Any], *args: torch.Tensor, dynamic: Any = None, bounds: str = "grow"
+) -> Program:
     shapes = None if dynamic is None else {"args": dynamic}
     exported = torch.export.export(Module(function), args, dynamic_shapes=shapes, strict=False)
     return purevk.compile(exported, bounds=bounds)
@@ -51,20 +54,35 @@ def masks(x: torch.Tensor) -> tuple[Any, ...]:
     """What takes the elements of x[n, 3, 4] that are above 0."""
     mask = x > 0
     return (
-        mask.nonzero(), torch.where(x), x[mask], x[mask[:, 0, 0]] * 2, x[mask[:, :, 1]], x[:, mask[0, :, 0]],
-        torch.masked_select(x, mask[:, :1]), (x[:, 0][mask[:, 0]] + 1).sum(), torch.argwhere(x[:, 0] < 1).float() @ torch.ones(2, 2),
+        mask.nonzero(),
+        torch.where(x),
+        x[mask],
+        x[mask[:, 0, 0]] * 2,
+        x[mask[:, :, 1]],
+        x[:, mask[0, :, 0]],
+        torch.masked_select(x, mask[:, :1]),
+        (x[:, 0][mask[:, 0]] + 1).sum(),
+        torch.argwhere(x[:, 0] < 1).float() @ torch.ones(2, 2),
         torch.softmax(x[mask[:, 1, 1]], 0).mean((1, 2)),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
 def of_masks() -> Any:
-    with compiled(masks, tensor(5, 3, 4), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)) as program:
+    with compiled(
+        masks, tensor(5, 3, 4), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)
+    ) as program:
         yield program
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(2, 16), share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]), seed=st.integers(0, 99))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    count=st.integers(2, 16),
+    share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
+    seed=st.integers(0, 99),
+)
 def test_masks(of_masks: Program, count: int, share: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(count, 3, 4, generator=generator) + share - 1
@@ -76,7 +94,9 @@ def test_masks_above_the_bounds_of_the_inputs() -> None:
     def function(x: torch.Tensor) -> Any:
         return x[x > 0] * 2, x.nonzero()
 
-    with compiled(function, tensor(4, 6), dynamic=({0: torch.export.Dim("n", min=2, max=8)},)) as program:
+    with compiled(
+        function, tensor(4, 6), dynamic=({0: torch.export.Dim("n", min=2, max=8)},)
+    ) as program:
         for count in (8, 3, 40, 8, 33):
             agrees(program, function, tensor(count, 6, seed=count))
         assert len(program.method("forward").specializations) == 2
@@ -86,9 +106,11 @@ def test_masks_above_the_bounds_of_the_inputs() -> None:
 def test_unique(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> Any:
         return (
-            torch.unique(x, return_inverse=True, return_counts=True), torch.unique(x[0], dim=0),
-            torch.unique_consecutive(x, return_inverse=True, return_counts=True), torch.unique_consecutive(x[0], dim=0, return_counts=True),
-        )  # fmt: skip
+            torch.unique(x, return_inverse=True, return_counts=True),
+            torch.unique(x[0], dim=0),
+            torch.unique_consecutive(x, return_inverse=True, return_counts=True),
+            torch.unique_consecutive(x[0], dim=0, return_counts=True),
+        )
 
     x = tensor(6, 40, dtype=dtype)
     with compiled(function, x) as program:
@@ -127,10 +149,18 @@ def test_unique_slices_without_numbers() -> None:
         values, counts = torch.unique(x, dim=0, return_counts=True)
         return values * 2, counts
 
-    with compiled(function, tensor(6, 2), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)) as program:
+    with compiled(
+        function, tensor(6, 2), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)
+    ) as program:
         for count in (6, 2, 16):
             agrees(program, function, (tensor(count, 2, seed=count) / 3).round())
-        agrees(program, function, torch.tensor([[0.0, -0.0], [-0.0, 0.0], [1, torch.nan], [torch.inf, 0], [1, torch.nan]]))
+        agrees(
+            program,
+            function,
+            torch.tensor(
+                [[0.0, -0.0], [-0.0, 0.0], [1, torch.nan], [torch.inf, 0], [1, torch.nan]]
+            ),
+        )
 
 
 def test_long_masks() -> None:
@@ -143,12 +173,17 @@ def test_long_masks() -> None:
         agrees(program, function, tensor(60000, seed=3))
 
 
-# -- numbers out of tensors --------------------------------------------------------------------------------------------
+# -- numbers out of tensors ----------------------------------------------------------------------
 def parts(x: torch.Tensor, n: torch.Tensor) -> Any:
     count = (n + 1).item()
     torch._check(count >= 0)
     torch._check(count <= x.shape[0])
-    return x[:count] * 2, x.narrow(0, 0, count).sum(0), torch.arange(count), torch.ones(count, 2).cumsum(0)
+    return (
+        x[:count] * 2,
+        x.narrow(0, 0, count).sum(0),
+        torch.arange(count),
+        torch.ones(count, 2).cumsum(0),
+    )
 
 
 def test_sizes_read_off_tensors() -> None:
@@ -162,7 +197,12 @@ def test_sizes_read_off_tensors() -> None:
 
 
 def test_checks_against_sizes_of_inputs() -> None:
-    with compiled(parts, tensor(9, 4), torch.tensor(3), dynamic=({0: torch.export.Dim("n", min=4, max=12)}, None)) as program:
+    with compiled(
+        parts,
+        tensor(9, 4),
+        torch.tensor(3),
+        dynamic=({0: torch.export.Dim("n", min=4, max=12)}, None),
+    ) as program:
         for size, n in ((9, 3), (12, 11), (6, 2)):
             agrees(program, parts, tensor(size, 4), torch.tensor(n))
         with pytest.raises(InputError, match="Runtime assertion failed"):
@@ -195,9 +235,19 @@ def test_sizes_without_a_bound_grow(caplog: pytest.LogCaptureFixture) -> None:
         return torch.repeat_interleave(x, counts, dim=0) + 1
 
     x = tensor(4, 3)
-    with compiled(function, x, torch.tensor([1, 2, 3, 4])) as program, caplog.at_level(logging.WARNING, "purevk"):
+    with (
+        compiled(function, x, torch.tensor([1, 2, 3, 4])) as program,
+        caplog.at_level(logging.WARNING, "purevk"),
+    ):
         assert not host_nodes(program)
-        for counts in ([1, 2, 3, 4], [0, 0, 0, 0], [30, 0, 30, 4], [90, 1, 0, 9], [3, 3, 3, 3], [0, 100, 0, 0]):
+        for counts in (
+            [1, 2, 3, 4],
+            [0, 0, 0, 0],
+            [30, 0, 30, 4],
+            [90, 1, 0, 9],
+            [3, 3, 3, 3],
+            [0, 100, 0, 0],
+        ):
             agrees(program, function, x, torch.tensor(counts))
         assert len(program.method("forward").specializations) == 2
         assert caplog.text.count("above what was planned for") == 1
@@ -205,7 +255,7 @@ def test_sizes_without_a_bound_grow(caplog: pytest.LogCaptureFixture) -> None:
         compiled(function, x, torch.tensor([1, 2, 3, 4]), bounds="strict")
 
 
-# -- another plan in the middle of a call ------------------------------------------------------------------------------
+# -- another plan in the middle of a call --------------------------------------------------------
 def test_a_state_is_written_once_when_a_call_needs_another_plan() -> None:
     class Counter(torch.nn.Module):
         def __init__(self) -> None:
@@ -235,7 +285,9 @@ def test_a_broken_guard_lowers_again() -> None:
         x = importer.input(purevk.dtypes.DType.float32, (6,), False)
         (found,) = importer.emit("aten.nonzero.default", (x,), [], [], "count")
         rows = importer.emit("aten.unbind.int", (found, 0), [], [], "rows")
-        return importer.finish(list(importer.emit("aten.cat.default", (tuple(reversed(rows)),), [], [], "join")))
+        return importer.finish(
+            list(importer.emit("aten.cat.default", (tuple(reversed(rows)),), [], [], "join"))
+        )
 
     with Program("test", {"forward": source}, context()) as program:
         for x in ([1, 2, 3, 4, 5, 6], [0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 7, 7], [1, 0, 0, 1, 0, 1]):
@@ -244,7 +296,7 @@ def test_a_broken_guard_lowers_again() -> None:
         assert len(program.method("forward").specializations) == 3
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 def test_a_file_of_executorch() -> None:
     def function(x: torch.Tensor) -> Any:
         count = x[0, 0].abs().int().item()

@@ -15,13 +15,18 @@ from tests.programs.conftest import DATA
 
 pytestmark = pytest.mark.device
 
-# The lines of a flowchart that we write, after Mermaid's grammar: quoted labels hold no quote, ids are words.
+# The lines of a flowchart that we write, after Mermaid's grammar: quoted labels hold no quote, ids
+# are words.
 _LABEL = r'"[^"<>]*(?:<br/>[^"<>]*)*"'
 _LINES = (
-    r"flowchart (TD|LR)", rf"subgraph \w+\[{_LABEL}\]", "end",
-    rf'\w+(\[|\[\[|\(\[|\[\(){_LABEL}(\]|\]\]|\]\)|\)\])(:::\w+)?',
-    rf"\w+ -->\|{_LABEL}\| \w+", r"\w+ -\.- \w+", r"classDef \w+ [\w:#,-]+",
-)  # fmt: skip
+    r"flowchart (TD|LR)",
+    rf"subgraph \w+\[{_LABEL}\]",
+    "end",
+    rf"\w+(\[|\[\[|\(\[|\[\(){_LABEL}(\]|\]\]|\]\)|\)\])(:::\w+)?",
+    rf"\w+ -->\|{_LABEL}\| \w+",
+    r"\w+ -\.- \w+",
+    r"classDef \w+ [\w:#,-]+",
+)
 
 
 def check_mermaid(text: str) -> None:
@@ -56,10 +61,20 @@ def test_every_program_can_be_drawn(path: Path) -> None:
             drawing = program.graph(name)
             data = json.loads(drawing.to_json())
             check_mermaid(drawing.to_mermaid())
-            known = {each["id"] for each in (*data["inputs"], *data["outputs"], *data["states"], *_nodes(data))}
+            known = {
+                each["id"]
+                for each in (*data["inputs"], *data["outputs"], *data["states"], *_nodes(data))
+            }
             assert all({edge["from"], edge["to"]} <= known for edge in data["edges"])
-            calls = [node for segment in data["segments"] if segment["on"] == "gpu" for node in segment["nodes"]]
-            assert sum(len(node["kernels"]) for node in calls) == len(method.executable.plan.dispatches)
+            calls = [
+                node
+                for segment in data["segments"]
+                if segment["on"] == "gpu"
+                for node in segment["nodes"]
+            ]
+            assert sum(len(node["kernels"]) for node in calls) == len(
+                method.executable.plan.dispatches
+            )
             assert drawing.to_text().startswith(f"method {name}")
 
 
@@ -70,9 +85,15 @@ def test_chains_and_segments_have_names(topk_on_the_cpu: Path) -> None:
         labels = {node["label"]: node for node in _nodes(data)}
         assert {"topk", "sigmoid"} < set(labels) and labels["topk"]["why"] == "refused by the test"
         (chain,) = set(labels) - {"topk", "sigmoid"}
-        assert chain == " + ".join(labels[chain]["operators"]) and len(labels[chain]["operators"]) > 1
+        assert (
+            chain == " + ".join(labels[chain]["operators"]) and len(labels[chain]["operators"]) > 1
+        )
         text = program.graph().to_mermaid("LR")
-        assert text.startswith("flowchart LR") and "refused by the test" in text and "segment 2: on the CPU" in text
+        assert (
+            text.startswith("flowchart LR")
+            and "refused by the test" in text
+            and "segment 2: on the CPU" in text
+        )
 
 
 def test_an_epilogue_is_part_of_its_kernel() -> None:
@@ -97,13 +118,17 @@ def test_control_flow_is_a_box_in_a_box() -> None:
 
     class Loop(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            grown = torch._higher_order_ops.while_loop(lambda t: t.sum() < 100, lambda t: (t * 2 + 1,), (x,))
+            grown = torch._higher_order_ops.while_loop(
+                lambda t: t.sum() < 100, lambda t: (t * 2 + 1,), (x,)
+            )
             return grown[0].relu()
 
     with purevk.compile(Loop(), (torch.rand(3),)) as program:
         drawing: GraphDrawing = program.graph()
         (node,) = [node for node in _nodes(drawing.data()) if node["graphs"]]
-        assert [graph["name"] for graph in node["graphs"]] and all(_nodes(graph) for graph in node["graphs"])
+        assert [graph["name"] for graph in node["graphs"]] and all(
+            _nodes(graph) for graph in node["graphs"]
+        )
         check_mermaid(drawing.to_mermaid())
 
 

@@ -70,7 +70,7 @@ def exporters(x: np.ndarray) -> dict[str, Any]:
         "lists": x.astype(float).tolist(),
         "negative strides": x[::-1, ::-1].copy()[::-1, ::-1],
         "repeated rows": np.broadcast_to(x, x.shape),
-    }  # fmt: skip
+    }
 
 
 def test_inputs_of_every_protocol(linear_input: np.ndarray, linear_output: np.ndarray) -> None:
@@ -99,13 +99,23 @@ def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
             assert np.shares_memory(read_inputs(method, [given]).arrays[0], x)
         wide = np.zeros((4, 10), np.float32)
         assert np.shares_memory(read_inputs(method, [wide[::2, ::2]]).arrays[0], wide)
-        assert np.shares_memory(read_inputs(method, [torch.from_numpy(wide)[::2, ::2]]).arrays[0], wide)
+        assert np.shares_memory(
+            read_inputs(method, [torch.from_numpy(wide)[::2, ::2]]).arrays[0], wide
+        )
 
 
-def test_results_in_memory_of_the_caller(linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_results_in_memory_of_the_caller(
+    linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     with purevk.load(LINEAR) as program:
         wide = np.full((4, 6), 7, np.float32)
-        for out in (np.empty((2, 3), np.float32), wide[::2, ::2], np.empty((3, 2), np.float32).T, torch.empty(2, 3), torch.empty(3, 2).t()):
+        for out in (
+            np.empty((2, 3), np.float32),
+            wide[::2, ::2],
+            np.empty((3, 2), np.float32).T,
+            torch.empty(2, 3),
+            torch.empty(3, 2).t(),
+        ):
             assert program.forward(linear_input, out=out) is out
             np.testing.assert_allclose(np.asarray(out), linear_output, rtol=0, atol=1e-6)
         assert (wide[1::2] == 7).all() and (wide[:, 1::2] == 7).all()
@@ -114,9 +124,11 @@ def test_results_in_memory_of_the_caller(linear_input: np.ndarray, linear_output
         frozen = np.empty((2, 3), np.float32)
         frozen.flags.writeable = False
         refused = {
-            "has sizes": np.empty((3, 3), np.float32), "cannot take the result": np.empty((2, 3)), "out 0 is list": [[1.0]],
+            "has sizes": np.empty((3, 3), np.float32),
+            "cannot take the result": np.empty((2, 3)),
+            "out 0 is list": [[1.0]],
             "holds 2 tensors": [out, out],
-        }  # fmt: skip
+        }
         for message, wrong in refused.items():
             with pytest.raises(InputError, match=message):
                 program.forward(linear_input, out=wrong)
@@ -176,6 +188,9 @@ def test_the_page_runs(linear_input: np.ndarray) -> None:
     text = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
     space: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block.replace('"model.pte"', repr(str(LINEAR))), "docs/calling.md", "exec"), space)
+        exec(
+            compile(block.replace('"model.pte"', repr(str(LINEAR))), "docs/calling.md", "exec"),
+            space,
+        )
     assert len(space["results"]) == 8
     space["program"].close()

@@ -1,4 +1,5 @@
-"""Operators on the CPU: arguments of every kind rebuilt from schemas, results of every kind, against torch called by hand."""
+"""Operators on the CPU: arguments of every kind rebuilt from schemas, results of every kind,
+against torch called by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def as_node(args: list[Any]) -> tuple[list[Any], dict[Value, np.ndarray]]:
 
     def convert(arg: Any) -> Any:
         if isinstance(arg, torch.Tensor):
-            value = Value(f"v{len(arrays)}", TensorType(DType.from_torch(arg.dtype), tuple(arg.shape)))
+            value = Value(
+                f"v{len(arrays)}", TensorType(DType.from_torch(arg.dtype), tuple(arg.shape))
+            )
             arrays[value] = fallback.to_numpy(arg).copy()
             return value
         if isinstance(arg, (list, tuple)):
@@ -61,7 +64,9 @@ def check(name: str, args: list[Any], expected: Any) -> None:
     made = run(name, args, wanted)
     assert len(made) == len(wanted)
     for one, other in zip(made, wanted):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6, equal_nan=True)  # other strides, another order of sums
+        torch.testing.assert_close(
+            one, other, rtol=1e-6, atol=1e-6, equal_nan=True
+        )  # other strides, another order of sums
 
 
 torch.manual_seed(5)
@@ -74,38 +79,88 @@ KINDS: dict[str, tuple[str, list[Any], Callable[[], Any]]] = {
     "tensors and numbers": ("aten.add.Tensor", [X, Y, 2], lambda: aten.add.Tensor(X, Y, alpha=2)),
     "number for a tensor": ("aten.add.Tensor", [X, 2.5, 1], lambda: X + 2.5),
     "tensor for a number": ("aten.mul.Scalar", [X, torch.tensor(3.0)], lambda: X * 3.0),
-    "tensor for a list": ("aten.reshape.default", [X, torch.tensor([7, 5])], lambda: X.reshape(7, 5)),
+    "tensor for a list": (
+        "aten.reshape.default",
+        [X, torch.tensor([7, 5])],
+        lambda: X.reshape(7, 5),
+    ),
     "list of tensors": ("aten.cat.default", [[X, Y, X], 1], lambda: torch.cat([X, Y, X], 1)),
     "optional tensors in a list": ("aten.index.Tensor", [X, [None, AT]], lambda: X[:, AT]),
     "optional list, mask": ("aten.index.Tensor", [X, [B, None]], lambda: X[B]),
     "list of optionals, written": (
-        "aten.index_put.default", [X, [None, AT], torch.tensor(1.0), True],
+        "aten.index_put.default",
+        [X, [None, AT], torch.tensor(1.0), True],
         lambda: X.index_put((torch.arange(5)[:, None], AT[None]), torch.tensor(1.0), True),
     ),
-    "optional tensor, given": ("aten.layer_norm.default", [X, [7], V, V, 1e-5, True], lambda: torch.layer_norm(X, [7], V, V)),
-    "optional tensor, None": ("aten.layer_norm.default", [X, [7], None, None, 1e-5, False], lambda: torch.layer_norm(X, [7])),
-    "keyword-only dtype": ("aten.sum.dim_IntList", [X, [1], True, torch.float64], lambda: X.sum(1, True, dtype=torch.float64)),
-    "keyword-only string": ("aten.div.Tensor_mode", [X, Y, "floor"], lambda: torch.div(X, Y, rounding_mode="floor")),
-    "string and list": ("aten.einsum.default", ["ij,kj->ik", [X, Y], None], lambda: torch.einsum("ij,kj->ik", X, Y)),
-    "optional string": ("aten.linalg_norm.ord_str", [X, "nuc", None, False, None], lambda: torch.linalg.norm(X, "nuc")),
-    "dtype of a file": ("aten.full.default", [[2, 3], 7, 3, None, None, None], lambda: torch.full((2, 3), 7, dtype=torch.int32)),
-    "device and layout": ("aten.full.default", [[2], 1.5, torch.float16, 0, "cuda:0", False], lambda: torch.full((2,), 1.5).half()),
-    "required device": ("aten.to.device", [X, "cuda", torch.float64, False, False, 2], lambda: X.double()),
+    "optional tensor, given": (
+        "aten.layer_norm.default",
+        [X, [7], V, V, 1e-5, True],
+        lambda: torch.layer_norm(X, [7], V, V),
+    ),
+    "optional tensor, None": (
+        "aten.layer_norm.default",
+        [X, [7], None, None, 1e-5, False],
+        lambda: torch.layer_norm(X, [7]),
+    ),
+    "keyword-only dtype": (
+        "aten.sum.dim_IntList",
+        [X, [1], True, torch.float64],
+        lambda: X.sum(1, True, dtype=torch.float64),
+    ),
+    "keyword-only string": (
+        "aten.div.Tensor_mode",
+        [X, Y, "floor"],
+        lambda: torch.div(X, Y, rounding_mode="floor"),
+    ),
+    "string and list": (
+        "aten.einsum.default",
+        ["ij,kj->ik", [X, Y], None],
+        lambda: torch.einsum("ij,kj->ik", X, Y),
+    ),
+    "optional string": (
+        "aten.linalg_norm.ord_str",
+        [X, "nuc", None, False, None],
+        lambda: torch.linalg.norm(X, "nuc"),
+    ),
+    "dtype of a file": (
+        "aten.full.default",
+        [[2, 3], 7, 3, None, None, None],
+        lambda: torch.full((2, 3), 7, dtype=torch.int32),
+    ),
+    "device and layout": (
+        "aten.full.default",
+        [[2], 1.5, torch.float16, 0, "cuda:0", False],
+        lambda: torch.full((2,), 1.5).half(),
+    ),
+    "required device": (
+        "aten.to.device",
+        [X, "cuda", torch.float64, False, False, 2],
+        lambda: X.double(),
+    ),
     "memory format": ("aten.clone.default", [X, 0], lambda: X.clone()),
     "generator": ("aten.bernoulli.default", [torch.ones(4), None], lambda: torch.ones(4)),
     "bools": ("aten.any.dims", [B, [0], True], lambda: B.any(0, True)),
     "list of bools": (
-        "aten.native_layer_norm_backward.default", [Y, X, [7], X.mean(1, True), X.std(1, keepdim=True), V, V, [True, False, True]],
-        lambda: aten.native_layer_norm_backward(Y, X, [7], X.mean(1, True), X.std(1, keepdim=True), V, V, [True, False, True]),
+        "aten.native_layer_norm_backward.default",
+        [Y, X, [7], X.mean(1, True), X.std(1, keepdim=True), V, V, [True, False, True]],
+        lambda: aten.native_layer_norm_backward(
+            Y, X, [7], X.mean(1, True), X.std(1, keepdim=True), V, V, [True, False, True]
+        ),
     ),
-    "several results": ("aten.native_layer_norm.default", [X, [7], V, None, 1e-5], lambda: aten.native_layer_norm(X, [7], V, None, 1e-5)),
+    "several results": (
+        "aten.native_layer_norm.default",
+        [X, [7], V, None, 1e-5],
+        lambda: aten.native_layer_norm(X, [7], V, None, 1e-5),
+    ),
     "a list of results": ("aten.split.Tensor", [X, 3, 1], lambda: X.split(3, 1)),
     "four results": (
-        "aten._embedding_bag.default", [X, AT, torch.tensor([0, 2]), False, 0, False, None, False, -1],
+        "aten._embedding_bag.default",
+        [X, AT, torch.tensor([0, 2]), False, 0, False, None, False, -1],
         lambda: aten._embedding_bag(X, AT, torch.tensor([0, 2])),
     ),
     "optional in the middle": (
-        "aten.searchsorted.Tensor", [V.sort()[0], X, True, False, "right", None],
+        "aten.searchsorted.Tensor",
+        [V.sort()[0], X, True, False, "right", None],
         lambda: torch.searchsorted(V.sort()[0], X, out_int32=True, side="right"),
     ),
     "a bool": ("aten.equal.default", [X, X], lambda: True),
@@ -114,14 +169,30 @@ KINDS: dict[str, tuple[str, list[Any], Callable[[], Any]]] = {
     "out-variant": ("aten.add.out", [X, Y, 3], lambda: torch.add(X, Y, alpha=3)),
     "out-variant, several": ("aten.topk.values", [X, 3, 1, True, True], lambda: X.topk(3, 1)),
     "out-variant, a list": ("aten.split_copy.Tensor_out", [X, 3, 1], lambda: X.split(3, 1)),
-    "arguments of an out-variant": ("aten.empty_like.default", [torch.zeros(0), 0], lambda: torch.zeros(0)),
-    "bfloat16": ("aten.mul.Tensor", [X.bfloat16(), Y.bfloat16()], lambda: X.bfloat16() * Y.bfloat16()),
+    "arguments of an out-variant": (
+        "aten.empty_like.default",
+        [torch.zeros(0), 0],
+        lambda: torch.zeros(0),
+    ),
+    "bfloat16": (
+        "aten.mul.Tensor",
+        [X.bfloat16(), Y.bfloat16()],
+        lambda: X.bfloat16() * Y.bfloat16(),
+    ),
     "no elements": ("aten.cat.default", [[X[:0], X[:0]], 0], lambda: X[:0]),
     "no dims": ("aten.add.Tensor", [torch.tensor(2), torch.tensor(3), 1], lambda: torch.tensor(5)),
     "mixed precision": ("aten.mm.default", [X.half(), Y.t()], lambda: X.half().float() @ Y.t()),
-    "32-bit indices": ("aten.gather.default", [X, 1, AT.int()[None], False], lambda: X.gather(1, AT[None])),
-    "another namespace": ("prims.convert_element_type.default", [X, torch.float16], lambda: X.half()),
-}  # fmt: skip
+    "32-bit indices": (
+        "aten.gather.default",
+        [X, 1, AT.int()[None], False],
+        lambda: X.gather(1, AT[None]),
+    ),
+    "another namespace": (
+        "prims.convert_element_type.default",
+        [X, torch.float16],
+        lambda: X.half(),
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,14 +203,17 @@ def test_arguments_and_results(kind: str) -> None:
 
 @pytest.mark.slow
 def test_every_overload_of_a_torch_sample() -> None:
-    """Operators that torch has samples of, called through their schema as the graph of a trace names them."""
+    """Operators that torch has samples of, called through their schema as the graph of a trace
+    names them."""
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.utils._python_dispatch import TorchDispatchMode
 
     calls: dict[str, tuple[Any, ...]] = {}
 
     class Trace(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             given = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
             made = func(*args, **(kwargs or {}))
             name = f"{func.namespace}.{func._opname}.{func._overloadname}"
@@ -155,9 +229,13 @@ def test_every_overload_of_a_torch_sample() -> None:
     assert len(calls) > 80
     for name, (func, args, kwargs, made) in calls.items():
         wanted = leaves(made)
-        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith(("aten.empty", "aten.new_empty", "aten._ctc"))
+        random = torch.Tag.nondeterministic_seeded in func.tags or name.startswith(
+            ("aten.empty", "aten.new_empty", "aten._ctc")
+        )
         tensors = [*wanted, *(each for each in leaves(args) if isinstance(each, torch.Tensor))]
-        if random or not all(each.layout is torch.strided and DType.from_torch(each.dtype) for each in tensors):
+        if random or not all(
+            each.layout is torch.strided and DType.from_torch(each.dtype) for each in tensors
+        ):
             continue
         full = list(args)
         for each in func._schema.arguments[len(args) :]:
@@ -179,21 +257,32 @@ def test_what_cannot_be_run() -> None:
         fallback.run("aten.add.Tensor", args, arrays, wanted * 2, "here")
 
 
-# -- operators of the user's own, in programs -------------------------------------------------------------------------
+# -- operators of the user's own, in programs ----------------------------------------------------
 @pytest.fixture(scope="module")
 def own() -> Iterator[Any]:
-    """A library of operators of many kinds, each with what tracing needs and an out-variant where files need one."""
+    """A library of operators of many kinds, each with what tracing needs and an out-variant where
+    files need one."""
     library = torch.library.Library("purevk_test", "DEF")
-    library.define("mix(Tensor x, Tensor?[] others, float[] weights, *, str how='sum', ScalarType? dtype=None, bool neg=False) -> Tensor")
-    library.define("mix.out(Tensor x, Tensor?[] others, float[] weights, *, str how='sum', ScalarType? dtype=None, bool neg=False, Tensor(a!) out) -> Tensor(a!)")
+    library.define(
+        "mix(Tensor x, Tensor?[] others, float[] weights, *, str how='sum', ScalarType?"
+        " dtype=None, bool neg=False) -> Tensor"
+    )
+    library.define(
+        "mix.out(Tensor x, Tensor?[] others, float[] weights, *, str how='sum', ScalarType?"
+        " dtype=None, bool neg=False, Tensor(a!) out) -> Tensor(a!)"
+    )
     library.define("parts(Tensor x, SymInt n) -> (Tensor, Tensor[])")
     library.define("halves(Tensor x) -> (Tensor, Tensor)")
-    library.define("halves.out(Tensor x, *, Tensor(a!) low, Tensor(b!) high) -> (Tensor(a!), Tensor(b!))")
+    library.define(
+        "halves.out(Tensor x, *, Tensor(a!) low, Tensor(b!) high) -> (Tensor(a!), Tensor(b!))"
+    )
     library.define("step_(Tensor(a!) x, Tensor(b!) y, float by) -> ()")
     library.define("highest(Tensor x) -> Scalar")
     library.define("bits(Tensor x) -> SymInt")
 
-    def mix(x: Any, others: Any, weights: Any, *, how: str = "sum", dtype: Any = None, neg: bool = False) -> Any:
+    def mix(
+        x: Any, others: Any, weights: Any, *, how: str = "sum", dtype: Any = None, neg: bool = False
+    ) -> Any:
         made = x.clone()
         for other, weight in zip(others, weights):
             if other is not None:
@@ -208,16 +297,22 @@ def own() -> Iterator[Any]:
         y.mul_(2)
 
     functions: dict[str, Any] = {
-        "mix": mix, "mix.out": lambda *args, out, **named: into(out, mix(*args, **named)),
+        "mix": mix,
+        "mix.out": lambda *args, out, **named: into(out, mix(*args, **named)),
         "parts": lambda x, n: (x + 1, [x * number for number in range(n)]),
-        "halves": lambda x: (x.clone(), x / 2), "halves.out": lambda x, low, high: (into(low, x), into(high, x / 2)),
-        "step_": step, "highest": lambda x: float(x.max()), "bits": lambda x: int((x > 0).sum()),
-    }  # fmt: skip
+        "halves": lambda x: (x.clone(), x / 2),
+        "halves.out": lambda x, low, high: (into(low, x), into(high, x / 2)),
+        "step_": step,
+        "highest": lambda x: float(x.max()),
+        "bits": lambda x: int((x > 0).sum()),
+    }
     for name, function in functions.items():
         library.impl(name, function, "CPU")
         if "out" not in name and name not in ("highest", "bits"):
             torch.library.register_fake(f"purevk_test::{name}", function, lib=library)
-    torch.library.register_fake("purevk_test::bits", lambda x: torch.library.get_ctx().new_dynamic_size(), lib=library)
+    torch.library.register_fake(
+        "purevk_test::bits", lambda x: torch.library.get_ctx().new_dynamic_size(), lib=library
+    )
     torch.library.register_fake("purevk_test::highest", lambda x: x.max().item(), lib=library)
     yield torch.ops.purevk_test
     library._destroy()
@@ -231,12 +326,22 @@ def test_programs_of_own_operators(own: Any) -> None:
             self.register_buffer("state", torch.zeros(7))
 
         def forward(self, x: Any, y: Any) -> Any:
-            mixed = own.mix(x, [None, y, x], [1.0, 2.0, 3.0], how="product", dtype=torch.float64, neg=True)
+            mixed = own.mix(
+                x, [None, y, x], [1.0, 2.0, 3.0], how="product", dtype=torch.float64, neg=True
+            )
             first, (second, third) = own.parts(x, 2)
             z = y * 1.0
             own.step_(self.state, z, 0.5)
             rows = own.halves(x * torch.arange(x.shape[0], device=x.device)[:, None])
-            return mixed.float() + first, second + third, rows, self.state * 1.0, z + own.highest(x), own.bits(x), torch.add(x, y, alpha=x.max().item() * 2)
+            return (
+                mixed.float() + first,
+                second + third,
+                rows,
+                self.state * 1.0,
+                z + own.highest(x),
+                own.bits(x),
+                torch.add(x, y, alpha=x.max().item() * 2),
+            )
 
     example = (torch.randn(3, 7), torch.randn(3, 7))
     dynamic = ({0: torch.export.Dim("n", min=2, max=16)},) * 2
@@ -262,7 +367,10 @@ def test_files_of_own_operators(own: Any, tmp_path: Path) -> None:
             return low + x, high, torch.full_like(high, 3.0) * x.sum().item()
 
     example = (torch.randn(3, 7), torch.randn(3, 7))
-    edge = exir.to_edge(torch.export.export(Model(), example), compile_config=exir.EdgeCompileConfig(_check_ir_validity=False))
+    edge = exir.to_edge(
+        torch.export.export(Model(), example),
+        compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
+    )
     (tmp_path / "own.pte").write_bytes(edge.to_executorch().buffer)
     with purevk.load(tmp_path / "own.pte") as program:
         for _ in range(2):
@@ -274,6 +382,7 @@ def test_files_of_own_operators(own: Any, tmp_path: Path) -> None:
 @pytest.mark.device
 def test_every_node_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose operators all have kernels gives the same with none of them."""
+
     def refuse(node: Node, traits: DeviceTraits) -> str | None:
         return None if node.op.startswith("purevk.") else "refused by the test"
 
@@ -283,15 +392,22 @@ def test_every_node_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.body = torch.nn.Sequential(
-                torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-                torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.LayerNorm(8),
-            )  # fmt: skip
+                torch.nn.Conv2d(3, 4, 3, padding=1),
+                torch.nn.BatchNorm2d(4),
+                torch.nn.ReLU(),
+                torch.nn.MaxPool2d(2),
+                torch.nn.Flatten(),
+                torch.nn.Linear(64, 8),
+                torch.nn.LayerNorm(8),
+            )
             self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
 
         def forward(self, x: Any) -> Any:
             y = self.body(x)[None]
             mask = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool, device=x.device).tril()
-            made = self.attention(y, y, y, attn_mask=~mask)[0] + torch.arange(8, dtype=torch.float16)
+            made = self.attention(y, y, y, attn_mask=~mask)[0] + torch.arange(
+                8, dtype=torch.float16
+            )
             values, order = torch.topk(made, 3)
             return values, order, torch.cat([y, made], -1)[:, 1:, ::3].split(2, -1), made.argmax(-1)
 

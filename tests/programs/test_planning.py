@@ -1,5 +1,5 @@
-"""Models looked at without their weights: the plan is that of the loaded program, and nothing of the weights is
-read."""
+"""Models looked at without their weights: the plan is that of the loaded program, and nothing of
+the weights is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LIMITS = DeviceLimits(bytes_per_second=1e9, flops_per_second=1e10)
 
 
 class Net(torch.nn.Module):
-    """Products, a convolution, norms, attention, a buffer that is written, and one weight used twice."""
+    """Products, a convolution, norms, attention, a buffer that is written, and one weight used
+    twice."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -36,7 +37,11 @@ class Net(torch.nn.Module):
         x = self.embedding(ids)
         x = self.batch(self.mixer(x.transpose(1, 2))).transpose(1, 2)
         heads = self.norm(x).unflatten(-1, (4, -1)).transpose(1, 2)
-        x = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        x = (
+            torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         self.seen.add_(x.mean((0, 1)))
         return self.out(torch.nn.functional.gelu(x) + self.seen)
 
@@ -49,31 +54,45 @@ def _shapes() -> dict:
 def test_the_plan_is_that_of_the_loaded_program() -> None:
     ids = torch.zeros(1, 7, dtype=torch.int64)
     with torch.device("meta"):
-        planned = purevk.plan(Net().eval(), (ids,), _shapes(), device=default_context(), limits=LIMITS)
+        planned = purevk.plan(
+            Net().eval(), (ids,), _shapes(), device=default_context(), limits=LIMITS
+        )
     with purevk.compile(Net().eval(), (ids,), _shapes()) as program:
         report, loaded = planned.report(), program.report()
-        assert (report["dispatches"], report["segments"]) == (loaded["dispatches"], loaded["segments"])
-        assert {"weights": 0, **report["memory"]} == {**vars(program.memory), "weights": report["memory"]["weights"]}
+        assert (report["dispatches"], report["segments"]) == (
+            loaded["dispatches"],
+            loaded["segments"],
+        )
+        assert {"weights": 0, **report["memory"]} == {
+            **vars(program.memory),
+            "weights": report["memory"]["weights"],
+        }
         assert 0 < report["memory"]["weights"] <= program.memory.weights
         labels = [
             [node["label"] for segment in graph.data()["segments"] for node in segment["nodes"]]
             for graph in (planned.graph(), program.graph())
         ]
         assert labels[0] == labels[1]
-        kernels = [dispatch.kernel for dispatch in program.method("forward").executable.plan.dispatches]
+        kernels = [
+            dispatch.kernel for dispatch in program.method("forward").executable.plan.dispatches
+        ]
         assert [dispatch.kernel for dispatch in planned.plan.dispatches] == kernels
 
 
 def test_cost() -> None:
     with torch.device("meta"):
-        module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)).eval()
+        module = torch.nn.Sequential(
+            torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32)
+        ).eval()
     batch = {"input": {0: torch.export.Dim("n", min=2, max=16)}}
     planned = purevk.plan(module, (torch.zeros(4, 64),), batch, device="typical", limits=LIMITS)
     (name,) = (symbol.name for symbol in planned.plan.graph.symbols)
     for size in (16, 3):
         costs = planned.costs(**{name: size})
         products = [cost for cost in costs if cost.flops >= 2 * size * 128 * 32]
-        assert sum(cost.flops for cost in products) == pytest.approx(2 * size * 128 * (64 + 32), rel=0.1)
+        assert sum(cost.flops for cost in products) == pytest.approx(
+            2 * size * 128 * (64 + 32), rel=0.1
+        )
         moved = 4 * (128 * 64 + 128 + 32 * 128 + 32 + size * (64 + 128 + 128 + 32))
         assert sum(cost.nbytes for cost in products) == pytest.approx(moved, rel=0.15)
         for cost in costs:
@@ -96,7 +115,10 @@ def test_no_weights_are_needed() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
     assert planned.memory.weights >= 1 << 34
     assert planned.report()["bytes"] >= 1 << 34
-    assert planned.kernels and json.loads(planned.graph().to_json())["constants"][0]["bytes"] == 1 << 34
+    assert (
+        planned.kernels
+        and json.loads(planned.graph().to_json())["constants"][0]["bytes"] == 1 << 34
+    )
     with pytest.raises(UnsupportedProgramError, match="cannot run"):
         planned.forward(torch.empty(1, 1 << 16))
 
@@ -132,4 +154,6 @@ def test_values_of_missing_weights_are_not_made_up() -> None:
     with torch.device("meta"):
         module = Repeated()
     planned = purevk.plan(module, (torch.zeros(4),), device="typical")
-    assert "count" not in str(planned) and len(planned.plan.graph.constants) == 1  # read at a call, and no literal
+    assert (
+        "count" not in str(planned) and len(planned.plan.graph.constants) == 1
+    )  # read at a call, and no literal

@@ -1,4 +1,5 @@
-"""A loaded program: what goes in and comes out, sharing a device, threads, what it releases, what it reports."""
+"""A loaded program: what goes in and comes out, sharing a device, threads, what it releases, what
+it reports."""
 
 from __future__ import annotations
 
@@ -23,15 +24,20 @@ COUNTER = DATA / "counter_portable.pte"
 EXACT = 1e-6  # sums of six products
 
 
-# -- inputs and outputs -----------------------------------------------------------------------------------------------
-def test_numpy_in_numpy_out_without_torch(tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+# -- inputs and outputs --------------------------------------------------------------------------
+def test_numpy_in_numpy_out_without_torch(
+    tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     np.save(tmp_path / "x.npy", linear_input)
-    source = NO_TORCH + """
+    source = (
+        NO_TORCH
+        + """
 import json, numpy as np, purevk
 y = purevk.load(sys.argv[1]).forward(np.load(sys.argv[2]))
 assert type(y) is np.ndarray and y.dtype == np.float32
 print(json.dumps({"y": y.tolist(), "torch": "torch" in sys.modules}))
 """
+    )
     said = python(source, LINEAR, tmp_path / "x.npy")
     assert said["torch"] is False
     np.testing.assert_allclose(said["y"], linear_output, rtol=0, atol=EXACT)
@@ -41,13 +47,16 @@ print(json.dumps({"y": y.tolist(), "torch": "torch" in sys.modules}))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v2", "minilm_sdpa_dyn", "decoder"])
 def test_real_models_need_no_torch(name: str) -> None:
-    source = NO_TORCH + """
+    source = (
+        NO_TORCH
+        + """
 import json, numpy as np, purevk
 from tests.models.export import load_samples
 inputs, (expected,) = load_samples(sys.argv[1])[0]
 error = np.abs(purevk.load(sys.argv[1]).forward(*inputs) - expected).max() / np.abs(expected).max()
 print(json.dumps({"error": float(error), "torch": "torch" in sys.modules}))
 """
+    )
     said = python(source, exported(name))
     assert said["torch"] is False and said["error"] < 1e-4
 
@@ -102,7 +111,8 @@ def test_several_outputs_are_a_tuple(on_the_cpu: bool, request: pytest.FixtureRe
 
 @pytest.mark.parametrize("path", [COUNTER, DATA / "counter.pte"], ids=["portable", "delegate"])
 def test_state_is_kept_and_reset(path: Path) -> None:
-    """A buffer that the model adds to: by a CPU kernel of the file, or as an extra output of a delegate."""
+    """A buffer that the model adds to: by a CPU kernel of the file, or as an extra output of a
+    delegate."""
     first = np.arange(8, dtype=np.float32).reshape(2, 4)
     step = np.full((2, 4), 0.5, np.float32)
     with purevk.load(path) as program:
@@ -126,7 +136,7 @@ def test_methods_by_name(linear_input: np.ndarray, linear_output: np.ndarray) ->
         assert "forward, step" in caught.value.why
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["path", "text", "bytes"])
 def test_a_path_or_bytes(kind: str, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
     file: Any = {"path": LINEAR, "text": str(LINEAR), "bytes": LINEAR.read_bytes()}[kind]
@@ -135,14 +145,18 @@ def test_a_path_or_bytes(kind: str, linear_input: np.ndarray, linear_output: np.
 
 
 @pytest.mark.parametrize("name", ["linear_relu_inline", "linear_portable", "linear_relu_half"])
-def test_other_ways_to_store_the_same_model(name: str, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_other_ways_to_store_the_same_model(
+    name: str, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     limit = 4e-3 if name.endswith("half") else EXACT
     with purevk.load(DATA / f"{name}.pte") as program:
         np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("name", ["linear_relu_external", "linear_portable_external"])
-def test_weights_in_a_data_file(name: str, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_weights_in_a_data_file(
+    name: str, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     data = sorted((DATA / name).glob("*.ptd"))
     with purevk.load(DATA / f"{name}.pte", data) as program:
         np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=EXACT)
@@ -151,7 +165,9 @@ def test_weights_in_a_data_file(name: str, linear_input: np.ndarray, linear_outp
     assert ".ptd" in str(caught.value)
 
 
-def test_the_file_may_go_after_loading(tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_the_file_may_go_after_loading(
+    tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(LINEAR.read_bytes())
     with purevk.load(path) as program:
@@ -159,8 +175,10 @@ def test_the_file_may_go_after_loading(tmp_path: Path, linear_input: np.ndarray,
         np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=EXACT)
 
 
-# -- sharing a device -------------------------------------------------------------------------------------------------
-def test_two_programs_on_one_device(context: Context, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+# -- sharing a device ----------------------------------------------------------------------------
+def test_two_programs_on_one_device(
+    context: Context, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     one, two = (purevk.load(path, context=context) for path in (LINEAR, COUNTER))
     step = np.ones((2, 4), np.float32)
     counted = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -172,7 +190,9 @@ def test_two_programs_on_one_device(context: Context, linear_input: np.ndarray, 
     assert one.device is two.device is context.device
 
 
-def test_two_devices_side_by_side(context: Context, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_two_devices_side_by_side(
+    context: Context, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     with purevk.load(LINEAR, context=context) as one, purevk.load(LINEAR) as two:
         assert one.device is not two.device
         np.testing.assert_array_equal(one.forward(linear_input), two.forward(linear_input))
@@ -211,7 +231,9 @@ def test_threads_share_a_program(linear_input: np.ndarray) -> None:
         in_threads(*(lambda number=number: calls(number) for number in range(3)))
 
 
-def test_threads_load_run_and_close_on_one_device(context: Context, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_threads_load_run_and_close_on_one_device(
+    context: Context, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     views = np.random.default_rng(6).standard_normal((1, 5, 8), np.float32)
     shifted = views.reshape(1, 5, 2, 4) + 1.0
     expected = np.concatenate([shifted, shifted * shifted], axis=-1)
@@ -220,7 +242,9 @@ def test_threads_load_run_and_close_on_one_device(context: Context, linear_input
         for _ in range(4):
             with purevk.load(LINEAR, context=context) as program:
                 for _ in range(10):
-                    np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=EXACT)
+                    np.testing.assert_allclose(
+                        program.forward(linear_input), linear_output, rtol=0, atol=EXACT
+                    )
 
     def view() -> None:
         for _ in range(4):
@@ -235,7 +259,8 @@ def test_threads_load_run_and_close_on_one_device(context: Context, linear_input
 @pytest.mark.export
 @pytest.mark.slow
 def test_threads_run_real_models(context: Context) -> None:
-    """A convolutional model and a stateful one on one queue, each in its own thread, give what they give alone."""
+    """A convolutional model and a stateful one on one queue, each in its own thread, give what they
+    give alone."""
 
     def run(name: str) -> None:
         path = exported(name)
@@ -248,7 +273,7 @@ def test_threads_run_real_models(context: Context) -> None:
     in_threads(lambda: run("mobilenet_v2"), lambda: run("decoder"), lambda: run("minilm_sdpa_dyn"))
 
 
-# -- what it releases -------------------------------------------------------------------------------------------------
+# -- what it releases ----------------------------------------------------------------------------
 def load_and_run(context: Context, x: np.ndarray, topk: Path) -> list[purevk.Program]:
     linear = purevk.load(LINEAR, context=context)
     linear.forward(x)
@@ -263,14 +288,17 @@ def load_and_run(context: Context, x: np.ndarray, topk: Path) -> list[purevk.Pro
 
 @pytest.fixture
 def used_context(context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> Context:
-    """A device on which programs have run before, so that what belongs to the device (the driver's cache) is there."""
+    """A device on which programs have run before, so that what belongs to the device (the driver's
+    cache) is there."""
     for program in load_and_run(context, linear_input, topk_on_the_cpu):
         program.close()
     assert set(context.device.live_objects()) <= {"PipelineCache"}
     return context
 
 
-def test_close_releases_everything(used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> None:
+def test_close_releases_everything(
+    used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path
+) -> None:
     context = used_context
     before = context.device.live_objects()
     used = context.device.allocator.stats().used
@@ -283,7 +311,9 @@ def test_close_releases_everything(used_context: Context, linear_input: np.ndarr
     assert context.device.allocator.stats().used == used
 
 
-def test_garbage_collection_releases_everything(used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path) -> None:
+def test_garbage_collection_releases_everything(
+    used_context: Context, linear_input: np.ndarray, topk_on_the_cpu: Path
+) -> None:
     context = used_context
     before = context.device.live_objects()
     used = context.device.allocator.stats().used
@@ -291,13 +321,16 @@ def test_garbage_collection_releases_everything(used_context: Context, linear_in
     held = len(context.device.core.objects)
     del programs
     gc.collect()
-    # A collection may start anywhere, inside the allocator too: it destroys nothing itself. The next safe point does.
+    # A collection may start anywhere, inside the allocator too: it destroys nothing itself. The
+    # next safe point does.
     assert len(context.device.core.objects) == held
     assert context.device.live_objects() == before
     assert context.device.allocator.stats().used == used
 
 
-def test_a_failed_load_leaves_nothing(used_context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_leaves_nothing(
+    used_context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from purevk.graph.compute_graph import ComputeGraph
 
     context = used_context
@@ -317,7 +350,11 @@ def test_no_use_after_close(linear_input: np.ndarray) -> None:
     program = purevk.load(LINEAR)
     method = program.method("forward")
     program.close()
-    for use in (lambda: program.forward(linear_input), lambda: method(linear_input), program.reset_state):
+    for use in (
+        lambda: program.forward(linear_input),
+        lambda: method(linear_input),
+        program.reset_state,
+    ):
         with pytest.raises(PurevkError, match="the program is closed") as caught:
             use()
         assert "load it again" in caught.value.next
@@ -337,14 +374,20 @@ def test_closing_the_device_closes_its_programs(linear_input: np.ndarray, tmp_pa
     program.close()
 
 
-# -- what it reports --------------------------------------------------------------------------------------------------
+# -- what it reports -----------------------------------------------------------------------------
 def test_the_report(context: Context, topk_on_the_cpu: Path) -> None:
     with purevk.load(LINEAR, context=context) as program:
         report = program.report()
         assert report["device"] == context.device.name
         kernels = report["kernels"]
-        assert kernels["compiled"] >= 1 and kernels["cached"] == 0 and kernels["pipelines"] >= kernels["compiled"]
-        assert {"import", "passes", "lower", "kernels", "weights", "buffers"} <= set(report["seconds"])
+        assert (
+            kernels["compiled"] >= 1
+            and kernels["cached"] == 0
+            and kernels["pipelines"] >= kernels["compiled"]
+        )
+        assert {"import", "passes", "lower", "kernels", "weights", "buffers"} <= set(
+            report["seconds"]
+        )
         assert all(0 <= value < 60 for value in report["seconds"].values())
         assert report["dispatches"] >= 1 and report["segments"] == 1 and report["cpu_nodes"] == 0
     with purevk.load(topk_on_the_cpu, context=context) as program:
@@ -366,7 +409,11 @@ def test_memory_is_reported(context: Context) -> None:
 
 def test_progress_is_told(context: Context) -> None:
     seen: list[tuple[str, int, int]] = []
-    purevk.load(LINEAR, context=context, progress=lambda phase, done, total: seen.append((phase, done, total))).close()
+    purevk.load(
+        LINEAR,
+        context=context,
+        progress=lambda phase, done, total: seen.append((phase, done, total)),
+    ).close()
     assert {"compile", "pipeline", "weights"} <= {phase for phase, _, _ in seen}
     for phase in {phase for phase, _, _ in seen}:
         steps = [(done, total) for name, done, total in seen if name == phase]

@@ -1,4 +1,5 @@
-"""Every way to quantize for the Vulkan delegate: exported, loaded, run without the CPU, and held against the file's graph."""
+"""Every way to quantize for the Vulkan delegate: exported, loaded, run without the CPU, and held
+against the file's graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files of every release of executorch, held against what eager torch gave when they were made (`tests/data/releases`)."""
+"""Files of every release of executorch, held against what eager torch gave when they were made
+(`tests/data/releases`)."""
 
 from __future__ import annotations
 
@@ -18,12 +19,22 @@ from purevk.ops import registry
 from tests.ops.harness import context
 
 RELEASES = Path(__file__).parents[1] / "data" / "releases"
-MADE_WITH = {path.parent.name: json.loads(path.read_text()) for path in sorted(RELEASES.glob("*/made_with.json"))}
-SAME = {f"{version}/{name}": f"{other}/{name}" for version, made in MADE_WITH.items() for name, other in made["same_as"].items()}
+MADE_WITH = {
+    path.parent.name: json.loads(path.read_text())
+    for path in sorted(RELEASES.glob("*/made_with.json"))
+}
+SAME = {
+    f"{version}/{name}": f"{other}/{name}"
+    for version, made in MADE_WITH.items()
+    for name, other in made["same_as"].items()
+}
 """Files that a release wrote as another one did, byte for byte."""
-FILES = sorted({str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte")})
+FILES = sorted(
+    {str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte")}
+)
 
-# The largest error, as a share of the largest element: sums in another order, or what the name says.
+# The largest error, as a share of the largest element: sums in another order, or what the name
+# says.
 ROUNDING = 5e-6
 HALF = 2e-3
 FOLDED = 1e-2  # the exporter drops the quantization of some activations, eager torch does not
@@ -50,7 +61,10 @@ def samples_of(file: str) -> dict[str, list[tuple[list[np.ndarray], list[np.ndar
         for key in arrays.files:
             method, _, array = key.rpartition(".")
             kind = "in" if array.startswith("in") else "out"
-            calls, number = found.setdefault(method or "forward", []), int(array.removeprefix(kind).split("_")[0])
+            calls, number = (
+                found.setdefault(method or "forward", []),
+                int(array.removeprefix(kind).split("_")[0]),
+            )
             if number == len(calls):
                 calls.append(([], []))
             calls[number][kind == "out"].append(arrays[key])
@@ -69,7 +83,9 @@ def digest(file: str) -> str:
             graph = read_method(program, name)
             made.update(to_text(graph).encode())
             for value, constant in (*graph.constants.items(), *graph.states.items()):
-                made.update(b"" if constant is None else np.ascontiguousarray(constant.array(value.type)))
+                made.update(
+                    b"" if constant is None else np.ascontiguousarray(constant.array(value.type))
+                )
     own = RELEASES / f"{file}.npz"
     made.update(own.read_bytes() if own.exists() else Path(file).name.encode())
     return made.hexdigest()
@@ -77,8 +93,8 @@ def digest(file: str) -> str:
 
 @pytest.mark.parametrize("file", FILES)
 def test_file(file):
-    """Results are those of eager torch, and the whole method is one segment of the device. What releases write alike runs
-    once."""
+    """Results are those of eager torch, and the whole method is one segment of the device. What
+    releases write alike runs once."""
     key = digest(file)
     if key in _verified:
         return
@@ -88,25 +104,34 @@ def test_file(file):
         assert set(program.methods) == set(samples)
         for method, calls in samples.items():
             steps = program.method(method).executable.plan.steps
-            assert [step.on_device for step in steps] == [True], [step.nodes[0] for step in steps if not step.on_device]
+            assert [step.on_device for step in steps] == [True], [
+                step.nodes[0] for step in steps if not step.on_device
+            ]
             for inputs, expected in calls:
                 made = program.method(method)(*inputs)
                 made = made if isinstance(made, tuple) else (made,)
                 assert len(made) == len(expected)
                 for have, want in zip(made, expected):
                     assert have.shape == want.shape and have.dtype == want.dtype
-                    np.testing.assert_allclose(have, want, rtol=0, atol=tolerance * np.abs(want).max())
+                    np.testing.assert_allclose(
+                        have, want, rtol=0, atol=tolerance * np.abs(want).max()
+                    )
     _verified.add(key)
 
 
 @pytest.mark.parametrize("version", MADE_WITH)
 def test_release(version):
-    """Every model is there or is known to be refused, and every operator that the release's partitioner takes has a row."""
+    """Every model is there or is known to be refused, and every operator that the release's
+    partitioner takes has a row."""
     made = MADE_WITH[version]
     there = {Path(file).name for file in (*FILES, *SAME) if file.startswith(f"{version}/")}
-    assert there | set(made["refused"]) == {path.stem for path in (RELEASES / "eager").glob("*.npz")}
+    assert there | set(made["refused"]) == {
+        path.stem for path in (RELEASES / "eager").glob("*.npz")
+    }
     assert not there & set(made["refused"]) and set(SAME.values()) <= set(FILES)
     names = made["operators"]
     assert len(names) > 100
     known = WITHOUT_A_ROW | set(INTEGER_OPERATORS)
-    assert [name for name in names if name not in known and registry.find(vulkan_name(name)) is None] == []
+    assert [
+        name for name in names if name not in known and registry.find(vulkan_name(name)) is None
+    ] == []

@@ -1,4 +1,5 @@
-"""The face of ExecuTorch's runtime: what its own runtime says of the same files, and the same code on both."""
+"""The face of ExecuTorch's runtime: what its own runtime says of the same files, and the same code
+on both."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def infos(meta: Any, kind: str) -> list[tuple[Any, ...]]:
     found = []
     for index in range(getattr(meta, f"num_{kind}s")()):
         info = getattr(meta, f"{kind}_tensor_meta")(index)
-        found.append((tuple(info.sizes()), info.dtype(), info.nbytes(), info.is_memory_planned(), repr(info)))
+        found.append(
+            (tuple(info.sizes()), info.dtype(), info.nbytes(), info.is_memory_planned(), repr(info))
+        )
     with pytest.raises(IndexError, match=f"Cannot get {kind} tensor meta at 99"):
         getattr(meta, f"{kind}_tensor_meta")(99)
     return found
@@ -58,25 +61,43 @@ def test_the_same_code_runs_on_both(theirs: Any) -> None:
         return first
 
     torch.testing.assert_close(run(purevk.Runtime.get()), run(theirs))
-    assert theirs.backend_registry.is_available("VulkanBackend") <= Runtime.get().backend_registry.is_available("VulkanBackend")
+    assert theirs.backend_registry.is_available(
+        "VulkanBackend"
+    ) <= Runtime.get().backend_registry.is_available("VulkanBackend")
     assert not Runtime.get().backend_registry.is_available("XnnpackBackend")
-    assert {"aten::add.Tensor", "aten::convolution"} <= Runtime.get().operator_registry.operator_names
+    assert {
+        "aten::add.Tensor",
+        "aten::convolution",
+    } <= Runtime.get().operator_registry.operator_names
 
 
 @pytest.mark.device
-def test_files_of_every_kind(linear_input: np.ndarray, linear_output: np.ndarray, tmp_path: Path) -> None:
+def test_files_of_every_kind(
+    linear_input: np.ndarray, linear_output: np.ndarray, tmp_path: Path
+) -> None:
     runtime = Runtime.get()
     data = (DATA / "linear_relu.pte").read_bytes()
     with purevk.load(data) as program:
         program.save(tmp_path / "linear.pvk")
-    for given in (str(DATA / "linear_relu.pte"), data, bytearray(data), io.BytesIO(data), tmp_path / "linear.pvk"):
+    for given in (
+        str(DATA / "linear_relu.pte"),
+        data,
+        bytearray(data),
+        io.BytesIO(data),
+        tmp_path / "linear.pvk",
+    ):
         program = runtime.load_program(given)
         (made,) = program.load_method("forward")([linear_input])
         assert type(made) is np.ndarray
         np.testing.assert_allclose(made, linear_output, rtol=0, atol=1e-6)
         assert infos(program.metadata("forward"), "output")[0][:3] == ((2, 3), 6, 24)
-    external = runtime.load_program(DATA / "linear_relu_external.pte", data_path=next((DATA / "linear_relu_external").glob("*.ptd")))
-    np.testing.assert_allclose(external.load_method("forward").execute([linear_input])[0], linear_output, rtol=0, atol=1e-6)
+    external = runtime.load_program(
+        DATA / "linear_relu_external.pte",
+        data_path=next((DATA / "linear_relu_external").glob("*.ptd")),
+    )
+    np.testing.assert_allclose(
+        external.load_method("forward").execute([linear_input])[0], linear_output, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.device
@@ -85,7 +106,9 @@ def test_methods_share_what_they_hold() -> None:
     assert program.method_names == {"forward", "step"}
     forward, step = program.load_method("forward"), program.load_method("step")
     x = np.random.default_rng(0).standard_normal((2, 5), np.float32)
-    np.testing.assert_allclose(step.execute([x[:1]])[0], forward.execute([x])[0][:1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        step.execute([x[:1]])[0], forward.execute([x])[0][:1], rtol=0, atol=1e-6
+    )
 
 
 def test_what_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""Saved programs: the same results from the file, on any device, for any sizes, without torch; damage is named."""
+"""Saved programs: the same results from the file, on any device, for any sizes, without torch;
+damage is named."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from tests.programs.conftest import DATA
 from tests.programs.process import NO_TORCH, python
 
 pytestmark = pytest.mark.device
-WHOLE = ("counter", "counter_portable", "dynamic_views", "gather", "linear_relu", "linear_relu_half", "topk")
+WHOLE = (
+    "counter",
+    "counter_portable",
+    "dynamic_views",
+    "gather",
+    "linear_relu",
+    "linear_relu_half",
+    "topk",
+)
 
 
 def _inputs(method: Any, seed: int = 0) -> list[np.ndarray]:
@@ -39,7 +48,9 @@ def _inputs(method: Any, seed: int = 0) -> list[np.ndarray]:
 
 
 def _same(a: Any, b: Any) -> None:
-    for x, y in zip(*(each if isinstance(each, tuple) else (each,) for each in (a, b)), strict=True):
+    for x, y in zip(
+        *(each if isinstance(each, tuple) else (each,) for each in (a, b)), strict=True
+    ):
         np.testing.assert_array_equal(x, y)
 
 
@@ -55,7 +66,7 @@ def linear(tmp_path: Path) -> Path:
     return tmp_path / "linear.pvk"
 
 
-# -- there and back ---------------------------------------------------------------------------------------------------
+# -- there and back ------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_saved_program_gives_the_same(name: str, tmp_path: Path) -> None:
     with purevk.load(DATA / f"{name}.pte") as program:
@@ -104,14 +115,20 @@ def test_dynamic_sizes_from_one_file(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = torch.cat([self.linear(self.norm(x)), y], 1)
             heads = z.view(z.shape[0], z.shape[1], 2, 4).transpose(1, 2)
-            mixed = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            mixed = torch.nn.functional.scaled_dot_product_attention(
+                heads, heads, heads, is_causal=True
+            )
             return mixed.transpose(1, 2).flatten(2) * z.shape[1] + torch.arange(z.shape[1])[:, None]
 
     torch.manual_seed(0)
     module = Tower().eval()
-    batch, left, right = (torch.export.Dim(name, min=1, max=top) for name, top in (("b", 4), ("l", 8), ("r", 16)))
+    batch, left, right = (
+        torch.export.Dim(name, min=1, max=top) for name, top in (("b", 4), ("l", 8), ("r", 16))
+    )
     example = (torch.randn(3, 4, 8), torch.randn(3, 6, 8))
-    with purevk.compile(module, example, dynamic_shapes=({0: batch, 1: left}, {0: batch, 1: right})) as program:
+    with purevk.compile(
+        module, example, dynamic_shapes=({0: batch, 1: left}, {0: batch, 1: right})
+    ) as program:
         program.save(tmp_path / "a.pvk")
     with purevk.load(tmp_path / "a.pvk") as loaded:
         for b, m, n in ((3, 4, 6), (4, 8, 16), (1, 1, 1), (2, 1, 3), (5, 20, 2), (1, 9, 40)):
@@ -174,7 +191,9 @@ def test_a_quantized_model(tmp_path: Path) -> None:
             self.register_buffer("zeros", torch.zeros(96, dtype=torch.int64))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+            weight = ops.dequantize_per_channel(
+                self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8
+            )
             return torch.nn.functional.linear(x, weight)
 
     torch.manual_seed(0)
@@ -204,22 +223,28 @@ print(json.dumps({"y": y.tolist(), "torch": "torch" in sys.modules}))
     np.testing.assert_allclose(said["y"], linear_output, rtol=0, atol=1e-6)
 
 
-def test_the_file_is_known_by_what_it_holds(linear: Path, linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+def test_the_file_is_known_by_what_it_holds(
+    linear: Path, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
     renamed = linear.with_suffix(".pte")
     os.replace(linear, renamed)
     for file in (renamed, renamed.read_bytes()):
         with purevk.load(file) as program:
-            np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                program.forward(linear_input), linear_output, rtol=0, atol=1e-6
+            )
     with pytest.raises(InputError, match="data files go with .pte"):
         purevk.load(renamed, [renamed])
 
 
-# -- what cannot be saved, and damage ---------------------------------------------------------------------------------
+# -- what cannot be saved, and damage ------------------------------------------------------------
 def test_an_argument_without_a_form_is_refused() -> None:
     value = Value("x", TensorType(DType.float32, (2,)))
     node = Node("aten.relu.default", (value, object()), (Value("y", value.type),))
     with pytest.raises(UnsupportedProgramError, match="type object cannot be saved"):
-        GraphWriter(lambda data: 0).method(Graph("forward", (value,), (node,), node.results), (), ())
+        GraphWriter(lambda data: 0).method(
+            Graph("forward", (value,), (node,), node.results), (), ()
+        )
 
 
 def test_every_kind_of_argument() -> None:
@@ -227,16 +252,27 @@ def test_every_kind_of_argument() -> None:
     inner = Graph("inner", (), (), (1,))
     args = (x, (x, (1, None)), True, 1 << 70, 0.1, float("inf"), "a'\n", DType.int8, 2 - 1j, inner)
     node = Node("aten.made.up", args, (Value("y", x.type),), "here", "alias")
-    data = GraphWriter(lambda data: 0).method(Graph("forward", (x,), (node,), (node.result, None, 3)), (), ())
+    data = GraphWriter(lambda data: 0).method(
+        Graph("forward", (x,), (node,), (node.result, None, 3)), (), ()
+    )
     graph, _, _ = GraphReader(lambda number: memoryview(b"")).method(data)
     (read,) = graph.nodes
-    assert read.args[1:-1] == ((graph.inputs[0], (1, None)), *args[2:-1]) and read.args[0] is graph.inputs[0]
-    assert read.args[-1].name == "inner" and read.args[-1].outputs == (1,) and graph.outputs == (read.result, None, 3)
+    assert (
+        read.args[1:-1] == ((graph.inputs[0], (1, None)), *args[2:-1])
+        and read.args[0] is graph.inputs[0]
+    )
+    assert (
+        read.args[-1].name == "inner"
+        and read.args[-1].outputs == (1,)
+        and graph.outputs == (read.result, None, 3)
+    )
     assert read.args[2] is True and (read.op, read.source, read.alias) == (node.op, "here", "alias")
     assert read.result.type == x.type
 
 
-def test_a_refused_save_leaves_no_file(linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_save_leaves_no_file(
+    linear: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(GraphWriter, "_bytes", lambda self, constant: self._arg(object()))
     with purevk.load(linear) as program, pytest.raises(UnsupportedProgramError):
         program.save(tmp_path / "other.pvk")
@@ -278,19 +314,29 @@ def _with_description(data: bytes, change: Any) -> bytes:
     start, content = saved._HEADER.unpack_from(data)[4], _description(data)
     change(content)
     text = json.dumps(content).encode()
-    head = saved._HEADER.pack(saved.MAGIC, saved.VERSION, 0, start + len(text), start, len(text), zlib.crc32(text))
+    head = saved._HEADER.pack(
+        saved.MAGIC, saved.VERSION, 0, start + len(text), start, len(text), zlib.crc32(text)
+    )
     return head + zlib.crc32(head).to_bytes(4, "little") + data[48:start] + text
 
 
 CHANGES = {
     "no methods": lambda c: c.pop("methods"),
     "tensor outside": lambda c: c["tensors"].append([1 << 40, 4, 0]),
-    "tensor that there is not": lambda c: c["methods"]["forward"]["graph"]["constants"][0].__setitem__(1, 99),
-    "negative tensor": lambda c: c["methods"]["forward"]["graph"]["constants"][0].__setitem__(1, -1),
+    "tensor that there is not": lambda c: c["methods"]["forward"]["graph"]["constants"][
+        0
+    ].__setitem__(1, 99),
+    "negative tensor": lambda c: c["methods"]["forward"]["graph"]["constants"][0].__setitem__(
+        1, -1
+    ),
     "small tensor": lambda c: c["tensors"][0].__setitem__(1, 1),
     "unknown dtype": lambda c: c["methods"]["forward"]["values"][0].__setitem__(1, "float13"),
-    "unknown symbol": lambda c: c["methods"]["forward"]["values"][0].__setitem__(2, [[[1, ["s9"]]]]),
-    "unknown kind": lambda c: c["methods"]["forward"]["graph"]["nodes"][0].__setitem__(1, [{"what": 1}]),
+    "unknown symbol": lambda c: c["methods"]["forward"]["values"][0].__setitem__(
+        2, [[[1, ["s9"]]]]
+    ),
+    "unknown kind": lambda c: c["methods"]["forward"]["graph"]["nodes"][0].__setitem__(
+        1, [{"what": 1}]
+    ),
     "use before definition": lambda c: c["methods"]["forward"]["graph"]["nodes"].reverse(),
     "no object": lambda c: c["methods"].__setitem__("forward", 3),
 }

@@ -1,4 +1,5 @@
-"""Calls with new sizes cost a recording, those with known ones nothing; inputs above the bounds of files."""
+"""Calls with new sizes cost a recording, those with known ones nothing; inputs above the bounds of
+files."""
 
 from __future__ import annotations
 
@@ -21,11 +22,21 @@ A, B = Symbol("a", 64, lower=1), Symbol("b", 64, lower=1)
 SIZES = st.recursive(
     st.one_of(st.integers(-5, 40), st.sampled_from([Dim.of(A), Dim.of(B)])),
     lambda inner: st.builds(
-        lambda f, x, y: f(x, y), st.sampled_from([lambda x, y: x + y, lambda x, y: x * y, lambda x, y: x // 3 - y, _dims.minimum, _dims.maximum]),
-        inner, inner,
+        lambda f, x, y: f(x, y),
+        st.sampled_from(
+            [
+                lambda x, y: x + y,
+                lambda x, y: x * y,
+                lambda x, y: x // 3 - y,
+                _dims.minimum,
+                _dims.maximum,
+            ]
+        ),
+        inner,
+        inner,
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 64), st.integers(1, 64))
@@ -45,7 +56,12 @@ def test_recordings_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PUREVK_RECORDINGS", "3")
     with purevk.load(DATA / "dynamic_views.pte") as program:
         graph = program.method("forward").executable.graph
-        for sizes, recorded in (((5, 4, 5, 4, 5, 4), 2), ((3, 5, 4, 3), 3), ((2, 3, 4), 4), ((5,), 5)):
+        for sizes, recorded in (
+            ((5, 4, 5, 4, 5, 4), 2),
+            ((3, 5, 4, 3), 3),
+            ((2, 3, 4), 4),
+            ((5,), 5),
+        ):
             for size in sizes:
                 x, wanted = _views(size)
                 np.testing.assert_allclose(program.forward(x), wanted, rtol=1e-6)
@@ -54,8 +70,13 @@ def test_recordings_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.device
 def test_a_file_grows_once_or_holds_its_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    with purevk.load(DATA / "dynamic_views.pte") as program, caplog.at_level(logging.WARNING, "purevk"):
-        bound = max(_dims.upper(size) for size in program.method("forward").graph.inputs[0].type.dims[:2])
+    with (
+        purevk.load(DATA / "dynamic_views.pte") as program,
+        caplog.at_level(logging.WARNING, "purevk"),
+    ):
+        bound = max(
+            _dims.upper(size) for size in program.method("forward").graph.inputs[0].type.dims[:2]
+        )
         for size in (bound, bound + 1, 2 * bound, bound + 3, 2):
             x, wanted = _views(size)
             np.testing.assert_allclose(program.forward(x), wanted, rtol=1e-6)
@@ -64,12 +85,17 @@ def test_a_file_grows_once_or_holds_its_bounds(caplog: pytest.LogCaptureFixture)
         for size in (bound + 1, 2 * bound):
             program.forward(_views(size)[0])
         assert caplog.text.count("above the exported bounds") <= 2
-    with purevk.load(DATA / "dynamic_views.pte", bounds="strict") as program, pytest.raises(InputError, match="above the exported"):
+    with (
+        purevk.load(DATA / "dynamic_views.pte", bounds="strict") as program,
+        pytest.raises(InputError, match="above the exported"),
+    ):
         program.forward(_views(bound + 1)[0])
 
 
 @pytest.mark.device
-def test_the_specialization_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_specialization_that_was_not_used_for_longest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = pytest.importorskip("torch")
     from tests.ops.harness import program_of, tensor
 

@@ -76,22 +76,28 @@ def check(program) -> None:
     reference = dict(zip(("prefill", "decode", "look"), fresh()))
     with torch.no_grad():
         for name, inputs in CALLS:
-            torch.testing.assert_close(program.method(name)(*inputs), reference[name](*inputs), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                program.method(name)(*inputs), reference[name](*inputs), rtol=1e-4, atol=1e-5
+            )
 
 
 def given():
     prefill, decode, look = fresh()
     return {
-        "prefill": (prefill, CALLS[0][1]), "decode": torch.export.export(decode, CALLS[1][1], strict=False),
+        "prefill": (prefill, CALLS[0][1]),
+        "decode": torch.export.export(decode, CALLS[1][1], strict=False),
         "look": (look, CALLS[2][1], None),
-    }  # fmt: skip
+    }
 
 
 def test_methods_share_weights_and_buffers(tmp_path: Path) -> None:
     with purevk.compile(given()) as program:
         assert set(program.state) == {"model.rows", "model.count"}
         one = purevk.compile(fresh()[0], CALLS[0][1])
-        assert program.memory.weights < 1.5 * one.memory.weights and program.memory.state == one.memory.state
+        assert (
+            program.memory.weights < 1.5 * one.memory.weights
+            and program.memory.state == one.memory.state
+        )
         one.close()
         check(program)
         program.reset_state()
@@ -106,7 +112,11 @@ def test_reading_and_writing(tmp_path: Path) -> None:
     prefill, _, _ = fresh()
     with purevk.compile(*[prefill, CALLS[0][1]]) as program:
         state = program.state
-        assert len(state) == 2 and state["model.rows"].shape == (8, 4) and not state["model.rows"].any()
+        assert (
+            len(state) == 2
+            and state["model.rows"].shape == (8, 4)
+            and not state["model.rows"].any()
+        )
         program(*CALLS[0][1])
         np.testing.assert_allclose(state["model.rows"][:3], CALLS[0][1][0].numpy())
         assert state["model.count"].tolist() == [1]
@@ -137,9 +147,16 @@ def test_reading_and_writing(tmp_path: Path) -> None:
 def test_buffers_of_one_name_that_are_not_one() -> None:
     (one, _, _), (two, _, _) = fresh(), fresh()
     with purevk.compile({"one": (one, CALLS[0][1]), "two": (two, CALLS[0][1])}) as program:
-        assert set(program.state) == {"one.model.rows", "one.model.count", "two.model.rows", "two.model.count"}
+        assert set(program.state) == {
+            "one.model.rows",
+            "one.model.count",
+            "two.model.rows",
+            "two.model.count",
+        }
         program.method("one")(*CALLS[0][1])
-        assert program.state["one.model.count"].tolist() == [1] and program.state["two.model.count"].tolist() == [0]
+        assert program.state["one.model.count"].tolist() == [1] and program.state[
+            "two.model.count"
+        ].tolist() == [0]
 
 
 def test_what_is_no_model() -> None:
@@ -147,24 +164,32 @@ def test_what_is_no_model() -> None:
         purevk.compile({"decode": fresh()[1]})
 
 
-@pytest.mark.parametrize(("vulkan", "named"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("vulkan", "named"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
 def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
     pytest.importorskip("executorch")
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
     from executorch.exir.passes import MemoryPlanningPass
 
     with _quiet(), torch.no_grad():
         programs = {
             name: torch.export.export(module, inputs, strict=False)
             for (name, inputs), module in zip(CALLS[:3], fresh())
-        }  # fmt: skip
+        }
         edge = to_edge_transform_and_lower(
-            programs, partitioner={name: [VulkanPartitioner({})] for name in programs} if vulkan else None,
+            programs,
+            partitioner={name: [VulkanPartitioner({})] for name in programs} if vulkan else None,
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )  # fmt: skip
+        )
         config = ExecutorchBackendConfig(
-            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True), emit_mutable_buffer_names=named
+            memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True),
+            emit_mutable_buffer_names=named,
         )
         data = edge.to_executorch(config).buffer
     with purevk.load(data) as program:
@@ -220,5 +245,7 @@ def test_written_inputs_of_a_compiled_module() -> None:
 
     with purevk.compile(Write(), (tensor(4), tensor(4, seed=1))) as program:
         given = tensor(4)
-        torch.testing.assert_close(program(given, tensor(4, seed=1)), (tensor(4) + tensor(4, seed=1)) * 2)
+        torch.testing.assert_close(
+            program(given, tensor(4, seed=1)), (tensor(4) + tensor(4, seed=1)) * 2
+        )
         torch.testing.assert_close(given, tensor(4) + tensor(4, seed=1))

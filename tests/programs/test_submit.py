@@ -73,7 +73,9 @@ def test_states_keep_the_order_of_calls() -> None:
         program.reset_state()
         made: list[Any] = []
         for n in range(6):  # submitted and plain calls in turns
-            made.append(program.submit(x * np.float32(n)) if n % 3 else program.forward(x * np.float32(n)))
+            made.append(
+                program.submit(x * np.float32(n)) if n % 3 else program.forward(x * np.float32(n))
+            )
         made = [each if isinstance(each, np.ndarray) else each.result() for each in made]
         np.testing.assert_array_equal(made, alone)
         program.submit(x)
@@ -91,7 +93,9 @@ def test_inputs_that_a_model_writes() -> None:
     with purevk.compile(Writes(), given) as program:
         y, out = torch.ones(3), torch.empty(3)
         handle = program.submit(torch.full((3,), 2.0), y)
-        assert torch.equal(handle.result(), torch.full((3,), 6.0)) and torch.equal(y, torch.full((3,), 3.0))
+        assert torch.equal(handle.result(), torch.full((3,), 6.0)) and torch.equal(
+            y, torch.full((3,), 3.0)
+        )
         assert program.forward(torch.ones(3), y, out=out) is out
         assert torch.equal(out, torch.full((3,), 8.0)) and torch.equal(y, torch.full((3,), 4.0))
 
@@ -165,7 +169,8 @@ def test_a_callback_may_submit_and_close(gate: Any) -> None:
 
 
 def test_the_host_prepares_meanwhile(gate: Any) -> None:
-    """Waiting on both sides, so that other work on the machine does not matter: 8 x 30 ms each, of which half must be gone."""
+    """Waiting on both sides, so that other work on the machine does not matter: 8 x 30 ms each, of
+    which half must be gone."""
     program = gate(lambda x: (time.sleep(0.03), x)[1])
 
     def prepared(n: int) -> np.ndarray:
@@ -197,7 +202,7 @@ def test_a_forgotten_program_is_released(linear_input: np.ndarray) -> None:
     assert threading.active_count() < before
 
 
-# -- threads ----------------------------------------------------------------------------------------------------------
+# -- threads -------------------------------------------------------------------------------------
 class Grows(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -208,10 +213,13 @@ class Grows(torch.nn.Module):
 
 
 def test_threads_call_submit_and_lower_again_on_one_device(context: Context) -> None:
-    """Several programs, several threads each, with sizes for which methods are lowered again meanwhile."""
+    """Several programs, several threads each, with sizes for which methods are lowered again
+    meanwhile."""
     models = [Grows().eval() for _ in range(2)]
     dim = ({0: torch.export.Dim("n", min=2, max=8)},)
-    programs = [purevk.compile(model, (torch.zeros(4, 8),), dim, context=context) for model in models]
+    programs = [
+        purevk.compile(model, (torch.zeros(4, 8),), dim, context=context) for model in models
+    ]
 
     def calls(which: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -227,7 +235,13 @@ def test_threads_call_submit_and_lower_again_on_one_device(context: Context) -> 
         for handle, expected in handles:
             torch.testing.assert_close(handle.result(60), expected)
 
-    in_threads(*(lambda which=which, seed=seed: calls(which, seed) for which in range(2) for seed in range(2)))
+    in_threads(
+        *(
+            lambda which=which, seed=seed: calls(which, seed)
+            for which in range(2)
+            for seed in range(2)
+        )
+    )
     for program in programs:
         program.close()
 
@@ -259,7 +273,11 @@ def test_closing_while_threads_call(linear_input: np.ndarray) -> None:
         started.wait()
         for number in range(200):
             try:
-                made = program.submit(linear_input).result(60) if number % 2 else program.forward(linear_input)
+                made = (
+                    program.submit(linear_input).result(60)
+                    if number % 2
+                    else program.forward(linear_input)
+                )
             except PurevkError as error:
                 assert "closed" in str(error)
                 return

@@ -1,4 +1,5 @@
-"""Whole programs under the Khronos validation layer, synchronization validation included: not one message."""
+"""Whole programs under the Khronos validation layer, synchronization validation included: not one
+message."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.device
 @pytest.mark.parametrize(
     ("name", "variant"),
     parameters(("mobilenet_v2", "encoder2", "decoder", "fallback_cumsum"), ("fp32",))
-    + parameters(("resnet18", "minilm_sdpa_dyn", "minilm_eager_dyn", "deit_tiny", "decoder_dyn"), ("fp16",)),
+    + parameters(
+        ("resnet18", "minilm_sdpa_dyn", "minilm_eager_dyn", "deit_tiny", "decoder_dyn"), ("fp16",)
+    ),
 )
 def test_a_model_runs_without_a_message(name: str, variant: str) -> None:
     """Loading, several calls, a reset and closing; each message would raise ValidationError."""
@@ -51,7 +54,8 @@ print(json.dumps(on))
 
 
 def test_a_missing_barrier_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The silence above means something: without the barriers between dispatches, synchronization validation speaks up."""
+    """The silence above means something: without the barriers between dispatches, synchronization
+    validation speaks up."""
     monkeypatch.setattr(ComputeGraph, "_hazards", lambda self: [False] * len(self.dispatches))
     with pytest.raises(ValidationError, match="SYNC-HAZARD"):
         with Context(api.open_device(validation=True), Cache(None)) as context:

@@ -1,4 +1,5 @@
-"""Programs exported anew, read by us and by executorch's own deserializers: the two must agree in every field."""
+"""Programs exported anew, read by us and by executorch's own deserializers: the two must agree in
+every field."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.export
 
 
 def script() -> ModuleType:
-    """tests/data/make_pte.py as a module, under its name: torch imports the module of what it exports."""
+    """tests/data/make_pte.py as a module, under its name: torch imports the module of what it
+    exports."""
     spec = importlib.util.spec_from_file_location("make_pte", DATA.parent / "make_pte.py")
     module = sys.modules["make_pte"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -62,7 +64,9 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
 
     def tensor(value: Tensor, reference: Any) -> Any:
         place = value.allocation and schema.AllocationDetails(
-            value.allocation.memory_id, value.allocation.offset & 0xFFFFFFFF, value.allocation.offset >> 32
+            value.allocation.memory_id,
+            value.allocation.offset & 0xFFFFFFFF,
+            value.allocation.offset >> 32,
         )
         extra = None
         if reference.extra_tensor_info is not None:
@@ -121,7 +125,9 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
     def plan(value: ours.ExecutionPlan, reference: Any) -> Any:
         return schema.ExecutionPlan(
             name=value.name,
-            container_meta_type=schema.ContainerMetadata(value.input_structure, value.output_structure),
+            container_meta_type=schema.ContainerMetadata(
+                value.input_structure, value.output_structure
+            ),
             values=[evalue(*pair) for pair in zip(value.values, reference.values, strict=True)],
             inputs=list(value.inputs),
             outputs=list(value.outputs),
@@ -131,24 +137,32 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
                     outputs=list(chain.outputs),
                     instructions=[instruction(call) for call in chain.instructions],
                     stacktrace=[
-                        schema.FrameList([schema.Frame(f.filename, f.lineno, f.name, f.context) for f in frames])
+                        schema.FrameList(
+                            [schema.Frame(f.filename, f.lineno, f.name, f.context) for f in frames]
+                        )
                         for frames in chain.stacktrace
                     ],
                 )
                 for chain in value.chains
             ],
-            operators=[schema.Operator(operator.name, operator.overload) for operator in value.operators],
+            operators=[
+                schema.Operator(operator.name, operator.overload) for operator in value.operators
+            ],
             delegates=[
                 schema.BackendDelegate(
                     delegate.id,
-                    schema.BackendDelegateDataReference(schema.DataLocation(delegate.location), delegate.index),
+                    schema.BackendDelegateDataReference(
+                        schema.DataLocation(delegate.location), delegate.index
+                    ),
                     [schema.CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs],
                 )
                 for delegate in value.delegates
             ],
             non_const_buffer_sizes=list(value.arena_sizes),
             non_const_buffer_device=[
-                schema.NonConstBufferDevice(row.arena, schema.DeviceType(row.device_type), row.device_index)
+                schema.NonConstBufferDevice(
+                    row.arena, schema.DeviceType(row.device_type), row.device_index
+                )
                 for row in value.arena_devices
             ],
         )
@@ -159,10 +173,17 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
     def build(reference: Any) -> Any:
         return schema.Program(
             version=program.version,
-            execution_plan=[plan(*pair) for pair in zip(program.plans, reference.execution_plan, strict=True)],
+            execution_plan=[
+                plan(*pair) for pair in zip(program.plans, reference.execution_plan, strict=True)
+            ],
             constant_buffer=[schema.Buffer(bytes(data)) for data in program.inline_constants],
-            backend_delegate_data=[schema.BackendDelegateInlineData(bytes(data)) for data in program.inline_delegates],
-            segments=[schema.DataSegment(item.offset - segment_base, item.size) for item in program.segments],
+            backend_delegate_data=[
+                schema.BackendDelegateInlineData(bytes(data)) for data in program.inline_delegates
+            ],
+            segments=[
+                schema.DataSegment(item.offset - segment_base, item.size)
+                for item in program.segments
+            ],
             constant_segment=program.constants and subsegments(program.constants),
             mutable_data_segments=[subsegments(item) for item in program.mutable_data],
             named_data=[schema.NamedData(key, index) for key, index in program.named.items()],
@@ -207,7 +228,9 @@ def test_data_of_a_program(folder_of: Callable[[str], Path], name: str) -> None:
     named = {} if reference.named_data is None else reference.named_data.pte_data
     assert set(named) == set(program.named)
     for key, entry in named.items():
-        assert bytes(program.named_data(key)) == bytes(reference.named_data.buffers[entry.buffer_index])
+        assert bytes(program.named_data(key)) == bytes(
+            reference.named_data.buffers[entry.buffer_index]
+        )
     initial = [
         value
         for plan in program.plans
@@ -221,13 +244,16 @@ def test_data_of_a_program(folder_of: Callable[[str], Path], name: str) -> None:
     blobs = [item.data for item in reference.program.backend_delegate_data]
     for plan, other in zip(program.plans, reference.program.execution_plan, strict=True):
         for delegate, reference_delegate in zip(plan.delegates, other.delegates, strict=True):
-            assert bytes(program.delegate_data(delegate)) == bytes(blobs[reference_delegate.processed.index])
+            assert bytes(program.delegate_data(delegate)) == bytes(
+                blobs[reference_delegate.processed.index]
+            )
     inline = {d.location for plan in program.plans for d in plan.delegates} == {DataLocation.INLINE}
     assert inline == (name == "linear_relu_inline")
 
 
 def as_vulkan(graph: pte.VkGraph) -> Any:
-    """Our VkGraph as executorch's dataclasses, with doubles as its reader gives them: text of 12 decimals."""
+    """Our VkGraph as executorch's dataclasses, with doubles as its reader gives them: text of 12
+    decimals."""
     from executorch.backends.vulkan.serialization import vulkan_graph_schema as schema
 
     def value(item: Any) -> Any:
@@ -257,7 +283,9 @@ def as_vulkan(graph: pte.VkGraph) -> Any:
 
     return schema.VkGraph(
         version=graph.version,
-        chain=[schema.OperatorCall(call.node_id, call.name, list(call.args)) for call in graph.chain],
+        chain=[
+            schema.OperatorCall(call.node_id, call.name, list(call.args)) for call in graph.chain
+        ],
         values=[schema.VkValue(value(item)) for item in graph.values],
         input_ids=list(graph.input_ids),
         output_ids=list(graph.output_ids),
@@ -268,7 +296,9 @@ def as_vulkan(graph: pte.VkGraph) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if b"VK00" in (DATA / f"{name}.pte").read_bytes()])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if b"VK00" in (DATA / f"{name}.pte").read_bytes()]
+)
 def test_vulkan_graphs(folder_of: Callable[[str], Path], name: str) -> None:
     from executorch.backends.vulkan.serialization.vulkan_graph_serialize import (
         VulkanDelegateHeader,
@@ -276,7 +306,9 @@ def test_vulkan_graphs(folder_of: Callable[[str], Path], name: str) -> None:
     )
 
     program, _ = read(folder_of(name), name)
-    delegates = [item for plan in program.plans for item in plan.delegates if item.id == VULKAN_BACKEND]
+    delegates = [
+        item for plan in program.plans for item in plan.delegates if item.id == VULKAN_BACKEND
+    ]
     assert delegates
     for delegate in delegates:
         blob = bytes(program.delegate_data(delegate))
@@ -303,14 +335,19 @@ def test_data_files(folder_of: Callable[[str], Path], name: str) -> None:
             if layout is not None:
                 other = entry.tensor_layout
                 assert layout.scalar_type == int(other.scalar_type)
-                assert (list(layout.sizes), list(layout.dim_order)) == (list(other.sizes), list(other.dim_order))
+                assert (list(layout.sizes), list(layout.dim_order)) == (
+                    list(other.sizes),
+                    list(other.dim_order),
+                )
 
 
 def test_every_member_of_the_vulkan_union(tmp_path: Path) -> None:
     """All kinds of values, written by flatc from executorch's own schema."""
     import torch
     from executorch.backends.vulkan.serialization import vulkan_graph_schema as schema
-    from executorch.backends.vulkan.serialization.vulkan_graph_serialize import serialize_vulkan_graph
+    from executorch.backends.vulkan.serialization.vulkan_graph_serialize import (
+        serialize_vulkan_graph,
+    )
 
     items = [
         schema.Null(),

@@ -61,7 +61,16 @@ def read(data: bytes, schema: fb.Schema = ROOT) -> fb.Table:
 )
 def test_every_value_comes_back(values: dict) -> None:
     table = read(write(ROOT, values, b"TEST"))
-    defaults = {"byte": 0, "hint": 255, "on": False, "small": 0, "natural": 0, "large": 0, "real": 0.0, "text": ""}
+    defaults = {
+        "byte": 0,
+        "hint": 255,
+        "on": False,
+        "small": 0,
+        "natural": 0,
+        "large": 0,
+        "real": 0.0,
+        "text": "",
+    }
     for name, default in (defaults | {"ints": (), "flags": ()}).items():
         assert table[name] == values.get(name, default)
 
@@ -69,7 +78,9 @@ def test_every_value_comes_back(values: dict) -> None:
 def test_tables_blobs_and_unions() -> None:
     leaves = [{"number": 5}, {}, {"number": -7}]
     data = write(
-        ROOT, {"blob": b"abc", "leaf": {"number": 3}, "leaves": leaves, "choice": (LEAF, {"number": 9})}, b"TEST"
+        ROOT,
+        {"blob": b"abc", "leaf": {"number": 3}, "leaves": leaves, "choice": (LEAF, {"number": 9})},
+        b"TEST",
     )
     table = read(data)
     assert bytes(table["blob"]) == b"abc"
@@ -97,7 +108,9 @@ def test_member_without_fields_needs_no_table() -> None:
 
 @pytest.mark.parametrize("tag", [0, 3, 255])
 def test_unknown_tag(tag: int) -> None:
-    with pytest.raises(FileFormatError, match=rf"Root.choice has the unknown tag {tag}\n.*\n  why: tags 1 to 2"):
+    with pytest.raises(
+        FileFormatError, match=rf"Root.choice has the unknown tag {tag}\n.*\n  why: tags 1 to 2"
+    ):
         read(write(ROOT, {"choice": (tag, None)}, b"TEST")).union("choice")
 
 
@@ -117,7 +130,9 @@ def test_fields_that_an_older_release_did_not_write() -> None:
 
 
 def test_wrong_identifier() -> None:
-    with pytest.raises(FileFormatError, match=r"marked b'OTHR'\n  where: file, byte 4\n  why: b'TEST' is accepted"):
+    with pytest.raises(
+        FileFormatError, match=r"marked b'OTHR'\n  where: file, byte 4\n  why: b'TEST' is accepted"
+    ):
         read(write(ROOT, {}, b"OTHR"))
 
 
@@ -131,7 +146,9 @@ def test_vector_longer_than_the_buffer() -> None:
     data = bytearray(write(ROOT, {"ints": (1, 2, 3)}, b"TEST"))
     at = data.index(struct.pack("<Iq", 3, 1))
     struct.pack_into("<I", data, at, 2**31)
-    with pytest.raises(FileFormatError, match=rf"Root.ints has {2**31} items, more than the flatbuffer holds"):
+    with pytest.raises(
+        FileFormatError, match=rf"Root.ints has {2**31} items, more than the flatbuffer holds"
+    ):
         read(data)["ints"]
 
 
@@ -139,13 +156,15 @@ def test_offset_outside_the_buffer() -> None:
     data = bytearray(write(ROOT, {}, b"TEST"))
     struct.pack_into("<I", data, 0, 2**32 - 1)
     with pytest.raises(
-        FileFormatError, match=rf"Root lies outside the flatbuffer\n.*\n  why: 4 bytes at {2**32 - 1} of"
+        FileFormatError,
+        match=rf"Root lies outside the flatbuffer\n.*\n  why: 4 bytes at {2**32 - 1} of",
     ):
         read(data)
 
 
 def test_tables_that_are_shared_too_often() -> None:
-    """A vector whose offsets all lead to one large table would otherwise cost the square of the file's size."""
+    """A vector whose offsets all lead to one large table would otherwise cost the square of the
+    file's size."""
     inner = fb.Schema("Inner", items=fb.numbers(fb.i64()))
     outer = fb.Schema("Outer", tables=fb.Many(inner))
     data = bytearray(write(outer, {"tables": [{}] * 4000 + [{"items": (1,) * 20000}]}, b"TEST"))

@@ -31,7 +31,9 @@ def use(data: bytes, data_files: list[bytes]) -> bool:
     for plan in program.plans:
         for value in plan.values:
             if isinstance(value, Tensor):
-                steps += [lambda value=value: (value.strides, value.nbytes, program.tensor_data(value))]
+                steps += [
+                    lambda value=value: (value.strides, value.nbytes, program.tensor_data(value))
+                ]
         for delegate in plan.delegates:
             if delegate.id == VULKAN_BACKEND:
                 steps += [lambda delegate=delegate: walk(program, delegate)]
@@ -74,7 +76,9 @@ def test_every_truncation_of_a_data_file(name: str) -> None:
 @settings(max_examples=600)
 @given(
     st.sampled_from(NAMES),
-    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=6
+    ),
 )
 def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(ORIGINALS[name])
@@ -86,7 +90,9 @@ def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
 @settings(max_examples=200)
 @given(
     st.sampled_from(sorted(DATA_ORIGINALS)),
-    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4
+    ),
 )
 def test_changed_bytes_of_a_data_file(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(DATA_ORIGINALS[name])
@@ -98,7 +104,8 @@ def test_changed_bytes_of_a_data_file(name: str, changes: list[tuple[float, int]
 @pytest.mark.parametrize("name", ["topk", "dynamic_views", "gather", "linear_portable_external"])
 @pytest.mark.parametrize("word", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_every_word_replaced(name: str, word: int) -> None:
-    """Each aligned 4 bytes in turn: offsets, lengths and indices all meet the values that are likeliest to break."""
+    """Each aligned 4 bytes in turn: offsets, lengths and indices all meet the values that are
+    likeliest to break."""
     files = [DATA_ORIGINALS[name]] if name in DATA_ORIGINALS else []
     original = ORIGINALS[name]
     start = time.monotonic()

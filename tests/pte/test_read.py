@@ -1,4 +1,5 @@
-"""Committed programs against what their models are (tests/data/make_pte.py), and older forms of the file."""
+"""Committed programs against what their models are (tests/data/make_pte.py), and older forms of the
+file."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ def weights(program: pte.Program) -> dict[tuple[int, ...], np.ndarray]:
     """Constants of the first Vulkan graph, by their dims."""
     graph = graph_of(program)
     return {
-        value.dims: np.frombuffer(program.vulkan_constant(graph, value.constant_id), value.dtype.numpy).reshape(
-            value.dims
-        )
+        value.dims: np.frombuffer(
+            program.vulkan_constant(graph, value.constant_id), value.dtype.numpy
+        ).reshape(value.dims)
         for value in graph.values
         if isinstance(value, VkTensor) and value.is_constant
     }
@@ -61,7 +62,11 @@ def weights(program: pte.Program) -> dict[tuple[int, ...], np.ndarray]:
 def test_every_program_reads_from_path_and_bytes(name: str) -> None:
     mapped = read(name)
     held = pte.read_program((DATA / f"{name}.pte").read_bytes(), data_files(name))
-    assert held.plans == mapped.plans and held.segments == mapped.segments and held.named == mapped.named
+    assert (
+        held.plans == mapped.plans
+        and held.segments == mapped.segments
+        and held.named == mapped.named
+    )
     assert held.methods == (("forward", "step") if name == "two_methods" else ("forward",))
 
 
@@ -90,20 +95,32 @@ def test_linear_relu() -> None:
 
 
 def test_weights_are_the_same_wherever_they_are_stored() -> None:
-    """In the program, as halves, in a data file, as constants of a program without a delegate, or external to it."""
+    """In the program, as halves, in a data file, as constants of a program without a delegate, or
+    external to it."""
     expected = weights(read("linear_relu"))
-    assert set(expected) == {(3, 5), (3,)} and all(np.abs(array).max() <= 5**-0.5 for array in expected.values())
+    assert set(expected) == {(3, 5), (3,)} and all(
+        np.abs(array).max() <= 5**-0.5 for array in expected.values()
+    )
     half = weights(read("linear_relu_half"))
     for name in ("linear_relu_inline", "linear_relu_external"):
         found = weights(read(name))
         assert all(np.array_equal(found[dims], array) for dims, array in expected.items())
     for name in ("linear_portable", "linear_portable_external"):
         program = read(name)
-        constants = [value for value in program.method().values if isinstance(value, Tensor) and value.is_constant]
-        found = {v.sizes: np.frombuffer(program.tensor_data(v), v.dtype.numpy).reshape(v.sizes) for v in constants}
+        constants = [
+            value
+            for value in program.method().values
+            if isinstance(value, Tensor) and value.is_constant
+        ]
+        found = {
+            v.sizes: np.frombuffer(program.tensor_data(v), v.dtype.numpy).reshape(v.sizes)
+            for v in constants
+        }
         assert all(np.array_equal(found[dims], array) for dims, array in expected.items())
     for dims, array in expected.items():
-        assert half[dims].dtype == np.float16 and np.array_equal(half[dims], array.astype(np.float16))
+        assert half[dims].dtype == np.float16 and np.array_equal(
+            half[dims], array.astype(np.float16)
+        )
 
 
 def test_half_graph_keeps_float_staging() -> None:
@@ -116,9 +133,15 @@ def test_operator_between_two_delegates() -> None:
     program = read("topk")
     method = program.method()
     first, kernel, second = method.chains[0].instructions
-    assert isinstance(first, DelegateCall) and isinstance(second, DelegateCall) and isinstance(kernel, KernelCall)
+    assert (
+        isinstance(first, DelegateCall)
+        and isinstance(second, DelegateCall)
+        and isinstance(kernel, KernelCall)
+    )
     assert str(method.operators[kernel.op_index]) == "aten::topk.values"
-    x, k, dim, largest, is_sorted, values, indices, outs = (method.values[index] for index in kernel.args)
+    x, k, dim, largest, is_sorted, values, indices, outs = (
+        method.values[index] for index in kernel.args
+    )
     assert (k, dim, largest, is_sorted) == (Int(2), Int(-1), Bool(True), Bool(True))
     assert (x.sizes, values.sizes, indices.dtype) == ((2, 7), (2, 2), DType.int64)
     assert outs == TensorList((kernel.args[5], kernel.args[6]))
@@ -135,7 +158,10 @@ def test_dynamic_shape() -> None:
     shape = graph.values[view.args[1]]
     assert isinstance(shape, ValueList)
     items = [graph.values[index] for index in shape.items]
-    assert [type(item) for item in items] == [Int, SymInt, Int, Int] and items[2:] == [Int(2), Int(4)]
+    assert [type(item) for item in items] == [Int, SymInt, Int, Int] and items[2:] == [
+        Int(2),
+        Int(4),
+    ]
     assert any(op.name == "sym_size.int" for op in graph.chain)
 
 
@@ -148,17 +174,33 @@ def test_mutable_buffer_of_a_delegate() -> None:
 
 def test_mutable_buffer_with_a_first_value() -> None:
     program = read("counter_portable")
-    (cache,) = (v for v in program.method().values if isinstance(v, Tensor) and v.has_data and v.allocation)
+    (cache,) = (
+        v for v in program.method().values if isinstance(v, Tensor) and v.has_data and v.allocation
+    )
     assert not cache.is_constant and cache.allocation == Allocation(1, cache.allocation.offset)
     assert np.frombuffer(program.tensor_data(cache), np.float32).tolist() == list(range(8))
-    bound = [v for v in program.method().values if isinstance(v, Tensor) and not v.has_data and not v.allocation]
+    bound = [
+        v
+        for v in program.method().values
+        if isinstance(v, Tensor) and not v.has_data and not v.allocation
+    ]
     assert len(bound) == 1 and program.tensor_data(bound[0]) is None
 
 
 def test_branch() -> None:
     instructions = read("branch").method().chains[0].instructions
-    assert [type(item) for item in instructions] == [JumpFalse, KernelCall, MoveCall, JumpFalse, KernelCall, MoveCall]
-    assert [item.destination for item in instructions if isinstance(item, JumpFalse)] == [4, len(instructions)]
+    assert [type(item) for item in instructions] == [
+        JumpFalse,
+        KernelCall,
+        MoveCall,
+        JumpFalse,
+        KernelCall,
+        MoveCall,
+    ]
+    assert [item.destination for item in instructions if isinstance(item, JumpFalse)] == [
+        4,
+        len(instructions),
+    ]
 
 
 def test_lists_and_channels_last() -> None:
@@ -187,25 +229,35 @@ def test_data_file() -> None:
     assert (layout.scalar_type, layout.sizes, layout.dim_order) == (6, (3, 5), (0, 1))
     assert len(file.data("linear.weight")) == 60
     (path,) = data_files("linear_relu_external")
-    assert {entry.layout for entry in pte.read_data_file(path.read_bytes()).entries.values()} == {None}
+    assert {entry.layout for entry in pte.read_data_file(path.read_bytes()).entries.values()} == {
+        None
+    }
 
 
 def test_missing_data_file() -> None:
     program = pte.read_program(DATA / "linear_relu_external.pte")
     with pytest.raises(
-        FileFormatError, match="no data under the key .*\n  where: .*pte\n  why: .* no data file was given"
+        FileFormatError,
+        match="no data under the key .*\n  where: .*pte\n  why: .* no data file was given",
     ):
         program.vulkan_constant(graph_of(program), 0)
-    program = pte.read_program(DATA / "linear_portable_external.pte", data_files("linear_relu_external"))
+    program = pte.read_program(
+        DATA / "linear_portable_external.pte", data_files("linear_relu_external")
+    )
     with pytest.raises(FileFormatError, match="'linear.weight'.*\n.*\n  why: .*vulkan_constants_"):
-        list(map(program.tensor_data, (v for v in program.method().values if isinstance(v, Tensor))))
+        list(
+            map(program.tensor_data, (v for v in program.method().values if isinstance(v, Tensor)))
+        )
 
 
 def test_data_file_of_another_model() -> None:
     program = read("linear_portable_external")
-    (weight,) = (v for v in program.method().values if isinstance(v, Tensor) and v.name == "linear.weight")
+    (weight,) = (
+        v for v in program.method().values if isinstance(v, Tensor) and v.name == "linear.weight"
+    )
     with pytest.raises(
-        FileFormatError, match=r"another tensor than the program does\n.*\n  why: .*\(6, \(3, 5\), \(0, 1\)\)"
+        FileFormatError,
+        match=r"another tensor than the program does\n.*\n  why: .*\(6, \(3, 5\), \(0, 1\)\)",
     ):
         program.tensor_data(dataclasses.replace(weight, sizes=(5, 3)))
 
@@ -234,7 +286,11 @@ def test_close_keeps_slices_and_frees_the_map() -> None:
 def test_with_statement_and_describe() -> None:
     with read("topk") as program:
         text = pte.describe(program)
-    assert "method 'forward'" in text and "input 0: float32[2, 7]" in text and "output 1: int64[2, 2]" in text
+    assert (
+        "method 'forward'" in text
+        and "input 0: float32[2, 7]" in text
+        and "output 1: int64[2, 2]" in text
+    )
     assert "on the CPU: aten::topk.values" in text and "delegate 1: VulkanBackend" in text
     assert "operators: aten.sigmoid.default" in text
     with read("dynamic_views") as program:
@@ -245,7 +301,12 @@ def test_with_statement_and_describe() -> None:
 
 def small_plan(**changes: object) -> dict:
     """A plan with one planned tensor and one constant."""
-    tensor = {"scalar_type": 6, "sizes": (2, 3), "dim_order": (0, 1), "allocation_info": {"memory_id": 1}}
+    tensor = {
+        "scalar_type": 6,
+        "sizes": (2, 3),
+        "dim_order": (0, 1),
+        "allocation_info": {"memory_id": 1},
+    }
     constant = {"scalar_type": 3, "sizes": (2,), "dim_order": (0,), "data_buffer_idx": 1}
     return {
         "name": "forward",
@@ -262,7 +323,13 @@ def constant_of(program: pte.Program) -> bytes:
 
 def test_constants_inside_the_flatbuffer() -> None:
     """Files before September 2024: no header, constants as buffers, delegates inline."""
-    delegates = [{"id": "Other", "processed": {"index": 1}, "compile_specs": [{"key": "k", "value": b"\1\2"}]}]
+    delegates = [
+        {
+            "id": "Other",
+            "processed": {"index": 1},
+            "compile_specs": [{"key": "k", "value": b"\1\2"}],
+        }
+    ]
     fields = {
         "execution_plan": [small_plan(delegates=delegates)],
         "constant_buffer": [{}, {"storage": b"\1\0\0\0\2\0\0\0"}],
@@ -286,7 +353,9 @@ def test_header_lengths(length: int) -> None:
         "constant_segment": {"segment_index": 0, "offsets": (0, 4)},
     }
     segments = b"-" * 20 + b"\1\0\0\0\2\0\0\0"
-    program = pte.read_program(with_header(write(load._PROGRAM, fields, b"ET12"), segments, length) + b"trailing")
+    program = pte.read_program(
+        with_header(write(load._PROGRAM, fields, b"ET12"), segments, length) + b"trailing"
+    )
     assert constant_of(program) == b"\1\0\0\0\2\0\0\0"
     assert bytes(program.constant_data(1)) == b"\1\0\0\0\2\0\0\0"
 
@@ -294,14 +363,20 @@ def test_header_lengths(length: int) -> None:
 def test_constant_data_ends_at_the_next_constant() -> None:
     fields = {"segments": [{"size": 12}], "constant_segment": {"offsets": (0, 8, 0, 4)}}
     program = pte.read_program(with_header(write(load._PROGRAM, fields, b"ET12"), b"aaaabbbbcccc"))
-    assert [bytes(program.constant_data(index)) for index in (1, 2, 3)] == [b"cccc", b"aaaa", b"bbbb"]
+    assert [bytes(program.constant_data(index)) for index in (1, 2, 3)] == [
+        b"cccc",
+        b"aaaa",
+        b"bbbb",
+    ]
     assert bytes(program.constant_data(2, 6)) == b"aaaabb"
 
 
 def test_delegate_constants_inside_the_blob() -> None:
     """Vulkan blobs before named data hold their constants behind the graph."""
     region = bytes(range(32))
-    tensors = [{"datatype": 1, "dims": (4,), "constant_id": index, "mem_obj_id": -1} for index in (0, 1)]
+    tensors = [
+        {"datatype": 1, "dims": (4,), "constant_id": index, "mem_obj_id": -1} for index in (0, 1)
+    ]
     fields = {
         "version": "0",
         "values": [{"value": (vkgraph._TENSOR, tensor)} for tensor in tensors],
@@ -309,9 +384,14 @@ def test_delegate_constants_inside_the_blob() -> None:
         "output_ids": (1,),
     }
     for declare in (True, False):
-        graph = pte.read_vulkan_graph(memoryview(vulkan_blob(write(vkgraph._GRAPH, fields, b"VK00"), region, declare)))
+        graph = pte.read_vulkan_graph(
+            memoryview(vulkan_blob(write(vkgraph._GRAPH, fields, b"VK00"), region, declare))
+        )
         program = read("linear_relu")
-        assert [list(program.vulkan_constant(graph, index)) for index in (0, 1)] == [[0, 1, 2, 3], [16, 17, 18, 19]]
+        assert [list(program.vulkan_constant(graph, index)) for index in (0, 1)] == [
+            [0, 1, 2, 3],
+            [16, 17, 18, 19],
+        ]
         assert (graph.values[0].storage_type, graph.values[0].memory_layout) == (255, 255)
         assert graph.values[0].staging_dtype is None and graph.storage_type_override == 255
 
@@ -364,5 +444,7 @@ def test_methods_pickle() -> None:
 def test_import_needs_neither_torch_nor_vulkan() -> None:
     code = "import sys, purevk.pte; print([name for name in ('torch', 'executorch', 'vulkan') if name in sys.modules])"
     root = str(DATA.parent.parent.parent)
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
     assert found.stdout.strip() == "[]"

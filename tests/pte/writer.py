@@ -1,6 +1,7 @@
 """Writes flatbuffers from a schema and plain dicts, with the flatbuffers package's own builder.
 
-A field that a dict leaves out is not written. A union field is `(schema, dict)`; `(number, None)` writes the tag alone.
+A field that a dict leaves out is not written. A union field is `(schema, dict)`; `(number, None)`
+writes the tag alone.
 """
 
 from __future__ import annotations
@@ -70,8 +71,16 @@ def _child(builder: flatbuffers.Builder, kind: fb.Kind, value: Any) -> Any:
 
 
 def _vector(builder: flatbuffers.Builder, kind: fb.Numbers, items: Any) -> int:
-    by_code = {"?": number_types.BoolFlags, "B": number_types.Uint8Flags, "i": number_types.Int32Flags}
-    by_code |= {"I": number_types.Uint32Flags, "q": number_types.Int64Flags, "Q": number_types.Uint64Flags}
+    by_code = {
+        "?": number_types.BoolFlags,
+        "B": number_types.Uint8Flags,
+        "i": number_types.Int32Flags,
+    }
+    by_code |= {
+        "I": number_types.Uint32Flags,
+        "q": number_types.Int64Flags,
+        "Q": number_types.Uint64Flags,
+    }
     by_code |= {"d": number_types.Float64Flags}
     flags = by_code[kind.code]
     builder.StartVector(kind.width, len(items), kind.width)
@@ -81,12 +90,14 @@ def _vector(builder: flatbuffers.Builder, kind: fb.Numbers, items: Any) -> int:
 
 
 def with_header(table: bytes, segments: bytes = b"", length: int = 32, fill: int = 0xEE) -> bytes:
-    """A .pte file: the flatbuffer with an extended header of `length` bytes inserted, then the segments at a multiple
-    of 64. What a header has beyond 32 bytes is filled with `fill`."""
+    """A .pte file: the flatbuffer with an extended header of `length` bytes inserted, then the
+    segments at a multiple of 64. What a header has beyond 32 bytes is filled with `fill`."""
     room = -(-length // 16) * 16
     size = len(table) + room
     base = -(-size // 64) * 64 if segments else 0
-    header = struct.pack("<4sIQQQ", b"eh00", length, size, base, len(segments)).ljust(room, bytes([fill]))[:length]
+    header = struct.pack("<4sIQQQ", b"eh00", length, size, base, len(segments)).ljust(
+        room, bytes([fill])
+    )[:length]
     root = struct.unpack_from("<I", table)[0] + room
     head = struct.pack("<I", root) + table[4:8] + header.ljust(room, b"\0") + table[8:]
     return head.ljust(base or size, b"\0") + segments
@@ -95,13 +106,17 @@ def with_header(table: bytes, segments: bytes = b"", length: int = 32, fill: int
 def vulkan_blob(graph: bytes, region: bytes = b"", declare: bool = True) -> bytes:
     """The blob of a Vulkan delegate. Without `declare` the header says that the region is empty."""
     start = 32 + -(-len(graph) // 16) * 16
-    header = struct.pack("<4x4sHIIIQ", b"VH00", 30, 32, len(graph), start, len(region) if declare else 0)
+    header = struct.pack(
+        "<4x4sHIIIQ", b"VH00", 30, 32, len(graph), start, len(region) if declare else 0
+    )
     return header.ljust(32, b"\0") + graph.ljust(start - 32, b"\0") + region
 
 
 def data_file(rows: list[dict], content: bytes) -> bytes:
     """A .ptd file with one segment, `content`, and the named data `rows`."""
     table = write(ptd._ROOT, {"segments": [{"size": len(content)}], "named_data": rows}, b"FT01")
-    header = struct.pack("<4sIQQQQ", b"FH01", 40, 48, len(table), len(table) + 48, len(content)).ljust(48, b"\0")
+    header = struct.pack(
+        "<4sIQQQQ", b"FH01", 40, 48, len(table), len(table) + 48, len(content)
+    ).ljust(48, b"\0")
     root = struct.unpack_from("<I", table)[0] + 48
     return struct.pack("<I", root) + table[4:8] + header + table[8:] + content

@@ -1,4 +1,5 @@
-"""Compiling: what comes out is valid SPIR-V (`spirv-val`), the same on threads as alone; errors say where."""
+"""Compiling: what comes out is valid SPIR-V (`spirv-val`), the same on threads as alone; errors say
+where."""
 
 from __future__ import annotations
 
@@ -48,13 +49,17 @@ def validate(spirv: bytes, target_env: str, path: Path) -> None:
     if shutil.which("spirv-val") is None:
         pytest.skip("spirv-val is not installed")
     path.write_bytes(spirv)
-    run = subprocess.run(["spirv-val", "--target-env", target_env, path], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        ["spirv-val", "--target-env", target_env, path], capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("optimize", [False, True])
 @pytest.mark.parametrize("target_env", ["vulkan1.1", "vulkan1.2", "vulkan1.3"])
-def test_output_is_valid(compiler: shaderc.Compiler, tmp_path: Path, target_env: str, optimize: bool) -> None:
+def test_output_is_valid(
+    compiler: shaderc.Compiler, tmp_path: Path, target_env: str, optimize: bool
+) -> None:
     spirv = compiler.compile_job(job("sqrt(x)", target_env=target_env, optimize=optimize))
     validate(spirv, target_env, tmp_path / "out.spv")
 
@@ -69,7 +74,9 @@ def test_output_is_valid(compiler: shaderc.Compiler, tmp_path: Path, target_env:
         ({"spirv_version": "1.0"}, 0x10000),
     ],
 )
-def test_version_of_the_output(compiler: shaderc.Compiler, settings: dict[str, str], version: int) -> None:
+def test_version_of_the_output(
+    compiler: shaderc.Compiler, settings: dict[str, str], version: int
+) -> None:
     assert words(compiler.compile_job(job(**settings)))[:2] == [0x07230203, version]
 
 
@@ -116,7 +123,9 @@ def test_error_after_an_include_has_the_right_line(compiler: shaderc.Compiler) -
     assert caught.value.where == f"map.comp:{len(TEMPLATE.splitlines()) + 1}"
 
 
-def test_file_without_a_guard_takes_effect_once_wherever_it_is_included(compiler: shaderc.Compiler) -> None:
+def test_file_without_a_guard_takes_effect_once_wherever_it_is_included(
+    compiler: shaderc.Compiler,
+) -> None:
     line = '#include "twice.glslh"\n'
     source = TEMPLATE.replace(line, f"#if 0\n{line}#endif\n{line}{line}")
     assert source.count(line) == 3
@@ -126,7 +135,9 @@ def test_file_without_a_guard_takes_effect_once_wherever_it_is_included(compiler
 
 @pytest.mark.parametrize("settings", [{"target_env": "vulkan9"}, {"spirv_version": "7.0"}])
 def test_unknown_settings(compiler: shaderc.Compiler, settings: dict[str, str]) -> None:
-    with pytest.raises(ShaderCompilerError, match=r"unknown (target environment|SPIR-V version)") as caught:
+    with pytest.raises(
+        ShaderCompilerError, match=r"unknown (target environment|SPIR-V version)"
+    ) as caught:
         compiler.compile_job(job(**settings))
     assert caught.value.where == "map.comp"
 
@@ -144,7 +155,9 @@ def test_supports(compiler: shaderc.Compiler) -> None:
         compiler.supports("cooperative matrix")
 
 
-def test_every_probe_is_valid_where_it_is_supported(compiler: shaderc.Compiler, tmp_path: Path) -> None:
+def test_every_probe_is_valid_where_it_is_supported(
+    compiler: shaderc.Compiler, tmp_path: Path
+) -> None:
     for extension in shaderc._PROBES:
         if compiler.supports(extension):
             settings = {"target_env": "vulkan1.3", "spirv_version": "1.6", "optimize": True}
@@ -157,7 +170,12 @@ def test_threads_give_what_one_thread_gives(compiler: shaderc.Compiler) -> None:
     alone = [compiler.compile_job(each) for each in jobs]
     assert len(set(alone)) == len(jobs)
     seen: list[tuple[int, int]] = []
-    assert shaderc.compile_many(jobs, threads=4, progress=lambda done, total: seen.append((done, total))) == alone
+    assert (
+        shaderc.compile_many(
+            jobs, threads=4, progress=lambda done, total: seen.append((done, total))
+        )
+        == alone
+    )
     assert seen == [(i + 1, 40) for i in range(40)]
     assert shaderc.compile_many(jobs[:3], threads=1) == alone[:3]
     assert shaderc.compile_many([]) == []
@@ -170,7 +188,9 @@ def test_a_failing_job_among_many(compiler: shaderc.Compiler) -> None:
         shaderc.compile_many(jobs, threads=3)
 
 
-def test_load_from_many_threads_gives_one_compiler(compiler: shaderc.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_from_many_threads_gives_one_compiler(
+    compiler: shaderc.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shaderc, "_loaded", {})
     found: list[shaderc.Compiler] = []
     threads = [threading.Thread(target=lambda: found.append(shaderc.load())) for _ in range(8)]
@@ -188,14 +208,18 @@ def test_version_is_for_people(compiler: shaderc.Compiler) -> None:
 
 @pytest.mark.parametrize(("bits", "capability"), [(8, 39), (16, 22)])
 def test_constants_of_narrow_integers_are_declared(bits: int, capability: int) -> None:
-    """A shader that only stores such numbers does not declare their arithmetic, until the optimizer makes constants of them."""
+    """A shader that only stores such numbers does not declare their arithmetic, until the optimizer
+    makes constants of them."""
 
     def module(*capabilities: int, constant: bool = True) -> bytes:
         header = [0x07230203, 0x10300, 0, 10, 0]
         declared = [word for each in (1, *capabilities) for word in (2 << 16 | 17, each)]
         memory_model, integer = [3 << 16 | 14, 0, 1], [4 << 16 | 21, 1, bits, 1]
         number = [4 << 16 | 43, 1, 2, 7] if constant else []
-        return b"".join(word.to_bytes(4, "little") for word in (*header, *declared, *memory_model, *integer, *number))
+        return b"".join(
+            word.to_bytes(4, "little")
+            for word in (*header, *declared, *memory_model, *integer, *number)
+        )
 
     declared = shaderc.declare_narrow_integers(module())
     assert sorted(words(declared)) == sorted(words(module(capability)))
@@ -205,8 +229,11 @@ def test_constants_of_narrow_integers_are_declared(bits: int, capability: int) -
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_folded_constants_of_narrow_integers_are_valid(compiler: shaderc.Compiler, tmp_path: Path, bits: int) -> None:
-    """Whether the optimizer folds this one depends on its release; what comes out is valid either way."""
+def test_folded_constants_of_narrow_integers_are_valid(
+    compiler: shaderc.Compiler, tmp_path: Path, bits: int
+) -> None:
+    """Whether the optimizer folds this one depends on its release; what comes out is valid either
+    way."""
     source = f"""#version 450
 #extension GL_EXT_shader_{bits}bit_storage : require
 layout(local_size_x = 64) in;
@@ -218,7 +245,9 @@ void main() {{ data[gl_GlobalInvocationID.x] = int{bits}_t(zero(-3)); }}
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_nothing_is_contracted_where_a_template_says_so(compiler: shaderc.Compiler, tmp_path: Path, asked: bool) -> None:
+def test_nothing_is_contracted_where_a_template_says_so(
+    compiler: shaderc.Compiler, tmp_path: Path, asked: bool
+) -> None:
     source = f"""#version 450
 #extension GL_EXT_control_flow_attributes : enable
 {shaderc.PRECISE if asked else ""}

@@ -23,7 +23,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(shaderc, "_loaded", {})
     monkeypatch.setattr(shaderc, "LIBRARY_FOLDER", tmp_path / "wheel")
     monkeypatch.setattr(shaderc, "_SONAMES", {})
-    monkeypatch.setattr(shaderc, "_FILE_NAMES", {key: ["libpurevk_test.so"] for key in shaderc._FILE_NAMES})
+    monkeypatch.setattr(
+        shaderc, "_FILE_NAMES", {key: ["libpurevk_test.so"] for key in shaderc._FILE_NAMES}
+    )
     monkeypatch.setattr(shaderc.ctypes.util, "find_library", lambda name: None)
     monkeypatch.setitem(sys.modules, "pyshaderc", None)
     for folder in ("wheel", "sdk/lib", "sdk/bin", "system"):
@@ -44,10 +46,14 @@ def fake_pyshaderc() -> types.ModuleType:
     class CompilationError(Exception):
         pass
 
-    def compile_into_spirv(raw: bytes, stage: str, filepath: str, language: str = "glsl", optimization: str = "size"):
+    def compile_into_spirv(
+        raw: bytes, stage: str, filepath: str, language: str = "glsl", optimization: str = "size"
+    ):
         assert (stage, type(raw), type(filepath)) == ("comp", bytes, str)
         if b"wrong" in raw:
-            raise CompilationError("\n\nCompilation error\nWarnings: 0, Errors: 1\nm.comp:3: error: 'wrong' : no\n")
+            raise CompilationError(
+                "\n\nCompilation error\nWarnings: 0, Errors: 1\nm.comp:3: error: 'wrong' : no\n"
+            )
         return SPIRV + optimization.encode()
 
     module = types.ModuleType("pyshaderc")
@@ -62,7 +68,9 @@ def test_order(alone: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> N
     system, sdk = alone / "system" / "s.so", alone / "sdk" / "lib" / "libpurevk_test.so"
     for path in (own, bundled, system, sdk):
         path.symlink_to(library)
-    monkeypatch.setattr(shaderc.ctypes.util, "find_library", lambda name: str(system) if name == "shaderc" else None)
+    monkeypatch.setattr(
+        shaderc.ctypes.util, "find_library", lambda name: str(system) if name == "shaderc" else None
+    )
     monkeypatch.setitem(sys.modules, "pyshaderc", fake_pyshaderc())
     monkeypatch.setenv("PUREVK_SHADERC", str(own))
 
@@ -79,7 +87,11 @@ def test_order(alone: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert origin() == f"{system} (the system's)"
     system.unlink()
     assert origin() == f"{sdk} (the Vulkan SDK's)"
-    assert shaderc.load().compile("#version 450\nvoid main() {}\n", name="m.comp").startswith(SPIRV[:4])
+    assert (
+        shaderc.load()
+        .compile("#version 450\nvoid main() {}\n", name="m.comp")
+        .startswith(SPIRV[:4])
+    )
     sdk.unlink()
     with pytest.raises(ShaderCompilerError):
         origin()
@@ -90,9 +102,20 @@ def test_nothing_found_lists_what_was_tried_and_what_to_do(alone: Path) -> None:
     with pytest.raises(ShaderCompilerError, match="no GLSL compiler was found") as caught:
         shaderc.load()
     why, what_next = caught.value.why, caught.value.next
-    for part in (str(alone / "wheel" / "libpurevk_test.so"), "invalid ELF header", "pyshaderc", str(alone / "sdk")):
+    for part in (
+        str(alone / "wheel" / "libpurevk_test.so"),
+        "invalid ELF header",
+        "pyshaderc",
+        str(alone / "sdk"),
+    ):
         assert part in why
-    for part in ("wheel", "libshaderc1", "packaging/link_shaderc.sh", "PUREVK_SHADERC", "export_bundle"):
+    for part in (
+        "wheel",
+        "libshaderc1",
+        "packaging/link_shaderc.sh",
+        "PUREVK_SHADERC",
+        "export_bundle",
+    ):
         assert part in what_next
 
 
@@ -123,7 +146,9 @@ def test_pyshaderc(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "#version 450\nvoid main() {}\n"
     assert compiler.compile(source, name="m.comp") == SPIRV + b"size"
     assert compiler.compile(source, name="m.comp", optimize=False) == SPIRV + b"zero"
-    with pytest.raises(ShaderCompilerError, match="m.comp does not compile: 'wrong' : no") as caught:
+    with pytest.raises(
+        ShaderCompilerError, match="m.comp does not compile: 'wrong' : no"
+    ) as caught:
         compiler.compile(source + "wrong", name="m.comp")
     assert caught.value.where == "m.comp:3"
 
@@ -141,5 +166,7 @@ def test_import_loads_no_library() -> None:
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc/self/maps here")
     root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root
+    )
     assert (run.stdout.strip(), run.stderr) == ("0", "")

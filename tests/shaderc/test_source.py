@@ -1,4 +1,5 @@
-"""Includes and macros worked into the text. The reference is glslc's own preprocessor (`glslc -E`)."""
+"""Includes and macros worked into the text. The reference is glslc's own preprocessor (`glslc
+-E`)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def glslc_preprocess(path: Path, folder: Path, macros: dict[str, str]) -> str:
         timeout=60,
     )
     assert run.returncode == 0, run.stderr
-    lines = (line for line in run.stdout.split("\n") if not re.match(r"\s*#\s*(line|extension)\b", line))
+    lines = (
+        line for line in run.stdout.split("\n") if not re.match(r"\s*#\s*(line|extension)\b", line)
+    )
     return " ".join(" ".join(lines).split())
 
 
@@ -43,7 +46,9 @@ def same_as_glslc(folder: Path, files: dict[str, str], source: str, macros: dict
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "main.comp").write_text(source)
-    (folder / "expanded.comp").write_text(expand(source, name="main.comp", macros=macros, include=folder))
+    (folder / "expanded.comp").write_text(
+        expand(source, name="main.comp", macros=macros, include=folder)
+    )
     assert glslc_preprocess(folder / "expanded.comp", folder, {}) == glslc_preprocess(
         folder / "main.comp", folder, macros
     )
@@ -56,7 +61,9 @@ def test_conditional_and_repeated_includes_mean_what_glslc_says(tmp_path: Path) 
         "b.glslh": "#ifndef B\n#define B\nfloat b(float x) { return x; }\n#endif\n",
     }
     source = (
-        HEAD + '#if SCALE > 5\n#include "b.glslh"\n#endif\n#include "a.glslh" // why\n  #  include <b.glslh>\n' + TAIL
+        HEAD
+        + '#if SCALE > 5\n#include "b.glslh"\n#endif\n#include "a.glslh" // why\n  #  include <b.glslh>\n'
+        + TAIL
     )
     same_as_glslc(tmp_path, files, source, {"SCALE": "3"})
     same_as_glslc(tmp_path, files, source, {"SCALE": "7"})
@@ -72,18 +79,31 @@ def test_random_include_trees_mean_what_glslc_says(
     files: dict[str, str] = {}
     for index in range(data.draw(st.integers(1, 5))):
         lines = [f"#ifndef G{index}", f"#define G{index}"]
-        for other in data.draw(st.lists(st.integers(0, max(index - 1, 0)), max_size=3)) if index else []:
+        for other in (
+            data.draw(st.lists(st.integers(0, max(index - 1, 0)), max_size=3)) if index else []
+        ):
             condition = data.draw(st.sampled_from(["", "#if N > 1", "#ifdef G0", "#ifndef ABSENT"]))
-            lines += [condition] * bool(condition) + [f'#include "f{other}.glslh"'] + ["#endif"] * bool(condition)
+            lines += (
+                [condition] * bool(condition)
+                + [f'#include "f{other}.glslh"']
+                + ["#endif"] * bool(condition)
+            )
         lines += [f"float f{index}() {{ return {index}.0 * N; }}", "#endif"]
         files[f"f{index}.glslh"] = "\n".join(lines) + data.draw(st.sampled_from(["", "\n", "\n\n"]))
     wanted = data.draw(st.lists(st.sampled_from(sorted(files)), max_size=4))
     source = HEAD + "".join(f'#include "{name}"\n' for name in wanted) + TAIL
-    same_as_glslc(tmp_path_factory.mktemp("tree"), files, source, {"N": str(data.draw(st.integers(0, 3)))})
+    same_as_glslc(
+        tmp_path_factory.mktemp("tree"), files, source, {"N": str(data.draw(st.integers(0, 3)))}
+    )
 
 
 def test_files_are_followed_once_and_in_order() -> None:
-    files = {"a": '#include "c"\n#include "b"\n', "b": '#include "c"\n', "c": "float c;\n", "unused": ""}
+    files = {
+        "a": '#include "c"\n#include "b"\n',
+        "b": '#include "c"\n',
+        "c": "float c;\n",
+        "unused": "",
+    }
     source = HEAD + '#include "a"\n'
     assert list(source_files(source, name="m", include=of(files))) == ["m", "c", "b", "a"]
 
@@ -133,7 +153,9 @@ def test_no_version_line() -> None:
         expand(TAIL, name="m.comp")
 
 
-@pytest.mark.parametrize("macros", [{"A B": "1"}, {"A": "1\n#error"}, {"1A": ""}, {"A": 3}, {"F(x": "x"}])
+@pytest.mark.parametrize(
+    "macros", [{"A B": "1"}, {"A": "1\n#error"}, {"1A": ""}, {"A": 3}, {"F(x": "x"}]
+)
 def test_bad_macro(macros: dict) -> None:
     with pytest.raises(ShaderCompilerError, match="cannot be defined"):
         expand(HEAD + TAIL, name="m.comp", macros=macros)

@@ -1,10 +1,11 @@
 """Exports the models with the executorch that is installed: `python make.py FOLDER [NAME ...]`.
 
-For each model it writes `NAME.pte` and, where there are data files, `NAME/*.ptd`. The inputs `in<sample>_<i>` and
-eager torch's results `out<sample>_<i>` (those of another method than forward: `<method>.in0_0`) are in
-`FOLDER/../eager/NAME.npz`, or in `FOLDER/NAME.npz` where the installed torch or torchao quantizes otherwise than the one
-that wrote the former. `FOLDER/made_with.json` has the versions, the models that the release cannot export, with the first
-line of its error, those of which an earlier release wrote the same file, and the operators that its partitioner takes.
+For each model it writes `NAME.pte` and, where there are data files, `NAME/*.ptd`. The inputs
+`in<sample>_<i>` and eager torch's results `out<sample>_<i>` (those of another method than forward:
+`<method>.in0_0`) are in `FOLDER/../eager/NAME.npz`, or in `FOLDER/NAME.npz` where the installed
+torch or torchao quantizes otherwise than the one that wrote the former. `FOLDER/made_with.json` has
+the versions, the models that the release cannot export, with the first line of its error, those of
+which an earlier release wrote the same file, and the operators that its partitioner takes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def results(module: Any, samples: Samples, prefix: str = "") -> dict[str, np.nda
 def lower(model: Model) -> Any:
     """The executorch program."""
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
 
     parts = {"forward": (model.module, model.samples)} | model.methods
     exported = {
@@ -54,7 +59,9 @@ def lower(model: Model) -> Any:
     }
     partitioners = {name: [VulkanPartitioner(dict(model.options))] for name in exported}
     edge = to_edge_transform_and_lower(
-        exported, partitioner=partitioners, compile_config=EdgeCompileConfig(_check_ir_validity=False)
+        exported,
+        partitioner=partitioners,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
     return edge.to_executorch(ExecutorchBackendConfig(external_constants=model.external))
 
@@ -87,7 +94,9 @@ def keep(arrays: dict[str, np.ndarray], name: str, folder: Path) -> None:
     own.unlink(missing_ok=True)
     if shared.exists():
         with np.load(shared) as kept:
-            if kept.files == list(arrays) and all(np.allclose(kept[key], arrays[key], 1e-6, 1e-6) for key in arrays):
+            if kept.files == list(arrays) and all(
+                np.allclose(kept[key], arrays[key], 1e-6, 1e-6) for key in arrays
+            ):
                 return
     np.savez_compressed(own if shared.exists() else shared, **arrays)
 
@@ -98,11 +107,15 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     text = str(error).strip().splitlines()
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {text[0] if text else ''}"[:160] + f" ({Path(place.filename).name}, {place.name})"
+    return (
+        f"{type(error).__name__}: {text[0] if text else ''}"[:160]
+        + f" ({Path(place.filename).name}, {place.name})"
+    )
 
 
 def same_as(folder: Path) -> dict[str, str]:
-    """Removes the files that an earlier release wrote byte for byte; returns the releases that have them, by model."""
+    """Removes the files that an earlier release wrote byte for byte; returns the releases that have
+    them, by model."""
 
     def parts(path: Path) -> list[bytes]:
         return [part.read_bytes() for part in (path, *sorted(path.with_suffix("").glob("*.ptd")))]
@@ -127,7 +140,11 @@ def operators() -> list[str]:
 
 
 def _with_overload(name: str) -> str:
-    return f"{name}.default" if name.startswith(("et_vk.", "llama.")) and name.count(".") == 1 else name
+    return (
+        f"{name}.default"
+        if name.startswith(("et_vk.", "llama.")) and name.count(".") == 1
+        else name
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -154,9 +171,11 @@ def main(arguments: list[str]) -> None:
     versions = {package: version(package) for package in ("executorch", "torch", "torchao")}
     shared |= same_as(folder)
     made_with = {
-        "versions": versions, "refused": dict(sorted(refused.items())), "same_as": dict(sorted(shared.items())),
+        "versions": versions,
+        "refused": dict(sorted(refused.items())),
+        "same_as": dict(sorted(shared.items())),
         "operators": operators(),
-    }  # fmt: skip
+    }
     record.write_text(json.dumps(made_with, indent=1) + "\n")
 
 

@@ -1,7 +1,8 @@
-"""Small models that between them use what executorch's Vulkan backend lowers. `make.py` exports them with each release.
+"""Small models that between them use what executorch's Vulkan backend lowers. `make.py` exports
+them with each release.
 
-A model is a function that gives a `Model`. Weights and inputs come from a seed, so that a release gives the
-same file again.
+A model is a function that gives a `Model`. Weights and inputs come from a seed, so that a release
+gives the same file again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ class Model:
 
     Attributes:
         module: float32, in evaluation mode.
-        samples: inputs of the calls whose results are recorded, in order. The first is the example for the export.
+        samples: inputs of the calls whose results are recorded, in order. The first is the example
+            for the export.
         dynamic: dynamic shapes for `torch.export`; None if all are static.
         options: compile options of VulkanPartitioner.
-        quantize: (module, example inputs) to the module that is exported and whose eager results are recorded.
+        quantize: (module, example inputs) to the module that is exported and whose eager results
+            are recorded.
         fresh: makes the module again where calls change its buffers.
         methods: more methods of the program: name to (module, samples).
         external: the portable operators' constants go to a data file.
@@ -65,9 +68,11 @@ def normal(*shapes: tuple[int, ...], samples: int = 2) -> Samples:
     return tuple(tuple(torch.randn(shape) for shape in shapes) for _ in range(samples))
 
 
-# -- products and convolutions -----------------------------------------------------------------------------------------
+# -- products and convolutions -------------------------------------------------------------------
 def _mlp_module() -> nn.Module:
-    return nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 9, bias=False), nn.GELU(), nn.Linear(9, 5))
+    return nn.Sequential(
+        nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 9, bias=False), nn.GELU(), nn.Linear(9, 5)
+    )
 
 
 @_model
@@ -101,8 +106,14 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm1 = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
+        self.stem, self.norm1 = (
+            nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+        )
+        self.depthwise, self.norm2 = (
+            nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False),
+            nn.BatchNorm2d(8),
+        )
         self.pointwise = nn.Conv2d(8, 12, 1)
         self.head = nn.Linear(12, 5)
         for norm in (self.norm1, self.norm2):
@@ -129,7 +140,8 @@ def convnet_half() -> Model:
 
 
 class Residual(nn.Module):
-    """Sums after convolutions, clamps before and after arithmetic: what release 1.0 made single operators of."""
+    """Sums after convolutions, clamps before and after arithmetic: what release 1.0 made single
+    operators of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +183,7 @@ def upscale() -> Model:
     return Model(Upscale(), normal((1, 4, 3, 2), (1, 4, 7)))
 
 
-# -- transformers ------------------------------------------------------------------------------------------------------
+# -- transformers --------------------------------------------------------------------------------
 class Attention(nn.Module):
     """A transformer layer, norm first: float32 [B, T, 8] to the same."""
 
@@ -184,7 +196,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, rows, dim = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, rows, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, rows, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         if self.eager:
             attended = torch.softmax(q @ k.transpose(-2, -1) * 4**-0.5, dim=-1) @ v
         else:
@@ -260,7 +274,7 @@ def lstm() -> Model:
     return Model(Recurrent(), normal((1, 4, 6)))
 
 
-# -- state -------------------------------------------------------------------------------------------------------------
+# -- state ---------------------------------------------------------------------------------------
 class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +291,8 @@ def counter() -> Model:
 
 
 class Cache(nn.Module):
-    """Attention over a KV cache, by the operators of executorch's language models; optionally a rotary embedding."""
+    """Attention over a KV cache, by the operators of executorch's language models; optionally a
+    rotary embedding."""
 
     def __init__(self, rotary: bool) -> None:
         super().__init__()
@@ -301,16 +316,19 @@ class Cache(nn.Module):
         torch._check(start + rows <= 16)
         torch.ops.llama.update_cache(k, self.k_cache, start)
         torch.ops.llama.update_cache(v, self.v_cache, start)
-        attended = torch.ops.llama.custom_sdpa(q, self.k_cache, self.v_cache, start, None, 0.0, True)
+        attended = torch.ops.llama.custom_sdpa(
+            q, self.k_cache, self.v_cache, start, None, 0.0, True
+        )
         return x + self.out(attended.view(1, rows, 16))
 
 
 def _rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turns neighbouring pairs; the operations are in the order in which the partitioner looks for them."""
-    q_real, q_other = q.float().reshape(q.shape[:-1] + (-1, 2)).unbind(-1)
-    k_real, k_other = k.float().reshape(k.shape[:-1] + (-1, 2)).unbind(-1)
+    """Turns neighbouring pairs; the operations are in the order in which the partitioner looks for
+    them."""
+    q_real, q_other = q.float().reshape((*q.shape[:-1], -1, 2)).unbind(-1)
+    k_real, k_other = k.float().reshape((*k.shape[:-1], -1, 2)).unbind(-1)
     shape = [size if axis in (1, q_real.ndim - 1) else 1 for axis, size in enumerate(q_real.shape)]
     cos, sin = cos.view(shape), sin.view(shape)
     q_first, q_second = q_real * cos - q_other * sin, q_real * sin + q_other * cos
@@ -346,21 +364,45 @@ def kv_cache_bare() -> Model:
 @_model
 def kv_cache_dynamic() -> Model:
     dynamic = {"x": {1: torch.export.Dim("rows", min=1, max=8)}, "input_pos": None}
-    return Model(_cache(), _steps(5, 1, 1, 7, 1), dynamic, {"require_dynamic_shapes": True}, fresh=_cache)
+    return Model(
+        _cache(), _steps(5, 1, 1, 7, 1), dynamic, {"require_dynamic_shapes": True}, fresh=_cache
+    )
 
 
-# -- the rest of the operators -----------------------------------------------------------------------------------------
+# -- the rest of the operators -------------------------------------------------------------------
 def _pointwise(x: torch.Tensor, y: torch.Tensor) -> Any:
     positive = torch.abs(x) + 0.1
     unary = torch.cat(
-        [torch.exp(x), torch.sin(x), torch.cos(x), torch.tanh(x), torch.sigmoid(x), torch.sqrt(positive),
-         torch.rsqrt(positive), torch.neg(x), torch.clamp(x, -0.5, 0.7), F.silu(x), F.leaky_relu(x, 0.1),
-         F.hardsigmoid(x), F.hardtanh(x)], 0
-    )  # fmt: skip
+        [
+            torch.exp(x),
+            torch.sin(x),
+            torch.cos(x),
+            torch.tanh(x),
+            torch.sigmoid(x),
+            torch.sqrt(positive),
+            torch.rsqrt(positive),
+            torch.neg(x),
+            torch.clamp(x, -0.5, 0.7),
+            F.silu(x),
+            F.leaky_relu(x, 0.1),
+            F.hardsigmoid(x),
+            F.hardtanh(x),
+        ],
+        0,
+    )
     binary = torch.cat(
-        [x + y, torch.sub(x, y, alpha=2), x * y, x / (torch.abs(y) + 1), torch.minimum(x, y), torch.pow(positive, y),
-         x + 1.5, torch.floor_divide(x * 4, torch.abs(y) + 1)], 0
-    )  # fmt: skip
+        [
+            x + y,
+            torch.sub(x, y, alpha=2),
+            x * y,
+            x / (torch.abs(y) + 1),
+            torch.minimum(x, y),
+            torch.pow(positive, y),
+            x + 1.5,
+            torch.floor_divide(x * 4, torch.abs(y) + 1),
+        ],
+        0,
+    )
     return unary, binary, torch.where(x > y, x, y), x.ge(y)
 
 
@@ -371,10 +413,16 @@ def pointwise() -> Model:
 
 def _reductions(x: torch.Tensor) -> Any:
     return (
-        x.sum(-1), x.mean(1, keepdim=True), x.amax(-1, keepdim=True), x.amin(1, keepdim=True),
-        x.mean((1, 2), keepdim=True), torch.softmax(x, 1), torch.log_softmax(x, -1), torch.argmax(x, -1),
+        x.sum(-1),
+        x.mean(1, keepdim=True),
+        x.amax(-1, keepdim=True),
+        x.amin(1, keepdim=True),
+        x.mean((1, 2), keepdim=True),
+        torch.softmax(x, 1),
+        torch.log_softmax(x, -1),
+        torch.argmax(x, -1),
         torch.var(x, -1),
-    )  # fmt: skip
+    )
 
 
 @_model
@@ -385,11 +433,21 @@ def reductions() -> Model:
 def _moves(x: torch.Tensor) -> Any:
     first, second = x.split([2, 4], 1)
     return (
-        x.permute(0, 2, 3, 1), x.transpose(1, 2)[:, 1:], x.reshape(1, 4, 9).squeeze(0), x.unsqueeze(0).flatten(1, 2),
-        F.pad(x, (1, 2, 0, 3)), torch.cat([second, first, x], 1), torch.stack([first, second[:, 2:]], 1), x.flip([2]),
-        x.repeat(1, 1, 2, 1), x[:, :1].expand(1, 3, 3, 2), x[:, :, 1::2, :1] * 2, x.select(2, 1) + 1,
-        torch.full_like(x, 3.0) + x, x.chunk(3, 1)[1] - 1,
-    )  # fmt: skip
+        x.permute(0, 2, 3, 1),
+        x.transpose(1, 2)[:, 1:],
+        x.reshape(1, 4, 9).squeeze(0),
+        x.unsqueeze(0).flatten(1, 2),
+        F.pad(x, (1, 2, 0, 3)),
+        torch.cat([second, first, x], 1),
+        torch.stack([first, second[:, 2:]], 1),
+        x.flip([2]),
+        x.repeat(1, 1, 2, 1),
+        x[:, :1].expand(1, 3, 3, 2),
+        x[:, :, 1::2, :1] * 2,
+        x.select(2, 1) + 1,
+        torch.full_like(x, 3.0) + x,
+        x.chunk(3, 1)[1] - 1,
+    )
 
 
 @_model
@@ -399,19 +457,27 @@ def moves() -> Model:
 
 def _gathers(x: torch.Tensor, index: torch.Tensor, wide: torch.Tensor) -> Any:
     return (
-        torch.index_select(x, 0, index), x[index] + 1, torch.gather(x, 1, wide), index + 3, x.to(torch.float32) * wide,
+        torch.index_select(x, 0, index),
+        x[index] + 1,
+        torch.gather(x, 1, wide),
+        index + 3,
+        x.to(torch.float32) * wide,
         (index > 1).float(),
-    )  # fmt: skip
+    )
 
 
 @_model
 def gathers() -> Model:
-    samples = tuple((torch.randn(6, 5), torch.randint(0, 6, (4,)), torch.randint(0, 5, (6, 5))) for _ in range(2))
+    samples = tuple(
+        (torch.randn(6, 5), torch.randint(0, 6, (4,)), torch.randint(0, 5, (6, 5)))
+        for _ in range(2)
+    )
     return Model(Function(_gathers), samples)
 
 
 def _several(x: torch.Tensor) -> Any:
-    """A value that is output twice over, an integer output, a node for the CPU between two delegates."""
+    """A value that is output twice over, an integer output, a node for the CPU between two
+    delegates."""
     values, indices = torch.topk(x * 2.0 + 1.0, 2)
     return torch.sigmoid(values), indices, x + 1.0
 
@@ -421,15 +487,22 @@ def several() -> Model:
     return Model(Function(_several), normal((3, 7)))
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 @_model
 def external() -> Model:
-    return Model(_mlp_module(), normal((3, 7)), options={"external_constants_max_data_bytes": 1 << 20}, external=True)
+    return Model(
+        _mlp_module(),
+        normal((3, 7)),
+        options={"external_constants_max_data_bytes": 1 << 20},
+        external=True,
+    )
 
 
 @_model
 def methods() -> Model:
     module = _mlp_module()
     return Model(
-        module, normal((3, 7)), methods={"step": (module, normal((1, 7))), "other": (Counter(), normal((2, 4)))}
+        module,
+        normal((3, 7)),
+        methods={"step": (module, normal((1, 7))), "other": (Counter(), normal((2, 4)))},
     )

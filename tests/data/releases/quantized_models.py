@@ -1,4 +1,5 @@
-"""The quantized ones of the small models, one for each way that leads to other operators in the file."""
+"""The quantized ones of the small models, one for each way that leads to other operators in the
+file."""
 
 from __future__ import annotations
 
@@ -20,12 +21,18 @@ class Linears(nn.Module):
         return self.second(F.relu(self.first(x)))
 
 
-def _torchao(config: Callable[[Any], Any], only: type | None = None) -> Callable[[nn.Module, tuple], nn.Module]:
+def _torchao(
+    config: Callable[[Any], Any], only: type | None = None
+) -> Callable[[nn.Module, tuple], nn.Module]:
     def quantize(module: nn.Module, inputs: tuple) -> nn.Module:
         from torchao.quantization import granularity, quantize_
         from torchao.utils import unwrap_tensor_subclass
 
-        quantize_(module, config(granularity), None if only is None else lambda part, name: isinstance(part, only))
+        quantize_(
+            module,
+            config(granularity),
+            None if only is None else lambda part, name: isinstance(part, only),
+        )
         unwrap_tensor_subclass(module)
         return module
 
@@ -47,7 +54,9 @@ def _dynamic_activations(bits: int) -> Callable[[Any], Any]:
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig
 
         kind = granularity.PerGroup(32) if bits == 4 else granularity.PerAxis(0)
-        return Int8DynamicActivationIntxWeightConfig(weight_dtype=getattr(torch, f"int{bits}"), weight_granularity=kind)
+        return Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=getattr(torch, f"int{bits}"), weight_granularity=kind
+        )
 
     return config
 
@@ -69,7 +78,9 @@ def _vulkan(dynamic: bool, bits: int) -> Callable[[nn.Module, tuple], nn.Module]
     def make() -> Any:
         from executorch.backends.vulkan.quantizer import vulkan_quantizer as q
 
-        return q.VulkanQuantizer().set_global(q.get_symmetric_quantization_config(is_dynamic=dynamic, weight_bits=bits))
+        return q.VulkanQuantizer().set_global(
+            q.get_symmetric_quantization_config(is_dynamic=dynamic, weight_bits=bits)
+        )
 
     return _calibrated(make)
 
@@ -102,24 +113,39 @@ def _table() -> nn.Module:
 
 
 for _name, _quantize in (
-    ("int4_weight", _torchao(_weight_only(4))), ("int8_weight", _torchao(_weight_only(8))),
+    ("int4_weight", _torchao(_weight_only(4))),
+    ("int8_weight", _torchao(_weight_only(8))),
     ("int8_dynamic_int4_weight", _torchao(_dynamic_activations(4))),
     ("int8_dynamic_int8_weight", _torchao(_dynamic_activations(8))),
-    ("vulkan_w8", _vulkan(False, 8)), ("vulkan_w4", _vulkan(False, 4)), ("vulkan_dynamic", _vulkan(True, 8)),
-    ("int8_static_linear", _xnnpack(False)), ("int8_xnnpack_dynamic", _xnnpack(True)),
-):  # fmt: skip
-    MODELS[_name] = lambda quantize=_quantize: Model(Linears(), normal((5, 32), samples=1), quantize=quantize)
+    ("vulkan_w8", _vulkan(False, 8)),
+    ("vulkan_w4", _vulkan(False, 4)),
+    ("vulkan_dynamic", _vulkan(True, 8)),
+    ("int8_static_linear", _xnnpack(False)),
+    ("int8_xnnpack_dynamic", _xnnpack(True)),
+):
+    MODELS[_name] = lambda quantize=_quantize: Model(
+        Linears(), normal((5, 32), samples=1), quantize=quantize
+    )
 
-# Releases 1.0 and 1.1 fuse quantized products only without bias, and convolutions only without groups.
+# Releases 1.0 and 1.1 fuse quantized products only without bias, and convolutions only without
+# groups.
 for _name, _quantize in (
-    ("int4_weight_bare", _torchao(_weight_only(4))), ("int8_static_linear_bare", _xnnpack(False)),
+    ("int4_weight_bare", _torchao(_weight_only(4))),
+    ("int8_static_linear_bare", _xnnpack(False)),
     ("int8_dynamic_int4_weight_bare", _torchao(_dynamic_activations(4))),
-    ("int8_dynamic_int8_weight_bare", _torchao(_dynamic_activations(8))), ("vulkan_dynamic_bare", _vulkan(True, 8)),
-):  # fmt: skip
-    MODELS[_name] = lambda quantize=_quantize: Model(Linears(False), normal((5, 32), samples=1), quantize=quantize)
+    ("int8_dynamic_int8_weight_bare", _torchao(_dynamic_activations(8))),
+    ("vulkan_dynamic_bare", _vulkan(True, 8)),
+):
+    MODELS[_name] = lambda quantize=_quantize: Model(
+        Linears(False), normal((5, 32), samples=1), quantize=quantize
+    )
 
-MODELS["int8_static_row"] = lambda: Model(Linears(), normal((1, 32), samples=1), quantize=_xnnpack(False))
-MODELS["int8_static_conv"] = lambda: Model(QuantizedConvs(), normal((1, 3, 11, 9), samples=1), quantize=_xnnpack(False))
+MODELS["int8_static_row"] = lambda: Model(
+    Linears(), normal((1, 32), samples=1), quantize=_xnnpack(False)
+)
+MODELS["int8_static_conv"] = lambda: Model(
+    QuantizedConvs(), normal((1, 3, 11, 9), samples=1), quantize=_xnnpack(False)
+)
 MODELS["int8_static_conv_bare"] = lambda: Model(
     nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 4, 1)),
     normal((1, 3, 8, 7), samples=1),

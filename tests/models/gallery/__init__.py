@@ -1,6 +1,7 @@
 """Small models of many architectures, with random weights: what docs/models.md lists.
 
-`scripts/models.py` runs them; `MODELS` has them by name. Nothing of the model libraries is imported until one is built.
+`scripts/models.py` runs them; `MODELS` has them by name. Nothing of the model libraries is imported
+until one is built.
 """
 
 from __future__ import annotations

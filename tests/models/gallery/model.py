@@ -39,10 +39,12 @@ def seeded() -> Any:
 
 
 def lively(module: Any, inputs: Sequence[Any] = ()) -> Any:
-    """The module in eval mode, its weights such that a wrong or missing operator shows in the outputs.
+    """The module in eval mode, its weights such that a wrong or missing operator shows in the
+    outputs.
 
-    Parameters that are all ones or all zeros, which would hide a missing scale or bias, and all with one dim get noise. Given
-    `inputs`, batch norms get the statistics of a batch of noise of their shape, so that activations stay near unit size.
+    Parameters that are all ones or all zeros, which would hide a missing scale or bias, and all
+    with one dim get noise. Given `inputs`, batch norms get the statistics of a batch of noise of
+    their shape, so that activations stay near unit size.
     """
     import torch
 
@@ -57,7 +59,10 @@ def lively(module: Any, inputs: Sequence[Any] = ()) -> Any:
             norm.momentum = None
             norm.reset_running_stats()
             norm.train()
-        batch = [torch.randn(3, *x.shape[1:], generator=generator) if x.is_floating_point() else x for x in inputs]
+        batch = [
+            torch.randn(3, *x.shape[1:], generator=generator) if x.is_floating_point() else x
+            for x in inputs
+        ]
         with torch.no_grad():
             module(*batch)
     return module.eval()
@@ -69,7 +74,8 @@ def built(module: Any, *inputs: Any, calibrate: bool = True, **options: Any) -> 
 
 
 def first_of(module: Any, *keys: Any) -> Any:
-    """A module that gives some results of another: entries by index, attributes by name; one, or a tuple of several."""
+    """A module that gives some results of another: entries by index, attributes by name; one, or a
+    tuple of several."""
     import torch
 
     class Chosen(torch.nn.Module):
@@ -79,7 +85,10 @@ def first_of(module: Any, *keys: Any) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             made = self.inner(*inputs)
-            results = tuple(made[key] if isinstance(key, int) or isinstance(made, dict) else getattr(made, key) for key in keys)
+            results = tuple(
+                made[key] if isinstance(key, int) or isinstance(made, dict) else getattr(made, key)
+                for key in keys
+            )
             return results[0] if len(results) == 1 else results
 
     return Chosen(module)

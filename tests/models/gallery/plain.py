@@ -1,4 +1,5 @@
-"""Models written with torch.nn alone: recurrent nets, generators, decoders of detections, graphs, scans."""
+"""Models written with torch.nn alone: recurrent nets, generators, decoders of detections, graphs,
+scans."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.models.zoo import Built
 
 
 class UNet(nn.Module):
-    """An image to a map of its size: three levels, transposed convolutions upwards, skips by concatenation."""
+    """An image to a map of its size: three levels, transposed convolutions upwards, skips by
+    concatenation."""
 
     def __init__(self, width: int = 8, classes: int = 2) -> None:
         super().__init__()
@@ -22,14 +24,23 @@ class UNet(nn.Module):
         def double(inner: int, outer: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for first in (inner, outer):
-                layers += [nn.Conv2d(first, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(True)]
+                layers += [
+                    nn.Conv2d(first, outer, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(outer),
+                    nn.ReLU(True),
+                ]
             return nn.Sequential(*layers)
 
         w = width
         self.down = nn.ModuleList([double(3, w), double(w, 2 * w), double(2 * w, 4 * w)])
         self.bottom = double(4 * w, 8 * w)
-        self.up = nn.ModuleList([nn.ConvTranspose2d(8 * w, 4 * w, 2, 2), nn.ConvTranspose2d(4 * w, 2 * w, 2, 2),
-                                 nn.ConvTranspose2d(2 * w, w, 2, 2)])  # fmt: skip
+        self.up = nn.ModuleList(
+            [
+                nn.ConvTranspose2d(8 * w, 4 * w, 2, 2),
+                nn.ConvTranspose2d(4 * w, 2 * w, 2, 2),
+                nn.ConvTranspose2d(2 * w, w, 2, 2),
+            ]
+        )
         self.join = nn.ModuleList([double(8 * w, 4 * w), double(4 * w, 2 * w), double(2 * w, w)])
         self.head = nn.Conv2d(w, classes, 1)
 
@@ -46,7 +57,8 @@ class UNet(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """A noisy image and a time step to the noise: group norms, SiLU, a time embedding, attention at the bottom."""
+    """A noisy image and a time step to the noise: group norms, SiLU, a time embedding, attention at
+    the bottom."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -54,7 +66,9 @@ class DiffusionUNet(nn.Module):
         self.width = w
         self.time = nn.Sequential(nn.Linear(w, 4 * w), nn.SiLU(), nn.Linear(4 * w, w))
         self.first = nn.Conv2d(3, w, 3, padding=1)
-        self.norms = nn.ModuleList([nn.GroupNorm(4, w), nn.GroupNorm(4, 2 * w), nn.GroupNorm(4, 3 * w)])
+        self.norms = nn.ModuleList(
+            [nn.GroupNorm(4, w), nn.GroupNorm(4, 2 * w), nn.GroupNorm(4, 3 * w)]
+        )
         self.enter = nn.Conv2d(w, w, 3, padding=1)
         self.down = nn.Conv2d(w, 2 * w, 3, stride=2, padding=1)
         self.attention = nn.MultiheadAttention(2 * w, 4, batch_first=True)
@@ -81,18 +95,26 @@ class Generator(nn.Module):
         super().__init__()
         w = width
         self.net = nn.Sequential(
-            nn.ConvTranspose2d(z, 4 * w, 4, 1, 0, bias=False), nn.BatchNorm2d(4 * w), nn.ReLU(True),
-            nn.ConvTranspose2d(4 * w, 2 * w, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * w), nn.ReLU(True),
-            nn.ConvTranspose2d(2 * w, w, 4, 2, 1, bias=False), nn.BatchNorm2d(w), nn.ReLU(True),
-            nn.ConvTranspose2d(w, 3, 4, 2, 1, bias=False), nn.Tanh(),
-        )  # fmt: skip
+            nn.ConvTranspose2d(z, 4 * w, 4, 1, 0, bias=False),
+            nn.BatchNorm2d(4 * w),
+            nn.ReLU(True),
+            nn.ConvTranspose2d(4 * w, 2 * w, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(2 * w),
+            nn.ReLU(True),
+            nn.ConvTranspose2d(2 * w, w, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(w),
+            nn.ReLU(True),
+            nn.ConvTranspose2d(w, 3, 4, 2, 1, bias=False),
+            nn.Tanh(),
+        )
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return self.net(z[:, :, None, None])
 
 
 class StyleTransfer(nn.Module):
-    """The fast style transfer net: reflection padding, instance norms, residual blocks, upsampling by nearest."""
+    """The fast style transfer net: reflection padding, instance norms, residual blocks, upsampling
+    by nearest."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -100,16 +122,24 @@ class StyleTransfer(nn.Module):
 
         def layer(inner: int, outer: int, kernel: int, stride: int = 1) -> nn.Sequential:
             return nn.Sequential(
-                nn.ReflectionPad2d(kernel // 2), nn.Conv2d(inner, outer, kernel, stride),
-                nn.InstanceNorm2d(outer, affine=True), nn.ReLU(),
-            )  # fmt: skip
+                nn.ReflectionPad2d(kernel // 2),
+                nn.Conv2d(inner, outer, kernel, stride),
+                nn.InstanceNorm2d(outer, affine=True),
+                nn.ReLU(),
+            )
 
         self.down = nn.Sequential(layer(3, w, 9), layer(w, 2 * w, 3, 2), layer(2 * w, 4 * w, 3, 2))
-        self.middle = nn.ModuleList([nn.Sequential(layer(4 * w, 4 * w, 3), layer(4 * w, 4 * w, 3)) for _ in range(2)])
+        self.middle = nn.ModuleList(
+            [nn.Sequential(layer(4 * w, 4 * w, 3), layer(4 * w, 4 * w, 3)) for _ in range(2)]
+        )
         self.up = nn.Sequential(
-            nn.Upsample(scale_factor=2), layer(4 * w, 2 * w, 3), nn.Upsample(scale_factor=2), layer(2 * w, w, 3),
-            nn.ReflectionPad2d(4), nn.Conv2d(w, 3, 9),
-        )  # fmt: skip
+            nn.Upsample(scale_factor=2),
+            layer(4 * w, 2 * w, 3),
+            nn.Upsample(scale_factor=2),
+            layer(2 * w, w, 3),
+            nn.ReflectionPad2d(4),
+            nn.Conv2d(w, 3, 9),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.down(x)
@@ -120,21 +150,34 @@ class StyleTransfer(nn.Module):
 
 def _super_resolution() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 24, 5, padding=2), nn.Tanh(), nn.Conv2d(24, 16, 3, padding=1), nn.PReLU(16),
-        nn.Conv2d(16, 9, 3, padding=1), nn.PixelShuffle(3), nn.Sigmoid(),
-    )  # fmt: skip
+        nn.Conv2d(1, 24, 5, padding=2),
+        nn.Tanh(),
+        nn.Conv2d(24, 16, 3, padding=1),
+        nn.PReLU(16),
+        nn.Conv2d(16, 9, 3, padding=1),
+        nn.PixelShuffle(3),
+        nn.Sigmoid(),
+    )
 
 
 class YoloHead(nn.Module):
-    """A small backbone with three anchors a cell; boxes decoded, the best 10 by score, ready for suppression."""
+    """A small backbone with three anchors a cell; boxes decoded, the best 10 by score, ready for
+    suppression."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
         self.classes = classes
         self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16),
-            nn.SiLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.SiLU(),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.SiLU(),
+            nn.Conv2d(8, 16, 3, 2, 1),
+            nn.BatchNorm2d(16),
+            nn.SiLU(),
+            nn.Conv2d(16, 32, 3, 2, 1),
+            nn.BatchNorm2d(32),
+            nn.SiLU(),
+        )
         self.pool = nn.ModuleList([nn.MaxPool2d(k, 1, k // 2) for k in (5, 9, 13)])
         self.head = nn.Conv2d(128, 3 * (5 + classes), 1)
         self.register_buffer("anchors", torch.tensor([[10.0, 13.0], [16.0, 30.0], [33.0, 23.0]]))
@@ -152,8 +195,10 @@ class YoloHead(nn.Module):
         scores, labels = (x[..., 4:5] * x[..., 5:]).flatten(1, 3).max(-1)
         best, places = scores.topk(10, dim=1)
         return (
-            boxes.gather(1, places[..., None].expand(-1, -1, 4)).clamp(0, 64), best, labels.gather(1, places)
-        )  # fmt: skip
+            boxes.gather(1, places[..., None].expand(-1, -1, 4)).clamp(0, 64),
+            best,
+            labels.gather(1, places),
+        )
 
 
 class RadianceField(nn.Module):
@@ -162,9 +207,13 @@ class RadianceField(nn.Module):
     def __init__(self, width: int = 64, samples: int = 12) -> None:
         super().__init__()
         self.samples = samples
-        self.layers = nn.ModuleList([nn.Linear(39, width), nn.Linear(width, width), nn.Linear(width + 39, width)])
+        self.layers = nn.ModuleList(
+            [nn.Linear(39, width), nn.Linear(width, width), nn.Linear(width + 39, width)]
+        )
         self.density, self.feature = nn.Linear(width, 1), nn.Linear(width, width)
-        self.color = nn.Sequential(nn.Linear(width + 27, width // 2), nn.ReLU(), nn.Linear(width // 2, 3), nn.Sigmoid())
+        self.color = nn.Sequential(
+            nn.Linear(width + 27, width // 2), nn.ReLU(), nn.Linear(width // 2, 3), nn.Sigmoid()
+        )
 
     @staticmethod
     def _encoded(x: torch.Tensor, bands: int) -> torch.Tensor:
@@ -185,17 +234,22 @@ class RadianceField(nn.Module):
         views = self._encoded(direction, 4)[:, None].expand(-1, self.samples, -1)
         color = self.color(torch.cat([self.feature(x), views], -1))
         alpha = 1 - torch.exp(-density * (2.5 / self.samples))
-        passed = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
+        passed = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[
+            :, :-1
+        ]
         return ((alpha * passed)[..., None] * color).sum(1)
 
 
 class GraphNetwork(nn.Module):
-    """Nodes [N, d] and edges [2, E] to classes of nodes: messages by gather, sums and means by scatter, attention."""
+    """Nodes [N, d] and edges [2, E] to classes of nodes: messages by gather, sums and means by
+    scatter, attention."""
 
     def __init__(self, features: int = 12, width: int = 24, classes: int = 4) -> None:
         super().__init__()
         self.enter = nn.Linear(features, width)
-        self.message = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width))
+        self.message = nn.Sequential(
+            nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)
+        )
         self.update = nn.GRUCell(width, width)
         self.score, self.head = nn.Linear(2 * width, 1), nn.Linear(width, classes)
 
@@ -205,7 +259,9 @@ class GraphNetwork(nn.Module):
         for _ in range(2):
             pairs = torch.cat([x[source], x[target]], -1)
             sent = torch.zeros_like(x).index_add(0, target, self.message(pairs))
-            count = torch.zeros_like(x[:, 0]).scatter_add(0, target, torch.ones_like(target, dtype=x.dtype))
+            count = torch.zeros_like(x[:, 0]).scatter_add(
+                0, target, torch.ones_like(target, dtype=x.dtype)
+            )
             x = self.update(sent / count.clamp(min=1)[:, None], x)
         pairs = torch.cat([x[source], x[target]], -1)
         score = F.leaky_relu(self.score(pairs)[:, 0], 0.2)
@@ -213,7 +269,9 @@ class GraphNetwork(nn.Module):
         weight = torch.exp(score - top[target])
         total = torch.zeros_like(x[:, 0]).scatter_add(0, target, weight)
         weight = weight / total[target]
-        x = torch.zeros_like(x).scatter_add(0, target[:, None].expand(-1, x.shape[1]), weight[:, None] * x[source])
+        x = torch.zeros_like(x).scatter_add(
+            0, target[:, None].expand(-1, x.shape[1]), weight[:, None] * x[source]
+        )
         return F.log_softmax(self.head(x), -1)
 
 
@@ -223,9 +281,13 @@ class TemporalNet(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.enter = nn.Conv1d(1, width, 1)
-        self.gates = nn.ModuleList([nn.Conv1d(width, 2 * width, 2, dilation=2**n) for n in range(5)])
+        self.gates = nn.ModuleList(
+            [nn.Conv1d(width, 2 * width, 2, dilation=2**n) for n in range(5)]
+        )
         self.outs = nn.ModuleList([nn.Conv1d(width, 2 * width, 1) for _ in range(5)])
-        self.head = nn.Sequential(nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, 32, 1))
+        self.head = nn.Sequential(
+            nn.ReLU(), nn.Conv1d(width, width, 1), nn.ReLU(), nn.Conv1d(width, 32, 1)
+        )
 
     def forward(self, wave: torch.Tensor) -> torch.Tensor:
         x, total = self.enter(wave), 0.0
@@ -237,7 +299,8 @@ class TemporalNet(nn.Module):
 
 
 class SelectiveScan(nn.Module):
-    """A selective state space layer with its scan as cumulative sums of logarithms: rows [1, T, d] to the same."""
+    """A selective state space layer with its scan as cumulative sums of logarithms: rows [1, T, d]
+    to the same."""
 
     def __init__(self, width: int = 16, state: int = 4) -> None:
         super().__init__()
@@ -259,7 +322,8 @@ class SelectiveScan(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Ids [1, T] through a bidirectional LSTM with attention pooling and a CRF's scores: a tagger of words."""
+    """Ids [1, T] through a bidirectional LSTM with attention pooling and a CRF's scores: a tagger
+    of words."""
 
     def __init__(self, vocabulary: int = 100, width: int = 24, tags: int = 5) -> None:
         super().__init__()
@@ -281,8 +345,12 @@ class Recommender(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.tables = nn.ModuleList([nn.EmbeddingBag(50, width, mode="sum") for _ in range(3)])
-        self.bottom = nn.Sequential(nn.Linear(7, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(width + 6, width), nn.ReLU(), nn.Linear(width, 1), nn.Sigmoid())
+        self.bottom = nn.Sequential(
+            nn.Linear(7, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.top = nn.Sequential(
+            nn.Linear(width + 6, width), nn.ReLU(), nn.Linear(width, 1), nn.Sigmoid()
+        )
         self.register_buffer("pairs", torch.tril_indices(4, 4, -1))
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -303,7 +371,9 @@ def _plain(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Callable[
 def _diffusion() -> Built:
     generator = seeded()
     module = DiffusionUNet()
-    return built(module, torch.randn(1, 3, 16, 16, generator=generator), torch.tensor([37]), calibrate=False)
+    return built(
+        module, torch.randn(1, 3, 16, 16, generator=generator), torch.tensor([37]), calibrate=False
+    )
 
 
 def _graph() -> Built:
@@ -319,7 +389,10 @@ def _tagger() -> Built:
 
 def _recommender() -> Built:
     generator = seeded()
-    dense, ids = torch.randn(4, 7, generator=generator), torch.randint(0, 50, (4, 3, 5), generator=generator)
+    dense, ids = (
+        torch.randn(4, 7, generator=generator),
+        torch.randint(0, 50, (4, 3, 5), generator=generator),
+    )
     return built(Recommender(), dense, ids)
 
 
@@ -362,7 +435,11 @@ def _transformer() -> Built:
             mask = torch.full((target.shape[1], target.shape[1]), float("-inf")).triu(1)
             return self.net(source, target, tgt_mask=mask, tgt_is_causal=True)
 
-    return built(Masked(), torch.randn(1, 11, 32, generator=generator), torch.randn(1, 6, 32, generator=generator))
+    return built(
+        Masked(),
+        torch.randn(1, 11, 32, generator=generator),
+        torch.randn(1, 6, 32, generator=generator),
+    )
 
 
 def _own(name: str, about: str, build: Callable[[], Built]) -> Model:
@@ -377,18 +454,29 @@ MODELS = (
     _own("gru_both_ways", "bidirectional", _rows(nn.GRU, 16, 24, bidirectional=True)),
     _own("tagger", "embedding, two-way LSTM, a CRF's scores", _tagger),
     _own("transformer_encoder", "2 layers, 17 rows", _plain(_encoder, (1, 17, 64))),
-    _own("transformer_encoder_norm_first", "the same, norms first, GELU",
-         _plain(lambda: _encoder(norm_first=True, activation="gelu"), (1, 17, 64))),
+    _own(
+        "transformer_encoder_norm_first",
+        "the same, norms first, GELU",
+        _plain(lambda: _encoder(norm_first=True, activation="gelu"), (1, 17, 64)),
+    ),
     _own("transformer", "encoder and decoder, causal mask", _transformer),
     _own("unet", "3 levels, 32 pixels", _plain(UNet, (1, 3, 32, 32))),
     _own("diffusion_unet", "group norms, time embedding, attention, 16 pixels", _diffusion),
     _own("dcgan_generator", "transposed convolutions, 32 pixels", _plain(Generator, (1, 32))),
-    _own("style_transfer", "reflection padding, instance norms, 32 pixels", _plain(StyleTransfer, (1, 3, 32, 32))),
-    _own("super_resolution", "pixel shuffle by 3, 24 pixels", _plain(_super_resolution, (1, 1, 24, 24))),
+    _own(
+        "style_transfer",
+        "reflection padding, instance norms, 32 pixels",
+        _plain(StyleTransfer, (1, 3, 32, 32)),
+    ),
+    _own(
+        "super_resolution",
+        "pixel shuffle by 3, 24 pixels",
+        _plain(_super_resolution, (1, 1, 24, 24)),
+    ),
     _own("yolo_head", "boxes decoded, best 10 of all, 64 pixels", _plain(YoloHead, (1, 3, 64, 64))),
     _own("nerf", "MLP and volume rendering, 33 rays", _plain(RadianceField, (33, 6))),
     _own("graph_network", "messages by scatter, 20 nodes, 60 edges", _graph),
     _own("wavenet", "dilated causal convolutions, 100 samples", _plain(TemporalNet, (1, 1, 100))),
     _own("selective_scan", "state space layer, 19 rows", _plain(SelectiveScan, (1, 19, 16))),
     _own("recommender", "embedding bags and pairwise products", _recommender),
-)  # fmt: skip
+)

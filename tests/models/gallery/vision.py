@@ -46,7 +46,12 @@ def _mixer(block: str, **options: Any) -> Callable[[], Built]:
 
         generator = seeded()
         module = mlp_mixer.MlpMixer(
-            num_classes=10, img_size=64, num_blocks=3, embed_dim=96, block_layer=getattr(mlp_mixer, block), **options
+            num_classes=10,
+            img_size=64,
+            num_blocks=3,
+            embed_dim=96,
+            block_layer=getattr(mlp_mixer, block),
+            **options,
         )
         return built(module, _image(64, generator))
 
@@ -59,7 +64,12 @@ def _volo() -> Built:
 
     generator = seeded()
     module = VOLO(
-        layers=(1, 1, 1, 1), embed_dims=(32, 48, 48, 48), num_heads=(2, 4, 4, 4), mlp_ratio=2, img_size=64, num_classes=10
+        layers=(1, 1, 1, 1),
+        embed_dims=(32, 48, 48, 48),
+        num_heads=(2, 4, 4, 4),
+        mlp_ratio=2,
+        img_size=64,
+        num_classes=10,
     )
     return built(module, _image(64, generator))
 
@@ -81,13 +91,20 @@ def _swin(version: int) -> Callable[[], Built]:
         swin = import_torchvision().models.swin_transformer
         generator = seeded()
         block, merging = (
-            (swin.SwinTransformerBlock, swin.PatchMerging) if version == 1
+            (swin.SwinTransformerBlock, swin.PatchMerging)
+            if version == 1
             else (swin.SwinTransformerBlockV2, swin.PatchMergingV2)
-        )  # fmt: skip
+        )
         module = swin.SwinTransformer(
-            patch_size=[4, 4], embed_dim=48, depths=[2, 2, 2], num_heads=[2, 4, 8], window_size=[7, 7], num_classes=10,
-            block=block, downsample_layer=merging,
-        )  # fmt: skip
+            patch_size=[4, 4],
+            embed_dim=48,
+            depths=[2, 2, 2],
+            num_heads=[2, 4, 8],
+            window_size=[7, 7],
+            num_classes=10,
+            block=block,
+            downsample_layer=merging,
+        )
         return built(module, _image(80, generator))
 
     return build
@@ -97,7 +114,13 @@ def _vit() -> Built:
     models = import_torchvision().models
     generator = seeded()
     module = models.VisionTransformer(
-        image_size=64, patch_size=8, num_layers=3, num_heads=4, hidden_dim=96, mlp_dim=192, num_classes=10
+        image_size=64,
+        patch_size=8,
+        num_layers=3,
+        num_heads=4,
+        hidden_dim=96,
+        mlp_dim=192,
+        num_classes=10,
     )
     return built(module, _image(64, generator))
 
@@ -113,7 +136,9 @@ def _ssd_features() -> Built:
 
     generator = seeded()
     norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
-    backbone = _mobilenet_extractor(mobilenet_v3_large(weights=None, norm_layer=norm, reduced_tail=True), 6, norm)
+    backbone = _mobilenet_extractor(
+        mobilenet_v3_large(weights=None, norm_layer=norm, reduced_tail=True), 6, norm
+    )
 
     class Boxes(nn.Module):
         """An image to the box offsets and class scores of all anchors."""
@@ -136,7 +161,10 @@ def _video(name: str) -> Callable[[], Built]:
 
         models = import_torchvision().models
         generator = seeded()
-        return built(getattr(models.video, name)(weights=None), torch.randn(1, 3, 4, 40, 40, generator=generator))
+        return built(
+            getattr(models.video, name)(weights=None),
+            torch.randn(1, 3, 4, 40, 40, generator=generator),
+        )
 
     return build
 
@@ -149,17 +177,29 @@ def _swin3d() -> Built:
 
     generator = seeded()
     module = SwinTransformer3d(
-        patch_size=[2, 4, 4], embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=[2, 4, 4], num_classes=10
+        patch_size=[2, 4, 4],
+        embed_dim=24,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[2, 4, 4],
+        num_classes=10,
     )
     return built(module, torch.randn(1, 3, 4, 32, 32, generator=generator))
 
 
 def _tv(name: str, size: int, about: str = "", **options: Any) -> Model:
-    return Model(name, "torchvision", f"{about or 'image classifier'}, {size} pixels", _torchvision(name, size, **options))
+    return Model(
+        name,
+        "torchvision",
+        f"{about or 'image classifier'}, {size} pixels",
+        _torchvision(name, size, **options),
+    )
 
 
 def _ti(name: str, size: int, about: str = "", **options: Any) -> Model:
-    return Model(name, "timm", f"{about or 'image classifier'}, {size} pixels", _timm(name, size, **options))
+    return Model(
+        name, "timm", f"{about or 'image classifier'}, {size} pixels", _timm(name, size, **options)
+    )
 
 
 MODELS = (
@@ -179,13 +219,30 @@ MODELS = (
     Model("swin", "torchvision", "3 stages, shifted windows of 7, 80 pixels", _swin(1)),
     Model("swin_v2", "torchvision", "the same, version 2", _swin(2)),
     Model("vit", "torchvision", "3 layers, patch 8, 64 pixels", _vit),
-    Model("deeplabv3", "torchvision", "segmentation, MobileNet v3 large, 64 pixels",
-          _torchvision("deeplabv3_mobilenet_v3_large", 64, "out", weights_backbone=None)),
-    Model("lraspp", "torchvision", "segmentation, MobileNet v3 large, 64 pixels",
-          _torchvision("lraspp_mobilenet_v3_large", 64, "out", weights_backbone=None)),
-    Model("fcn_resnet50", "torchvision", "segmentation, 48 pixels",
-          _torchvision("fcn_resnet50", 48, "out", weights_backbone=None)),
-    Model("ssdlite", "torchvision", "detection: boxes and scores of all anchors, 96 pixels", _ssd_features),
+    Model(
+        "deeplabv3",
+        "torchvision",
+        "segmentation, MobileNet v3 large, 64 pixels",
+        _torchvision("deeplabv3_mobilenet_v3_large", 64, "out", weights_backbone=None),
+    ),
+    Model(
+        "lraspp",
+        "torchvision",
+        "segmentation, MobileNet v3 large, 64 pixels",
+        _torchvision("lraspp_mobilenet_v3_large", 64, "out", weights_backbone=None),
+    ),
+    Model(
+        "fcn_resnet50",
+        "torchvision",
+        "segmentation, 48 pixels",
+        _torchvision("fcn_resnet50", 48, "out", weights_backbone=None),
+    ),
+    Model(
+        "ssdlite",
+        "torchvision",
+        "detection: boxes and scores of all anchors, 96 pixels",
+        _ssd_features,
+    ),
     Model("r3d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r3d_18")),
     Model("r2plus1d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r2plus1d_18")),
     Model("swin3d", "torchvision", "video, 2 stages, 4 frames of 32 pixels", _swin3d),
@@ -213,4 +270,4 @@ MODELS = (
     _ti("dla34", 64),
     _ti("nfnet_l0", 64),
     Model("volo", "timm", "outlook attention, 64 pixels", _volo),
-)  # fmt: skip
+)
