@@ -58,6 +58,11 @@ class InputError(PurevkError, ValueError):
     """The inputs of a call do not fit the method: number, rank, dtype or size."""
 
 
+class SizeConstraintError(InputError):
+    """The sizes of a call are outside of what the model was exported for: outside of a bound, or they
+    break a decision that the exporter took from the sizes of its example inputs."""
+
+
 class DeviceError(PurevkError, RuntimeError):
     """No usable Vulkan device, or a Vulkan call failed."""
 

@@ -7,14 +7,15 @@ tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.exported import Reader
 from purevk.frontends.importer import settled
-from purevk.ir import Dim, Graph, Size, Symbol, SymbolSource
+from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource
+from purevk.ir import dims as _dims
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -96,6 +97,8 @@ class AotGraph:
 
 
 class _AotReader(Reader):
+    bounded = False
+
     def __init__(self, aot: AotGraph, constants: Mapping[int, Any], sizes: Any) -> None:
         kinds = {
             node.name: ("PARAMETER" if at in constants else "USER_INPUT", at)
@@ -122,6 +125,7 @@ class _AotReader(Reader):
         )
         super().__init__(program, sizes, aot.name)
         self.aot = aot
+        self._numbers: dict[int, Dim] = {}  # integers that no tensor has as a size, by position
 
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Any]) -> Graph:
         graph = super()._finish(node, signature, states)
@@ -133,19 +137,42 @@ class _AotReader(Reader):
         ]
         return graph.with_nodes(graph.nodes, outputs=(*graph.outputs, *extra))
 
+    def _decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+        """None: dynamo checks its guards before it calls the graph."""
+        return iter(())
+
+    def _find_symbols(self, users: Sequence[Any]) -> None:
+        inputs = []
+        for node in users:
+            example = node.meta.get("val")
+            at = self.aot._nodes.index(node)
+            if at in self.aot._own:
+                self._numbers[at] = self._number(example.node, at)
+                inputs.append(None)
+            elif at in self.aot.tensors:
+                inputs.append(node)
+        super()._find_symbols(inputs)
+
+    def _derive(self, position: int, dim: int, expression: Any, wanted: Any) -> None:
+        if any(str(symbol) not in self.symbols for symbol in expression.free_symbols):
+            super()._derive(position, dim, expression, wanted)
+
     def _input(self, node: Any) -> Any:
         import torch
 
         example = node.meta.get("val")
         if not isinstance(example, torch.SymInt):
             return super()._input(node) if isinstance(example, torch.Tensor) else example
-        at = self.aot._nodes.index(node)
-        return (
-            self._number(example.node, at) if at in self.aot._own else self._size(example.node.expr)
-        )
+        number = self._numbers.get(self.aot._nodes.index(node))
+        if number is None:
+            return self._size(example.node.expr)
+        (symbol,) = _dims.symbols(number)
+        self.importer.symbols[symbol] = SymbolSource(None, None, len(self.importer.inputs))
+        self.importer.inputs.append(number)
+        return number
 
-    def _number(self, number: Any, at: int) -> Size:
-        """A whole number that only a call brings."""
+    def _number(self, number: Any, at: int) -> Dim:
+        """An integer that only a call brings."""
         if not number.expr.is_Symbol:
             raise UnsupportedProgramError(
                 f"size {number.expr} cannot be followed",
@@ -160,20 +187,8 @@ class _AotReader(Reader):
             symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
         else:
             symbol = Symbol(str(number.expr), is_size=False)
-        self.importer.symbols[symbol] = SymbolSource(None, None, len(self.importer.inputs))
-        self.importer.inputs.append(Dim.of(symbol))
-        self.symbols[str(number.expr)] = Dim.of(symbol)
-        return Dim.of(symbol)
-
-    def _sizes_depend_on(self, symbol: Any) -> bool:
-        """Whether a tensor of the graph has sizes that follow from a symbol."""
-        for node in self.program.graph.nodes:
-            examples = node.meta.get("val")
-            for example in examples if isinstance(examples, (list, tuple)) else (examples,):
-                for size in getattr(example, "shape", ()):
-                    if not isinstance(size, int) and symbol in size.node.expr.free_symbols:
-                        return True
-        return False
+        made = self.symbols[str(number.expr)] = Dim.of(symbol)
+        return made
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         import torch

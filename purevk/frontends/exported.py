@@ -11,6 +11,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import higher_order
+from purevk.frontends.conditions import conditions, environments, relations
 from purevk.frontends.decompose import (
     BATCH_NORM,
     BATCH_NORM_INFERENCE,
@@ -21,7 +22,20 @@ from purevk.frontends.decompose import (
 from purevk.frontends.functionalized import is_taken_over, refuse_views
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.names import RELATIONS
-from purevk.ir import Arg, Bound, Dim, Graph, Label, Symbol, SymbolSource, TensorType, Value
+from purevk.frontends.signatures import signature_of
+from purevk.ir import (
+    Arg,
+    Bound,
+    Dim,
+    Graph,
+    Guard,
+    Label,
+    Signature,
+    Symbol,
+    SymbolSource,
+    TensorType,
+    Value,
+)
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 
@@ -49,6 +63,9 @@ def read_exported(
     name: str = "forward",
     mutable: frozenset[str] = frozenset(),
     planned_only: bool = False,
+    signature: Signature | None = None,
+    dim_names: Mapping[tuple[int, int], str] | None = None,
+    exact: bool = False,
 ) -> Graph:
     """The graph of an exported program.
 
@@ -59,16 +76,33 @@ def read_exported(
         mutable: buffers that other methods write, see `mutated_buffers`.
         planned_only: the graph will not be run, and weights on the meta device are taken as they
             are.
+        signature: how the method is called; None: as the program says.
+        dim_names: the user's names of dynamic dims, by input and dim.
+        exact: the graph is for the sizes alone that torch traced for: not for 0 and 1, which it
+            treats as constants.
 
     Raises:
         UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond
             docs/control_flow.md.
     """
-    return settled(lambda: Reader(program, sizes, name, mutable, planned_only).run())
+    signature = signature or signature_of(program)
+
+    def read() -> Graph:
+        reader = Reader(program, sizes, name, mutable, planned_only, dim_names, exact)
+        reader.importer.signature = signature
+        return reader.run()
+
+    return settled(read)
 
 
 class Reader:
-    """Walks an exported program, and the sub-modules of its control flow."""
+    """Walks an exported program, and the sub-modules of its control flow.
+
+    Attributes:
+        bounded: whether the program says for which sizes it holds.
+    """
+
+    bounded = True
 
     def __init__(
         self,
@@ -77,6 +111,8 @@ class Reader:
         name: str,
         mutable: frozenset[str] = frozenset(),
         planned_only: bool = False,
+        dim_names: Mapping[tuple[int, int], str] | None = None,
+        exact: bool = False,
     ) -> None:
         self.program, self.sizes, self.mutable, self.planned_only = (
             program,
@@ -84,6 +120,7 @@ class Reader:
             mutable,
             planned_only,
         )
+        self.dim_names, self.exact = dim_names or {}, exact
         self.module = program.graph_module  # the one that is walked
         self.importer = Importer(name, f"exported program {name}", sizes)
         self.importer.traced_elsewhere = planned_only
@@ -91,12 +128,19 @@ class Reader:
         self.symbols: dict[str, Dim | int] = {}
         self.targets: dict[Value, str] = {}  # states, and the buffers that they are
         self.kept: list[Any] = []  # tensors whose bytes the graph's constants are views of
+        self.sources: dict[tuple[int, int], Symbol] = {}  # by input and dim
+        self.derived: dict[tuple[int, int], Any] = {}  # sizes that equal an expression over others
 
     def run(self) -> Graph:
         signature = self.program.graph_signature
         mutated = set(signature.buffers_to_mutate.values())
         states: dict[str, Value] = {}
         specs = {spec.arg.name: spec for spec in signature.input_specs}
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        users = [node for node in nodes if specs[node.name].kind.name == "USER_INPUT"]
+        self._find_symbols(users)
+        for guard in self._decisions(users):
+            self.importer.constrain(guard)
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 spec = specs[node.name]
@@ -151,54 +195,191 @@ class Reader:
         finally:
             self.env, self.importer, self.module, self.symbols = kept
 
-    # -- inputs -----------------------------------------------------------------------------------
+    # -- inputs ----------------------------------------------------------------------------------
+    def _find_symbols(self, users: Sequence[Any]) -> None:
+        """Makes the symbols of the inputs' sizes, so that a size can use those of later inputs.
+
+        A symbol of torch belongs to the first dim, or integer input, whose size it is. Every other
+        dim with an expression gets a symbol of its own and the constraint that it equals the
+        expression.
+
+        Args:
+            users: the placeholders that are inputs of the graph, in order; None: one without sizes.
+        """
+        import torch
+
+        compound: list[tuple[int, int, Any]] = []
+        for position, node in enumerate(users):
+            example = None if node is None else node.meta.get("val")
+            given = self.sizes[position] if self.sizes is not None else None
+            for dim, size in enumerate(_symbolic(example)):
+                if isinstance(size, int):
+                    continue
+                expression = size.node.expr
+                if not expression.is_Symbol or str(expression) in self.symbols:
+                    compound.append((position, dim, expression))
+                    continue
+                wanted = None if given is None else given[dim]
+                if isinstance(wanted, int):
+                    self.symbols[str(expression)] = wanted
+                    continue
+                symbol = self._symbol(
+                    expression,
+                    None if wanted is None else wanted.upper,
+                    self.dim_names.get((position, dim)),
+                    isinstance(example, torch.Tensor) or self._sizes_depend_on(expression),
+                )
+                self.symbols[str(expression)] = Dim.of(symbol)
+                self.sources[position, dim] = symbol
+        for position, dim, expression in compound:
+            given = self.sizes[position] if self.sizes is not None else None
+            wanted = None if given is None else given[dim]
+            self._derive(position, dim, expression, wanted)
+
+    def _derive(self, position: int, dim: int, expression: Any, wanted: Any) -> None:
+        """A size that is an expression over symbols, such as twice another one."""
+        unknown = [s for s in expression.free_symbols if str(s) not in self.symbols]
+        number: Any = wanted
+        if not isinstance(wanted, int):
+            if unknown:
+                upper = self._bound_of(expression, unknown)
+            else:
+                upper = _dims.upper(self._size(expression))
+            name = self.dim_names.get((position, dim)) or f"size_{position}_{dim}"
+            upper = max(upper, 1, 0 if wanted is None else wanted.upper or 0)
+            number = Dim.of(Symbol(name, upper))
+            self.sources[position, dim] = next(iter(_dims.symbols(number)))
+        if unknown:
+            self._solve(expression, unknown, number)
+        self.derived[position, dim] = number
+        self.importer.constrain(Guard(number, "==", self._size(expression), True))
+
+    def _decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+        """What torch decided from sizes of the example inputs, as guards over the symbols."""
+        for condition in conditions(self.program, users):
+            try:
+                yield from relations(condition, self._size)
+            except UnsupportedProgramError:
+                # A decision that has no form here: the program holds for sizes like those of the
+                # example, as far as is known.
+                for symbol in sorted(condition.free_symbols, key=str):
+                    if str(symbol) in self.symbols:
+                        yield Guard(self.symbols[str(symbol)], "==", self._hint(symbol), True)
+
+    def _bound_of(self, expression: Any, unknown: Sequence[Any]) -> int:
+        largest = {s: self._range(s)[1] or max(64, self._hint(s)) for s in unknown}
+        known = {s: _dims.upper(self._size(s)) for s in expression.free_symbols - set(unknown)}
+        return int(expression.subs({**largest, **known}))
+
+    def _solve(self, expression: Any, unknown: Sequence[Any], number: Any) -> None:
+        """The symbol of an affine expression, from its value."""
+        import sympy
+
+        symbol = unknown[0]
+        plain = expression.is_polynomial(symbol) and sympy.degree(expression, symbol) == 1
+        if len(unknown) > 1 or not plain:
+            raise UnsupportedProgramError(
+                f"size {expression} cannot be followed",
+                where=self.importer.where,
+                why=f"no input has {unknown[0]} as a size of its own",
+            )
+        factor = self._size(expression.coeff(symbol, 1))
+        rest = self._size(expression.coeff(symbol, 0))
+        found = self.symbols[str(symbol)] = (number - rest) // factor
+        lower, upper = self._range(symbol)
+        if lower is not None and lower > 0:
+            self.importer.constrain(Guard(found, ">=", lower, True))
+        if upper is not None:
+            self.importer.constrain(Guard(found, "<=", upper, True))
+
     def _input(self, node: Any) -> Any:
         import torch
 
         example = node.meta.get("val")
+        position = len(self.importer.inputs)
         if isinstance(example, torch.Tensor):
             return self._tensor_input(example)
-        if isinstance(example, (int, torch.SymInt)) and not isinstance(example, bool):
-            return self.importer.integer_input(0)
-        self.importer.other_input()
+        if isinstance(example, torch.SymInt):
+            size = self._size(example.node.expr)
+            if isinstance(size, int):
+                self.importer.fixed_input(size)
+                return size
+            (symbol,) = _dims.symbols(size) if (position, 0) in self.sources else (None,)
+            if symbol is None:
+                self.importer.fixed_input(int(example.node.hint))
+                return int(example.node.hint)
+            self.importer.symbols[symbol] = SymbolSource(None, None, position)
+            self.importer.inputs.append(Dim.of(symbol))
+            return Dim.of(symbol)
+        self.importer.fixed_input(example)
         return example
 
     def _tensor_input(self, example: Any) -> Value:
         position = len(self.importer.inputs)
-        dtype = self._dtype(example.dtype)
         given = self.sizes[position] if self.sizes is not None else None
         sizes: list[Any] = []
-        fresh: list[tuple[Symbol, int]] = []
         for dim, size in enumerate(example.shape):
-            wider = (
-                given[dim].upper if given is not None and isinstance(given[dim], Bound) else None
-            )
             if isinstance(size, int):
                 sizes.append(size)
-            elif given is not None and wider is None:
-                self._bind_given(size, given[dim])
+            elif given is not None and isinstance(given[dim], int):
                 sizes.append(given[dim])
             else:
-                expression = size.node.expr
-                if expression.is_Symbol and str(expression) not in self.symbols:
-                    symbol = self._symbol(expression, wider)
-                    fresh.append((symbol, dim))
-                sizes.append(self._size(expression))
+                sizes.append(self.derived_size(position, dim, size))
+        dtype = self._dtype(example.dtype)
         value = Value(f"input_{position}", TensorType(dtype, tuple(sizes)))
-        for symbol, dim in fresh:
-            self.importer.symbols[symbol] = SymbolSource(value, dim)
+        for dim in range(len(sizes)):
+            if (position, dim) in self.sources:
+                self.importer.symbols[self.sources[position, dim]] = SymbolSource(value, dim)
         self.importer.inputs.append(value)
         return value
 
-    def _symbol(self, expression: Any, wider: int | None) -> Symbol:
+    def derived_size(self, position: int, dim: int, size: Any) -> Any:
+        """A size of an input: the expression over the symbols of others where it has one."""
+        number = self.derived.get((position, dim))
+        expression = self._size(size.node.expr)
+        if number is None or _dims.symbols(expression) - _dims.symbols(number):
+            return expression
+        return number
+
+    def _symbol(
+        self, expression: Any, wider: int | None, name: str | None = None, is_size: bool = True
+    ) -> Symbol:
         lower, upper = self._range(expression)
-        if upper is None:
-            # No bound was given: plan for the example's size, rounded up; a larger call is lowered
-            # again.
-            upper = max(64, 1 << (self._hint(expression) - 1).bit_length())
-        symbol = Symbol(str(expression), max(upper, wider or 0), lower or 0)
-        self.symbols[str(expression)] = Dim.of(symbol)
+        label = name or str(expression)
+        if not is_size:
+            symbol = Symbol(label, is_size=False)
+        else:
+            # Where no bound was given, memory is planned for the example's size, rounded up. A
+            # larger call is lowered again.
+            planned = upper
+            if planned is None:
+                planned = max(64, 1 << (self._hint(expression) - 1).bit_length())
+            # torch traces for sizes of 2 and more. Smaller ones that are in bounds get a lowering
+            # of their own.
+            traced = max(lower or 0, self._traced_from(expression))
+            symbol = Symbol(label, max(planned, wider or 0), min(traced, planned))
+            lower = traced if self.exact else lower
+        if self.bounded:
+            self.importer.ranges[symbol] = (lower or 0, upper)
         return symbol
+
+    def _traced_from(self, expression: Any) -> int:
+        """The least size that torch reckoned with while it traced."""
+        for environment in environments(self.program.graph.find_nodes(op="placeholder")):
+            bounds = environment.var_to_range.get(expression)
+            if bounds is not None and bounds.lower.is_Integer:
+                return int(bounds.lower)
+        return 0
+
+    def _sizes_depend_on(self, symbol: Any) -> bool:
+        """Whether a tensor of the graph has sizes that follow from a symbol."""
+        for node in self.program.graph.nodes:
+            examples = node.meta.get("val")
+            for example in examples if isinstance(examples, (list, tuple)) else (examples,):
+                for size in getattr(example, "shape", ()):
+                    if not isinstance(size, int) and symbol in size.node.expr.free_symbols:
+                        return True
+        return False
 
     def _hint(self, expression: Any) -> int:
         for node in self.program.graph.nodes:
@@ -211,11 +392,6 @@ class Reader:
                 ):
                     return int(size.node.hint)
         return 64
-
-    def _bind_given(self, size: Any, number: int) -> None:
-        expression = size.node.expr
-        if expression.is_Symbol:
-            self.symbols.setdefault(str(expression), number)
 
     def _size(self, expression: Any) -> Any:
         """A sympy expression as a size."""
@@ -570,6 +746,15 @@ class Reader:
                     why="user outputs, mutated inputs and mutated buffers are accepted",
                 )
         return self.importer.finish([*outputs, *updates.values()], tuple(updates))
+
+
+def _symbolic(example: Any) -> Sequence[Any]:
+    """The sizes of an example input; an integer that only a call knows counts as one."""
+    import torch
+
+    if isinstance(example, torch.Tensor):
+        return tuple(example.shape)
+    return (example,) if isinstance(example, torch.SymInt) else ()
 
 
 def _leaves(examples: Any) -> Iterator[Any]:

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.errors import FileFormatError, GraphError
+from purevk.errors import FileFormatError, GraphError, SizeConstraintError
 from purevk.ir import (
     Arg,
     Bound,
     Constant,
     Dim,
+    FixedInput,
     Graph,
     Guard,
     Label,
     Node,
+    Signature,
     Size,
     Symbol,
     SymbolSource,
@@ -125,6 +127,9 @@ class Importer:
             Symbol, int
         ] = {}  # bounds that the file states of symbols that no input has as a size
         self._checks: dict[Guard, str] = {}
+        self.constraints: dict[Guard, None] = {}
+        self.ranges: dict[Symbol, tuple[int, int | None]] = {}
+        self.signature: Signature | None = None
         self._fresh: set[Symbol] = set()
         self._derived: set[Symbol] = set()  # sizes whose bounds follow from those of the inputs
         self._misstated: dict[
@@ -176,9 +181,25 @@ class Importer:
         self.inputs.append(Dim.of(symbol))
         return Dim.of(symbol)
 
-    def other_input(self) -> None:
-        """An argument that is no tensor and no integer, and that no node reads."""
-        self.inputs.append(None)
+    def fixed_input(self, value: Any) -> None:
+        """An argument that is part of the graph: a call has to give this value."""
+        self.inputs.append(FixedInput(value))
+
+    def constrain(self, guard: Guard) -> None:
+        """Has a call keep what the exporter decided.
+
+        Raises:
+            SizeConstraintError: the sizes that this graph is read for break it.
+        """
+        if not guard.symbols:
+            if not guard.holds({}):
+                raise SizeConstraintError(
+                    "the model was not exported for these sizes",
+                    where=f"{self.where}, method {self.name}",
+                    why=f"it holds for {guard}",
+                )
+        else:
+            self.constraints[guard] = None
 
     def constant(self, data: memoryview, type: TensorType) -> Value:
         """A tensor of the file; equal places give one value."""
@@ -598,6 +619,9 @@ class Importer:
             ),
             updates=tuple(updates),
             labels=self.labels,
+            constraints=tuple(self.constraints),
+            ranges=self.ranges,
+            signature=self.signature,
         )
         used: set[Symbol] = set()
         for node in (node for each in graph.nested() for node in each.nodes):

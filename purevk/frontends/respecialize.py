@@ -12,6 +12,7 @@ from purevk.frontends.importer import Importer, settled
 from purevk.ir import (
     Bound,
     Dim,
+    FixedInput,
     Graph,
     Guard,
     Node,
@@ -54,6 +55,7 @@ class _Respecializer:
         self.importer = Importer(graph.name, where, sizes)
         self.values: dict[Value, Value] = {}
         self.symbols: dict[Symbol, Size] = {}
+        self.moved: dict[Value, dict[int, Symbol]] = {}  # symbols of inputs, by dim
         self.placed: dict[
             Value, list[tuple[Symbol, SymbolSource]]
         ] = {}  # symbols by the value that they are read from
@@ -66,9 +68,10 @@ class _Respecializer:
 
     def run(self, kept: Sequence[Guard]) -> Graph:
         for position, value in enumerate(self.graph.inputs):
-            self.importer.inputs.append(
-                self._input(position, value) if isinstance(value, Value) else value
-            )
+            if isinstance(value, (Value, Dim)):
+                self._find_symbols(position, value)
+        for position, value in enumerate(self.graph.inputs):
+            self.importer.inputs.append(self._input(position, value))
         for value, constant in self.graph.constants.items():
             self._define(value, self.importer.constant(constant.data, value.type))
         for value, first in self.graph.states.items():
@@ -76,6 +79,12 @@ class _Respecializer:
             self._define(value, self.importer.state(data, value.type, self.graph.labels.get(value)))
         for guard in kept:
             self._keep(guard)
+        for guard in self.graph.constraints:
+            self.importer.constrain(self._guard(guard))
+        self.importer.signature = self.graph.signature
+        for symbol, bounds in self.graph.ranges.items():
+            for now in _dims.symbols(_dims.substitute(Dim.of(symbol), self.symbols)):
+                self.importer.ranges[now] = bounds
         for node in self.graph.nodes:
             self._node(node)
         for guard, message in self.graph.checks:
@@ -85,35 +94,46 @@ class _Respecializer:
         )
 
     # -- leaves -----------------------------------------------------------------------------------
-    def _input(self, position: int, value: Value) -> Value:
+    def _find_symbols(self, position: int, value: Value | Dim) -> None:
+        """What the symbols of an input's sizes, or of an integer, are now."""
         given = None if self.sizes is None else self.sizes[position]
-        own = {
-            source.dim: symbol
-            for symbol, source in self.placed.get(value, [])
-            if source.dim is not None
-        }
+        if isinstance(value, Dim):
+            own = dict.fromkeys([0], next(iter(_dims.symbols(value))))
+        else:
+            own = {
+                source.dim: symbol
+                for symbol, source in self.placed.get(value, [])
+                if source.dim is not None
+            }
+        for dim, symbol in own.items():
+            wanted = None if given is None else given[dim]
+            if isinstance(wanted, int):
+                self.symbols[symbol] = wanted
+                if isinstance(value, Dim):
+                    self.importer.symbols.pop(symbol, None)
+                continue
+            upper = symbol.upper if wanted is None else max(symbol.upper, wanted.upper)
+            moved = replace(symbol, upper=upper)
+            self.symbols[symbol] = Dim.of(moved)
+            if isinstance(value, Dim):
+                self.importer.symbols[moved] = self.importer.symbols.pop(symbol)
+            else:
+                self.moved.setdefault(value, {})[dim] = moved
+
+    def _input(self, position: int, value: Value | Dim | FixedInput | None) -> Any:
+        if isinstance(value, Dim):
+            now = _dims.substitute(value, self.symbols)
+            return FixedInput(now) if isinstance(now, int) else now
+        if not isinstance(value, Value):
+            return value
+        given = None if self.sizes is None else self.sizes[position]
         sizes: list[Size] = []
-        moved: dict[int, Symbol] = {}
         for dim, size in enumerate(value.type.dims):
             wanted = None if given is None else given[dim]
-            symbol = own.get(dim)
-            if symbol is not None:
-                # A size that the graph takes for that of another dim has a symbol here which its
-                # type does not name.
-                named = symbol in _dims.symbols(size)
-                if isinstance(wanted, int):
-                    self.symbols[symbol] = wanted
-                else:
-                    upper = symbol.upper if wanted is None else max(symbol.upper, wanted.upper)
-                    moved[dim] = Symbol(symbol.name, upper, symbol.lower, symbol.is_size)
-                    self.symbols[symbol] = Dim.of(moved[dim])
-                    if not named:
-                        wanted = None
-            sizes.append(
-                wanted if isinstance(wanted, int) else _dims.substitute(size, self.symbols)
-            )
+            fixed = isinstance(wanted, int)
+            sizes.append(wanted if fixed else _dims.substitute(size, self.symbols))
         made = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
-        for dim, symbol in moved.items():
+        for dim, symbol in self.moved.get(value, {}).items():
             self.importer.symbols[symbol] = SymbolSource(made, dim)
         self.values[value] = made
         self._elements(value, made)
@@ -133,13 +153,17 @@ class _Respecializer:
                 self.symbols[symbol] = Dim.of(new)
                 self.importer.symbols[new] = SymbolSource(made, None, source.element)
 
-    def _keep(self, guard: Guard) -> None:
-        now = Guard(
+    def _guard(self, guard: Guard) -> Guard:
+        """The guard over the symbols of the graph in the making."""
+        return Guard(
             _dims.substitute(guard.left, self.symbols),
             guard.op,
             _dims.substitute(guard.right, self.symbols),
             guard.answer,
         )
+
+    def _keep(self, guard: Guard) -> None:
+        now = self._guard(guard)
         if not _dims.ask(now):
             raise FileFormatError(
                 "the graph does not hold for these sizes",

@@ -23,7 +23,7 @@ from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
 
 MAGIC = b"PUREVK\r\n"  # a transfer as text changes it
-VERSION = 1
+VERSION = 2  # 2 has constraints, ranges and signatures
 ALIGNMENT = 64  # bytes, of tensors within the file
 _HEADER = struct.Struct(
     "<8sIIQQQI"
@@ -237,11 +237,11 @@ def _read(source: Source) -> SavedProgram:
     if len(head) < size:
         raise _damaged(source, f"{source.size} bytes; the header alone has {size}")
     _, version, _, total, start, length, check = _HEADER.unpack_from(head)
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise FileFormatError(
             f"the file has version {version} of the format",
             where=source.name,
-            why=f"version {VERSION} is accepted",
+            why=f"versions 1 to {VERSION} are accepted",
             next="save it again with this version of purevk, or load it with the one that wrote it",
         )
     if zlib.crc32(head[: _HEADER.size]) != _CHECK.unpack_from(head, _HEADER.size)[0]:

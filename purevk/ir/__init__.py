@@ -5,6 +5,7 @@ from purevk.ir.dims import Bound, Dim, Guard, GuardLog, Size, Symbol
 from purevk.ir.graph import (
     Arg,
     Constant,
+    FixedInput,
     Graph,
     Label,
     Node,
@@ -14,6 +15,7 @@ from purevk.ir.graph import (
     map_values,
     values_in,
 )
+from purevk.ir.signature import Parameter, Signature, StructureError, Tree
 from purevk.ir.types import Layout, TensorType, contiguous_strides
 
 __all__ = [
@@ -21,16 +23,21 @@ __all__ = [
     "Bound",
     "Constant",
     "Dim",
+    "FixedInput",
     "Graph",
     "Guard",
     "GuardLog",
     "Label",
     "Layout",
     "Node",
+    "Parameter",
+    "Signature",
     "Size",
+    "StructureError",
     "Symbol",
     "SymbolSource",
     "TensorType",
+    "Tree",
     "Value",
     "contiguous_strides",
     "map_leaves",

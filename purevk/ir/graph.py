@@ -16,6 +16,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir.dims import Dim, Guard, Symbol
+from purevk.ir.signature import Signature
 from purevk.ir.types import TensorType
 
 
@@ -138,6 +139,16 @@ class Label:
     key: str = ""
 
 
+@dataclass(frozen=True)
+class FixedInput:
+    """An argument of a call that is part of the graph: a call has to give this value.
+
+    `value` is None, a bool, int, float or str. What `torch.export` traced a Python number as is one.
+    """
+
+    value: Any
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A method, or a sub-graph of a node: inputs, nodes in an order in which they can run, outputs.
@@ -145,7 +156,7 @@ class Graph:
     Attributes:
         name: the method's name.
         inputs: tensors that a call brings, in the order of the call; an integer input is a `Dim` of
-            one symbol.
+            one symbol; a `FixedInput` is checked; None is not read.
         nodes: in execution order.
         outputs: tensors, integers or None, in the order of the result.
         updates: inputs, by position, that a call writes: their new elements are the last outputs,
@@ -157,11 +168,16 @@ class Graph:
         checks: what the sizes that come about during a call have to keep, each with the message if
             they do not.
         labels: what the states are called.
+        constraints: what the exporter decided from the sizes of its example inputs. The graph is
+            wrong for sizes that break one; no other lowering of it helps.
+        ranges: bounds that the exporter states of sizes and integers of a call, both included (an
+            upper one of None: there is none). Where it states none, that of the symbol holds.
+        signature: how Python code calls the method; None: with its inputs, in order.
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
     """
 
     name: str
-    inputs: tuple[Value | Dim | None, ...]
+    inputs: tuple[Value | Dim | FixedInput | None, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Arg, ...]
     constants: Mapping[Value, Constant] = field(default_factory=dict)
@@ -171,6 +187,9 @@ class Graph:
     outer: frozenset[Symbol] = frozenset()
     updates: tuple[int, ...] = ()
     labels: Mapping[Value, Label] = field(default_factory=dict)
+    constraints: tuple[Guard, ...] = ()
+    ranges: Mapping[Symbol, tuple[int, int | None]] = field(default_factory=dict)
+    signature: Signature | None = None
 
     @property
     def learned(self) -> dict[Symbol, SymbolSource]:

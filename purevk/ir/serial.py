@@ -18,7 +18,8 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import dims as _dims
 from purevk.ir.dims import Dim, Guard, Size, Symbol
-from purevk.ir.graph import Constant, Graph, Label, Node, SymbolSource, Value
+from purevk.ir.graph import Constant, FixedInput, Graph, Label, Node, SymbolSource, Value
+from purevk.ir.signature import KINDS, LEAF, LEAF_TREE, Parameter, Signature, Tree
 from purevk.ir.types import TensorType
 
 _SYMBOL = [each.name for each in fields(Symbol)]
@@ -133,7 +134,32 @@ class GraphWriter:
                 [self._number(value), label.name, label.key]
                 for value, label in graph.labels.items()
             ],
+            "constraints": [self._guard(guard) for guard in graph.constraints],
+            "ranges": [[symbol.name, *bounds] for symbol, bounds in graph.ranges.items()],
+            "signature": None if graph.signature is None else self._signature(graph.signature),
         }
+
+    def _signature(self, signature: Signature) -> dict[str, Any]:
+        return {
+            "parameters": [
+                [each.name, self._tree(each.tree), each.positional] for each in signature.parameters
+            ],
+            "order": list(signature.order),
+            "defaults": {name: self._arg(value) for name, value in signature.defaults.items()},
+            "outputs": self._tree(signature.outputs),
+        }
+
+    def _tree(self, tree: Tree) -> list[Any] | None:
+        if tree.kind == LEAF:
+            return None
+        for key in tree.keys:
+            if not isinstance(key, (str, int)):
+                raise UnsupportedProgramError(
+                    f"a dict with the key {key!r} cannot be saved",
+                    where=self._where,
+                    why="keys that are texts or integers can",
+                )
+        return [tree.kind, list(tree.keys), [self._tree(item) for item in tree.items], tree.name]
 
     def _number(self, value: Value) -> int:
         return self._values.setdefault(value, len(self._values))
@@ -223,7 +249,34 @@ class GraphReader:
                 self._values[number]: Label(str(name), str(key))
                 for number, name, key in data.get("labels", ())
             },
+            constraints=tuple(map(self._guard, data.get("constraints", ()))),
+            ranges={
+                self._symbols[name]: (int(lower), None if upper is None else int(upper))
+                for name, lower, upper in data.get("ranges", ())
+            },
+            signature=self._signature(data.get("signature")),
         )
+
+    def _signature(self, data: Mapping[str, Any] | None) -> Signature | None:
+        if data is None:
+            return None
+        return Signature(
+            tuple(
+                Parameter(str(name), self._tree(tree), bool(positional))
+                for name, tree, positional in data["parameters"]
+            ),
+            tuple(map(str, data["order"])),
+            {str(name): self._arg(value) for name, value in data["defaults"].items()},
+            self._tree(data["outputs"]),
+        )
+
+    def _tree(self, data: Sequence[Any] | None) -> Tree:
+        if data is None:
+            return LEAF_TREE
+        kind, keys, items, name = data
+        if kind not in KINDS or (keys and len(keys) != len(items)):
+            raise ValueError(f"{kind!r} with {len(keys)} keys is no container")
+        return Tree(kind, tuple(keys), tuple(map(self._tree, items)), name=str(name))
 
     def _constant(self, number: int, at: int) -> Constant:
         data = self._tensor(at)
@@ -272,4 +325,9 @@ _KINDS: dict[
         lambda reader, data: complex(*data),
     ),
     "graph": (Graph, GraphWriter._graph, GraphReader._graph),
+    "fixed": (
+        FixedInput,
+        lambda writer, arg: writer._arg(arg.value),
+        lambda reader, data: FixedInput(reader._arg(data)),
+    ),
 }

@@ -1,0 +1,283 @@
+"""What a call of a method looks like to the user: parameters by name, nested containers, results.
+
+A graph takes a flat list of inputs and gives a flat list of outputs. A `Signature` says how the
+arguments of a Python call become that list, and how the outputs become what the model returned.
+It is plain data: no torch is needed to use one.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LEAF, TUPLE, LIST, DICT, NAMED_TUPLE, OBJECT = (
+    "leaf",
+    "tuple",
+    "list",
+    "dict",
+    "namedtuple",
+    "object",
+)
+KINDS = (TUPLE, LIST, DICT, NAMED_TUPLE, OBJECT)
+_NAMED: dict[tuple[str, tuple[Any, ...]], type] = {}
+
+
+class StructureError(ValueError):
+    """A value is not nested as a tree says."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """How a value is nested.
+
+    Attributes:
+        kind: "leaf", "tuple", "list", "dict", "namedtuple", or "object": a class that is registered
+            with torch's pytree, such as a dataclass or a `ModelOutput`.
+        keys: of a dict; the fields of a named tuple; for an object what torch's pytree calls its
+            context, if that is a list of names.
+        items: one tree for each child.
+        type: the class of a dict, named tuple or object; None: as read from a file.
+        context: of an object, as torch's pytree has it.
+        name: of the class, for messages.
+    """
+
+    kind: str
+    keys: tuple[Any, ...] = ()
+    items: tuple[Tree, ...] = ()
+    type: type | None = field(default=None, compare=False)
+    context: Any = field(default=None, compare=False)
+    name: str = ""
+
+    @property
+    def leaves(self) -> int:
+        """Number of leaves."""
+        return 1 if self.kind == LEAF else sum(item.leaves for item in self.items)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """A name for each leaf: "x", "caches.0", "batch.mask"."""
+        if self.kind == LEAF:
+            yield prefix
+        keys = self.keys if len(self.keys) == len(self.items) else range(len(self.items))
+        for key, item in zip(keys, self.items):
+            yield from item.names(f"{prefix}.{key}" if prefix else str(key))
+
+    def __str__(self) -> str:
+        if self.kind == LEAF:
+            return "*"
+        items = ", ".join(
+            f"{key}: {item}" if self.kind in (DICT, OBJECT) else str(item)
+            for key, item in zip(self.keys or range(len(self.items)), self.items)
+        )
+        opening, closing = {TUPLE: "()", LIST: "[]", DICT: "{}"}.get(self.kind, "()")
+        return f"{self.name}{opening}{items}{closing}"
+
+
+LEAF_TREE = Tree(LEAF)
+
+
+def flatten(value: Any, tree: Tree) -> list[Any]:
+    """The leaves of a value that is nested as `tree` says. Raises `StructureError` if it is not."""
+    if tree.kind == LEAF:
+        if isinstance(value, (tuple, list, dict)) and not _is_number_list(value):
+            raise StructureError(f"a {type(value).__name__} was given where one value is expected")
+        return [value]
+    children = _children(value, tree)
+    if len(children) != len(tree.items):
+        raise StructureError(f"{len(children)} items were given, {len(tree.items)} are expected")
+    return [leaf for child, item in zip(children, tree.items) for leaf in flatten(child, item)]
+
+
+def _is_number_list(value: Any) -> bool:
+    """Whether a list stands for one array: numbers, or lists of them."""
+    return isinstance(value, (tuple, list)) and all(
+        isinstance(item, (bool, int, float, complex)) or _is_number_list(item) for item in value
+    )
+
+
+def _children(value: Any, tree: Tree) -> Sequence[Any]:
+    if tree.kind in (TUPLE, LIST):
+        expected: type = tuple if tree.kind == TUPLE else list
+        if type(value) is not expected:
+            raise StructureError(f"a {expected.__name__} is expected, not {type(value).__name__}")
+        children: Sequence[Any] = value
+        return children
+    if tree.kind == DICT:
+        if not isinstance(value, Mapping) or set(value) != set(tree.keys):
+            given = list(value) if isinstance(value, Mapping) else type(value).__name__
+            raise StructureError(f"a dict with the keys {list(tree.keys)} is expected, not {given}")
+        return [value[key] for key in tree.keys]
+    if tree.kind == NAMED_TUPLE:
+        if not isinstance(value, tuple) or getattr(value, "_fields", None) != tree.keys:
+            raise StructureError(f"{tree} is expected, not {type(value).__name__}")
+        return value
+    return _object_children(value, tree)
+
+
+def _object_children(value: Any, tree: Tree) -> Sequence[Any]:
+    if tree.type is None:  # read from a file: by the names of its fields
+        if isinstance(value, Mapping) and set(value) == set(tree.keys):
+            return [value[key] for key in tree.keys]
+        if tree.keys and all(hasattr(value, str(key)) for key in tree.keys):
+            return [getattr(value, str(key)) for key in tree.keys]
+        raise StructureError(f"{tree} is expected, not {type(value).__name__}")
+    if type(value) is not tree.type:
+        raise StructureError(f"a {tree.name} is expected, not {type(value).__name__}")
+    children, context = _pytree().SUPPORTED_NODES[tree.type].flatten_fn(value)
+    if context != tree.context:
+        raise StructureError(f"the {tree.name} holds other items than the one of the export")
+    result: Sequence[Any] = list(children)
+    return result
+
+
+def _pytree() -> Any:
+    """torch's registry of containers; an object of one of its classes exists, so it is loaded."""
+    return sys.modules["torch.utils._pytree"]
+
+
+def unflatten(leaves: Iterator[Any], tree: Tree) -> Any:
+    """A value nested as `tree` says. What was read from a file gives plain dicts for objects."""
+    if tree.kind == LEAF:
+        return next(leaves)
+    children = [unflatten(leaves, item) for item in tree.items]
+    if tree.kind == TUPLE:
+        return tuple(children)
+    if tree.kind == LIST:
+        return children
+    if tree.kind == NAMED_TUPLE:
+        made = tree.type if tree.type is not None else _named_tuple(tree)
+        return made(*children)
+    if tree.kind == OBJECT and tree.type is not None:
+        return _pytree().SUPPORTED_NODES[tree.type].unflatten_fn(children, tree.context)
+    pairs = dict(zip(tree.keys, children)) if tree.keys else dict(enumerate(children))
+    if tree.type in (None, dict):
+        return pairs
+    return tree.type(pairs)  # type: ignore[call-arg]  # a class of dicts
+
+
+def _named_tuple(tree: Tree) -> type:
+    key = (tree.name, tree.keys)
+    if key not in _NAMED:
+        _NAMED[key] = collections.namedtuple(  # type: ignore[misc]
+            tree.name if tree.name.isidentifier() else "Outputs", tree.keys, rename=True
+        )
+    return _NAMED[key]
+
+
+def tree_of(spec: Any) -> Tree:
+    """The tree of a `torch.utils._pytree.TreeSpec`."""
+    if spec.is_leaf():
+        return LEAF_TREE
+    kind, context = spec.type, spec.context
+    items = tuple(tree_of(child) for child in spec.children())
+    if kind in (tuple, list):
+        return Tree(kind.__name__, items=items)
+    if kind in (dict, collections.OrderedDict):
+        return Tree(DICT, tuple(context), items, kind)
+    if kind is collections.namedtuple:
+        return Tree(NAMED_TUPLE, tuple(context._fields), items, context, name=context.__name__)
+    names = (
+        context[0]
+        if isinstance(context, (tuple, list)) and context and isinstance(context[0], list)
+        else context
+    )
+    keys = tuple(names) if isinstance(names, (tuple, list)) and len(names) == len(items) else ()
+    if not all(isinstance(key, str) for key in keys):
+        keys = ()
+    return Tree(OBJECT, keys, items, kind, context, kind.__name__)
+
+
+# -- calls ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of the Python call.
+
+    Attributes:
+        tree: how it is nested; its leaves are inputs of the graph, in order.
+        positional: whether it can be given by position.
+    """
+
+    name: str
+    tree: Tree
+    positional: bool = True
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a method is called.
+
+    Attributes:
+        parameters: in the order of the graph's inputs.
+        order: names in the order of positional arguments; it may name parameters that the export
+            left at their defaults.
+        defaults: default values of parameters that have a simple one, also of those that are no
+            inputs of the graph.
+        outputs: how the outputs are nested.
+    """
+
+    parameters: tuple[Parameter, ...]
+    order: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    outputs: Tree
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each input of the graph."""
+        return tuple(name for each in self.parameters for name in each.tree.names(each.name))
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """A name for each output of the graph."""
+        if self.outputs.kind == LEAF:
+            return ("output",)
+        return tuple(self.outputs.names("" if self.outputs.keys else "output"))
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs of the graph for the arguments of a call.
+
+        Raises:
+            StructureError: an argument is missing, unknown, given twice, or nested otherwise.
+        """
+        if len(args) > len(self.order):
+            keywords = [each.name for each in self.parameters if each.name not in self.order]
+            raise StructureError(
+                f"{len(args)} positional arguments were given, {len(self.order)} are expected"
+                + (f"; pass {', '.join(keywords)} by name" if keywords else "")
+            )
+        given = dict(zip(self.order, args))
+        for name, value in kwargs.items():
+            if name in given:
+                raise StructureError(f"{name} was given twice")
+            given[name] = value
+        inputs: list[Any] = []
+        for parameter in self.parameters:
+            if parameter.name not in given and parameter.name not in self.defaults:
+                raise StructureError(f"{parameter.name} is missing")
+            value = given.pop(parameter.name, self.defaults.get(parameter.name))
+            try:
+                inputs += flatten(value, parameter.tree)
+            except StructureError as error:
+                raise StructureError(f"{parameter.name}: {error}") from None
+        for name, value in given.items():
+            if name not in self.defaults:
+                taken = ", ".join(each.name for each in self.parameters)
+                raise StructureError(f"{name} is no argument; the method takes {taken or 'none'}")
+            if not same_literal(value, self.defaults[name]):
+                raise StructureError(
+                    f"{name} was left at its default {self.defaults[name]!r} at export"
+                )
+        return inputs
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """The outputs of the graph as the model returned them."""
+        return unflatten(iter(outputs), self.outputs)
+
+
+def same_literal(given: Any, wanted: Any) -> bool:
+    """Whether a Python value is the one that an export made part of the graph: of the same type and
+    equal (a NaN equals a NaN)."""
+    if type(given) is not type(wanted):
+        return False
+    return given is wanted or bool(given == wanted) or (given != given and wanted != wanted)
