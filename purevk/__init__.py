@@ -10,10 +10,10 @@ from purevk.errors import PurevkError
 
 if TYPE_CHECKING:
     from purevk import ops
-    from purevk.compiling import compile
-    from purevk.method import Method
-    from purevk.planning import PlannedProgram, plan
     from purevk.program import Program, load
+    from purevk.program.compile import compile
+    from purevk.program.method import Method
+    from purevk.program.plan import PlannedProgram, plan
     from purevk.runtime import Runtime
 
 __version__ = "0.1.0"
@@ -23,14 +23,14 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Method": "method",
-    "PlannedProgram": "planning",
-    "Program": "program",
+    "Method": "program.method",
+    "PlannedProgram": "program.plan",
+    "Program": "program.program",
     "Runtime": "runtime",
-    "compile": "compiling",
-    "load": "program",
+    "compile": "program.compile",
+    "load": "program.program",
     "ops": "ops",
-    "plan": "planning",
+    "plan": "program.plan",
 }
 
 

@@ -58,6 +58,11 @@ class InputError(PurevkError, ValueError):
     """The inputs of a call do not fit the method: number, rank, dtype or size."""
 
 
+class SignatureError(InputError):
+    """The arguments of a call are of another form than those of the export: nested otherwise, other
+    names, or another Python value where the export made one part of the graph."""
+
+
 class SizeConstraintError(InputError):
     """The sizes of a call are outside of what the model was exported for: outside of a bound, or they
     break a decision that the exporter took from the sizes of its example inputs."""

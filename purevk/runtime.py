@@ -22,8 +22,8 @@ from purevk.frontends.files import ModelFile, open_file
 from purevk.graph.context import Context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
-from purevk.method import Method as _Method
 from purevk.ops import registry
+from purevk.program.method import Method as _Method
 from purevk.pte import program as P
 
 _BACKEND = "VulkanBackend"
@@ -146,8 +146,7 @@ class Method:
             The outputs as a list: torch tensors if an input was one, else numpy arrays. They are
             the caller's.
         """
-        made = self._method(*inputs)
-        return list(made) if isinstance(made, tuple) else [made]
+        return list(self._method.run_flat(inputs))
 
     __call__ = execute
 

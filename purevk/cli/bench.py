@@ -110,7 +110,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         method = program.method(name)
         inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
         start = time.perf_counter()
-        method(*inputs)
+        method.run_flat(inputs)
         report = program.report()
         data: dict[str, Any] = {
             "device": device_data(context.device),
@@ -130,7 +130,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         if args.load_only:
             return data
         data["calls"] = _time_calls(
-            lambda: method(*inputs), context.device, args.runs, args.seconds
+            lambda: method.run_flat(inputs), context.device, args.runs, args.seconds
         )
         if args.profile:
             data["profile"] = _profile(method, inputs, context, args)

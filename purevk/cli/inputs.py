@@ -13,9 +13,9 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
-from purevk.inputs import describe_inputs
-from purevk.ir import Dim, Graph, Symbol, Value
+from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.program.arguments import describe_inputs
 
 _INT_TOP = (
     2  # exclusive, of random integers: fits masks, token types and any table that is looked into
@@ -117,6 +117,8 @@ def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[
 def _make(
     value: Any, item: Any, sizes: Mapping[Symbol, int], random: np.random.Generator, where: str
 ) -> Any:
+    if isinstance(value, FixedInput):
+        return value.value
     if value is None:
         return None
     if isinstance(value, Dim):

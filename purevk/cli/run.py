@@ -36,7 +36,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         method = program.method(name)
         inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
         began = time.perf_counter()
-        made = method(*inputs)
+        made = method.run_flat(inputs)
         ended = time.perf_counter()
         outputs = [as_array(each) for each in (made if isinstance(made, tuple) else (made,))]
         data = {

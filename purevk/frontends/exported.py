@@ -359,8 +359,10 @@ class Reader:
             traced = max(lower or 0, self._traced_from(expression))
             symbol = Symbol(label, max(planned, wider or 0), min(traced, planned))
             lower = traced if self.exact else lower
-        if self.bounded:
-            self.importer.ranges[symbol] = (lower or 0, upper)
+        if self.bounded and (is_size or upper is not None):
+            # Of an integer that is no size torch says 0 where it knows nothing.
+            least = lower or 0 if is_size or lower else -_dims.UNBOUNDED
+            self.importer.ranges[symbol] = (least, upper)
         return symbol
 
     def _traced_from(self, expression: Any) -> int:

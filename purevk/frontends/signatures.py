@@ -30,7 +30,7 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
     parameters = [Parameter(name, item) for name, item in zip(names, args.items)]
     order, defaults = _declared(module, names)
     parameters += [
-        Parameter(str(key), item, key in order) for key, item in zip(kwargs.keys, kwargs.items)
+        Parameter(str(key), item, positional=False) for key, item in zip(kwargs.keys, kwargs.items)
     ]
     outputs = program.call_spec.out_spec
     return Signature(

@@ -375,6 +375,7 @@ class Executable:
         inputs: Mapping[Value, np.ndarray],
         env: dict[Symbol, int],
         targets: Sequence[np.ndarray | None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Any]:
         """One call.
 
@@ -382,6 +383,7 @@ class Executable:
             inputs: the tensors of the call as arrays of the right dtype, with any strides.
             env: values of the symbols that the inputs bring; completed on the way.
             targets: for each output, an array to write it to, or None.
+            meanwhile: called once, while the device runs if it does.
 
         Returns:
             The outputs in order: arrays, integers or None.
@@ -394,7 +396,7 @@ class Executable:
             for value in self._learning.unsafe
         ]
         try:
-            return self._run(inputs, env, targets)
+            return self._run(inputs, env, targets, meanwhile)
         except Replan:
             self.states.upload(saved)
             raise
@@ -404,6 +406,7 @@ class Executable:
         inputs: Mapping[Value, np.ndarray],
         env: dict[Symbol, int],
         targets: Sequence[np.ndarray | None] | None,
+        meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
         plan, compute = self.plan, self.graph
         graph = plan.placed.graph
@@ -416,7 +419,13 @@ class Executable:
                     _copy_in(compute.host_view(value), array)
                 first, last = plan.ranges[number]
                 if first != last:
-                    compute.submit(self._segment_of[number], env).wait()
+                    submission = compute.submit(self._segment_of[number], env)
+                    try:
+                        if meanwhile is not None:
+                            meanwhile()
+                            meanwhile = None
+                    finally:
+                        submission.wait()
                 for storage in plan.downloads[number]:
                     host.pop(storage, None)
             elif step.nodes[0] in self._control:
@@ -425,6 +434,8 @@ class Executable:
             else:
                 self._run_host(step.nodes[0], host, env)
             self._learn(number, host, env)
+        if meanwhile is not None:
+            meanwhile()
         return [
             self._output(output, host, env, None if targets is None else targets[number])
             for number, output in enumerate(graph.outputs)

@@ -8,6 +8,7 @@ It is plain data: no torch is needed to use one.
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,7 +197,7 @@ class Parameter:
 
     Attributes:
         tree: how it is nested; its leaves are inputs of the graph, in order.
-        positional: whether it can be given by position.
+        positional: whether the export had it by position.
     """
 
     name: str
@@ -222,7 +223,7 @@ class Signature:
     defaults: Mapping[str, Any]
     outputs: Tree
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """A name for each input of the graph."""
         return tuple(name for each in self.parameters for name in each.tree.names(each.name))
@@ -240,6 +241,11 @@ class Signature:
         Raises:
             StructureError: an argument is missing, unknown, given twice, or nested otherwise.
         """
+        if self._flat and not kwargs and len(args) == len(self.order):
+            for name, value in zip(self.order, args):
+                if isinstance(value, (tuple, list, dict)):
+                    self._flatten(name, value, LEAF_TREE)
+            return list(args)
         if len(args) > len(self.order):
             keywords = [each.name for each in self.parameters if each.name not in self.order]
             raise StructureError(
@@ -256,10 +262,7 @@ class Signature:
             if parameter.name not in given and parameter.name not in self.defaults:
                 raise StructureError(f"{parameter.name} is missing")
             value = given.pop(parameter.name, self.defaults.get(parameter.name))
-            try:
-                inputs += flatten(value, parameter.tree)
-            except StructureError as error:
-                raise StructureError(f"{parameter.name}: {error}") from None
+            inputs += self._flatten(parameter.name, value, parameter.tree)
         for name, value in given.items():
             if name not in self.defaults:
                 taken = ", ".join(each.name for each in self.parameters)
@@ -269,6 +272,32 @@ class Signature:
                     f"{name} was left at its default {self.defaults[name]!r} at export"
                 )
         return inputs
+
+    @staticmethod
+    def _flatten(name: str, value: Any, tree: Tree) -> list[Any]:
+        try:
+            return flatten(value, tree)
+        except StructureError as error:
+            raise StructureError(f"{name}: {error}") from None
+
+    @functools.cached_property
+    def _flat(self) -> bool:
+        """Whether each parameter is one input, in order."""
+        return tuple(each.name for each in self.parameters) == self.order and all(
+            each.tree.kind == LEAF for each in self.parameters
+        )
+
+    def arguments(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the Python call that has these inputs: the opposite of `bind`."""
+        leaves = iter(inputs)
+        args, kwargs = [], {}
+        for parameter in self.parameters:
+            value = unflatten(leaves, parameter.tree)
+            if parameter.positional:
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        return tuple(args), kwargs
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The outputs of the graph as the model returned them."""

@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str, str, str]] = {
         "the exported size",
     ),
     "object": ((object(),), "input 0 is object", "a numpy array or a torch tensor is expected", ""),
-    "nothing": ((None,), "input 0 is NoneType", "a numpy array or a torch tensor is expected", ""),
+    "nothing": ((None,), "input 0 is None", "float32[2,5] is expected", ""),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import purevk
 from purevk.errors import InputError
-from purevk.inputs import read_inputs
+from purevk.program.arguments import read_inputs
 from tests.programs.conftest import DATA
 
 torch = pytest.importorskip("torch")
@@ -93,14 +93,14 @@ def test_inputs_of_every_protocol(linear_input: np.ndarray, linear_output: np.nd
 def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
     """Before the one copy into the device's memory."""
     with purevk.load(LINEAR) as program:
-        method = program.method("forward")
+        graph = program.method("forward").graph
         x = linear_input.copy()
         for given in (x, torch.from_numpy(x), WithDLPack(x), memoryview(x), WithArray(x), x[:, :]):
-            assert np.shares_memory(read_inputs(method, [given]).arrays[0], x)
+            assert np.shares_memory(read_inputs(graph, [given], "").arrays[0], x)
         wide = np.zeros((4, 10), np.float32)
-        assert np.shares_memory(read_inputs(method, [wide[::2, ::2]]).arrays[0], wide)
+        assert np.shares_memory(read_inputs(graph, [wide[::2, ::2]], "").arrays[0], wide)
         assert np.shares_memory(
-            read_inputs(method, [torch.from_numpy(wide)[::2, ::2]]).arrays[0], wide
+            read_inputs(graph, [torch.from_numpy(wide)[::2, ::2]], "").arrays[0], wide
         )
 
 
@@ -180,7 +180,7 @@ def test_numbers_take_the_dtype_of_the_method() -> None:
 
     with purevk.compile(Add(), (torch.zeros(2), torch.zeros(2, dtype=torch.int32))) as program:
         np.testing.assert_array_equal(program.forward([0.5, 1], [1, 2]), [1.5, 3])
-        with pytest.raises(InputError, match="input 1 has dtype float64"):
+        with pytest.raises(InputError, match="y has dtype float64"):
             program.forward([0.5, 1], [1.5, 2])
 
 

@@ -218,7 +218,12 @@ def test_threads_call_submit_and_lower_again_on_one_device(context: Context) -> 
     models = [Grows().eval() for _ in range(2)]
     dim = ({0: torch.export.Dim("n", min=2, max=8)},)
     programs = [
-        purevk.compile(model, (torch.zeros(4, 8),), dim, context=context) for model in models
+        purevk.compile(
+            torch.export.export(model, (torch.zeros(4, 8),), dynamic_shapes=dim),
+            context=context,
+            bounds="grow",
+        )
+        for model in models
     ]
 
     def calls(which: int, seed: int) -> None:

@@ -13,7 +13,7 @@ from purevk.errors import InputError
 from purevk.ir import Value
 
 if TYPE_CHECKING:
-    from purevk.program import Program
+    from purevk.program.program import Program
 
 
 class StateMapping(MutableMapping[str, np.ndarray]):

@@ -14,9 +14,9 @@ from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Plan, make_plan
 from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
-from purevk.inputs import describe_inputs
 from purevk.ir import Graph, GuardLog
 from purevk.passes.pipeline import optimize
+from purevk.program.arguments import describe_inputs
 
 
 class PlannedProgram:

@@ -4,19 +4,18 @@ protocol. Nothing is copied here that need not be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import InputError
-from purevk.ir import Dim, Graph, Value
+from purevk.errors import InputError, SignatureError
+from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
-
-if TYPE_CHECKING:
-    from purevk.method import Method
+from purevk.ir.signature import same_literal
 
 # DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
 # memory of CUDA.
@@ -47,6 +46,15 @@ class Given:
             return output.view(self.bfloat16)
         return output
 
+    def leaves(self, graph: Graph) -> list[Any]:
+        """The inputs as values that torch can trace with: tensors, and Python values."""
+        from purevk.fallback import to_torch
+
+        return [
+            to_torch(array, value.type.dtype) if isinstance(value, Value) else array
+            for array, value in zip(self.arrays, graph.inputs)
+        ]
+
     def owned(self) -> Given:
         """The same with arrays that nobody else writes."""
         arrays = [array.copy() if isinstance(array, np.ndarray) else array for array in self.arrays]
@@ -74,18 +82,57 @@ def _describe(value: Any) -> str:
             str(s) if isinstance(s, int) else f"{s}<={_dims.upper(s)}" for s in value.type.dims
         ]
         return f"{value.type.dtype.name}[{','.join(sizes)}]"
+    if isinstance(value, FixedInput):
+        return repr(value.value)
     return "int" if isinstance(value, Dim) else "unused"
 
 
-def read_inputs(method: Method, inputs: Sequence[Any]) -> Given:
+def name_of_input(graph: Graph, position: int) -> str:
+    """An input for messages: its name, or "input 2"."""
+    if graph.signature is not None and position < len(graph.signature.names):
+        return graph.signature.names[position]
+    return f"input {position}"
+
+
+def bind(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Sequence[Any]:
+    """The inputs of a graph, in order, for the arguments of a call.
+
+    Raises:
+        InputError: a graph without a signature was called by name.
+        SignatureError: an argument is missing, unknown, given twice, or nested otherwise.
+    """
+    if graph.signature is None:
+        if kwargs:
+            raise InputError(
+                f"the inputs have no names; {', '.join(kwargs)} was given by name",
+                where=where,
+                next="pass the inputs by position, in order",
+            )
+        return args
+    try:
+        return graph.signature.bind(args, kwargs)
+    except StructureError as error:
+        raise SignatureError(
+            str(error),
+            where=where,
+            why="the arguments have to be nested as those of the export were",
+            next="call the method as the exported module was called",
+        ) from None
+
+
+def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
     """Checks the inputs of a call and gives them as arrays, over the same memory where the host can
     read it.
 
+    Args:
+        graph: of the method. inputs: one for each of its inputs. where: the method, for messages.
+
     Raises:
-        InputError: their number, or the rank, dtype or size of one, does not fit the method.
+        InputError: their number, or the rank, dtype or size of one, does not fit the method; or two
+            share memory, one of which the method writes.
+        SignatureError: a Python value is another one than at export.
     """
-    expected = method.graph.inputs
-    where = _where(method)
+    expected = graph.inputs
     if len(inputs) != len(expected):
         raise InputError(
             f"{len(inputs)} inputs were given, {len(expected)} are expected",
@@ -95,30 +142,74 @@ def read_inputs(method: Method, inputs: Sequence[Any]) -> Given:
     arrays: list[Any] = []
     any_torch, bfloat16 = False, None
     for position, (given, value) in enumerate(zip(inputs, expected)):
-        if value is None:
-            arrays.append(None)
+        if not isinstance(value, Value):
+            arrays.append(_read_number(graph, given, value, position, where))
             continue
-        if isinstance(value, Dim):
-            arrays.append(_integer(given, position, where))
-            continue
+        if given is None or isinstance(given, str):
+            raise SignatureError(
+                f"{name_of_input(graph, position)} is {given!r}",
+                where=where,
+                why=f"{_describe(value)} is expected",
+            )
         if _is_torch(given):
             any_torch = True
             array, dtype = _of_torch(given), DType.from_torch(given.dtype)
         else:
-            array = _as_array(given, value.type.dtype, position, where)
-            dtype = DType.from_numpy(array.dtype) if array.dtype.isbuiltin == 1 else None
+            array = _as_array(given, value.type.dtype, name_of_input(graph, position), where)
+            dtype = _dtype_of(array)
             if dtype is None and array.dtype.name == "bfloat16":
                 bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
             elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
                 dtype = DType.bfloat16  # the bits, as results give them
-        if position in method.graph.updates:
-            _check_writable(given, position, where)
-        _check(array, dtype, value, position, where)
+        if position in graph.updates:
+            _check_writable(given, name_of_input(graph, position), where)
+        _check(array, dtype, value, name_of_input(graph, position), where)
         arrays.append(array)
+    if graph.updates:
+        _refuse_shared_memory(graph, arrays, where)
     return Given(arrays, any_torch, bfloat16)
 
 
-def read_outputs(method: Method, out: Any) -> list[np.ndarray | None]:
+def _read_number(graph: Graph, given: Any, value: Any, position: int, where: str) -> Any:
+    """An input that is no tensor."""
+    name = name_of_input(graph, position)
+    if isinstance(value, FixedInput):
+        if not same_literal(_plain(given), value.value):
+            shown = f"a {type(given).__name__}" if hasattr(given, "shape") else repr(given)
+            raise SignatureError(
+                f"{name} is {shown}, and the model was exported for {value.value!r}",
+                where=where,
+                why="export makes Python values part of the graph",
+                next="export it with this value, or with a tensor in its place; an int can be dynamic:"
+                " torch.export.Dim.DYNAMIC",
+            )
+        return value.value
+    return None if value is None else _integer(given, name, where)
+
+
+def _plain(given: Any) -> Any:
+    """A number of numpy as Python's own."""
+    return given.item() if isinstance(given, np.generic) else given
+
+
+def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> None:
+    """torch.export traces each input as memory of its own; eager torch would see one's writes in
+    the other."""
+    for written in graph.updates:
+        for other, array in enumerate(arrays):
+            if other == written or not isinstance(array, np.ndarray):
+                continue
+            if np.may_share_memory(arrays[written], array):
+                one, two = name_of_input(graph, written), name_of_input(graph, other)
+                raise InputError(
+                    f"{one} and {two} share memory",
+                    where=where,
+                    why=f"the method writes {one} in place, and was traced with memory of their own",
+                    next="pass a copy of one of them",
+                )
+
+
+def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
     """The memory that a caller gives for results, as arrays over it; None where there is none.
 
     Args:
@@ -127,10 +218,7 @@ def read_outputs(method: Method, out: Any) -> list[np.ndarray | None]:
     Raises:
         InputError: their number or a dtype does not fit, or one cannot be written to.
     """
-    expected, where = (
-        method.graph.outputs[: len(method.graph.outputs) - len(method.graph.updates)],
-        _where(method),
-    )
+    expected = graph.outputs[: len(graph.outputs) - len(graph.updates)]
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(expected):
         raise InputError(
@@ -144,7 +232,7 @@ def read_outputs(method: Method, out: Any) -> list[np.ndarray | None]:
         if _is_torch(each) and each.device.type == "cpu":
             array, dtype = _of_torch(each), DType.from_torch(each.dtype)
         elif isinstance(each, np.ndarray):
-            array, dtype = each, DType.from_numpy(each.dtype) if each.dtype.isbuiltin == 1 else None
+            array, dtype = each, _dtype_of(each)
             if each.dtype.name in ("bfloat16", "uint16"):
                 array, dtype = each.view(np.uint16), DType.bfloat16
         else:
@@ -162,16 +250,7 @@ def read_outputs(method: Method, out: Any) -> list[np.ndarray | None]:
                 f"{'a writable' if array.flags.writeable else 'a read-only'} {each.dtype} was given",
             )
         arrays.append(array)
-    return [*arrays, *(None for _ in method.graph.updates)]
-
-
-def _where(method: Method) -> str:
-    """Text for messages, kept: a call needs it before it is known whether there is one."""
-    if method.described is None:
-        method.described = (
-            f"{method.program.name}, method {method.name}({describe_inputs(method.graph)})"
-        )
-    return method.described
+    return [*arrays, *(None for _ in graph.updates)]
 
 
 def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
@@ -184,24 +263,38 @@ def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[
             given.detach().copy_(made)
 
 
-def _check_writable(given: Any, position: int, where: str) -> None:
+def _check_writable(given: Any, name: str, where: str) -> None:
     writable = given.flags.writeable if isinstance(given, np.ndarray) else _is_torch(given)
     if not writable:
         raise InputError(
-            f"input {position} cannot be written",
+            f"{name} cannot be written",
             where=where,
             why="the method writes it in place",
             next="pass a torch tensor or a numpy array of its own",
         )
 
 
-def _integer(given: Any, position: int, where: str) -> int:
-    try:
-        return int(given)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"input {position} is {type(given).__name__}", where=where, why="an integer is expected"
-        ) from None
+def _integer(given: Any, name: str, where: str) -> int:
+    if not isinstance(given, (bool, float, str)) and given is not None:
+        try:
+            return operator.index(given.item() if hasattr(given, "item") else given)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise SignatureError(
+        f"{name} is {given!r}"
+        if given is None or isinstance(given, (bool, float, str))
+        else f"{name} is {type(given).__name__}",
+        where=where,
+        why="an integer is expected",
+    )
+
+
+def _dtype_of(array: np.ndarray) -> DType | None:
+    """The element type of an array; None for one that numpy itself does not have. An array that was
+    pickled has a copy of numpy's dtype, so its identity says nothing."""
+    dtype = array.dtype
+    own = dtype.num < 256 and dtype.isnative and dtype.kind in "biufc"
+    return DType.from_numpy(dtype) if own else None
 
 
 def _is_torch(given: Any) -> bool:
@@ -218,7 +311,7 @@ def _of_torch(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarray:
+def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
     if isinstance(given, np.ndarray):
         return given
     if isinstance(given, (bool, int, float, complex, list, tuple)):
@@ -233,7 +326,7 @@ def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarra
         kind = int(given.__dlpack_device__()[0])
         if kind not in _HOST_MEMORY:
             raise InputError(
-                f"input {position} is in the memory of another device",
+                f"{name} is in the memory of another device",
                 where=where,
                 why=f"its DLPack device type is {kind}; memory of the CPU is expected",
                 next="copy it to the CPU first",
@@ -250,14 +343,14 @@ def _as_array(given: Any, wanted: DType, position: int, where: str) -> np.ndarra
         return np.asarray(memoryview(given))
     except TypeError:
         raise InputError(
-            f"input {position} is {type(given).__name__}",
+            f"{name} is {type(given).__name__}",
             where=where,
             why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
             " the buffer protocol",
         ) from None
 
 
-def _check(array: np.ndarray, dtype: DType | None, value: Value, position: int, where: str) -> None:
+def _check(array: np.ndarray, dtype: DType | None, value: Value, name: str, where: str) -> None:
     wanted = value.type
     if dtype is wanted.dtype and all(
         not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)
@@ -267,21 +360,21 @@ def _check(array: np.ndarray, dtype: DType | None, value: Value, position: int, 
     shown = f"{array.dtype if dtype is None else dtype.name}{list(array.shape)}"
     if dtype is not wanted.dtype:
         raise InputError(
-            f"input {position} has dtype {array.dtype if dtype is None else dtype.name}",
+            f"{name} has dtype {array.dtype if dtype is None else dtype.name}",
             where=where,
             why=f"{wanted.dtype.name} is expected, {shown} was given",
             next=f"convert it: x.astype(numpy.{wanted.dtype.name}) or x.to(torch.{wanted.dtype.name})",
         )
     if array.ndim != wanted.rank:
         raise InputError(
-            f"input {position} has rank {array.ndim}",
+            f"{name} has rank {array.ndim}",
             where=where,
             why=f"{_describe(value)} is expected, {shown} was given",
         )
     for dim, (size, given) in enumerate(zip(wanted.dims, array.shape)):
         if isinstance(size, int) and size != given:
             raise InputError(
-                f"input {position} has size {given} along dim {dim}",
+                f"{name} has size {given} along dim {dim}",
                 where=where,
                 why=f"{_describe(value)} is expected, {shown} was given",
                 next="export the model with a dynamic dim, or pass the exported size",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,9 +19,23 @@ from purevk.graph.context import Context, default_context
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Label, Value, map_leaves
-from purevk.method import GraphSource, Method
-from purevk.state import StateMapping
-from purevk.submitting import Submissions
+from purevk.program.method import Method
+from purevk.program.specs import ArgumentSpec
+from purevk.program.state import StateMapping
+from purevk.program.submissions import Submissions
+from purevk.program.variant import GraphSource
+
+_log = logging.getLogger("purevk")
+
+
+class WeightWatch(Protocol):
+    """Knows the tensors of a module that were copied to the device."""
+
+    def changed(self) -> bool:
+        """Whether one is another tensor, or was written, since."""
+
+    def update(self, program: Program) -> None:
+        """Has the sources read the tensors as they are now."""
 
 
 class Program:
@@ -32,7 +47,8 @@ class Program:
     Attributes:
         methods: by name.
         context: the device that it runs on.
-        bounds: "grow" or "strict", see `load`; "open": as "grow", for bounds that nobody gave.
+        bounds: "exported", "grow" or "strict", see `load`; "open": as "grow", for bounds that
+            nobody gave.
         weights, states: what is on the device between calls.
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
@@ -46,12 +62,14 @@ class Program:
         context: Context,
         progress: Callable[[str, int, int], None] | None = None,
         closing: Callable[[], None] | None = None,
-        bounds: str = "grow",
+        bounds: str = "exported",
+        weight_watch: WeightWatch | None = None,
     ) -> None:
-        if bounds not in ("grow", "strict", "open"):
+        if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
-                f"bounds={bounds!r}", where=name, why='"grow", "strict" or "open" is accepted'
+                f"bounds={bounds!r}", where=name, why='"exported", "grow" or "strict" is accepted'
             )
+        self.weight_watch = weight_watch
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
         self.weights = DeviceStore(context.device, "weights")
@@ -88,15 +106,44 @@ class Program:
                 self._kernels[key] = self._kernels.get(key, 0) + count - before[key]
 
     # -- calls ------------------------------------------------------------------------------------
-    def forward(self, *inputs: Any, out: Any = None) -> Any:
+    def forward(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Runs the method "forward"; see `Method.__call__`."""
-        return self.method("forward")(*inputs, out=out)
+        return self.method("forward")(*args, out=out, **kwargs)
 
     __call__ = forward
 
-    def submit(self, *inputs: Any) -> Future[Any]:
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts the method "forward" and returns a future of its result; see `Method.submit`."""
-        return self.method("forward").submit(*inputs)
+        return self.method("forward").submit(*args, **kwargs)
+
+    @property
+    def inputs(self) -> list[ArgumentSpec]:
+        """The inputs of the method "forward": names, dtypes, sizes and their bounds."""
+        return self.method("forward").inputs
+
+    @property
+    def outputs(self) -> list[ArgumentSpec]:
+        """The outputs of the method "forward": names, dtypes and sizes."""
+        return self.method("forward").outputs
+
+    def refresh(self) -> None:
+        """Takes over weights of a module that were changed since they were copied to the device."""
+        if self.weight_watch is not None and self.weight_watch.changed():
+            self._reload_weights()
+
+    def _reload_weights(self) -> None:
+        _log.info("%s: weights of the module were changed; copying them again", self.name)
+        watch = self.weight_watch
+        assert watch is not None
+        with self.held(), self.lock:
+            watch.update(self)
+            for method in self.methods.values():
+                method.close()
+            self.weights.close()
+            self.weights = DeviceStore(self.context.device, "weights")
+            self._leaves = {key: leaf for key, leaf in self._leaves.items() if key[0] == "state"}
+            for method in self.methods.values():
+                method.restart()
 
     @property
     def submissions(self) -> Submissions:
@@ -177,7 +224,10 @@ class Program:
         from purevk.frontends.saved import write_program
 
         self.check_open()
-        sources = {name: method.source for name, method in self.methods.items()}
+        sources = {
+            name: getattr(method.source, "for_file", method.source)
+            for name, method in self.methods.items()
+        }
         write_program(path, self.name, sources, f"purevk {__version__}")
 
     def graph(self, method: str = "forward") -> GraphDrawing:
@@ -310,7 +360,7 @@ def load(
     *,
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    bounds: str = "grow",
+    bounds: str = "exported",
     check: bool = True,
 ) -> Program:
     """Loads a .pte file, or a .pvk file that `Program.save` wrote, and makes it ready to run.
@@ -321,8 +371,11 @@ def load(
         context: device to run on; None: the best one, or that of PUREVK_DEVICE.
         progress: called with (phase, done, total) during long work; None: a progress bar on a
             terminal.
-        bounds: what happens to inputs above the exported bounds: "grow" lowers the method again for
-            larger ones (and says so in the log), "strict" raises InputError.
+        bounds: what happens to sizes outside of the exported bounds. "exported": the call raises
+            SizeConstraintError; sizes for which the exporter stated no bound may grow. "grow": the
+            method is lowered again for them, and the log says so; the model must not decide
+            anything by these sizes. "strict": as "exported", and memory is planned once: a size
+            without a bound is refused.
         check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
 
     Raises:

@@ -1,0 +1,413 @@
+"""Modules of torch as sources of graphs, which export them again where a call asks for it."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from purevk.errors import InputError, SizeConstraintError
+from purevk.frontends.decompose import decompose
+from purevk.frontends.exported import mutated_buffers, read_exported
+from purevk.frontends.signatures import signature_of
+from purevk.ir import Graph, Signature
+
+_log = logging.getLogger("purevk")
+
+
+class ProgramSource:
+    """Graphs of a `torch.export.ExportedProgram`.
+
+    Attributes:
+        program: decomposed.
+        mutable: addresses of the buffers that a method of the whole program writes. One set for all.
+    """
+
+    def __init__(self, name: str, program: Any, mutable: set[str]) -> None:
+        self.name, self.mutable = name, mutable
+        self.program = decompose(program)
+        self.signature: Signature | None = signature_of(program)
+        self.mutable |= mutated_buffers(self.program)
+
+    def __call__(self, sizes: Any) -> Graph:
+        return read_exported(
+            self.program, sizes, self.name, frozenset(self.mutable), signature=self.signature
+        )
+
+    def tensors(self) -> dict[str, Any]:
+        """The parameters and buffers by name."""
+        return _tensors_of(self.program)
+
+
+class ModuleSource:
+    """Graphs of a module, from one export.
+
+    Args:
+        name: of the method. module: in eval mode or not, as it is.
+        args, kwargs: example inputs.
+        dynamic_shapes: as for `torch.export.export`.
+        mutable: see `ProgramSource`.
+
+    Raises what `torch.export.export` raises.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        dynamic_shapes: Any,
+        mutable: set[str],
+        declared: _Declared | None = None,
+    ) -> None:
+        import torch
+
+        self.name, self.module, self.mutable = name, module, mutable
+        self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
+        self._example, self._shapes = (tuple(args), dict(kwargs)), dynamic_shapes
+        with torch.no_grad():
+            exported = torch.export.export(
+                module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+            )
+        self.signature = signature_of(exported, module)
+        self.program = decompose(exported)
+        self.mutable |= mutated_buffers(self.program)
+        self.dim_names = self.declared.names(self._leaves(args, kwargs))
+
+    def renew(self) -> None:
+        """Exports the module again for the same example inputs: it has other tensors."""
+        args, kwargs = self._example
+        made = ModuleSource(
+            self.name, self.module, args, kwargs, self._shapes, self.mutable, self.declared
+        )
+        self.program, self.signature = made.program, made.signature
+
+    def __call__(self, sizes: Any, exact: bool = True) -> Graph:
+        return read_exported(
+            self.program,
+            sizes,
+            self.name,
+            frozenset(self.mutable),
+            signature=self.signature,
+            dim_names=self.dim_names,
+            exact=exact,
+        )
+
+    def for_file(self, sizes: Any) -> Graph:
+        """The graph with the bounds that `torch.export` states: a file cannot be exported again for
+        sizes of 0 and 1."""
+        return self(sizes, exact=False)
+
+    def tensors(self) -> dict[str, Any]:
+        """The parameters and buffers by name."""
+        return _tensors_of(self.program)
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The tensors and Python values of a call, each with the parameter that it belongs to."""
+        from torch.utils._pytree import tree_leaves
+
+        names = [each.name for each in (self.signature.parameters if self.signature else ())]
+        values = [*args, *kwargs.values()]
+        return [(name, leaf) for name, value in zip(names, values) for leaf in tree_leaves(value)]
+
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], bounds: str) -> ModuleSource:
+        """The module exported for another call: with its Python values, nested as it is, and for its
+        sizes. Dims that were declared as dynamic stay so where torch can keep them.
+
+        Raises:
+            SizeConstraintError: a size is outside of the bounds that the user declared.
+            InputError: torch cannot export the module for this call.
+        """
+        args, kwargs = self.declared.normalized(args, kwargs)
+        self.declared.refuse_outside(args, kwargs, bounds)
+        shapes = self.declared.automatic(args, kwargs, self._example)
+        for dynamic in (shapes, None) if shapes is not None else (None,):
+            try:
+                return ModuleSource(
+                    self.name, self.module, args, kwargs, dynamic, self.mutable, self.declared
+                )
+            except Exception as error:  # torch.export raises errors of many classes
+                failed = error
+                _log.debug("%s: export with %s failed: %s", self.name, dynamic, error)
+        raise InputError(
+            f"the module does not take such a call: {type(failed).__name__}",
+            where=f"method {self.name}",
+            why=str(failed).strip().partition("\n")[0],
+            next="call it as the module itself can be called",
+        ) from failed
+
+
+class _Declared:
+    """What the user declared of a module's inputs: dynamic dims, their names and bounds."""
+
+    def __init__(
+        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    ) -> None:
+        import inspect
+
+        self.parameters: list[inspect.Parameter] = []
+        try:
+            self.parameters = list(inspect.signature(module.forward).parameters.values())
+        except (TypeError, ValueError):
+            pass
+        self.simple = all(
+            each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            for each in self.parameters
+        )
+        order = [each.name for each in self.parameters]
+        self.by_name: dict[str, Any] = {}
+        if isinstance(dynamic_shapes, Mapping):
+            self.by_name = dict(dynamic_shapes)
+        elif isinstance(dynamic_shapes, (tuple, list)):
+            self.by_name = dict(zip([*order[: len(args)], *kwargs], dynamic_shapes))
+
+    def normalized(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as torch tensors, without those that are at their defaults at the end."""
+        from torch.utils._pytree import tree_map
+
+        args, kwargs = tree_map(_as_torch, (tuple(args), dict(kwargs)))
+        return args, kwargs
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        order = [each.name for each in self.parameters]
+        return {**dict(zip(order, args)), **kwargs}
+
+    def names(self, leaves: Sequence[tuple[str, Any]]) -> dict[tuple[int, int], str]:
+        """The user's names of dims, by the number of the input and the dim. A name counts once."""
+        found: dict[tuple[int, int], str] = {}
+        used: set[str] = set()
+        position = 0
+        groups: dict[str, list[Any]] = {}
+        for name, leaf in leaves:
+            groups.setdefault(name, []).append(leaf)
+        for name, group in groups.items():
+            specs = _spec_leaves(group, self.by_name.get(name))
+            for spec in specs:
+                for dim, declared in _dims_of(spec):
+                    label = getattr(declared, "__name__", None)
+                    if isinstance(label, str) and label.isidentifier() and label not in used:
+                        used.add(label)
+                        found[position, dim] = label
+                position += 1
+        return found
+
+    def refuse_outside(self, args: Sequence[Any], kwargs: Mapping[str, Any], bounds: str) -> None:
+        """Raises `SizeConstraintError` for a size outside of the declared bounds."""
+        from torch.utils._pytree import tree_leaves
+
+        for name, value in self._named(args, kwargs).items():
+            group = tree_leaves(value)
+            for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
+                for dim, declared in _dims_of(spec):
+                    lower, upper = _bound(declared, "min"), _bound(declared, "max")
+                    shape = getattr(leaf, "shape", ())
+                    if dim >= len(shape) or bounds == "grow":
+                        continue
+                    size = int(shape[dim])
+                    if (lower is not None and size < lower) or (upper is not None and size > upper):
+                        label = getattr(declared, "__name__", f"dim {dim}")
+                        raise SizeConstraintError(
+                            f"{name}.shape[{dim}] is {size}",
+                            where=f"dim {label!r}",
+                            why=f"it was declared with min={lower}, max={upper}",
+                            next='declare other bounds, or compile with bounds="grow"',
+                        )
+
+    def automatic(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], example: tuple[Any, Any]
+    ) -> Any:
+        """Dynamic shapes for another export: what was declared is `Dim.AUTO`, and so are integers
+        that were others before. None: nothing is dynamic."""
+        import torch
+
+        if not self.simple:
+            return None
+        auto = torch.export.Dim.AUTO
+        before = self._named(*example)
+        found: dict[str, Any] = {}
+        for name, value in self._named(args, kwargs).items():
+            other = before.get(name)
+            if type(value) is int and type(other) is int and other != value > 1:
+                found[name] = auto
+            else:
+                found[name] = _automatic(value, self.by_name.get(name), auto)
+        return found if any(_has_dims(spec) for spec in found.values()) else None
+
+
+def _as_torch(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, np.ndarray):
+        from purevk.dtypes import DType
+        from purevk.fallback import to_torch
+
+        dtype = DType.from_numpy(leaf.dtype) if leaf.dtype.num < 256 else None
+        return torch.from_numpy(leaf.copy()) if dtype is None else to_torch(leaf.copy(), dtype)
+    if isinstance(leaf, np.generic):
+        return leaf.item()
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _spec_leaves(group: Sequence[Any], spec: Any) -> list[Any]:
+    """The declaration for each leaf of an argument."""
+    if len(group) == 1 and not _is_nested(group, spec):
+        return [spec]
+    if isinstance(spec, Mapping):
+        spec = list(spec.values())
+    if not isinstance(spec, (tuple, list)):
+        return [None] * len(group)
+    flat: list[Any] = []
+    for item in spec:
+        flat += [item] if _is_leaf_spec(item) else _spec_leaves(group[len(flat) :], item)
+    return (flat + [None] * len(group))[: len(group)]
+
+
+def _is_nested(group: Sequence[Any], spec: Any) -> bool:
+    return isinstance(spec, (tuple, list, Mapping)) and not _is_leaf_spec(spec)
+
+
+def _is_leaf_spec(spec: Any) -> bool:
+    """Whether a declaration is that of one tensor: dims by number, or a list of dims."""
+    if spec is None or not isinstance(spec, (tuple, list, Mapping)):
+        return True
+    if isinstance(spec, Mapping):
+        return all(isinstance(key, int) for key in spec)
+    return all(not isinstance(item, (tuple, list, Mapping)) for item in spec)
+
+
+def _dims_of(spec: Any) -> list[tuple[int, Any]]:
+    """The dims that a tensor's declaration names, with what it says of them."""
+    if isinstance(spec, Mapping):
+        items = list(spec.items())
+    elif isinstance(spec, (tuple, list)):
+        items = list(enumerate(spec))
+    else:
+        return []
+    return [(dim, each) for dim, each in items if each is not None and not isinstance(each, int)]
+
+
+def _bound(declared: Any, name: str) -> int | None:
+    value = getattr(declared, name, None)
+    try:
+        number = None if value is None else operator.index(value)
+    except TypeError:
+        return None
+    return None if number is None or number >= 2**31 - 1 else number
+
+
+def _automatic(value: Any, spec: Any, auto: Any) -> Any:
+    """A declaration with `Dim.AUTO` in place of each dim, for a value of this nesting."""
+    import torch
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    if isinstance(value, torch.Tensor):
+        return {dim: auto for dim, _ in _dims_of(spec) if dim < value.dim()} or None
+    leaves, nesting = tree_flatten(value)
+    if len(leaves) == 1 and nesting.is_leaf():
+        return None
+    specs = [_automatic(leaf, each, auto) for leaf, each in zip(leaves, _spec_leaves(leaves, spec))]
+    return tree_unflatten(specs, nesting)
+
+
+def _has_dims(spec: Any) -> bool:
+    if isinstance(spec, Mapping):
+        return any(_has_dims(each) for each in spec.values())
+    if isinstance(spec, (tuple, list)):
+        return any(_has_dims(each) for each in spec)
+    return spec is not None
+
+
+# -- weights -------------------------------------------------------------------------------------
+class Weights:
+    """The parameters and buffers of what was compiled, to see when they change.
+
+    A change is seen where torch counts it (`Tensor._version`), where the tensor's memory moves, and
+    where a module has another tensor under the name. Writes through `.data` or through numpy are
+    not.
+    """
+
+    def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
+        self.sources = list(sources)
+        self._read()
+
+    def _read(self) -> None:
+        slots: list[tuple[dict[str, Any], str]] = []
+        tensors: dict[int, Any] = {}
+        for source in self.sources:
+            for name, tensor in source.tensors().items():
+                if tensor.is_inference() or tensor.device.type == "meta":
+                    continue
+                tensors[id(tensor)] = tensor
+                slot = _slot(getattr(source, "module", None), name)
+                if slot is not None and slot[0].get(slot[1]) is tensor:
+                    slots.append(slot)
+        self._tensors = list(tensors.values())
+        self._versions = list(map(_version, self._tensors))
+        self._addresses = list(map(_address, self._tensors))
+        self._owners, self._keys = [slot[0] for slot in slots], [slot[1] for slot in slots]
+        self._held = list(map(dict.get, self._owners, self._keys))
+
+    def changed(self) -> bool:
+        """Whether a tensor is another one, or was written, since it was read."""
+        return (
+            list(map(_version, self._tensors)) != self._versions
+            or list(map(_address, self._tensors)) != self._addresses
+            or not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
+        )
+
+    def update(self, program: Any) -> None:
+        """Has the sources read the tensors as they are now, and writes buffers that are states on
+        the device and that the user changed."""
+        replaced = not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
+        if replaced:
+            for source in self.sources:
+                if isinstance(source, ModuleSource):
+                    source.renew()
+        changed = {
+            id(tensor)
+            for tensor, version in zip(self._tensors, self._versions)
+            if tensor._version != version
+        }
+        for source in self.sources:
+            for name, tensor in source.tensors().items():
+                if id(tensor) in changed and name in program.state:
+                    program.state[name] = tensor.detach().cpu().numpy()
+        self._read()
+
+
+def _tensors_of(program: Any) -> dict[str, Any]:
+    import torch
+
+    constants = {
+        name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)
+    }
+    return {**program.state_dict, **constants}
+
+
+_version = operator.attrgetter("_version")
+
+
+def _address(tensor: Any) -> int:
+    address: int = tensor.data_ptr()
+    return address
+
+
+def _slot(module: Any, name: str) -> tuple[dict[str, Any], str] | None:
+    """The dict of a module that holds a tensor."""
+    if module is None:
+        return None
+    path, _, last = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return None
+    for tensors in (owner._parameters, owner._buffers):
+        if last in tensors:
+            return tensors, last
+    return None

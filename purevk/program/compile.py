@@ -1,0 +1,102 @@
+"""From modules or exported programs to a `Program`, with no file between: `purevk.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from purevk.errors import InputError
+from purevk.graph.context import Context, default_context
+from purevk.program.program import Program
+
+
+def compile(
+    model: Any,
+    example_inputs: Any = (),
+    dynamic_shapes: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    context: Context | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    bounds: str = "exported",
+) -> Program:
+    """Makes modules of torch ready to run on a Vulkan device.
+
+    Args:
+        model: a `torch.nn.Module` (put it into eval mode first), a `torch.export.ExportedProgram`,
+            or, for a program of several methods, a mapping from their names to such, or to tuples
+            (module, example inputs) or (module, example inputs, dynamic shapes). Methods share the
+            weights and buffers that are the same tensors: a buffer that one method writes is seen
+            by all.
+        example_inputs: what the module is traced with, as a tuple; a single tensor stands for a
+            tuple of one; not needed for an exported program.
+        dynamic_shapes: as for `torch.export.export`.
+        kwargs: example inputs by name.
+        context: device to run on; None: the best one, or that of PUREVK_DEVICE.
+        progress: called with (phase, done, total) during long work; None: a progress bar on a
+            terminal.
+        bounds: "exported", "grow" or "strict", as for `purevk.load`.
+
+    Returns:
+        A program with the one method "forward", or with those of the mapping. A method that was
+        made from a module exports it again for a call with other Python values, another nesting, or
+        sizes for which the module takes another branch.
+
+    Raises:
+        UnsupportedProgramError: the model holds something that has no kernel and no CPU function.
+        InputError: `model` is nothing of the above.
+    """
+    from purevk.frontends.module import Weights
+
+    if isinstance(model, Mapping):
+        if kwargs:
+            raise InputError(
+                "kwargs go with a single module",
+                where="purevk.compile",
+                next='name a method\'s example inputs in its tuple: {"name": (module, inputs)}',
+            )
+        given = {
+            name: (*each, None, None)[:3] if isinstance(each, tuple) else (each, None, None)
+            for name, each in model.items()
+        }
+        label = "+".join(given)
+    else:
+        given = {"forward": (model, example_inputs, dynamic_shapes)}
+        label = type(model).__name__
+    mutable: set[str] = set()
+    sources = {name: _source(name, *each, kwargs or {}, mutable) for name, each in given.items()}
+    return Program(
+        label,
+        sources,
+        context or default_context(),
+        progress,
+        bounds=bounds,
+        weight_watch=Weights(list(sources.values())),
+    )
+
+
+def _source(
+    name: str,
+    model: Any,
+    inputs: Any,
+    dynamic_shapes: Any,
+    kwargs: Mapping[str, Any],
+    mutable: set[str],
+) -> Any:
+    """The graphs of one method."""
+    import torch
+
+    from purevk.frontends.module import ModuleSource, ProgramSource
+
+    if isinstance(model, torch.export.ExportedProgram):
+        return ProgramSource(name, model, mutable)
+    if not isinstance(model, torch.nn.Module) or inputs is None:
+        raise InputError(
+            f"method {name!r} is made of {type(model).__name__}",
+            where="purevk.compile",
+            why="an ExportedProgram, or a module with example inputs, is expected",
+            next='purevk.compile(module, inputs), or purevk.compile({"name": (module, inputs), ...})',
+        )
+    if not isinstance(inputs, (tuple, list)):
+        inputs = (inputs,)
+    return ModuleSource(name, model, inputs, kwargs, dynamic_shapes, mutable)

@@ -1,0 +1,96 @@
+"""The inputs and outputs of a method, described: names, dtypes, sizes and bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.ir import Dim, FixedInput, Graph, Size, Value
+from purevk.ir import dims as _dims
+
+
+@dataclass(frozen=True)
+class DimSpec:
+    """A size that may differ from call to call.
+
+    Attributes:
+        name: of the dim, such as "batch", or an expression over other dims, such as "2*batch".
+        lower, upper: bounds, both included; an upper one of None: there is none.
+    """
+
+    name: str
+    lower: int
+    upper: int | None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class ArgumentSpec:
+    """An input or an output.
+
+    Attributes:
+        name: "x", "caches.0", "batch.mask", "output".
+        kind: "tensor"; "integer", which a call gives; "fixed", a Python value that the export made
+            part of the graph; "unused".
+        dtype: of a tensor, such as "float32".
+        sizes: of a tensor.
+        value: what is fixed.
+        bounds: of an integer.
+    """
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    sizes: tuple[int | DimSpec, ...] = ()
+    value: Any = None
+    bounds: tuple[int, int | None] | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "tensor":
+            return f"{self.name}: {self.dtype}[{', '.join(map(str, self.sizes))}]"
+        return (
+            f"{self.name}: {self.value!r}" if self.kind == "fixed" else f"{self.name}: {self.kind}"
+        )
+
+
+def input_specs(graph: Graph) -> list[ArgumentSpec]:
+    """The inputs of a graph, in order."""
+    names = () if graph.signature is None else graph.signature.names
+    return [
+        _spec(graph, names[at] if at < len(names) else f"input_{at}", value)
+        for at, value in enumerate(graph.inputs)
+    ]
+
+
+def output_specs(graph: Graph) -> list[ArgumentSpec]:
+    """The outputs of a graph, in order, without those that are new elements of inputs."""
+    names = () if graph.signature is None else graph.signature.output_names
+    values = graph.outputs[: len(graph.outputs) - len(graph.updates)]
+    return [
+        _spec(graph, names[at] if at < len(names) else f"output_{at}", value)
+        for at, value in enumerate(values)
+    ]
+
+
+def _spec(graph: Graph, name: str, value: Any) -> ArgumentSpec:
+    if isinstance(value, Value):
+        sizes = tuple(_size(graph, size) for size in value.type.dims)
+        return ArgumentSpec(name, "tensor", value.type.dtype.name, sizes)
+    if isinstance(value, Dim):
+        (symbol, *_) = sorted(_dims.symbols(value), key=lambda each: each.name)
+        return ArgumentSpec(name, "integer", bounds=graph.ranges.get(symbol))
+    if isinstance(value, FixedInput):
+        return ArgumentSpec(name, "fixed", value=value.value)
+    return ArgumentSpec(name, "unused" if value is None else "fixed", value=value)
+
+
+def _size(graph: Graph, size: Size) -> int | DimSpec:
+    if not isinstance(size, Dim):
+        return size
+    (symbol, *others) = sorted(_dims.symbols(size), key=lambda each: each.name)
+    if not others and size.terms == Dim.of(symbol).terms and symbol in graph.ranges:
+        return DimSpec(symbol.name, *graph.ranges[symbol])
+    lower, upper = _dims.range_of(size)
+    return DimSpec(str(size), lower, None if upper >= _dims.UNBOUNDED else upper)
