@@ -21,6 +21,7 @@ import torch
 from executorch.backends.vulkan.partitioner import vulkan_partitioner as etvk
 from executorch.backends.vulkan.serialization.vulkan_graph_schema import VkDataType
 from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from torch.export.exported_program import ExportedProgram
@@ -29,6 +30,8 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError
+from purevk.frontends import call_record
+from purevk.frontends.exported import read_inputs
 from purevk.frontends.importer import Importer
 from purevk.frontends.names import INTEGER_OPERATORS
 from purevk.graph.context import typical_traits
@@ -151,8 +154,21 @@ class PurevkPartitioner(Partitioner):
                 node.meta["delegation_tag"] = f"tag{partition.id}"
         tag_constant_data(exported_program)
         tag_mutated_buffer(exported_program)
-        tags = {f"tag{partition.id}": self.delegation_spec for partition in partitions}
+        spec = DelegationSpec(
+            self.delegation_spec.backend_id,
+            [*self.delegation_spec.compile_specs, *_calls(exported_program)],
+        )
+        tags = {f"tag{partition.id}": spec for partition in partitions}
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+def _calls(program: ExportedProgram) -> list[CompileSpec]:
+    """What the file says of the calls that it takes; see `purevk.frontends.call_record`."""
+    try:
+        graph = read_inputs(program)
+    except PurevkError:
+        return []  # an input that purevk has no form for: ExecuTorch says more of it
+    return [CompileSpec(call_record.KEY, call_record.write(graph))]
 
 
 _WHOLE = [

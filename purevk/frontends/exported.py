@@ -95,6 +95,18 @@ def read_exported(
     return settled(read)
 
 
+def read_inputs(program: Any) -> Graph:
+    """The inputs of an exported program alone: symbols, ranges, constraints and the signature.
+
+    Raises:
+        UnsupportedProgramError: an input that is no tensor and no number.
+    """
+    reader = Reader(program, None, "forward")
+    reader.importer.signature = signature_of(program)
+    reader.inputs()
+    return reader.importer.finish(())
+
+
 class Reader:
     """Walks an exported program, and the sub-modules of its control flow.
 
@@ -136,17 +148,13 @@ class Reader:
         mutated = set(signature.buffers_to_mutate.values())
         states: dict[str, Value] = {}
         specs = {spec.arg.name: spec for spec in signature.input_specs}
-        nodes = self.program.graph.find_nodes(op="placeholder")
-        users = [node for node in nodes if specs[node.name].kind.name == "USER_INPUT"]
-        self._find_symbols(users)
-        for guard in self._decisions(users):
-            self.importer.constrain(guard)
+        self.inputs()
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 spec = specs[node.name]
                 if spec.kind.name == "USER_INPUT":
-                    self.env[node] = self._input(node)
-                elif spec.kind.name == "TOKEN":
+                    continue
+                if spec.kind.name == "TOKEN":
                     self.env[node] = None
                 else:
                     data = self._tensor(spec)
@@ -196,6 +204,17 @@ class Reader:
             self.env, self.importer, self.module, self.symbols = kept
 
     # -- inputs ----------------------------------------------------------------------------------
+    def inputs(self) -> None:
+        """Reads the user's inputs."""
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        users = [node for node in nodes if specs[node.name].kind.name == "USER_INPUT"]
+        self._find_symbols(users)
+        for guard in self._decisions(users):
+            self.importer.constrain(guard)
+        for node in users:
+            self.env[node] = self._input(node)
+
     def _find_symbols(self, users: Sequence[Any]) -> None:
         """Makes the symbols of the inputs' sizes, so that a size can use those of later inputs.
 

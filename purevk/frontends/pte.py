@@ -9,7 +9,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends import control
+from purevk.frontends import call_record, control
 from purevk.frontends.importer import NUMBERS, Importer, settled
 from purevk.frontends.jumps import Choice, Loop, Step, Uses, instructions_of, place_of, structure
 from purevk.frontends.names import (
@@ -61,6 +61,9 @@ class _Plan:
     def run(self) -> Graph:
         for number in self.plan.inputs:
             self._set(number, self._input(number))
+        record = call_record.find(self.plan)
+        if record is not None:
+            call_record.apply(record, self.importer, len(self.plan.outputs), self.where)
         if len(self.plan.chains) != 1:
             self._refuse(
                 "control flow", f"{len(self.plan.chains)} chains of instructions; one is accepted"
@@ -243,6 +246,25 @@ class _Plan:
             else None
         )
 
+    @functools.cached_property
+    def _read_numbers(self) -> set[int]:
+        """The values that something reads. An integer input that nothing reads was made part of the
+        graph when the model was exported."""
+        found = set(self.plan.outputs)
+        for chain in self.plan.chains:
+            for call in chain.instructions:
+                match call:
+                    case P.KernelCall(_, args) | P.DelegateCall(_, args):
+                        found |= set(args)
+                    case P.MoveCall(source, _):
+                        found.add(source)
+                    case P.JumpFalse(condition, _):
+                        found.add(condition)
+        for value in self.plan.values:
+            if isinstance(value, P.BoxedIntList):
+                found |= set(value.items)
+        return found
+
     def _input(self, number: int) -> Any:
         value = self.plan.values[number]
         if isinstance(value, P.Tensor):
@@ -252,10 +274,11 @@ class _Plan:
             return self.importer.input(
                 dtype, value.sizes, value.dynamism is not P.ShapeDynamism.STATIC
             )
-        if isinstance(value, V.Int):
+        if isinstance(value, V.Int) and number in self._read_numbers:
             return self.importer.integer_input(value.value)
-        self.importer.other_input()
-        return self._plain(value)
+        plain = self._plain(value)
+        self.importer.fixed_input(plain)
+        return plain
 
     def _arg(self, number: int) -> Any:
         if number in self.env:

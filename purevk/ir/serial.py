@@ -101,8 +101,8 @@ class GraphWriter:
             ],
             "values": [[value.name, *self._type(value.type)] for value in self._values],
             "graph": body,
-            "guards": [self._guard(guard) for guard in guards],
-            "kept_guards": [self._guard(guard) for guard in kept],
+            "guards": [self.guard(guard) for guard in guards],
+            "kept_guards": [self.guard(guard) for guard in kept],
         }
 
     def _graph(self, graph: Graph) -> dict[str, Any]:
@@ -127,19 +127,21 @@ class GraphWriter:
                 [symbol.name, *(self._arg(getattr(source, name)) for name in _SOURCE)]
                 for symbol, source in graph.symbols.items()
             ],
-            "checks": [[self._guard(guard), message] for guard, message in graph.checks],
+            "checks": [[self.guard(guard), message] for guard, message in graph.checks],
             "outer": sorted(symbol.name for symbol in graph.outer),
             "updates": list(graph.updates),
             "labels": [
                 [self._number(value), label.name, label.key]
                 for value, label in graph.labels.items()
             ],
-            "constraints": [self._guard(guard) for guard in graph.constraints],
+            "constraints": [self.guard(guard) for guard in graph.constraints],
             "ranges": [[symbol.name, *bounds] for symbol, bounds in graph.ranges.items()],
-            "signature": None if graph.signature is None else self._signature(graph.signature),
+            "signature": None if graph.signature is None else self.signature(graph.signature),
         }
 
-    def _signature(self, signature: Signature) -> dict[str, Any]:
+    def signature(self, signature: Signature) -> dict[str, Any]:
+        """How a method is called. Raises `UnsupportedProgramError` for keys of dicts that are neither
+        texts nor integers."""
         return {
             "parameters": [
                 [each.name, self._tree(each.tree), each.positional] for each in signature.parameters
@@ -170,7 +172,8 @@ class GraphWriter:
     def _type(self, type: TensorType) -> list[Any]:
         return [type.dtype.name, [to_data(size) for size in type.dims]]
 
-    def _guard(self, guard: Guard) -> list[Any]:
+    def guard(self, guard: Guard) -> list[Any]:
+        """A guard."""
         return [to_data(guard.left), guard.op, to_data(guard.right), guard.answer]
 
     def _arg(self, arg: Any) -> Any:
@@ -199,15 +202,17 @@ class GraphReader:
     """Reads what `GraphWriter` wrote.
 
     Args:
-        tensor: gives the bytes for a number.
+        tensor: gives the bytes for a number. symbols: by name, for guards outside of a method.
 
     Data that is not what a writer made raises KeyError, IndexError, ValueError or TypeError.
     """
 
-    def __init__(self, tensor: Callable[[int], memoryview]) -> None:
+    def __init__(
+        self, tensor: Callable[[int], memoryview], symbols: Mapping[str, Symbol] | None = None
+    ) -> None:
         self._tensor = tensor
         self._values: list[Value] = []
-        self._symbols: dict[str, Symbol] = {}
+        self._symbols: dict[str, Symbol] = dict(symbols or {})
 
     def method(self, data: Mapping[str, Any]) -> tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]:
         """The graph, its guards, and those of them that the front end decided."""
@@ -219,8 +224,8 @@ class GraphReader:
         graph = self._graph(data["graph"])
         return (
             graph,
-            tuple(map(self._guard, data["guards"])),
-            tuple(map(self._guard, data["kept_guards"])),
+            tuple(map(self.guard, data["guards"])),
+            tuple(map(self.guard, data["kept_guards"])),
         )
 
     def _graph(self, data: Mapping[str, Any]) -> Graph:
@@ -241,7 +246,7 @@ class GraphReader:
                 for name, *source in data["sources"]
             },
             checks=tuple(
-                (self._guard(guard), str(message)) for guard, message in data.get("checks", ())
+                (self.guard(guard), str(message)) for guard, message in data.get("checks", ())
             ),
             outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
             updates=tuple(map(int, data.get("updates", ()))),
@@ -249,15 +254,16 @@ class GraphReader:
                 self._values[number]: Label(str(name), str(key))
                 for number, name, key in data.get("labels", ())
             },
-            constraints=tuple(map(self._guard, data.get("constraints", ()))),
+            constraints=tuple(map(self.guard, data.get("constraints", ()))),
             ranges={
                 self._symbols[name]: (int(lower), None if upper is None else int(upper))
                 for name, lower, upper in data.get("ranges", ())
             },
-            signature=self._signature(data.get("signature")),
+            signature=self.signature(data.get("signature")),
         )
 
-    def _signature(self, data: Mapping[str, Any] | None) -> Signature | None:
+    def signature(self, data: Mapping[str, Any] | None) -> Signature | None:
+        """How a method is called."""
         if data is None:
             return None
         return Signature(
@@ -290,7 +296,8 @@ class GraphReader:
     def _sizes(self, data: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(from_data(size, self._symbols) for size in data)
 
-    def _guard(self, data: Sequence[Any]) -> Guard:
+    def guard(self, data: Sequence[Any]) -> Guard:
+        """A guard over the symbols that are known."""
         left, op, right, answer = data
         if op not in ("==", "!=", "<", "<=", ">", ">="):
             raise ValueError(f"{op!r} is no comparison")

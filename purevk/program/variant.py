@@ -43,6 +43,7 @@ class Specialization:
 
     Attributes:
         sizes, expected: what it was lowered for; see `Variant`.
+        lenient: whether it may serve sizes outside of the exported ranges.
         preferred: the one for the same sizes that served the last call which this one turned out
             not to serve.
         used: when it served a call, as a count of calls.
@@ -55,6 +56,7 @@ class Specialization:
         executable: Executable,
         sizes: Sizes | None = None,
         expected: Mapping[str, Expected] | None = None,
+        lenient: bool = False,
     ) -> None:
         self.graph, self.guards, self.executable = graph, tuple(guards), executable
         self.sizes, self.expected = sizes, dict(expected or {})
@@ -66,6 +68,7 @@ class Specialization:
             if all(s.is_size and not s.learned for s in guard.symbols)
         ]
         self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
+        self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
         self._known: dict[tuple[int, ...], bool] = {}
         executable.watch(self.guards)
 
@@ -111,6 +114,9 @@ class Specialization:
             found = all(
                 symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size
             )
+            found = found and all(
+                _within(self.graph, symbol, env[symbol]) for symbol in self._ranged if symbol in env
+            )
             found = found and all(guard.holds(env) for guard in self._outer)
             self._known[key] = found
         return found and all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
@@ -141,6 +147,8 @@ class Variant:
         self.specializations: list[Specialization] = []
         self.calls = 0
         self.used = 0
+        # A module is rather exported again for sizes outside of the ranges of an export.
+        self.lenient = program.bounds in ("grow", "open") and not hasattr(source, "again")
         self.graph: Graph = self._prepare(None).graph
         self.where = f"{program.name}, method {name}({describe_inputs(self.graph)})"
 
@@ -174,7 +182,7 @@ class Variant:
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
         guards = [*log.guards, *graph.constraints]
-        made = Specialization(graph, guards, executable, sizes, expected)
+        made = Specialization(graph, guards, executable, sizes, expected, self.lenient)
         made.used = self.calls
         self.specializations.append(made)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
@@ -231,7 +239,7 @@ class Variant:
     def _refuse_outside(self, env: Mapping[Symbol, int], arrays: Sequence[Any]) -> None:
         """Raises `SizeConstraintError` for sizes that the graph does not hold for."""
         graph, bounds = self.graph, self.program.bounds
-        lenient = bounds in ("grow", "open") and not hasattr(self.source, "again")
+        lenient = self.lenient
         for symbol in env:
             if symbol not in graph.ranges and (not symbol.is_size or lenient):
                 continue
