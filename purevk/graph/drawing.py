@@ -263,7 +263,7 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
             f"reads {', '.join(node['constants'][:3])}"
             + (", ..." if len(node["constants"]) > 3 else "")
         )
-    kernels = {name.removesuffix(".comp") for name in node["kernels"]} - {
+    kernels = {name.rpartition("/")[2].removesuffix(".comp") for name in node["kernels"]} - {
         "pointwise",
         *node["operators"],
     }

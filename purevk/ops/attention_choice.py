@@ -33,7 +33,7 @@ class Simple:
         lanes = self.subgroup_size if self.subgroup_size > 1 else 8
         grid = (_dims.ceil_div(queries, lanes * self.queries * self.subgroups), heads, batches)
         lowering.dispatch(
-            "attention.comp",
+            "attention/attention.comp",
             buffers,
             macros={**macros, "SG": self.subgroup_size, "RQ": self.queries, "WY": self.subgroups},
             params=params,
@@ -67,7 +67,7 @@ class Tiled:
     ) -> None:
         batches, heads, queries, _, _ = sizes
         lowering.dispatch(
-            "attention_tiled.comp",
+            "attention/attention_tiled.comp",
             buffers,
             macros={**macros, **self.macros()},
             params=params,
@@ -89,7 +89,7 @@ class Tiled:
 
 @dataclass(frozen=True)
 class Units:
-    """`attention_units.comp`: a subgroup takes `fragments` times 16 queries, a workgroup
+    """`attention_coopmat.comp`: a subgroup takes `fragments` times 16 queries, a workgroup
     `subgroups` times so many."""
 
     fragments: int = 1
@@ -114,7 +114,7 @@ class Units:
             "KEYS": self.keys,
         }
         lowering.dispatch(
-            "attention_units.comp",
+            "attention/attention_coopmat.comp",
             buffers,
             macros={**macros, **units},
             params=params,
@@ -148,7 +148,7 @@ class Decode:
         macros = {**macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
         if self.splits == 1:
             lowering.dispatch(
-                "attention_decode.comp",
+                "attention/attention_decode.comp",
                 buffers,
                 macros=macros,
                 params=[*params, 1, keys],
@@ -164,7 +164,7 @@ class Decode:
         split_params = list(params)
         split_params[24] = 0
         lowering.dispatch(
-            "attention_decode.comp",
+            "attention/attention_decode.comp",
             [*buffers[:-1], (shares, "w")],
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
@@ -174,7 +174,7 @@ class Decode:
             flops=flops,
         )
         lowering.dispatch(
-            "attention_join.comp",
+            "attention/attention_join.comp",
             [(shares, "r"), (out, "w")],
             macros={"T_OUT": out.dtype.glsl},
             params=[queries, width, self.splits, *params[14:17], 0, out.offset],

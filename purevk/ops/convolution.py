@@ -336,7 +336,7 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
             *offsets,
         ]
         lowering.dispatch(
-            "conv2d_dw.comp",
+            "conv/conv2d_dw.comp",
             buffers,
             macros={**macros, **choice.macros()},
             params=params,
@@ -345,7 +345,9 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
             flops=flops,
         )
         return
-    template = "conv2d.comp" if choice.template == "matmul.comp" else "conv2d_tiled.comp"
+    template = (
+        "conv/conv2d.comp" if choice.template == "matmul/matmul.comp" else "conv/conv2d_tiled.comp"
+    )
     params = [
         batches,
         height,
@@ -412,7 +414,7 @@ def _in_parts(
     params += [size for pair_ in window for size in pair_]
     params += [x.offset, weight.offset, 0, 0, choice.splits, split_size(depth, choice)]
     lowering.dispatch(
-        "conv2d_tiled.comp",
+        "conv/conv2d_tiled.comp",
         buffers,
         macros={**macros, "SPLIT_K": 1, **choice.macros()},
         params=params,

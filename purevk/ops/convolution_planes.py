@@ -251,7 +251,7 @@ def lower_groups(
     local = min(256, lowering.traits.max_invocations)
     work = batches * (channels // each) * _dims.ceil_div(out_height, rows) * out_width
     lowering.dispatch(
-        "conv2d_planes.comp",
+        "conv/conv2d_nchw.comp",
         [*buffers, (out, "w"), *made.buffers],
         macros=macros,
         params=params,

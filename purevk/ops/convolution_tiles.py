@@ -22,7 +22,7 @@ _LEAST_USED = 0.8  # of the places of all tiles
 
 @dataclass(frozen=True)
 class PlaneTiles:
-    """The macros of `conv2d_planes_tiled.comp`."""
+    """The macros of `conv2d_nchw_tiled.comp`."""
 
     outs: int
     groups_o: int
@@ -265,7 +265,7 @@ def lower_tiles(
         *x.strides[:3],
     ]
     lowering.dispatch(
-        "conv2d_planes_tiled.comp",
+        "conv/conv2d_nchw_tiled.comp",
         [*buffers, (out, "w"), *made.buffers],
         macros=macros,
         params=params,

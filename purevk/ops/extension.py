@@ -102,7 +102,7 @@ def register_pointwise(
         name: "namespace.op" or "namespace.op.overload".
         glsl: the expression. `x`, `y` and `z` are elements of the tensors, which broadcast; other
             names are the numbers of a call; `ACC(c)` is a literal, or a number of the call, in the
-            type that is computed with. The functions of `glsl/math.glslh` (`pv_exp`, `pv_sigmoid`,
+            type that is computed with. The functions of `glsl/core/math.glslh` (`pv_exp`, `pv_sigmoid`,
             ...) may be used. A function gives another text for other arguments: it gets all of them
             by name, and `dtype`, the one that is computed in.
         arguments: the operator's arguments in the order of its schema: `x`, `y`, `z` for tensors

@@ -1,4 +1,4 @@
-"""Functions of mathematics that few models call (`glsl/functions.glslh`)."""
+"""Functions of mathematics that few models call (`glsl/core/functions.glslh`)."""
 
 from __future__ import annotations
 

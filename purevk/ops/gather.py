@@ -71,7 +71,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
     words = 1 if lowering.traits.is_cpu or indices[0].dtype is not DType.int64 else 2
     lowering.dispatch(
-        "gather.comp",
+        "index/gather.comp",
         [(x, "r"), *((index, "r") for index in indices), (out, "w")],
         macros={
             "DIMS": max(len(loop), 1),
@@ -141,7 +141,7 @@ def _gather_rows(
     local = min(256, traits.max_invocations)
     params = [loop[0], length, loop[1], x.offset, out.offset, mine[0], index.offset, *theirs]
     lowering.dispatch(
-        "gather_rows.comp",
+        "index/gather_rows.comp",
         [(x, "r"), (index, "r"), (out, "w")],
         macros={
             "VEC4": int(vector),

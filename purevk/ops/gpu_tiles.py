@@ -62,7 +62,7 @@ class GpuChoice:
     """What the choices have in common."""
 
     splits = 1
-    template = "matmul_tiled.comp"
+    template = "matmul/matmul_tiled.comp"
     subgroup: int | None = None
 
     def macros(self) -> dict[str, int]:
@@ -283,7 +283,7 @@ class Vector(GpuChoice):
     slices: int
     chunk: int = 1
     depth: int = 2
-    template = "matmul_vec.comp"
+    template = "matmul/matmul_vec.comp"
 
     def macros(self) -> dict[str, int]:
         return {

@@ -45,7 +45,7 @@ class DeviceTraits:
         matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves
             with float sums, if the device has them and the compiler knows them; else None.
         few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
-        fragment_order: whether fragments of that product lie as `glsl/fragments.glslh` says; asks
+        fragment_order: whether fragments of that product lie as `glsl/core/fragments.glslh` says; asks
             the device when called.
     """
 

@@ -77,7 +77,7 @@ class MapSpec:
     numbers: tuple[str, ...] = ()
     order: int | None = None
     lanes: tuple[tuple[int, tuple[int | None, ...]], ...] = ()
-    template: str = "map.comp"
+    template: str = "elementwise/map.comp"
     macros: tuple[tuple[str, str], ...] = ()
     stores: bool = True
     flops: int = 1
@@ -240,7 +240,7 @@ class _Writer:
             spec.stores
             and not spec.atomic
             and " for (" not in f" {spec.body}"
-            and spec.template == "map.comp"
+            and spec.template == "elementwise/map.comp"
         )
 
     def _stores_four(self) -> bool:
@@ -565,7 +565,7 @@ def mapped(
     numbers: Mapping[str, Size] | None = None,
     order: int | None = None,
     lanes: Mapping[int, Sequence[int | None]] | None = None,
-    template: str = "map.comp",
+    template: str = "elementwise/map.comp",
     macros: Mapping[str, Any] | None = None,
     flops: int = 1,
 ) -> Any:

@@ -58,7 +58,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         (0, [(mask, "r"), (x, "r"), (source, "r"), (counts, "r"), (out, "w")]),
     ):
         lowering.dispatch(
-            "masked.comp",
+            "index/masked.comp",
             buffers,
             macros={**macros, "COUNT": counting},
             params=params,

@@ -51,7 +51,7 @@ class Registers:
 
     @property
     def template(self) -> str:
-        return "matmul.comp"
+        return "matmul/matmul.comp"
 
     @property
     def subgroup(self) -> int | None:
@@ -279,7 +279,7 @@ def add_parts(
         bias.offset if bias is not None else 0,
     ]
     lowering.dispatch(
-        "matmul_reduce.comp",
+        "matmul/matmul_reduce.comp",
         [*buffers, (out, "w"), *epilogue.buffers],
         macros=macros,
         params=params,

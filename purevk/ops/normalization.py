@@ -114,7 +114,7 @@ def emit_norm(
         *((0, 0, *group) if group else ()),
     ]
     lowering.dispatch(
-        "norm.comp",
+        "reduce/norm.comp",
         buffers,
         macros={
             "T_X": x.dtype.glsl,

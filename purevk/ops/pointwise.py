@@ -2,7 +2,7 @@
 
 `x`, `y` and `z` are tensors (or numbers), other names are parameters. `ACC(c)` is a literal of the
 computing type. What GLSL lacks, or has with fewer digits (`pv_erf`, `pv_exp`, ...), is in
-`glsl/math.glslh`. Booleans are computed as the integers 0 and 1, and integers of 8 and 16 bits as
+`glsl/core/math.glslh`. Booleans are computed as the integers 0 and 1, and integers of 8 and 16 bits as
 32-bit ones, whose result is wrapped around.
 """
 

@@ -109,7 +109,14 @@ def emit_pointwise(
         if apart > 1
         else count
     )
-    writer.finish(lowering, "pointwise.comp", work, local, lowering.linear_grid(work, local), label)
+    writer.finish(
+        lowering,
+        "elementwise/pointwise.comp",
+        work,
+        local,
+        lowering.linear_grid(work, local),
+        label,
+    )
 
 
 def _can_vectorize(
@@ -546,7 +553,7 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
     acc = out.dtype.acc
     local = LOCAL
     lowering.dispatch(
-        "pointwise.comp",
+        "elementwise/pointwise.comp",
         [(out, "w")],
         macros={
             "BUFFERS": f"layout(set = 0, binding = 0) writeonly buffer Buffer0 {{ {out.dtype.glsl} b0[]; }};",

@@ -110,7 +110,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         local = min(256, lowering.traits.max_invocations)
         work = batches * channels * _dims.ceil_div(sizes[0], rows) * sizes[1]
         lowering.dispatch(
-            "pool_planes.comp",
+            "image/pool_nchw.comp",
             buffers,
             macros={**macros, "ROWS": rows},
             params=params,
@@ -154,7 +154,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         second.offset if second is not None else 0,
     ]
     lowering.dispatch(
-        "pool.comp",
+        "image/pool.comp",
         buffers,
         macros=macros,
         params=params,

@@ -113,7 +113,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
         x.offset,
     ]
     lowering.dispatch(
-        "qparams.comp",
+        "quantized/qparams.comp",
         [(x, "r"), (scale, "w"), (zero, "w")],
         macros=macros,
         params=params,

@@ -72,21 +72,23 @@ def choose(
     ):
         units = _half_tile(traits, most)
         if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
-            return Form("qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup)
+            return Form(
+                "quantized/qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup
+            )
     tile_m, tile_n = _tile(traits, m, n)
     grid = (_dims.ceil_div(n, tile_n), _dims.ceil_div(m, tile_m), 1)
     if integers:
-        return Form("qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
+        return Form("quantized/qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
     if most <= 16:
         grid = (_dims.ceil_div(n, 32), 1, 1)
         return Form(
-            "qmatmul.comp",
+            "quantized/qmatmul.comp",
             grid,
             {"TILE_M": 16, "TILE_N": 32, "TILE_K": 64, "THREAD_M": 4, "THREAD_N": 4, "SLICES": 4},
         )
     depth = 16 if tile_m == 64 else 32
     return Form(
-        "qmatmul.comp",
+        "quantized/qmatmul.comp",
         grid,
         {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": depth, "THREAD_M": 4, "THREAD_N": 4},
     )
@@ -162,7 +164,7 @@ def _few_rows(
         "TEAMS": teams,
     }
     grid = (_dims.ceil_div(n, columns * teams), _dims.ceil_div(m, rows), 1)
-    return Form("qmatvec.comp", grid, macros, lanes if subgroups else None)
+    return Form("quantized/qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 
 def _units(
@@ -228,7 +230,7 @@ def _units(
         "AHEAD": ahead,
     }
     grid = (_dims.ceil_div(m, rows), _dims.ceil_div(n, 16 * tiles * subs_n), 1)
-    return Form("qmatmul_units.comp", grid, macros, 32)
+    return Form("quantized/qmatmul_coopmat.comp", grid, macros, 32)
 
 
 def _units_shape(units: int, bits: int, many: bool) -> tuple[int, int, int, int, int, int]:

@@ -142,7 +142,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         macros |= {"ALIGNED": 4 if gcd4(pixel, x.offset, out_channels) else 1, "PX": 2}
         work = _dims.ceil_div(out_channels, 4) * _dims.ceil_div(out_width, 2)
         grid = (_dims.ceil_div(work, 64), out_height, batches)
-        template = "qconv2d_dw.comp"
+        template = "quantized/qconv2d_dw.comp"
     else:
         aligned = gcd4(pixel, x.offset, group_in)
         macros["ALIGNED"] = (
@@ -155,7 +155,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             _dims.ceil_div(rows, tile["TILE_M"]),
             groups,
         )
-        template = "qconv2d.comp"
+        template = "quantized/qconv2d.comp"
     lowering.dispatch(
         template,
         buffers,

@@ -83,7 +83,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         + index.dtype.itemsize
     )
     lowering.dispatch(
-        "qembedding.comp",
+        "quantized/qembedding.comp",
         [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
         macros=macros,
         params=params,

@@ -158,7 +158,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     # On GPUs known lengths make the loops and indices of the vector kernel constant: a pipeline for
     # each shape.
     constant = (
-        form.template in ("qmatvec.comp", "qmatmul_units.comp") and not lowering.traits.is_cpu
+        form.template in ("quantized/qmatvec.comp", "quantized/qmatmul_coopmat.comp")
+        and not lowering.traits.is_cpu
     )
     lowering.dispatch(
         form.template,

@@ -147,7 +147,7 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
         for n, (c, d) in enumerate(("xy", "zw"))
     )
     lowering.dispatch(
-        "pointwise.comp",
+        "elementwise/pointwise.comp",
         [(x, "r"), (out, "w")],
         macros={
             "BUFFERS": "layout(set = 0, binding = 0) readonly buffer Buffer0 { uvec2 b0[]; };"

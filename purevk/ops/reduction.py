@@ -289,7 +289,7 @@ def _emit(
         last,
     ]
     lowering.dispatch(
-        "reduce.comp",
+        "reduce/reduce.comp",
         [binding, *((each, "w") for each in outs)],
         macros={**macros, **texel},
         params=params,

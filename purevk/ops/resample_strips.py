@@ -244,7 +244,7 @@ def sampled(
             _sample_staged(places, count, local, rounds, (high, wide), number),
             ("X", "GRID"),
             stores=False,
-            template="map_shared.comp",
+            template="elementwise/map_shared.comp",
             macros=(("SHARED", f"shared {_LANES[count]} kept[{(high + 2) * (wide + 2)}];"),),
             local=local,
             flops=plain.flops * count * rounds * number // local,

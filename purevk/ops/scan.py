@@ -198,7 +198,7 @@ def emit_scan(
     ]
     units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
-        "scan.comp",
+        "reduce/scan.comp",
         buffers,
         macros=macros,
         params=params,

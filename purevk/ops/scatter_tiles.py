@@ -165,7 +165,7 @@ def emit_tiles(
     given = [(source, "r")] if source is not None else []
     moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
     lowering.dispatch(
-        "scatter.comp",
+        "index/scatter.comp",
         [(x, "r"), (index, "r"), *given, (out, "rw")],
         macros={
             **names,
@@ -228,7 +228,7 @@ def _emit_columns(
         params += [offset, *steps[:2]]
     count = outer * shape.entries * inner
     lowering.dispatch(
-        "scatter_columns.comp",
+        "index/scatter_columns.comp",
         [(x, "r"), (index, "r"), (source, "r"), (out, "rw")],
         macros={
             "LOCAL": local,

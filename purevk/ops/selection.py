@@ -198,7 +198,7 @@ def _emit(
     if plan.local <= 64 and not traits.is_cpu:
         groups = _dims.minimum(groups, 64 * traits.processors)
     lowering.dispatch(
-        "select.comp",
+        "sort/select.comp",
         [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
         macros={
             **names,

@@ -69,7 +69,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     ]
     texel, binding = bind_x(lowering, x, vector)
     lowering.dispatch(
-        "softmax.comp",
+        "reduce/softmax.comp",
         [binding, (out, "w")],
         macros={
             "T_X": x.dtype.glsl,

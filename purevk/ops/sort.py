@@ -104,7 +104,7 @@ def _sort_rows(
     for each, steps in zip((values, places), theirs):
         params += [each.offset, each.strides[dim], *steps]
     lowering.dispatch(
-        "sort_rows.comp",
+        "sort/sort_rows.comp",
         [(x, "r"), (values, "w"), (places, "w")],
         macros={
             **names,
@@ -256,7 +256,7 @@ class _Sorter:
         ]
         groups = self.rows * blocks
         self.lowering.dispatch(
-            "sort.comp",
+            "sort/sort.comp",
             [*buffers, (made[0], "rw"), (made[1], "rw")],
             macros={
                 **names,

@@ -183,7 +183,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         out.offset,
     ]
     lowering.dispatch(
-        "qmatmul.comp",
+        "quantized/qmatmul.comp",
         [(slopes, "r"), (weight, "r"), (scales, "r"), (out, "w")],
         macros=macros,
         params=params,

@@ -142,7 +142,13 @@ def emit_transposed(
         "LOADED(v)": "v" if tile.vector * tile.item >= 4 else "uint(v)",
     }
     writer.finish(
-        lowering, "transpose.comp", groups, local, lowering.linear_grid(groups, 1), label, macros
+        lowering,
+        "movement/transpose.comp",
+        groups,
+        local,
+        lowering.linear_grid(groups, 1),
+        label,
+        macros,
     )
     return True
 

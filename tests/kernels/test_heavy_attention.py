@@ -131,14 +131,14 @@ def check(
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
         lanes = (group if group > 1 else 8) * macros.get("RQ", 1) * macros.get("WY", 1)
-        kernel = Heavy("attention.comp", macros, params, len(buffers) + 1)
+        kernel = Heavy("attention/attention.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, lanes), q_heads, batch)
     elif kind in ("tiled", "shuffled"):
         if kind == "shuffled":
             if subgroup_size() % 8:
                 pytest.skip("subgroups are not whole groups of lanes")
             macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
-        kernel = Heavy("attention_tiled.comp", macros, params, len(buffers) + 1)
+        kernel = Heavy("attention/attention_tiled.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     elif kind == "steps":
         if head % 16 or values % 8 or subgroup_size() % 4:
@@ -146,7 +146,7 @@ def check(
         if size != SIZES[0] or head != values:
             pytest.skip("takes long, step by step")
         macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
-        kernel = Heavy("attention_units.comp", macros, params, len(buffers) + 1)
+        kernel = Heavy("attention/attention_coopmat.comp", macros, params, len(buffers) + 1)
         grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)
     else:
         splits = 1 if kind == "decode" else 3
@@ -156,7 +156,7 @@ def check(
             macros["SHUFFLE"] = 1
         macros["SPLIT"] = int(splits > 1)
         kernel = Heavy(
-            "attention_decode.comp",
+            "attention/attention_decode.comp",
             macros,
             [*params, splits, ceil_div(keys, splits)],
             len(buffers) + 1,
@@ -167,7 +167,7 @@ def check(
             [*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid
         )
         to = [queries, values, splits, *strides(q_heads, queries, values, rows_first), 0, 0]
-        join = Heavy("attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
+        join = Heavy("attention/attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
         (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
     else:
         (got,), _ = kernel.run([*buffers, Out(shape, dtype)], grid)
@@ -211,7 +211,9 @@ def test_texel_buffers(mask, dtype):
     inputs = [Texel(array, "rgba16f" if dtype is np.float16 else "rgba32f") for array in (q, k, v)]
     if mask:
         inputs.append(Texel(held, "r8ui" if mask == 2 else "r32f"))
-    kernel = Heavy("attention.comp", macros, params, ["texel"] * len(inputs) + ["storage"])
+    kernel = Heavy(
+        "attention/attention.comp", macros, params, ["texel"] * len(inputs) + ["storage"]
+    )
     grid = (ceil_div(queries, group if group > 1 else 8), heads, batch)
     got = kernel.run_texels(inputs, Out(q.shape, dtype), grid)
     close(got, attend(q, k, v, scale, held if mask else None, None), dtype)

@@ -105,7 +105,7 @@ def test_registers(case, tile, special):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     macros.update(register_tile(tile))
-    kernel = Heavy("conv2d.comp", macros, params, 4, range(10, 18) if special else ())
+    kernel = Heavy("conv/conv2d.comp", macros, params, 4, range(10, 18) if special else ())
     rows, groups = int(np.prod(want.shape[:3])), case[-1]
     (got,), _ = kernel.run(
         [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params[6], groups)
@@ -118,7 +118,7 @@ def test_registers(case, tile, special):
 def test_shared_tiles(case, tile):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
-    kernel = Heavy("conv2d_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
+    kernel = Heavy("conv/conv2d_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
     grid = (ceil_div(params[6], tile[1]), ceil_div(int(np.prod(want.shape[:3])), tile[0]), case[-1])
     (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
     close(got, want, np.float32)
@@ -132,7 +132,7 @@ def test_split_along_k(case):
     depth = params[10] * params[11] * ceil_div(params[3], 4) * 4
     part = ceil_div(ceil_div(depth, splits), 16) * 16
     first = Heavy(
-        "conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, [*params, splits, part], 3
+        "conv/conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, [*params, splits, part], 3
     )
     shape = (splits, rows, columns)
     (parts,), _ = first.run(
@@ -140,20 +140,20 @@ def test_split_along_k(case):
     )
     vectors = {"VEC4_A": int(columns % 4 == 0), "VEC4_OUT": int(columns % 4 == 0), "BIAS": 1}
     second = Heavy(
-        "matmul_reduce.comp", vectors, [rows, columns, splits, columns, 0, 1, 0, 0, 0, 0], 3
+        "matmul/matmul_reduce.comp", vectors, [rows, columns, splits, columns, 0, 1, 0, 0, 0, 0], 3
     )
     grid = (ceil_div(rows * ceil_div(columns, 4), 64), 1, 1)
     (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
     close(got, want, np.float32)
 
 
-@pytest.mark.parametrize("template", ["conv2d.comp", "conv2d_tiled.comp"])
+@pytest.mark.parametrize("template", ["conv/conv2d.comp", "conv/conv2d_tiled.comp"])
 def test_half(template):
     case = CASES[2]
     x, w, bias, want = problem(*case, dtype=np.float16)
     macros, params = common(case, want.shape, np.float16)
     grid = (1, ceil_div(int(np.prod(want.shape[:3])), 64), 1)
-    if template == "conv2d.comp":
+    if template == "conv/conv2d.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], 1)
     (got,), _ = Heavy(template, macros, params, 4).run(
@@ -193,7 +193,7 @@ def test_depthwise(case, pixels, special):
     macros = {"VEC4_A": vectors, "VEC4_B": vectors, "VEC4_OUT": vectors, "BIAS": 1, "PX": pixels}
     macros["WINDOW"] = int(special and dilation[1] == 1)
     macros["EPILOGUE(v, b, m, n)"] = "clamp(v, 0.0, 6.0)"
-    kernel = Heavy("conv2d_dw.comp", macros, params, 4, range(9, 17) if special else ())
+    kernel = Heavy("conv/conv2d_dw.comp", macros, params, 4, range(9, 17) if special else ())
     work = ceil_div(channels, 4) * ceil_div(want.shape[2], pixels)
     grid = (ceil_div(work, 64), want.shape[1], batch)
     (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
@@ -211,7 +211,7 @@ def test_channels_of_a_wider_tensor():
     macros.update(register_tile({}))
     params[7], params[8], params[18], params[20] = 12, 20, 4, 4
     out = Out((*want.shape[:3], 20), np.float32)
-    kernel = Heavy("conv2d.comp", macros, params, 4)
+    kernel = Heavy("conv/conv2d.comp", macros, params, 4)
     (got,), _ = kernel.run([wide, w, bias, out], register_grid(macros, 30, 8, 1))
     close(got[..., 4:12], want, np.float32)
     untouched = np.concatenate([got[..., :4], got[..., 12:]], -1)
@@ -226,6 +226,6 @@ def test_texel_buffers(case, lanes_m):
     macros.update(register_tile({"LANES_M": lanes_m, "TM": 3, "TN4": 2}), TEXEL_A=1, TEXEL_B=1)
     wide = {0: "r32f", 1: "rgba32f"}
     inputs = [Texel(x, wide[macros["VEC4_A"]]), Texel(w, wide[macros["VEC4_B"]]), bias]
-    kernel = Heavy("conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
+    kernel = Heavy("conv/conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
     grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], case[-1])
     close(kernel.run_texels(inputs, Out(want.shape, np.float32), grid), want, np.float32)

@@ -57,7 +57,7 @@ def test_registers(size, transposed, tile):
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
     macros.update(register_tile(tile))
-    kernel = Heavy("matmul.comp", macros, params, 4)
+    kernel = Heavy("matmul/matmul.comp", macros, params, 4)
     (got,), _ = kernel.run(
         [a, b, bias, Out(want.shape, np.float32)], register_grid(macros, m, n, 2)
     )
@@ -71,7 +71,7 @@ def test_shared_tiles(size, transposed, tile):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
-    kernel = Heavy("matmul_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
+    kernel = Heavy("matmul/matmul_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
     grid = (ceil_div(n, tile[1]), ceil_div(m, tile[0]), 2)
     (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], grid)
     close(got, want + bias, np.float32)
@@ -93,23 +93,25 @@ def test_few_rows(size, transposed, share):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
-    kernel = Heavy("matmul_vec.comp", {**macros, **share}, params, 4)
+    kernel = Heavy("matmul/matmul_vec.comp", {**macros, **share}, params, 4)
     grid = (ceil_div(n, 4 if transposed else 32), ceil_div(m, share["ROWS"]), 2)
     (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], grid)
     close(got, want + bias, np.float32)
 
 
-@pytest.mark.parametrize("template", ["matmul.comp", "matmul_tiled.comp", "matmul_vec.comp"])
+@pytest.mark.parametrize(
+    "template", ["matmul/matmul.comp", "matmul/matmul_tiled.comp", "matmul/matmul_vec.comp"]
+)
 @pytest.mark.parametrize("size", [(13, 29, 17), (24, 40, 32)])
 def test_half(template, size):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 1, np.float16, False)
     macros, params = common(m, n, k, np.float16, False)
     grids = {
-        "matmul_tiled.comp": (ceil_div(n, 64), ceil_div(m, 64), 1),
-        "matmul_vec.comp": (ceil_div(n, 32), m, 1),
+        "matmul/matmul_tiled.comp": (ceil_div(n, 64), ceil_div(m, 64), 1),
+        "matmul/matmul_vec.comp": (ceil_div(n, 32), m, 1),
     }
-    if template == "matmul.comp":
+    if template == "matmul/matmul.comp":
         macros.update(register_tile({}))
         grids[template] = register_grid(macros, m, n, 1)
     (got,), _ = Heavy(template, macros, params, 4).run(
@@ -125,20 +127,22 @@ def test_split_along_k(size, splits):
     a, b, bias, want = operands(m, n, k, 2, np.float32, False)
     macros, params = common(m, n, k, np.float32, False, bias=False)
     part = ceil_div(ceil_div(k, splits), 16) * 16
-    first = Heavy("matmul_tiled.comp", {**macros, "SPLIT_K": 1}, [*params, splits, part], 3)
+    first = Heavy("matmul/matmul_tiled.comp", {**macros, "SPLIT_K": 1}, [*params, splits, part], 3)
     shape = (splits, 2, m, n)
     (parts,), _ = first.run(
         [a, b, Out(shape, np.float32)], (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
     )
     close(parts.sum(0), want, np.float32)
     vectors = {"VEC4_A": int(n % 4 == 0), "VEC4_OUT": int(n % 4 == 0), "BIAS": 1}
-    second = Heavy("matmul_reduce.comp", vectors, [m, n, splits, n, m * n, 1000, 0, 0, 0, 0], 3)
+    second = Heavy(
+        "matmul/matmul_reduce.comp", vectors, [m, n, splits, n, m * n, 1000, 0, 0, 0, 0], 3
+    )
     grid = (ceil_div(m * ceil_div(n, 4), 64), 1, 2)
     (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
     close(got, want + bias, np.float32)
 
 
-@pytest.mark.parametrize("template", ["matmul.comp", "matmul_tiled.comp"])
+@pytest.mark.parametrize("template", ["matmul/matmul.comp", "matmul/matmul_tiled.comp"])
 @pytest.mark.parametrize("vectors", [False, True])
 def test_strides_offsets_and_broadcast(template, vectors):
     """A [2, 3, m, k] with padded rows, one B for each of the 3, whatever the outer batch."""
@@ -171,7 +175,7 @@ def test_strides_offsets_and_broadcast(template, vectors):
         0,
     ]
     grid = (1, 1, 6)
-    if template == "matmul.comp":
+    if template == "matmul/matmul.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, m, n, 6)
     (got,), _ = Heavy(template, macros, params, 3).run(
@@ -180,7 +184,9 @@ def test_strides_offsets_and_broadcast(template, vectors):
     close(got, a.astype(np.float64) @ b.astype(np.float64), np.float32)
 
 
-@pytest.mark.parametrize("template", ["matmul.comp", "matmul_tiled.comp", "matmul_vec.comp"])
+@pytest.mark.parametrize(
+    "template", ["matmul/matmul.comp", "matmul/matmul_tiled.comp", "matmul/matmul_vec.comp"]
+)
 @pytest.mark.parametrize("n", [28, 31])
 def test_epilogue(template, n):
     """What is fused sees the bias already added, and the element's place."""
@@ -190,8 +196,11 @@ def test_epilogue(template, n):
     macros, params = common(m, n, k, np.float32, False)
     macros["EXTRA_BUFFERS"] = "layout(set = 0, binding = 4) readonly buffer B4 { float e0[]; };"
     macros["EPILOGUE(v, b, m, n)"] = f"(max(v, 0.0) + e0[((b) * {m} + (m)) * {n} + (n)] * float(n))"
-    grids = {"matmul_tiled.comp": (1, 1, batch), "matmul_vec.comp": (ceil_div(n, 32), m, batch)}
-    if template == "matmul.comp":
+    grids = {
+        "matmul/matmul_tiled.comp": (1, 1, batch),
+        "matmul/matmul_vec.comp": (ceil_div(n, 32), m, batch),
+    }
+    if template == "matmul/matmul.comp":
         macros.update(register_tile({"LANES_M": 1, "TM": 2}))
         grids[template] = register_grid(macros, m, n, batch)
     (got,), _ = Heavy(template, macros, params, 5).run(
@@ -212,14 +221,14 @@ def test_rows_beyond_k_do_not_leak():
     params[3] = k + 1
     macros.update(register_tile({}))
     out = Out(want.shape, np.float32)
-    (got,), _ = Heavy("matmul.comp", macros, params, 3).run(
+    (got,), _ = Heavy("matmul/matmul.comp", macros, params, 3).run(
         [held_a, held_b, out], register_grid(macros, m, n, 1)
     )
     close(got, want, np.float32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("template", ["matmul.comp", "matmul_vec.comp"])
+@pytest.mark.parametrize("template", ["matmul/matmul.comp", "matmul/matmul_vec.comp"])
 @pytest.mark.parametrize("size", [(13, 29, 17), (20, 36, 24)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_texel_buffers(template, size, transposed, dtype):
@@ -228,7 +237,7 @@ def test_texel_buffers(template, size, transposed, dtype):
     macros, params = common(m, n, k, dtype, transposed)
     macros.update(TEXEL_A=1, TEXEL_B=1, TEXEL_BIAS=1)
     grid = (ceil_div(n, 4 if transposed else 32), m, 1)
-    if template == "matmul.comp":
+    if template == "matmul/matmul.comp":
         macros.update(register_tile({"TM": 6}))
         grid = register_grid(macros, m, n, 1)
     width = "16f" if dtype is np.float16 else "32f"

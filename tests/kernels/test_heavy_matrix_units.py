@@ -49,13 +49,13 @@ def count(spirv, wanted):
     return found
 
 
-@pytest.mark.parametrize("template", ["matmul_tiled.comp", "conv2d_tiled.comp"])
+@pytest.mark.parametrize("template", ["matmul/matmul_tiled.comp", "conv/conv2d_tiled.comp"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("macros", [*VARIANTS, {"SPLIT_K": 1}], ids=str)
 def test_loops_over_fragments_are_gone(template, tile, macros):
     """A loop that is left would index fragments at run time, which puts them in memory: ten times
     slower."""
-    if template == "conv2d_tiled.comp" and "B_TRANSPOSED" in macros:
+    if template == "conv/conv2d_tiled.comp" and "B_TRANSPOSED" in macros:
         pytest.skip("weights have one layout")
     _, _, k, sub_m, sub_n, slices = tile
     spirv = compiled(template, tile, macros)
@@ -90,7 +90,10 @@ def test_agrees(tile, macros, size):
     kernel.push = struct.pack(f"<{PUSH_WORDS}i", *params, *[0] * (PUSH_WORDS - len(params)))
     bindings = 3 + macros.get("BIAS", 0)
     kernel.pipeline = api.ComputePipeline(
-        device(), compiled("matmul_tiled.comp", tile, macros), bindings, required_subgroup_size=32
+        device(),
+        compiled("matmul/matmul_tiled.comp", tile, macros),
+        bindings,
+        required_subgroup_size=32,
     )
     dtype = np.float16 if "T_OUT" in macros else np.float32
     held_b = np.ascontiguousarray(b.swapaxes(1, 2)) if turned else b

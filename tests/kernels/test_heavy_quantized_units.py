@@ -111,7 +111,7 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
     kernel.push = struct.pack(
         f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params))
     )
-    kernel.pipeline = pipeline("qmatmul_units.comp", macros, 4 + len(extra), units)
+    kernel.pipeline = pipeline("quantized/qmatmul_coopmat.comp", macros, 4 + len(extra), units)
     grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
     (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
     # Two halves hold 22 bits; sums are rounded to float32.

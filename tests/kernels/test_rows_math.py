@@ -36,7 +36,7 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
         )
         buffers.append(arguments[1].astype(dtype))
     params = {0: 0, 1: 0, 2: n, 4: 1, 6: 1, 7: 1}
-    return run("reduce.comp", buffers, params, macros=macros, groups=-(-n // 64))[0]
+    return run("reduce/reduce.comp", buffers, params, macros=macros, groups=-(-n // 64))[0]
 
 
 def spread(low, high, n=4001):

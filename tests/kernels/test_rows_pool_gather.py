@@ -54,7 +54,7 @@ def pool(
     if macros.get("INDICES"):
         buffers.append(Out(shape, np.int64 if macros["T_INDEX"] == "int64_t" else np.int32, 12))
     groups = -(-outputs // (4 if macros.get("VEC4") else 1) // 64)
-    results = run("pool.comp", buffers, params, macros=macros, groups=groups, push=push)
+    results = run("image/pool.comp", buffers, params, macros=macros, groups=groups, push=push)
     return [r.transpose(0, 3, 1, 2) if last else r for r in results]
 
 
@@ -183,7 +183,7 @@ def gather(x, indices, sizes, x_strides, limits, macros=None, *, push=False, vec
     ]
     buffers.append(Out(tuple(sizes), dtype, 4))
     groups = -(-outputs // (4 if vec4 else 1) // 64)
-    return run("gather.comp", buffers, params, macros=macros, groups=groups, push=push)[0]
+    return run("index/gather.comp", buffers, params, macros=macros, groups=groups, push=push)[0]
 
 
 def values(rng, shape, dtype):

@@ -84,7 +84,7 @@ def reduce(
         macros["SPLIT"] = split
     columns = 4 if macros.get("VEC4") and macros.get("COLUMN") else 1
     (out,) = run(
-        "reduce.comp",
+        "reduce/reduce.comp",
         [x, Out((outputs,), out_dtype, 8)],
         params,
         macros=macros,
@@ -216,7 +216,7 @@ def test_arg(way, better, name, n):
     params = {0: 0, 1: 2, 2: 13, 4: n, 6: 1, 7: n}
     buffers = [x, Out((13,), np.int64, 2)]
     (pairs,) = run(
-        "reduce.comp",
+        "reduce/reduce.comp",
         buffers,
         params,
         macros={**macros, **WAYS[way]},
@@ -240,7 +240,7 @@ def test_values_and_indices(way):
     params = {0: 0, 1: 4, 2: 11, 4: 53, 6: 1, 7: 53, 14: 3}
     buffers = [x, Out((11,), np.float16, 4), Out((11,), np.int64, 3)]
     values, indices = run(
-        "reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64)
+        "reduce/reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64)
     )
     np.testing.assert_array_equal(values, x.max(1))
     np.testing.assert_array_equal(indices, x.argmax(1))
@@ -291,7 +291,9 @@ def test_epilogue_reads_another_buffer():
         "EPILOGUE(v, o)": "(v * buf_scale[o])",
     }
     params = {0: 0, 1: 0, 2: 7, 4: 31, 6: 1, 7: 31}
-    (out,) = run("reduce.comp", [x, Out((7,), np.float32), scale], params, macros=macros, groups=7)
+    (out,) = run(
+        "reduce/reduce.comp", [x, Out((7,), np.float32), scale], params, macros=macros, groups=7
+    )
     np.testing.assert_allclose(out, x.sum(1) * scale, rtol=1e-5)
 
 

@@ -57,7 +57,7 @@ def softmax(x, dim, way, macros, dtype, *, cached=False, push=False):
     }
     padded = np.concatenate([np.zeros(4, dtype), x.reshape(-1)])
     (out,) = run(
-        "softmax.comp",
+        "reduce/softmax.comp",
         [padded, Out(x.shape, dtype, 8)],
         params,
         macros=macros,
@@ -131,7 +131,7 @@ def test_softmax_load_and_epilogue(way, vec4):
     }
     params = {0: 0, 1: 0, 2: 9, 3: 36, 4: 1, 5: 1, 6: 36, 9: 36}
     (out,) = run(
-        "softmax.comp",
+        "reduce/softmax.comp",
         [x, Out((9, 36), np.float32), mask],
         params,
         macros=macros,
@@ -181,7 +181,9 @@ def norm(
     if macros.get("STATS"):
         buffers += [] if macros.get("RMS") else [Out((rows,), np.float32, 3)]
         buffers.append(Out((rows,), np.float32, 5))
-    return run("norm.comp", buffers, params, macros=macros, groups=groups_of(way, rows), push=push)
+    return run(
+        "reduce/norm.comp", buffers, params, macros=macros, groups=groups_of(way, rows), push=push
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -262,7 +264,7 @@ def test_norm_epilogue():
     for vec4 in (0, 1):
         params = {0: 0, 1: 0, 2: 7, 3: 36, 4: 36, 5: 36, 6: bits(1e-5)}
         buffers = [x, Out((7, 36), np.float32), more]
-        (out,) = run("norm.comp", buffers, params, macros={**macros, "VEC4": vec4}, groups=7)
+        (out,) = run("reduce/norm.comp", buffers, params, macros={**macros, "VEC4": vec4}, groups=7)
         wanted = torch.relu(
             torch.nn.functional.layer_norm(torch.from_numpy(x), (36,)) + torch.from_numpy(more)
         ).numpy()

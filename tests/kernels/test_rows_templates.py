@@ -10,16 +10,16 @@ import pytest
 from tests.kernels.harness import compile_template
 
 TEMPLATES = [
-    "reduce.comp",
-    "softmax.comp",
-    "norm.comp",
-    "pool.comp",
-    "gather.comp",
-    "scan.comp",
-    "sort.comp",
-    "map.comp",
-    "transpose.comp",
-    "gather_rows.comp",
+    "reduce/reduce.comp",
+    "reduce/softmax.comp",
+    "reduce/norm.comp",
+    "image/pool.comp",
+    "index/gather.comp",
+    "reduce/scan.comp",
+    "sort/sort.comp",
+    "elementwise/map.comp",
+    "movement/transpose.comp",
+    "index/gather_rows.comp",
 ]
 FLOAT16, INT64, INT16, INT8 = 9, 11, 22, 39  # SPIR-V capabilities of arithmetic on these types
 
@@ -51,7 +51,7 @@ def test_half_storage_needs_no_half_arithmetic(template):
         assert not capabilities(compile_template(template, macros)) & {FLOAT16, INT64, INT16, INT8}
 
 
-@pytest.mark.parametrize("template", ["reduce.comp", "pool.comp", "gather.comp"])
+@pytest.mark.parametrize("template", ["reduce/reduce.comp", "image/pool.comp", "index/gather.comp"])
 @pytest.mark.parametrize("vec4", [0, 1])
 def test_bytes_and_index_pairs_need_no_arithmetic_of_that_size(template, vec4):
     macros = {
@@ -62,6 +62,6 @@ def test_bytes_and_index_pairs_need_no_arithmetic_of_that_size(template, vec4):
         "T_OUT": "int8_t",
         "INDEX_WORDS": 2,
     }
-    if template == "pool.comp":
+    if template == "image/pool.comp":
         macros |= {"INDICES": 1, "T_INDEX": "ivec2", "TO_INDEX(v)": "ivec2(v, 0)"}
     assert not capabilities(compile_template(template, macros)) & {FLOAT16, INT64, INT16, INT8}

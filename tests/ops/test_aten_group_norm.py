@@ -70,7 +70,7 @@ def test_group_norm_and_what_follows(device):
     with kernels_of(device):
         check(cases)
         with program_of(first, (x, w, b, scales[0])) as program:
-            assert dispatches(program) == ["norm.comp"]
+            assert dispatches(program) == ["reduce/norm.comp"]
 
 
 def test_batch_norm():

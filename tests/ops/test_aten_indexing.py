@@ -357,7 +357,7 @@ def test_masked_scatter():
 def test_masked_scatter_in_blocks(gpu):
     check(masked_cases())
     with program_of(torch.masked_scatter, masked_cases()[2].args) as program:
-        assert dispatches(program) == ["masked.comp", "masked.comp"]
+        assert dispatches(program) == ["index/masked.comp", "index/masked.comp"]
 
 
 def test_dynamic_sizes():
@@ -382,7 +382,11 @@ def test_kernels_of_scatter():
         lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), places(64, below=64))
     ) as program:
         made = dispatches(program)
-        assert made.count("map.comp") == 1 if context().traits.is_cpu else "scatter.comp" in made
+        assert (
+            made.count("elementwise/map.comp") == 1
+            if context().traits.is_cpu
+            else "index/scatter.comp" in made
+        )
 
 
 def test_scatter_in_one_dispatch(gpu):
@@ -469,9 +473,9 @@ def test_scatter_in_one_dispatch(gpu):
         lambda x, i: x.index_copy(0, i[0], x),
     ):
         with program_of(run, (tensor(12, 12), places(12, 12, below=12))) as program:
-            assert [name for name in dispatches(program) if name != "pointwise.comp"] == [
-                "scatter.comp"
-            ]
+            assert [
+                name for name in dispatches(program) if name != "elementwise/pointwise.comp"
+            ] == ["index/scatter.comp"]
 
 
 def test_scatter_of_long_columns(gpu):
@@ -497,7 +501,7 @@ def test_scatter_of_long_columns(gpu):
         cases.append(Case(lambda x, i, s: x.scatter_add(1, i, s), parts, rtol=1e-4, atol=1e-3))
         check(cases)
     with program_of(lambda x, i, s: x.scatter_add(1, i, s), (x, index, source)) as program:
-        assert dispatches(program) == ["scatter_columns.comp"]
+        assert dispatches(program) == ["index/scatter_columns.comp"]
 
 
 def last_of(x, dim, index, source):

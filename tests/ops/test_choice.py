@@ -52,7 +52,7 @@ def problems(count, seed):
 
 
 def holds(choice, traits, problem):
-    """The conditions as matmul_shared.glslh, matmul_units.glslh and matmul_vec.comp state them, and
+    """The conditions as matmul_shared.glslh, matmul_coopmat.glslh and matmul_vec.comp state them, and
     the limits."""
     threads, shared = 0, 0
     if isinstance(choice, Vector):
@@ -201,7 +201,7 @@ def test_products(gpu, choice):
         )
     )
     check(cases)
-    assert ("matmul_reduce.comp" in templates(cases[0])) == (choice.splits > 1)
+    assert ("matmul/matmul_reduce.comp" in templates(cases[0])) == (choice.splits > 1)
 
 
 @pytest.mark.device

@@ -13,7 +13,7 @@ from purevk.graph.context import default_context
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
-TILED = "transpose.comp"
+TILED = "movement/transpose.comp"
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_products_of_a_column():
         Case(lambda a, v: a @ v, (a[:1], v), atol=1e-4),
     ]
     check(cases)
-    assert dispatches_of(cases[0]) == ["matmul_vec.comp"]
+    assert dispatches_of(cases[0]) == ["matmul/matmul_vec.comp"]
     with program_of(lambda a, v: a @ v, (a, v), dynamic=True) as program:
         for m, k in [(70, 132), (1, 132), (33, 1), (5, 7)]:
             torch.testing.assert_close(
@@ -226,7 +226,9 @@ def test_gathered(dtype):
     ]
     check(cases)
     case = Case(lambda x, i: torch.gather(x, 1, i), (x, index))
-    assert dispatches_of(case) == ["gather_rows.comp" if dtype.itemsize == 4 else "gather.comp"]
+    assert dispatches_of(case) == [
+        "index/gather_rows.comp" if dtype.itemsize == 4 else "index/gather.comp"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_interleaved(dtype):
         Case(lambda x, z: torch.cat([z, x[..., None]], -1), (x, pairs)),
     ]
     check(cases)
-    assert dispatches_of(cases[0]) == ["map.comp"]
+    assert dispatches_of(cases[0]) == ["elementwise/map.comp"]
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_pooling():
         Case(lambda t: F.max_pool2d(t.permute(0, 3, 1, 2), 6, 2, 3), (tensor(2, 9, 11, 8),)),
     ]
     check(cases)
-    assert templates(Case(lambda t: F.max_pool2d(t, 3, 1, 1), (x,))) == ["pool_planes.comp"]
-    assert templates(Case(lambda t: pooled(t, 2), (x,))) == ["pool_planes.comp"]
+    assert templates(Case(lambda t: F.max_pool2d(t, 3, 1, 1), (x,))) == ["image/pool_nchw.comp"]
+    assert templates(Case(lambda t: pooled(t, 2), (x,))) == ["image/pool_nchw.comp"]
 
 
 def convolved(x, weight, bias, stride, padding, dilation, groups):
@@ -190,7 +190,7 @@ def test_tiles():
     x, w, b = tensor(4, 8, 500, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
     cases.append(Case(lambda x, w, b: F.conv1d(x, w, b, 1, 1), (x, w, b), atol=5e-5))
     check(cases)
-    assert all(templates(case)[-1] == "conv2d_planes_tiled.comp" for case in cases)
+    assert all(templates(case)[-1] == "conv/conv2d_nchw_tiled.comp" for case in cases)
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_more_tiles():
 def test_no_conversions():
     x, w = tensor(2, 8, 32, 40), tensor(16, 8, 3, 3, seed=1)
     assert templates(Case(lambda t: F.conv2d(t, w, None, 1, 1).relu(), (x,))) == [
-        "conv2d_planes_tiled.comp"
+        "conv/conv2d_nchw_tiled.comp"
     ]
     x, grouped, product = (
         tensor(2, 8, 18, 20),
@@ -231,7 +231,7 @@ def test_no_conversions():
     ]  # windows too large for tiles of planes
     conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 3)  # noqa: E731
     assert templates(Case(lambda t: F.conv2d(t, grouped, None, 1, 1, 1, 2), (x,))) == [
-        "conv2d_planes.comp"
+        "conv/conv2d_nchw.comp"
     ]
     assert len(templates(Case(lambda t: F.conv2d(t, product).relu(), (x,)))) == 1
     # Converted once, by the pooling, rather than before each of its readers.
@@ -241,13 +241,15 @@ def test_no_conversions():
         )
     )
     assert (
-        "pool_planes.comp" not in found
-        and sum(name in ("pointwise.comp", "transpose.comp") for name in found) == 1
+        "image/pool_nchw.comp" not in found
+        and sum(name in ("elementwise/pointwise.comp", "movement/transpose.comp") for name in found)
+        == 1
     )
     # What lies channels last stays so.
     found = templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,)))
     assert (
-        set(found) - {"pointwise.comp", "transpose.comp"} == {"conv2d_tiled.comp", "pool.comp"}
+        set(found) - {"elementwise/pointwise.comp", "movement/transpose.comp"}
+        == {"conv/conv2d_tiled.comp", "image/pool.comp"}
         and len(found) == 5
     )
 
@@ -332,9 +334,9 @@ def test_sampling():
     fn = lambda t, g: F.grid_sample(t, g, "bilinear", "zeros", False)  # noqa: E731
     cases.append(Case(fn, (x, grid[:, :16, :18].contiguous()), atol=2e-5))
     check(cases)
-    assert templates(Case(fn, (x, grid))) == ["map_shared.comp"] and templates(cases[-1]) == [
-        "map.comp"
-    ]
+    assert templates(Case(fn, (x, grid))) == ["elementwise/map_shared.comp"] and templates(
+        cases[-1]
+    ) == ["elementwise/map.comp"]
 
 
 def program_macros(fn, *tensors):
@@ -424,6 +426,6 @@ def test_few_channels():
     ]
     check(cases)
     w, v = tensor(8, 3, 3, 3, seed=1), tensor(8, 8, 3, 3, seed=2)
-    assert "pointwise.comp" not in templates(
+    assert "elementwise/pointwise.comp" not in templates(
         Case(lambda t: F.conv2d(F.conv2d(t, w).relu(), v).mean((2, 3)), (tensor(1, 3, 12, 12),))
     )

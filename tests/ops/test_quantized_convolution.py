@@ -162,7 +162,7 @@ def test_depthwise(case):
             channels,
             activation="none",
         )
-        assert "qconv2d_dw.comp" in templates
+        assert "quantized/qconv2d_dw.comp" in templates
 
 
 @pytest.mark.parametrize("case", [

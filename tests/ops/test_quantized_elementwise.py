@@ -254,7 +254,7 @@ def test_parameters_of_long_tokens_take_one_kernel(device):
             lambda x: qd.choose_qparams_per_token_asymmetric.default(x, torch.int8),
             (tensor(9, 4096),),
         ) as program:
-            assert dispatches(program) == ["qparams.comp"]
+            assert dispatches(program) == ["quantized/qparams.comp"]
 
 
 BLOCKS = [(1, 64), (1, 32), (1, 1), (4, 16), (4, 1), (8, 64), (2, 64)]

@@ -219,16 +219,17 @@ def test_mixed_products():
 
 
 @pytest.mark.parametrize("rows, float_template, integer_template", [
-    (3, "qmatvec.comp", "qmatvec.comp"), (70, "qmatmul.comp", "qmatmul_int.comp"),
+    (3, "quantized/qmatvec.comp", "quantized/qmatvec.comp"),
+    (70, "quantized/qmatmul.comp", "quantized/qmatmul_int.comp"),
 ])  # fmt: skip
 def test_templates(rows, float_template, integer_template, device):
     """Few rows read the weight once, many go by tiles, where the device is a GPU."""
     if device == "cpu" and context().traits.is_cpu:
-        float_template = integer_template = "qmatvec.comp"
+        float_template = integer_template = "quantized/qmatvec.comp"
     if context().traits.has("cooperative_matrix"):
         float_template, integer_template = (
-            "qmatmul_units.comp",
-            "qmatvec.comp" if rows <= 4 else "qmatmul_units.comp",
+            "quantized/qmatmul_coopmat.comp",
+            "quantized/qmatvec.comp" if rows <= 4 else "quantized/qmatmul_coopmat.comp",
         )
     x, w, s = tensor(rows, 64), weight_codes(12, 64), tensor(12)
     _, templates = run_with_templates(
@@ -317,7 +318,7 @@ def test_weight_larger_than_a_binding():
         have, templates = run_with_templates(
             "et_vk.linear_q4gsw.default", args, constants=(1, 2, 4)
         )
-    assert templates.count("qmatvec.comp") == 4, templates
+    assert templates.count("quantized/qmatvec.comp") == 4, templates
     close(have, x.double() @ grouped(w, s, 32).T + bias.double())
 
 
@@ -355,13 +356,13 @@ def test_matrix_units(monkeypatch, device):
         )
         args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
         have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
-        assert templates == ["qmatmul_units.comp"]
+        assert templates == ["quantized/qmatmul_coopmat.comp"]
         close(have, x.double() @ grouped(w, s, 32).T, dtype)
     x, w, s, bias, (sums, scales) = q8ta_parts(5, 21, 160)
     numbers = q8ta_reference(x, w, s, bias, 0.031, -7)
     args = (x, 0.031, -7, w, sums, scales, 0.5, 5, pad_last(bias, 4), "none")
     have, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
-    assert templates == ["qmatmul_units.comp"]
+    assert templates == ["quantized/qmatmul_coopmat.comp"]
     np.testing.assert_array_equal(have.numpy(), codes_of(numbers, 0.5, 5))
 
 
@@ -395,7 +396,7 @@ def test_forms():
         ):
             form = choose(traits, m, n, words * 32 // bits, bits, words, 0, group, integers, halves)
             own = form.macros
-            if form.template == "qmatvec.comp":
+            if form.template == "quantized/qmatvec.comp":
                 codes = own["WORDS"] * 32 // bits
                 assert own["ROWS"] >= min(m, 8) and (
                     own["ANY_GROUP"] or (words % own["WORDS"] == 0 and group % codes == 0)
@@ -406,7 +407,7 @@ def test_forms():
                     not own["SHARE"]
                     or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
                 )
-            elif form.template == "qmatmul_units.comp":
+            elif form.template == "quantized/qmatmul_coopmat.comp":
                 count += 1
                 subs, segment = own["SUBS_N"] * own["SUBS_K"], 512 // bits
                 assert (

@@ -366,7 +366,7 @@ def test_few_long_rows_are_cut(device):
         )  # kernels_of puts the traits back
         check(cases)
         with program_of(lambda x: x.sum(0), (columns,)) as program:
-            assert dispatches(program) == ["reduce.comp", "reduce.comp"]
+            assert dispatches(program) == ["reduce/reduce.comp", "reduce/reduce.comp"]
 
 
 @pytest.mark.parametrize("device", ["gpu", "plain"])
