@@ -9,7 +9,7 @@ from purevk.frontends.files import ModelFile
 from purevk.graph.executable import Plan, make_plan
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
 
 

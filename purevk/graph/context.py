@@ -13,8 +13,8 @@ from purevk.cache import Cache, default_cache
 from purevk.errors import ShaderCompilerError
 from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
+from purevk.lower.lowering import TEXEL_FORMATS, DeviceTraits
 from purevk.memory_planner import ALIGNMENT
-from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (

@@ -12,9 +12,9 @@ from purevk.graph.executable import Plan
 from purevk.ir import Node, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.printer import to_text
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
-from purevk.ops.expression import Expression
-from purevk.ops.lowering import Dispatch
 from purevk.passes.layout import HOST
 
 _TITLES = {

@@ -20,8 +20,8 @@ from purevk.graph.learning import Learning, Replan
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Dim, Graph, Guard, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import Dispatch, Lowering, Requirement
 from purevk.ops import registry
-from purevk.ops.lowering import Dispatch, Lowering, Requirement
 from purevk.passes.constant import split_constant
 from purevk.passes.layout import Placed, place_values
 from purevk.passes.placement import Segment, on_host, segments

@@ -11,7 +11,7 @@ import numpy as np
 from purevk import api
 from purevk.errors import DeviceError, ShaderCompilerError
 from purevk.graph.kernels import KernelStore
-from purevk.ops.lowering import KernelSpec
+from purevk.lower.lowering import KernelSpec
 
 TEMPLATE = "core/fragment_order.comp"
 ANSWER = f"{TEMPLATE} A B"  # what the cache calls it: it names the operands that are tried

@@ -14,7 +14,7 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.cache_entry import CacheKey
 from purevk.errors import ShaderCompilerError
-from purevk.ops.lowering import DeviceTraits, KernelSpec
+from purevk.lower.lowering import DeviceTraits, KernelSpec
 from purevk.ops.templates import find_template
 from purevk.shader_source import CompileJob, find_include_beside
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from purevk.errors import InputError
 from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import Requirement
 from purevk.ops import registry
-from purevk.ops.lowering import Requirement
 from purevk.passes.layout import HOST
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Node, Size, Value, map_values
+from purevk.lower.copies import packed
+from purevk.lower.lowering import Lowering, Operand
 from purevk.ops import registry
+from purevk.ops.elementwise.pointwise import operator_row
 from purevk.ops.executors import executors, full_name
-from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul import packed
-from purevk.ops.pointwise import operator_row
 from purevk.ops.registry import Kernel, Operator
 from purevk.ops.templates import add_template
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from purevk.ir import Graph, Layout, Node, Value, values_in
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
-from purevk.ops.lowering import DeviceTraits
-from purevk.ops.planes import Places
+from purevk.ops.image_layout import Places
 from purevk.passes.rewrite import Rewriter
 
 HOST = "purevk.host"

@@ -9,8 +9,8 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Symbol, Value
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
-from purevk.ops.lowering import DeviceTraits
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.layout import HOST
 from purevk.passes.rewrite import Rewriter

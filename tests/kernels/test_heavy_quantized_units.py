@@ -16,7 +16,7 @@ from purevk.cache import Cache
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
 from tests.kernels.heavy import ceil_div
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from purevk.ops.attention_choice import Units, choose
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
+from purevk.ops.attention.choice import Units, choose
 from tests.ops.harness import Case, aten, check, tensor
 
 pytestmark = pytest.mark.device

@@ -10,9 +10,10 @@ import pytest
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
-from purevk.ops import convolution_choice, matmul_choice
-from purevk.ops.gpu_tiles import Problem, Tiled, Units, Vector, candidates, choose_gpu
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.gpu_tiles import Problem, Tiled, Units, Vector, candidates, choose_gpu
+from purevk.lower.lowering import DeviceTraits
+from purevk.ops.conv import choice as convolution_choice
+from purevk.ops.matmul import choice as matmul_choice
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 SMALLEST = DeviceTraits(frozenset())  # what every Vulkan device has

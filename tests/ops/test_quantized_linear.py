@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
-from purevk.ops import quantized_linear  # noqa: E402
-from purevk.ops.lowering import DeviceTraits  # noqa: E402
-from purevk.ops.quantized_choice import choose  # noqa: E402
+from purevk.lower.lowering import DeviceTraits  # noqa: E402
+from purevk.ops.quantized import linear as quantized_linear  # noqa: E402
+from purevk.ops.quantized.choice import choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
 from tests.ops.quantized import (  # noqa: E402

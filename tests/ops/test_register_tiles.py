@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from purevk.ops.register_tiles import Tile, choose_tile
+from purevk.lower.register_tiles import Tile, choose_tile
 
 SIZES = (1, 2, 7, 16, 49, 197, 1024)
 

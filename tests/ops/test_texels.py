@@ -13,7 +13,7 @@ from purevk import api
 from purevk.dtypes import DType
 from purevk.graph.context import Context
 from purevk.ir import Layout, TensorType, Value
-from purevk.ops.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.program import Program
 from tests.ops.harness import Case, build, expected_of, tensor
 

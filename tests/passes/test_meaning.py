@@ -16,7 +16,7 @@ from purevk import fallback
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, GuardLog, Node, TensorType, Value
 from purevk.ir.verify import verify
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.constant import split_constant
 from purevk.passes.fuse import fuse_pointwise, to_programs

@@ -36,7 +36,7 @@
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
 //   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from
 //   `at` on.
-// Shared memory, bytes: as ops/convolution_tiles.py counts.
+// Shared memory, bytes: as ops/conv/nchw_tiles.py counts.
 // Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
 #include "core/common.glslh"
 #include "core/math.glslh"

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // One invocation makes one element of the output, or 4 neighbours. The text of a pointwise program
-// comes in as macros, written by ops/pointwise_kernel.py; the defaults add 1 to a float array.
+// comes in as macros, written by lower/pointwise_writer.py; the defaults add 1 to a float array.
 //
 // BUFFERS  declarations of the bindings, b0, b1, ...
 // DECLARE  declarations of sizes, strides and offsets: specialization constants, or words of

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : enable
 // A pointwise program of inputs whose neighbours in memory lie along another dim (K) than those of
 // the output (J): a tile of each goes through shared memory, so that both sides touch memory in the
-// order in which it lies. What surrounds the program is written by ops/transpose_kernel.py.
+// order in which it lies. What surrounds the program is written by lower/transpose.py.
 //
 // An element has ITEM bytes. Shared memory holds words of 4 bytes (8, if ITEM is 8): PER_WORD
 // elements that are neighbours along J; 16 bytes of them are a group. Where they lie is permuted
