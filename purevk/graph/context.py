@@ -155,7 +155,7 @@ def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
     """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no
     compiler; where there is none at all, all kernels come from the cache or a bundle, and the
     answer is yes."""
-    from purevk import shaderc
+    from purevk.shaders import shaderc
 
     if cache.get_tuning(device, extension):
         return True

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from purevk import api, shaderc
+from purevk import api
+from purevk.shaders import shaderc
 
 SENTINEL = 0xC5
 PUSH_WORDS = 32

@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from purevk import api, shaderc
+from purevk import api
+from purevk.shaders import shaderc
 from tests.kernels.harness import PUSH_WORDS, Kernel, Out, device
 from tests.kernels.heavy import ceil_div, close
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from purevk import api, shaderc
+from purevk import api
 from purevk.cache import Cache
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import DeviceTraits
+from purevk.shaders import shaderc
 from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
 from tests.kernels.heavy import ceil_div
 

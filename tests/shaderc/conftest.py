@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from purevk import shaderc
 from purevk.errors import ShaderCompilerError
+from purevk.shaders import shaderc
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from purevk import shaderc
 from purevk.errors import ShaderCompilerError
-from purevk.shaderc import CompileJob
+from purevk.shaders import shaderc
+from purevk.shaders.shaderc import CompileJob
 
 TEMPLATE = """#version 450
 #extension GL_GOOGLE_include_directive : require

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from purevk import shaderc
 from purevk.errors import ShaderCompilerError
+from purevk.shaders import shaderc
 
 SPIRV = b"\x03\x02\x23\x07" + bytes(16)
 
@@ -162,7 +162,7 @@ def test_a_compiler_that_returns_nonsense(alone: Path, monkeypatch: pytest.Monke
 
 
 def test_import_loads_no_library() -> None:
-    code = "import purevk.shaderc, purevk.cache; print(open('/proc/self/maps').read().count('shaderc'))"
+    code = "import purevk.shaders.shaderc, purevk.cache; print(open('/proc/self/maps').read().count('shaderc'))"
     if not Path("/proc/self/maps").exists():
         pytest.skip("no /proc/self/maps here")
     root = Path(__file__).parents[2]

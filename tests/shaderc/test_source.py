@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purevk.errors import ShaderCompilerError
-from purevk.shader_source import CompileJob, expand, find_include, source_files
+from purevk.shaders.source import CompileJob, expand, find_include, source_files
 
 HEAD = "#version 450\n#extension GL_GOOGLE_include_directive : require\n"
 TAIL = "layout(local_size_x = 1) in;\nvoid main() {}\n"

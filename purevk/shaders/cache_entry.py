@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import FileFormatError
-from purevk.shader_source import CompileJob, source_files, text_hash
+from purevk.shaders.source import CompileJob, source_files, text_hash
 
 FORMAT = 1
 """Version of the cache's format and of how keys are made. Entries of another version are not found."""
@@ -45,7 +45,7 @@ class CacheKey:
 
     Attributes:
         template: the template's name.
-        target_env: as in `purevk.shaderc.CompileJob`, like the next two.
+        target_env: as in `purevk.shaders.shaderc.CompileJob`, like the next two.
         macros: sorted (name, text) pairs.
         files: (name, SHA-256) of the template and of every file it includes, the template first.
         format: `FORMAT`.

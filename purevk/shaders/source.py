@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from purevk.errors import ShaderCompilerError
 
-GLSL_FOLDER = Path(__file__).parent / "glsl"
+GLSL_FOLDER = Path(__file__).parents[1] / "glsl"
 
 IncludeFunction = Callable[[str], "tuple[str, str]"]
 Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
