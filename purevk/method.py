@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk.errors import FileFormatError, GraphError, InputError, UnsupportedProgramError
-from purevk.graph.executable import Executable, make_plan
+from purevk.graph.executable import Executable
 from purevk.graph.learning import Replan
 from purevk.inputs import (
     Given,
@@ -27,6 +27,7 @@ from purevk.ir import Bound, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
+from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
     from purevk.program import Program

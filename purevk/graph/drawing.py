@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from purevk.graph.executable import Plan
 from purevk.ir import Node, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.printer import to_text
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
-from purevk.passes.layout import HOST
+from purevk.ops.registry import HOST
+from purevk.schedule.plan import Plan
 
 _TITLES = {
     "load": "once, at load",

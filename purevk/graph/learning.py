@@ -11,10 +11,10 @@ from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Requirement
 from purevk.ops import registry
-from purevk.passes.layout import HOST
+from purevk.ops.registry import HOST
 
 if TYPE_CHECKING:
-    from purevk.graph.executable import Plan
+    from purevk.schedule.plan import Plan
 
 
 class Replan(Exception):

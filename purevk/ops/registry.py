@@ -215,6 +215,7 @@ class UnknownSizes(ShapeError):
         self.types = types
 
 
+HOST = "purevk.host"  # the operator of nodes that the CPU runs
 _rows: dict[str, Operator] = {}
 _in_double: dict[str, Callable[..., Any]] = {}
 _canonical: dict[str, str] = {}

@@ -10,9 +10,8 @@ from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 from purevk.ops.image_layout import Places
+from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
-
-HOST = "purevk.host"
 
 
 @dataclass(frozen=True)
