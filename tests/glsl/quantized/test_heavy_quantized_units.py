@@ -18,8 +18,8 @@ from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import DeviceTraits
 from purevk.shaders import shaderc
-from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
-from tests.kernels.heavy import ceil_div
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device
+from tests.glsl.heavy import ceil_div
 
 ON_UNITS = device().features.cooperative_matrix
 

@@ -10,8 +10,8 @@ import pytest
 
 from purevk import api
 from purevk.shaders import shaderc
-from tests.kernels.harness import PUSH_WORDS, Kernel, Out, device
-from tests.kernels.heavy import ceil_div, close
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device
+from tests.glsl.heavy import ceil_div, close
 
 NAMES = ("TILE_M", "TILE_N", "TILE_K", "SUBGROUP_M", "SUBGROUP_N", "SLICES")
 TILES = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from purevk import api
-from tests.kernels.harness import (
+from tests.glsl.harness import (
     PUSH_WORDS,
     SENTINEL,
     Kernel,

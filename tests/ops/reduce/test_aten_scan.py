@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ops.harness import Case, check, program_of, tensor
-from tests.ops.quantized import kernels_of
+from tests.ops.quantized.harness import kernels_of
 
 pytestmark = pytest.mark.device
 

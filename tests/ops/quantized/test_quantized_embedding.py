@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
-from tests.ops.quantized import kernels_of, pack_high_first, pack_low_first, run  # noqa: E402
+from tests.ops.quantized.harness import kernels_of, pack_high_first, pack_low_first, run  # noqa: E402
 
 
 def pack_2bit(codes: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.kernels.test_rows_math import INF, NAN, evaluate
+from tests.glsl.core.test_rows_math import INF, NAN, evaluate
 
 torch = pytest.importorskip("torch")
 mpmath = pytest.importorskip("mpmath")

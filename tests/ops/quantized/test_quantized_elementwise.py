@@ -11,7 +11,7 @@ import torch.ao.quantization.fx._decomposed  # noqa: E402, F811
 
 from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Case, Recorder, check, context, dispatches, program_of, tensor  # noqa: E402
-from tests.ops.quantized import kernels_of  # noqa: E402
+from tests.ops.quantized.harness import kernels_of  # noqa: E402
 
 qd = torch.ops.quantized_decomposed
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-(2**15), 2**15 - 1)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.harness import Out, bits, subgroup_size
-from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close
+from tests.glsl.harness import Out, bits, subgroup_size
+from tests.glsl.heavy import GLSL, Heavy, Texel, ceil_div, close
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
-from tests.ops.quantized import kernels_of
+from tests.ops.quantized.harness import kernels_of
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
 

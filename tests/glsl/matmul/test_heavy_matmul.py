@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.harness import Out
-from tests.kernels.heavy import (
+from tests.glsl.harness import Out
+from tests.glsl.heavy import (
     GLSL,
     Heavy,
     Texel,

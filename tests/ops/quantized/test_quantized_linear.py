@@ -18,7 +18,7 @@ from purevk.ops.quantized import linear as quantized_linear  # noqa: E402
 from purevk.ops.quantized.choice import choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
-from tests.ops.quantized import (  # noqa: E402
+from tests.ops.quantized.harness import (  # noqa: E402
     codes_of,
     kernels_of,
     pack_high_first,

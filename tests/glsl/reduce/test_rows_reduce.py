@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.harness import Out, run, subgroup_size
+from tests.glsl.harness import Out, run, subgroup_size
 
 torch = pytest.importorskip("torch")
 

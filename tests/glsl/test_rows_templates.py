@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.kernels.harness import compile_template
+from tests.glsl.harness import compile_template
 
 TEMPLATES = [
     "reduce/reduce.comp",
