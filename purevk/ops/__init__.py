@@ -1,4 +1,4 @@
-"""The operators: one row each, one file a family. Importing this package registers them all.
+"""The operators: one row each, one package for each family. Importing this package registers them all.
 
 What a user calls to add operators (docs/extending.md) is here too: `register_executor` for the CPU,
 `register_pointwise` and `register_kernel` for the GPU, `list_registered_ops` to see what there is.

@@ -2,7 +2,7 @@
 double precision.
 
 Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU,
-is. What `purevk.map` makes has double precision by itself (`expression.in_double`).
+is. What `purevk.map` makes has double precision by itself (`lower.expression.in_double`).
 """
 
 from __future__ import annotations
