@@ -24,8 +24,10 @@ from typing import Any
 
 import platformdirs
 
-from purevk import knobs, shaderc
-from purevk.cache_entry import (
+from purevk import knobs
+from purevk.errors import PurevkError
+from purevk.shaders import shaderc
+from purevk.shaders.cache_entry import (
     FORMAT,
     MANIFEST,
     SUFFIX,
@@ -37,8 +39,7 @@ from purevk.cache_entry import (
     pipeline_header_fits,
     unpack,
 )
-from purevk.errors import PurevkError
-from purevk.shader_source import text_hash
+from purevk.shaders.source import text_hash
 
 __all__ = ["Cache", "CacheKey", "CacheStats", "compile_cached", "default_cache"]
 
@@ -480,7 +481,7 @@ def compile_cached(
 
     Args:
         cache: None: `default_cache()`.
-        threads, progress: as `purevk.shaderc.compile_many` takes them; the progress counts only
+        threads, progress: as `purevk.shaders.shaderc.compile_many` takes them; the progress counts only
             what is compiled.
 
     Raises:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
 from purevk.ops import registry  # noqa: E402
-from purevk.passes.layout import HOST  # noqa: E402
+from purevk.ops.registry import HOST  # noqa: E402
 from purevk.passes.pipeline import optimize  # noqa: E402
 from tests.ops.harness import Case, build, context  # noqa: E402
 from tests.ops.samples import Call, calls  # noqa: E402

@@ -85,7 +85,7 @@ if [ "$(cat .venv/.setup 2>/dev/null || true)" != "$wanted" ]; then
 fi
 
 # A shader compiler. purevk loads libshaderc into its own process.
-if ! .venv/bin/python -c 'from purevk import shaderc; shaderc.load()' 2>/dev/null; then
+if ! .venv/bin/python -c 'from purevk.shaders import shaderc; shaderc.load()' 2>/dev/null; then
     command -v apt-get >/dev/null ||
         die 'no libshaderc found: install the Vulkan SDK, or set PUREVK_SHADERC to a libshaderc_shared library'
     missing=()
@@ -96,5 +96,5 @@ if ! .venv/bin/python -c 'from purevk import shaderc; shaderc.load()' 2>/dev/nul
     [ ${#missing[@]} = 0 ] || install_packages 'No libshaderc found' "${missing[@]}"
     say 'Linking libshaderc'
     packaging/link_shaderc.sh
-    .venv/bin/python -c 'from purevk import shaderc; shaderc.load()'
+    .venv/bin/python -c 'from purevk.shaders import shaderc; shaderc.load()'
 fi

@@ -17,7 +17,7 @@ os.environ.setdefault(
     "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
 )
 
-_SWEPT = tuple(Path(__file__).parent / room for room in ("ops", "kernels"))
+_SWEPT = tuple(Path(__file__).parent / room for room in ("ops", "glsl", "lower"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

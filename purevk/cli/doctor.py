@@ -229,8 +229,8 @@ def _works(physical: Any) -> Check:
 
 
 def _compiler() -> Check:
-    from purevk import shaderc
     from purevk.cache import default_cache
+    from purevk.shaders import shaderc
 
     try:
         found = shaderc.load()

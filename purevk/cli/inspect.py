@@ -362,7 +362,9 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
                 row["on"],
                 "  " * row["depth"] + row["operator"],
                 "; ".join(row["results"]),
-                "; ".join(name.removesuffix(".comp") for name in row["templates"])
+                "; ".join(
+                    name.rpartition("/")[2].removesuffix(".comp") for name in row["templates"]
+                )
                 or row["why"]
                 or "none: a view",
                 row["source"],

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from purevk.frontends.files import ModelFile
-from purevk.graph.executable import Plan, make_plan
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
+from purevk.schedule.plan import Plan, make_plan
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ def versions() -> dict[str, str | None]:
 
 def compiler() -> dict[str, Any]:
     """The GLSL compiler: "origin", "version", and "error" where there is none."""
-    from purevk import shaderc
     from purevk.cli.output import error_data
+    from purevk.shaders import shaderc
 
     try:
         found = shaderc.load()

@@ -89,7 +89,8 @@ def _warm(
         specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
         context.kernels.prepare(specs, bar)
         if any(
-            spec.template in ("qmatmul_units.comp", "attention_units.comp") for spec in specs
+            spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
+            for spec in specs
         ):  # chosen where this one ran
             specs.append(fragments.SPEC)
         keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))

@@ -244,11 +244,9 @@ def _as_torch(leaf: Any) -> Any:
     import torch
 
     if isinstance(leaf, np.ndarray):
-        from purevk.dtypes import DType
-        from purevk.fallback import to_torch
-
-        dtype = DType.from_numpy(leaf.dtype) if leaf.dtype.num < 256 else None
-        return torch.from_numpy(leaf.copy()) if dtype is None else to_torch(leaf.copy(), dtype)
+        if leaf.dtype.name == "bfloat16":  # numpy has none of its own
+            return torch.from_numpy(leaf.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(leaf.copy())
     if isinstance(leaf, np.generic):
         return leaf.item()
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

@@ -22,8 +22,8 @@ from purevk.graph.memory import DeviceStore, Place
 from purevk.graph.size_table import SizeTable
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import MAX_PUSH, Dispatch
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
-from purevk.ops.lowering import MAX_PUSH, Dispatch
 
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
 _COPIED = (

@@ -13,8 +13,8 @@ from purevk.cache import Cache, default_cache
 from purevk.errors import ShaderCompilerError
 from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
+from purevk.lower.lowering import TEXEL_FORMATS, DeviceTraits
 from purevk.memory_planner import ALIGNMENT
-from purevk.ops.lowering import TEXEL_FORMATS, DeviceTraits
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (
@@ -155,7 +155,7 @@ def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
     """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no
     compiler; where there is none at all, all kernels come from the cache or a bundle, and the
     answer is yes."""
-    from purevk import shaderc
+    from purevk.shaders import shaderc
 
     if cache.get_tuning(device, extension):
         return True

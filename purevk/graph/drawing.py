@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from purevk.graph.executable import Plan
 from purevk.ir import Node, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.printer import to_text
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
-from purevk.ops.expression import Expression
-from purevk.ops.lowering import Dispatch
-from purevk.passes.layout import HOST
+from purevk.ops.registry import HOST
+from purevk.schedule.plan import Plan
 
 _TITLES = {
     "load": "once, at load",
@@ -263,7 +263,7 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
             f"reads {', '.join(node['constants'][:3])}"
             + (", ..." if len(node["constants"]) > 3 else "")
         )
-    kernels = {name.removesuffix(".comp") for name in node["kernels"]} - {
+    kernels = {name.rpartition("/")[2].removesuffix(".comp") for name in node["kernels"]} - {
         "pointwise",
         *node["operators"],
     }

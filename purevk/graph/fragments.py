@@ -1,4 +1,4 @@
-"""Whether the fragments of a device's matrix units lie as `glsl/fragments.glslh` says. Vulkan does
+"""Whether the fragments of a device's matrix units lie as `glsl/core/fragments.glslh` says. Vulkan does
 not tell: one is tried."""
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 from purevk import api
 from purevk.errors import DeviceError, ShaderCompilerError
 from purevk.graph.kernels import KernelStore
-from purevk.ops.lowering import KernelSpec
+from purevk.lower.lowering import KernelSpec
 
-TEMPLATE = "fragment_order.comp"
+TEMPLATE = "core/fragment_order.comp"
 ANSWER = f"{TEMPLATE} A B"  # what the cache calls it: it names the operands that are tried
 SPEC = KernelSpec(TEMPLATE, (("MATRIX_UNITS", "1"),), (), ("storage",), 32)
 

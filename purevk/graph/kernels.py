@@ -12,11 +12,11 @@ from pathlib import Path
 
 from purevk import api
 from purevk.cache import Cache
-from purevk.cache_entry import CacheKey
 from purevk.errors import ShaderCompilerError
-from purevk.ops.lowering import DeviceTraits, KernelSpec
+from purevk.lower.lowering import DeviceTraits, KernelSpec
 from purevk.ops.templates import find_template
-from purevk.shader_source import CompileJob, find_include_beside
+from purevk.shaders.cache_entry import CacheKey
+from purevk.shaders.source import CompileJob, find_include_beside
 
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 
@@ -150,7 +150,7 @@ class KernelStore:
                 found[short] = data
         self.report.cached += len(found)
         if jobs:
-            from purevk import shaderc
+            from purevk.shaders import shaderc
 
             start = time.perf_counter()
             try:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from purevk.errors import InputError
 from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import Requirement
 from purevk.ops import registry
-from purevk.ops.lowering import Requirement
-from purevk.passes.layout import HOST
+from purevk.ops.registry import HOST
 
 if TYPE_CHECKING:
-    from purevk.graph.executable import Plan
+    from purevk.schedule.plan import Plan
 
 
 class Replan(Exception):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from purevk.graph.executable import Plan
 from purevk.graph.limits import DeviceLimits
 from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.memory_planner import ALIGNMENT, Block
 from purevk.memory_planner import plan as plan_memory
+from purevk.schedule.plan import Plan
 
 
 def kernels_data(plan: Plan) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 
 from purevk.ir import Value
-from purevk.ops.lowering import Dispatch
+from purevk.lower.lowering import Dispatch
 
 
 class Contents:

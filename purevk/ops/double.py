@@ -2,7 +2,7 @@
 double precision.
 
 Speed is no concern here; that the numbers are those of float64, and that nothing goes to the CPU,
-is. What `purevk.map` makes has double precision by itself (`expression.in_double`).
+is. What `purevk.map` makes has double precision by itself (`lower.expression.in_double`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, Value
 from purevk.ir import dims as _dims
-from purevk.ops.convolution import NAME as CONVOLUTION
-from purevk.ops.group_norm import NAME as GROUP_NORM
-from purevk.ops.map_kernel import coordinates, mapped, mapped_over
-from purevk.ops.normalization import NAME as NORM
-from purevk.ops.pooling import NAME as POOL
-from purevk.ops.reduction import NAME as REDUCE
-from purevk.ops.reduction import Reduction
+from purevk.lower.map import coordinates
+from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.image.pool_nd import pooled
+from purevk.ops.image.pooling import NAME as POOL
+from purevk.ops.mapped import mapped, mapped_over
+from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
+from purevk.ops.reduce.normalization import NAME as NORM
+from purevk.ops.reduce.reduction import NAME as REDUCE
+from purevk.ops.reduce.reduction import Reduction
+from purevk.ops.reduce.scan import NAME as SCAN
+from purevk.ops.reduce.softmax import NAME as SOFTMAX
 from purevk.ops.registry import in_double
-from purevk.ops.scan import NAME as SCAN
-from purevk.ops.selection import NAME as SELECT
-from purevk.ops.softmax import NAME as SOFTMAX
-from purevk.ops.sort import NAME as SORT
-from purevk.ops.windows import pooled
+from purevk.ops.sort.selection import NAME as SELECT
+from purevk.ops.sort.sort import NAME as SORT
 
 WIDE = DType.float64
 

@@ -15,11 +15,11 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Node, Size, Value, map_values
+from purevk.lower.copies import packed
+from purevk.lower.lowering import Lowering, Operand
 from purevk.ops import registry
+from purevk.ops.elementwise.pointwise import operator_row
 from purevk.ops.executors import executors, full_name
-from purevk.ops.lowering import Lowering, Operand
-from purevk.ops.matmul import packed
-from purevk.ops.pointwise import operator_row
 from purevk.ops.registry import Kernel, Operator
 from purevk.ops.templates import add_template
 
@@ -102,7 +102,7 @@ def register_pointwise(
         name: "namespace.op" or "namespace.op.overload".
         glsl: the expression. `x`, `y` and `z` are elements of the tensors, which broadcast; other
             names are the numbers of a call; `ACC(c)` is a literal, or a number of the call, in the
-            type that is computed with. The functions of `glsl/math.glslh` (`pv_exp`, `pv_sigmoid`,
+            type that is computed with. The functions of `glsl/core/math.glslh` (`pv_exp`, `pv_sigmoid`,
             ...) may be used. A function gives another text for other arguments: it gets all of them
             by name, and `dtype`, the one that is computed in.
         arguments: the operator's arguments in the order of its schema: `x`, `y`, `z` for tensors

@@ -73,7 +73,7 @@ class Kernel:
         lower: `lower(lowering, node)` emits the dispatches.
         layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in
             memory (outermost first), or None for row-major; `layout_of(value)` is where an argument
-            lies, and it has what `planes.Places` has. None: all results are row-major.
+            lies, and it has what `image_layout.Places` has. None: all results are row-major.
         supports: `supports(node, traits)` returns a reason not to run this node on the device, or
             None.
         epilogue: a pointwise program on the result may be computed by this kernel; the operator
@@ -215,6 +215,7 @@ class UnknownSizes(ShapeError):
         self.types = types
 
 
+HOST = "purevk.host"  # the operator of nodes that the CPU runs
 _rows: dict[str, Operator] = {}
 _in_double: dict[str, Callable[..., Any]] = {}
 _canonical: dict[str, str] = {}
@@ -291,3 +292,27 @@ def is_control(node: Node) -> bool:
 def rows() -> Iterable[Operator]:
     """All rows, sorted by name."""
     return [_rows[name] for name in sorted(_rows)]
+
+
+def row(
+    name: str,
+    shape: Callable[..., Any],
+    expand: Callable[..., Any],
+    *names: str,
+    supports: Any = None,
+) -> None:
+    """Registers an operator that other operators express; `expand` gets the builder, the node, and
+    the arguments. Its results are converted to the node's dtypes, which a file may have chosen
+    (int32 for int64)."""
+
+    def typed(builder: Any, node: Node) -> Any:
+        made = expand(builder, node, *node.args)
+        values = made if isinstance(made, (tuple, list)) else (made,)
+        return tuple(
+            value
+            if value.type.dtype is result.type.dtype
+            else builder.emit("aten._to_copy.default", value, result.type.dtype)
+            for value, result in zip(values, node.results)
+        )
+
+    register(Operator(name, shape, Rewrite(typed, supports), names=names))

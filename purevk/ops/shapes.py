@@ -85,3 +85,8 @@ def pair(values: Sequence[int] | int, count: int = 2) -> tuple[int, ...]:
     """A list of `count` numbers from one or `count` of them."""
     values = (values,) if isinstance(values, int) else tuple(values)
     return values * count if len(values) == 1 else values
+
+
+def is_empty(type: TensorType) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return any(isinstance(size, int) and size == 0 for size in type.dims)

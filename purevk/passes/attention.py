@@ -8,7 +8,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
-from purevk.ops.attention import NAME, head_width_fits
+from purevk.ops.attention.attention import NAME, head_width_fits
 from purevk.passes.rewrite import Rewriter, each_node
 from purevk.passes.simplify import static_value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.ir import Graph, Node, Value
-from purevk.ops.normalization import batch_norm_factors
+from purevk.ops.reduce.normalization import batch_norm_factors
 from purevk.passes.rewrite import Rewriter, each_node, uses
 
 _CONVOLUTION = "aten.convolution.default"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.ir import Graph, Node
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
-from purevk.ops.lowering import DeviceTraits
 from purevk.passes.rewrite import Rewriter
 
 

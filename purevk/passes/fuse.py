@@ -7,9 +7,9 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, Node, Value, values_in
+from purevk.lower.expression import Expression, ExpressionBuilder, literal
 from purevk.ops import registry
-from purevk.ops.expression import Expression, ExpressionBuilder, literal
-from purevk.ops.pointwise import NAME, expression_of
+from purevk.ops.elementwise.pointwise import NAME, expression_of
 from purevk.passes.rewrite import Rewriter, changing, each_node
 from purevk.passes.simplify import static_value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purevk.ir import Graph, Node, Value
-from purevk.ops.matmul import NAME
+from purevk.ops.matmul.matmul import NAME
 from purevk.passes.rewrite import Rewriter, changing
 
 

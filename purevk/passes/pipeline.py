@@ -8,7 +8,7 @@ from pathlib import Path
 from purevk import knobs
 from purevk.ir import Graph
 from purevk.ir.verify import verify
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16

@@ -1,18 +1,13 @@
-"""Which nodes run on the device and which on the CPU, and the segments that follow."""
+"""Which nodes run on the device and which on the CPU."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node, Symbol, Value
+from purevk.ir import Graph, Node
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
-from purevk.ops.lowering import DeviceTraits
+from purevk.ops.registry import HOST
 from purevk.passes.expand import expand_rewrites
-from purevk.passes.layout import HOST
 from purevk.passes.rewrite import Rewriter
 
 # Features that a kernel needs to read and write elements of a type.
@@ -118,111 +113,3 @@ def _stay_on_host(graph: Graph, reasons: dict[Node, str | None]) -> None:
             maker is not None and reasons[maker] for maker in makers
         ):
             reasons[node] = "between nodes on the CPU"
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, or control
-    flow."""
-
-    on_device: bool
-    nodes: tuple[Node, ...]
-
-
-def on_host(node: Node) -> bool:
-    """Whether the host runs a node, or decides what runs."""
-    return node.op == HOST or registry.is_control(node)
-
-
-def segments(
-    graph: Graph,
-    storage_of: Any = lambda value: value,
-    needs: Mapping[Node, Iterable[Symbol]] | None = None,
-) -> tuple[Segment, ...]:
-    """Nodes in as few segments as their dependencies allow: everything that the device can do, then
-    what the CPU can, and so on. Nodes that write in place keep their order against those that touch
-    the same bytes. A node comes in a later segment than what makes the values of the symbols that
-    it needs."""
-    producers = graph.producers()
-    counts = {symbol: producers.get(source.value) for symbol, source in graph.learned.items()}
-    after = {
-        node: {counts[symbol] for symbol in symbols if counts.get(symbol) is not None}
-        for node, symbols in (needs or {}).items()
-    }
-    waits, followers = _dependencies(graph, storage_of, after)
-    pending = {node: len(before) for node, before in waits.items()}
-    done: list[Segment] = []
-    order = {node: at for at, node in enumerate(graph.nodes)}
-    ready = [node for node in graph.nodes if not pending[node]]
-    while ready:
-        batch: list[Node] = []
-        queue = [(order[node], node) for node in ready if not on_host(node)]
-        rest = [node for node in ready if on_host(node)]
-        if queue:
-            heapq.heapify(queue)
-            within: set[Node] = set()
-            while queue:
-                node = heapq.heappop(queue)[1]
-                batch.append(node)
-                within.add(node)
-                for follower in followers[node]:
-                    pending[follower] -= 1
-                    if not pending[follower]:
-                        if on_host(follower) or not within.isdisjoint(after.get(follower, ())):
-                            rest.append(follower)
-                        else:
-                            heapq.heappush(queue, (order[follower], follower))
-            done.append(Segment(True, tuple(batch)))
-            ready = rest
-        else:
-            node = min(rest, key=order.__getitem__)
-            rest.remove(node)
-            done.append(Segment(False, (node,)))
-            for follower in followers[node]:
-                pending[follower] -= 1
-                if not pending[follower]:
-                    rest.append(follower)
-            # Other CPU nodes that are ready run before the device is asked again.
-            hosts = [each for each in rest if on_host(each)]
-            if hosts:
-                later = [each for each in rest if not on_host(each)]
-                for each in sorted(hosts, key=order.__getitem__):
-                    done.append(Segment(False, (each,)))
-                    for follower in followers[each]:
-                        pending[follower] -= 1
-                        if not pending[follower]:
-                            later.append(follower)
-                rest = later
-            ready = rest
-    return tuple(done)
-
-
-def _dependencies(
-    graph: Graph, storage_of: Any, after: Mapping[Node, set[Node]]
-) -> tuple[dict[Node, set[Node]], dict[Node, list[Node]]]:
-    producers = graph.producers()
-    waits: dict[Node, set[Node]] = {node: set(after.get(node, ())) for node in graph.nodes}
-    states = set(graph.states)
-    writer: dict[Value, Node] = {}
-    readers: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        for value in node.inputs:
-            for each in {value, storage_of(value)}:
-                if each in producers:
-                    waits[node].add(producers[each])
-            state = storage_of(value)
-            if state in states:
-                if state in writer:
-                    waits[node].add(writer[state])
-                readers.setdefault(state, []).append(node)
-        for value in registry.mutated(node):
-            state = storage_of(value)
-            waits[node].update(each for each in readers.get(state, []) if each is not node)
-            writer[state] = node
-            readers[state] = []
-        waits[node].discard(node)
-    followers: dict[Node, list[Node]] = {node: [] for node in graph.nodes}
-    for node, before in waits.items():
-        for each in before:
-            followers[each].append(node)
-    return waits, followers

@@ -4,7 +4,7 @@ its input."""
 from __future__ import annotations
 
 from purevk.ir import Graph, Node, Size, Value
-from purevk.ops.pointwise import NAME
+from purevk.ops.elementwise.pointwise import NAME
 from purevk.passes.rewrite import Rewriter, uses
 
 _VIEW = "aten.view.default"

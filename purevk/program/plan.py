@@ -11,12 +11,12 @@ from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.compute_graph import MemoryReport
 from purevk.graph.context import Context, default_context, typical_traits
 from purevk.graph.drawing import GraphDrawing
-from purevk.graph.executable import Plan, make_plan
 from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
 from purevk.ir import Graph, GuardLog
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_inputs
+from purevk.schedule.plan import Plan, make_plan
 
 
 class PlannedProgram:

@@ -18,13 +18,14 @@ from purevk.errors import (
     SizeConstraintError,
     UnsupportedProgramError,
 )
-from purevk.graph.executable import Executable, make_plan
+from purevk.graph.executable import Executable
 from purevk.graph.learning import Replan
 from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_given, describe_inputs, name_of_input
+from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
     from purevk.program.program import Program

@@ -1,10 +1,13 @@
-"""Which way imports run, as docs/architecture.md says."""
+"""Which way imports run, as docs/architecture.md says. The whole graph of imports is read, those inside
+functions included; imports for type checks alone are a graph of their own."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,120 +15,247 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
-# What a room may import of purevk, besides itself and what everyone may.
+# What everyone may import, and what each package may import besides itself.
 EVERYONE = {"errors", "knobs", "dtypes"}
-ROOMS = {
+BELOW = {
+    "errors": set(),
+    "knobs": set(),
+    "dtypes": set(),
+    "progress": set(),
     "pte": set(),
     "ir": set(),
     "memory_planner": set(),
     "api": set(),
-    "shader_source": set(),
-    "shaderc": {"shader_source"},
-    "cache": {"cache_entry", "shader_source", "shaderc"},
-    "cache_entry": {"shader_source", "shaderc"},
-    "ops": {"ir"},
-    "passes": {"ops", "ir"},
+    "shaders": set(),
+    "cache": {"shaders"},
+    "lower": {"ir"},
+    "ops": {"lower", "ir"},
+    "passes": {"ops", "lower", "ir"},
+    "schedule": {"passes", "ops", "lower", "ir"},
     "fallback": {"ops", "ir"},
     "frontends": {"pte", "ops", "ir"},
     "graph": {
-        "passes",
+        "schedule",
         "ops",
+        "lower",
         "ir",
         "memory_planner",
-        "shader_source",
-        "shaderc",
+        "shaders",
         "cache",
-        "cache_entry",
         "api",
         "fallback",
     },
-    "errors": set(),
-    "dtypes": set(),
 }
+# What users hold. These import one another and everything above; the command imports them.
+PROGRAM = {
+    "compiling",
+    "dynamo",
+    "export",
+    "inputs",
+    "method",
+    "planning",
+    "program",
+    "runtime",
+    "state",
+    "submitting",
+}
+COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},
     "ir": {"vulkan", "torch"},
     "memory_planner": {"vulkan", "torch", "numpy"},
+    "lower": {"vulkan", "torch"},
     "ops": {"vulkan", "torch"},
     "passes": {"vulkan", "torch"},
+    "schedule": {"vulkan", "torch"},
+    "shaders": {"vulkan", "torch", "numpy"},
     "api": {"torch"},
     "graph": {"torch"},
 }
+# A device makes objects that know it.
+CIRCLES = [{f"purevk.api.{path.stem}" for path in (PACKAGE / "api").glob("*.py")}]
+# Modules that know one another by their types as well.
+CIRCLES_OF_TYPES = [
+    *CIRCLES,
+    {
+        "purevk.program.method",
+        "purevk.program.program",
+        "purevk.program.state",
+        "purevk.program.variant",
+    },
+    {
+        "purevk.frontends.decompose",
+        "purevk.frontends.exported",
+        "purevk.frontends.higher_order",
+    },
+    {"purevk.graph.control", "purevk.graph.executable"},
+]
+MOST_FILES = 20  # of one folder
 
 
-def _files(room: str) -> list[Path]:
-    single = PACKAGE / f"{room}.py"
-    return [single] if single.exists() else sorted((PACKAGE / room).rglob("*.py"))
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(path: Path) -> set[tuple[str, bool]]:
-    """Modules that a file imports, and whether at the top (rather than inside a function or for
-    type checks alone)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-        for child in ast.walk(node)
+FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in {
+        child.id for child in ast.walk(node.test) if isinstance(child, ast.Name)
     }
-    found: set[tuple[str, bool]] = set()
-    top = set(tree.body)
+
+
+@functools.cache
+def imports(module: str, types: bool) -> frozenset[str]:
+    """What a module imports, at its top and inside functions; `types`: for type checks alone
+    instead."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    for_types = {
+        child for node in ast.walk(tree) if _is_for_types(node) for child in ast.walk(node)
+    }
+    found: set[str] = set()
     for node in ast.walk(tree):
-        if node in typing_only:
+        if (node in for_types) != types:
             continue
         if isinstance(node, ast.Import):
-            found |= {(alias.name, node in top) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module == "purevk":
-                found |= {(f"purevk.{alias.name}", node in top) for alias in node.names}
-            else:
-                found.add((node.module, node in top))
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{module} has a relative import"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in full if name in FILES}
+            found |= modules | ({node.module} if modules != full else set())
+    return frozenset(found)
+
+
+def graph_of(types: bool) -> dict[str, set[str]]:
+    """The modules of purevk that each module imports."""
+    return {
+        module: {
+            other
+            for kind in ((False, True) if types else (False,))
+            for other in imports(module, kind)
+            if other in FILES and other not in ("purevk", module)
+        }
+        for module in FILES
+    }
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """The sets of nodes that reach one another."""
+
+    @functools.cache
+    def reached(start: str) -> frozenset[str]:
+        seen: set[str] = set()
+        todo = list(graph.get(start, ()))
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo += graph.get(node, ())
+        return frozenset(seen)
+
+    found: list[set[str]] = []
+    for node in graph:
+        if node in reached(node) and not any(node in circle for circle in found):
+            found.append({other for other in reached(node) if node in reached(other)})
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_what_they_may(room: str) -> None:
-    allowed = ROOMS[room] | EVERYONE | {room}
-    for path in _files(room):
-        for module, _ in _imports(path):
-            parts = module.split(".")
-            if parts[0] == "purevk" and len(parts) > 1:
-                assert parts[1] in allowed, f"{path.relative_to(ROOT)} imports {module}"
+def grouped(graph: Mapping[str, Iterable[str]], group: Mapping[str, str]) -> dict[str, set[str]]:
+    """The graph of groups of modules; modules without one are left out."""
+    made: dict[str, set[str]] = {name: set() for name in group.values()}
+    for module, others in graph.items():
+        if module in group:
+            made[group[module]] |= {group[other] for other in others if other in group}
+    return {name: others - {name} for name, others in made.items()}
 
 
-@pytest.mark.parametrize("room", FOREIGN)
-def test_rooms_leave_foreign_packages_alone(room: str) -> None:
-    for path in _files(room):
-        for module, top in _imports(path):
-            if module.split(".")[0] in FOREIGN[room]:
-                assert room in ("api",) and not top, f"{path.relative_to(ROOT)} imports {module}"
+@pytest.mark.parametrize("package", BELOW)
+def test_packages_import_only_what_is_below(package: str) -> None:
+    allowed = BELOW[package] | EVERYONE | {package}
+    for module in FILES:
+        if module != "purevk" and package_of(module) == package:
+            for types in (False, True):
+                for other in imports(module, types):
+                    if other.startswith("purevk."):
+                        assert package_of(other) in allowed, f"{module} imports {other}"
 
 
-def test_every_room_is_known() -> None:
-    rooms = {p.stem for p in PACKAGE.glob("*.py")} | {
-        p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()
+def test_the_command_is_on_top() -> None:
+    for module in FILES:
+        if module != "purevk" and package_of(module) not in COMMAND:
+            others = imports(module, False) | imports(module, True)
+            assert not any(
+                other.startswith(tuple(f"purevk.{name}" for name in COMMAND)) for other in others
+            ), module
+
+
+def test_modules_import_in_no_circle() -> None:
+    for circle in circles(graph_of(types=False)):
+        assert any(circle <= known for known in CIRCLES), sorted(circle)
+
+
+def test_types_add_no_other_circle() -> None:
+    for circle in circles(graph_of(types=True)):
+        assert any(circle <= known for known in CIRCLES_OF_TYPES), sorted(circle)
+
+
+def test_packages_import_in_no_circle() -> None:
+    group = {
+        module: "program" if package_of(module) in PROGRAM else package_of(module)
+        for module in FILES
+        if module != "purevk"
     }
-    top = {
-        "__init__",
-        "__main__",
-        "program",
-        "method",
-        "inputs",
-        "compiling",
-        "runtime",
-        "submitting",
-        "state",
-        "cli",
-        "progress",
-        "knobs",
-        "dynamo",
-        "planning",
-        "export",
+    assert circles(grouped(graph_of(types=True), group)) == []
+
+
+def test_families_of_operators_import_in_no_circle() -> None:
+    families = {
+        path.name for path in (PACKAGE / "ops").iterdir() if (path / "__init__.py").exists()
     }
-    assert rooms - set(ROOMS) - top == set(), (
-        "a new room needs its rule here and a line in docs/architecture.md"
+    group = {
+        module: module.split(".")[2]
+        for module in FILES
+        if module.startswith("purevk.ops.") and module.split(".")[2] in families
+    }
+    assert circles(grouped(graph_of(types=True), group)) == []
+
+
+def test_families_of_templates_are_those_of_operators() -> None:
+    families = {path.name for path in (PACKAGE / "ops").iterdir() if path.is_dir()}
+    templates = {path.name for path in (PACKAGE / "glsl").iterdir() if path.is_dir()}
+    assert templates - families == {"core"}
+    assert [path.name for path in (PACKAGE / "glsl").iterdir() if path.is_file()] == [
+        "kernel.glslh"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["*.py", "*.comp", "*.glslh"])
+def test_no_folder_is_crowded(kind: str) -> None:
+    folders = {path.parent for path in PACKAGE.rglob(kind)}
+    for folder in folders - {PACKAGE}:
+        files = [path for path in folder.iterdir() if path.is_file() and path.name != "__init__.py"]
+        assert len(files) <= MOST_FILES, folder
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_packages_leave_foreign_packages_alone(package: str) -> None:
+    for module in FILES:
+        if module != "purevk" and package_of(module) == package:
+            for other in imports(module, False):
+                assert other.split(".")[0] not in FOREIGN[package], f"{module} imports {other}"
+
+
+def test_every_package_is_known() -> None:
+    packages = {package_of(module) for module in FILES if module != "purevk"}
+    assert packages - set(BELOW) - PROGRAM - COMMAND == set(), (
+        "a new package needs its rule here and a line in docs/architecture.md"
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from purevk.cache import CacheKey
-from purevk.shaderc import CompileJob
+from purevk.shaders.shaderc import CompileJob
 
 SOURCE = "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
 

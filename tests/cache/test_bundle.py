@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from purevk import shaderc
 from purevk.cache import Cache, CacheKey, compile_cached
 from purevk.errors import FileFormatError, PurevkError, ShaderCompilerError
-from purevk.shaderc import CompileJob
+from purevk.shaders import shaderc
+from purevk.shaders.shaderc import CompileJob
 
 from .conftest import key_of, spirv_of
 
@@ -143,7 +143,7 @@ WITHOUT = """
 import json, sys
 from pathlib import Path
 from purevk.cache import Cache, compile_cached
-from purevk.shaderc import CompileJob
+from purevk.shaders.shaderc import CompileJob
 cache = Cache(sys.argv[1] or None)
 if sys.argv[2]:
     cache.attach_bundle(sys.argv[2])

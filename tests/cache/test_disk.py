@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from purevk import cache as cache_module
 from purevk.cache import Cache, default_cache
-from purevk.cache_entry import pack, unpack
 from purevk.errors import PurevkError
+from purevk.shaders.cache_entry import pack, unpack
 
 from .conftest import key_of, spirv_of
 

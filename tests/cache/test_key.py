@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from purevk.cache import Cache, CacheKey
-from purevk.cache_entry import FORMAT
-from purevk.shaderc import CompileJob
+from purevk.shaders.cache_entry import FORMAT
+from purevk.shaders.shaderc import CompileJob
 
 from .conftest import key_of, spirv_of
 
@@ -68,7 +68,7 @@ def test_order_of_macros_and_kind_of_include_do_not_count(tmp_path: Path) -> Non
 
 def test_digest_is_the_same_in_another_process() -> None:
     code = (
-        "from purevk.cache import CacheKey; from purevk.shaderc import CompileJob;"
+        "from purevk.cache import CacheKey; from purevk.shaders.shaderc import CompileJob;"
         "print(CacheKey.of(CompileJob('#version 450', 'x', {'b': '1', 'a': '2'})).digest())"
     )
     here = CacheKey.of(CompileJob("#version 450", "x", {"a": "2", "b": "1"})).digest()

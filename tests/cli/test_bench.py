@@ -28,10 +28,10 @@ def test_the_95th_percentile(count: int, at: int) -> None:
 
 def test_a_profile_against_the_limits() -> None:
     timings = [
-        Timing("matmul @ a", "matmul.comp", 2e-3, 1_000_000, 4_000_000_000),
-        Timing("add @ b", "pointwise.comp", 1e-3, 50_000_000, 1_000),
-        Timing("matmul @ c", "matmul.comp", 1e-3, 1_000_000, 1_000_000_000),
-        Timing("copy @ d", "pointwise.comp", 1e-3, 0, 0),
+        Timing("matmul @ a", "matmul/matmul.comp", 2e-3, 1_000_000, 4_000_000_000),
+        Timing("add @ b", "elementwise/pointwise.comp", 1e-3, 50_000_000, 1_000),
+        Timing("matmul @ c", "matmul/matmul.comp", 1e-3, 1_000_000, 1_000_000_000),
+        Timing("copy @ d", "elementwise/pointwise.comp", 1e-3, 0, 0),
     ]
     known = DeviceLimits(bytes_per_second=1e11, flops_per_second=4e12)
     matmul, add, copy = table(timings, "operator", known)
@@ -53,8 +53,8 @@ def test_a_profile_against_the_limits() -> None:
         copy["limit_share"] is None and copy["bound"] is None and copy["bytes_per_second"] is None
     )
     assert [row["label"] for row in table(timings, "template", known)] == [
-        "matmul.comp",
-        "pointwise.comp",
+        "matmul/matmul.comp",
+        "elementwise/pointwise.comp",
     ]
     assert [row["calls"] for row in table(timings, "dispatch", known)] == [1, 1, 1, 1]
     assert table([], "operator", known) == []

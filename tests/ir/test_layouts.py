@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import purevk.ops  # noqa: F401
 from purevk.dtypes import DType
 from purevk.ir import Dim, GuardLog, Layout, Symbol, TensorType, contiguous_strides, dims
-from purevk.ops.views import view_layout
+from purevk.ops.movement.views import view_layout
 
 SIZES = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6, 8]), min_size=0, max_size=4)
 

@@ -107,7 +107,7 @@ def test_a_chain_is_one_dispatch(seed):
     tensors = tuple(tensor(*shape, seed=n) for n, shape in enumerate(SHAPES[seed]))
     fn = chain(100 + seed, len(tensors), 10)
     with program_of(fn, tensors) as program:
-        assert dispatches(program) == ["pointwise.comp"]
+        assert dispatches(program) == ["elementwise/pointwise.comp"]
         torch.testing.assert_close(program.forward(*tensors), fn(*tensors), rtol=2e-5, atol=2e-5)
 
 

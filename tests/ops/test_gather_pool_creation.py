@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.ops.elementwise.test_pointwise import works
 from tests.ops.harness import Case, aten, check, tensor
-from tests.ops.test_pointwise import works
 
 pytestmark = pytest.mark.device
 

@@ -9,7 +9,7 @@ import torch
 
 from purevk.dtypes import DType
 from purevk.ir import TensorType
-from purevk.ops.expression import convert, literal
+from purevk.lower.expression import convert, literal
 from purevk.ops.promotion import float_type, promote_types, result_type
 
 TYPES = list(DType)

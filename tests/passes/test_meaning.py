@@ -16,14 +16,16 @@ from purevk import fallback
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, GuardLog, Node, TensorType, Value
 from purevk.ir.verify import verify
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
+from purevk.ops.registry import HOST
 from purevk.passes.batch_norm import fold_batch_norm
-from purevk.passes.constant import split_constant
 from purevk.passes.fuse import fuse_pointwise, to_programs
-from purevk.passes.layout import HOST, place_values
 from purevk.passes.pipeline import passes
-from purevk.passes.placement import assign_hosts, segments
+from purevk.passes.placement import assign_hosts
 from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_equal
+from purevk.schedule.constants import split_constant
+from purevk.schedule.segments import segments
+from purevk.schedule.storage import place_values
 from tests.ops.harness import Recorder, tensor
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
 from purevk.ir import Node
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes import placement
 
 DATA = Path(__file__).parents[1] / "data" / "pte"

@@ -15,7 +15,7 @@ from purevk import fallback
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import Node, TensorType, Value
-from purevk.ops.lowering import DeviceTraits
+from purevk.lower.lowering import DeviceTraits
 from purevk.passes import placement
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,120 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float. An invocation owns
+// RQ queries.
+//
+// Bindings, parameters and macros: attention_io.glslh. More macros:
+//   SG  subgroup size (8), = local_size_x. The subgroup loads SG keys or values at once and shares
+//   them by shuffles.
+//       1: no subgroup operations; local_size_x is LX (8).
+//   RQ  queries an invocation (1)   WY  subgroups a workgroup (1)
+// Grid: (ceil(S / (LX * RQ * WY)), Hq, B), where LX is SG, or 8 if SG is 1.
+#include "core/common.glslh"
+#ifndef SG
+#define SG 8
+#endif
+#ifndef RQ
+#define RQ 1
+#endif
+#ifndef WY
+#define WY 1
+#endif
+#if SG > 1
+#define LX SG
+#define KEYS SG
+#define LANE int(gl_SubgroupInvocationID)
+#define SHARE(v, i) subgroupShuffle(v, uint(i))
+#else
+#ifndef LX
+#define LX 8
+#endif
+#define KEYS 4
+#endif
+
+#include "attention/attention_io.glslh"
+layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
+
+void main() {
+    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+    int base_q = offset_q + batch * q_batch + head * q_head;
+    int base_k = offset_k + batch * k_batch + key_head * k_head;
+    int base_v = offset_v + batch * v_batch + key_head * v_head;
+    int base_o = offset_o + batch * o_batch + head * o_head;
+    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+    int first = int(gl_WorkGroupID.x * WY + gl_LocalInvocationID.y) * (LX * RQ);
+    int row0 = first + int(gl_LocalInvocationID.x);
+
+    vec4 q[RQ][D4];
+    vec4 acc[RQ][DV4];
+    float highest[RQ], total[RQ];
+    UNROLL for (int r = 0; r < RQ; r++) {
+        UNROLL for (int d = 0; d < D4; d++) q[r][d] = READ4_Q(base_q + min(row0 + r * LX, S - 1) * q_row + 4 * d);
+        UNROLL for (int d = 0; d < DV4; d++) acc[r][d] = vec4(0.0);
+        highest[r] = UNSEEN;
+        total[r] = 0.0;
+    }
+    int keys = T;
+#if CAUSAL
+    keys = min(T, first + LX * RQ + start);
+#endif
+    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+        float score[RQ][KEYS];
+        UNROLL for (int r = 0; r < RQ; r++) {
+            UNROLL for (int i = 0; i < KEYS; i++) score[r][i] = 0.0;
+        }
+#if SG > 1
+        int mine = min(t0 + LANE, T - 1);
+#endif
+        UNROLL for (int d = 0; d < D4; d++) {
+#if SG > 1
+            vec4 loaded = READ4_K(base_k + mine * k_row + 4 * d);
+#endif
+            UNROLL for (int i = 0; i < KEYS; i++) {
+#if SG > 1
+                vec4 key = SHARE(loaded, i);
+#else
+                vec4 key = READ4_K(base_k + min(t0 + i, T - 1) * k_row + 4 * d);
+#endif
+                UNROLL for (int r = 0; r < RQ; r++) score[r][i] += dot(q[r][d], key);
+            }
+        }
+        UNROLL for (int r = 0; r < RQ; r++) {
+            float top = highest[r];
+            UNROLL for (int i = 0; i < KEYS; i++) {
+                score[r][i] = masked_score(score[r][i], base_mask, row0 + r * LX, t0 + i);
+                top = max(top, score[r][i]);
+            }
+            float shrink = weight(highest[r], top);
+            highest[r] = top;
+            total[r] *= shrink;
+            UNROLL for (int i = 0; i < KEYS; i++) {
+                score[r][i] = weight(score[r][i], top);
+                total[r] += score[r][i];
+            }
+            UNROLL for (int d = 0; d < DV4; d++) acc[r][d] *= shrink;
+        }
+        UNROLL for (int d = 0; d < DV4; d++) {
+#if SG > 1
+            vec4 loaded = READ4_V(base_v + mine * v_row + 4 * d);
+#endif
+            UNROLL for (int i = 0; i < KEYS; i++) {
+#if SG > 1
+                vec4 value = SHARE(loaded, i);
+#else
+                vec4 value = READ4_V(base_v + min(t0 + i, T - 1) * v_row + 4 * d);
+#endif
+                UNROLL for (int r = 0; r < RQ; r++) acc[r][d] += score[r][i] * value;
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < RQ; r++) {
+        int row = row0 + r * LX;
+        float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
+        if (row < S) {
+            UNROLL for (int d = 0; d < DV4; d++) {
+                buf_out[(base_o + row * o_row) / 4 + d] = VEC4_OF(T_OUT)(acc[r][d] * over);
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#ifndef MATRIX_UNITS
+#define MATRIX_UNITS 0
+#endif
+#if MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
+// softmax(scale * q k^T + mask) v of halves on matrix units, in one pass with a running maximum:
+// scores, their softmax and the sums are float. Scores and sums stay in a subgroup's fragments,
+// which lie as fragments.glslh says: the device must have been seen to do it so. Then the scores
+// are in their places to be the left operand of the second product.
+//
+// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM a
+// multiple of 16, VALUE_DIM of 8. More macros:
+//   FRAGMENTS_M  of 16 queries, of a subgroup (1)   SUBS  subgroups a workgroup (4)
+//   KEYS  keys a step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
+//   multiples of 32 * SUBS MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices
+//   without matrix units. Any element type.
+// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16)
+// Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
+#include "core/common.glslh"
+#ifndef FRAGMENTS_M
+#define FRAGMENTS_M 1
+#endif
+#ifndef SUBS
+#define SUBS 4
+#endif
+#ifndef KEYS
+#define KEYS 32
+#endif
+
+#include "attention/attention_io.glslh"
+#include "core/fragments.glslh"
+layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#define LOCAL (32 * SUBS)
+layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
+
+// Lines are 8 longer than they need be, so that neighbouring ones lie in different banks.
+#define KEY_LINE (HEAD_DIM + 8)
+#define VALUE_LINE (VALUE_DIM + 8)
+#define TILE_V (KEYS * KEY_LINE)
+#define TILES_SIZE (TILE_V + KEYS * VALUE_LINE)
+#define STEPS_D (HEAD_DIM / 16)
+#define KEYS8 (KEYS / 8)
+#define VALUES8 (VALUE_DIM / 8)
+#define K_SLOTS (KEYS * D4 / LOCAL)
+#define V_SLOTS (KEYS * DV4 / LOCAL)
+
+#if MATRIX_UNITS
+#define SUB int(gl_SubgroupID)
+#define LANE int(gl_SubgroupInvocationID)
+#define LOADED float16_t
+#define LOADED4 f16vec4
+#define LEFT(name) coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> name
+#define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> name
+#define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
+shared float16_t tiles[TILES_SIZE];
+
+// The right operand, 16 x 8, for MULTIPLY: of the keys, whose columns are lines of the tile, or of
+// the values, whose rows are.
+#define RIGHT_KEYS(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+    coopMatLoad(right, tiles, at, KEY_LINE, gl_CooperativeMatrixLayoutColumnMajor)
+#define RIGHT_VALUES(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+    coopMatLoad(right, tiles, at, VALUE_LINE, gl_CooperativeMatrixLayoutRowMajor)
+#define MULTIPLY(sums, left) sums = coopMatMulAdd(left, right, sums)
+#else
+#define SUB int(gl_LocalInvocationIndex / 32u)
+#define LANE int(gl_LocalInvocationIndex % 32u)
+#define LOADED float
+#define LOADED4 vec4
+#define LEFT(name) float name[8]
+#define SUMS(name) float name[4]
+#define CLEAR(sums) sums = float[4](0.0, 0.0, 0.0, 0.0)
+shared float tiles[TILES_SIZE];
+shared float lefts[LOCAL * 8];
+
+#define RIGHT_KEYS(at) ivec3 right = ivec3(at, 1, KEY_LINE)
+#define RIGHT_VALUES(at) ivec3 right = ivec3(at, VALUE_LINE, 1)
+#define MULTIPLY(sums, left) multiply(sums, left, right)
+// Adds the product of a fragment and the numbers of the tiles from right.x on, in steps of y along
+// its rows and z along columns.
+void multiply(inout float sums[4], float left[8], ivec3 right) {
+    barrier();
+    UNROLL for (int i = 0; i < 8; i++) lefts[(SUB * 32 + LANE) * 8 + i] = left[i];
+    barrier();
+    UNROLL for (int i = 0; i < 4; i++) {
+        int row = SUM_ROW(LANE, i), column = SUM_COLUMN(LANE, i);
+        for (int k = 0; k < 16; k++) {
+            float held = lefts[(SUB * 32 + row % 8 * 4 + k % 8 / 2) * 8 + row / 8 * 4 + k / 8 * 2 + k % 2];
+            sums[i] += held * tiles[right.x + k * right.y + column * right.z];
+        }
+    }
+}
+#endif
+
+// Scores are in units of log 2, unless a mask adds numbers, which may be the lowest that there are.
+#if MASK == 1
+#define UNIT 1.0
+#define POWER exp
+#else
+#define UNIT 1.44269504
+#define POWER exp2
+#endif
+
+LOADED4 next_k[K_SLOTS], next_v[V_SLOTS];
+
+void fetch(int base_k, int base_v, int t0) {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int s = 0; s < K_SLOTS; s++) {
+        int at = id + s * LOCAL;
+        next_k[s] = LOADED4(buf_k[(base_k + min(t0 + at / D4, T - 1) * k_row) / 4 + at % D4]);
+    }
+    UNROLL for (int s = 0; s < V_SLOTS; s++) {
+        int at = id + s * LOCAL;
+        next_v[s] = LOADED4(buf_v[(base_v + min(t0 + at / DV4, T - 1) * v_row) / 4 + at % DV4]);
+    }
+}
+
+void put() {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int s = 0; s < K_SLOTS; s++) {
+        int i = id + s * LOCAL, at = (i / D4) * KEY_LINE + (i % D4) * 4;
+        UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_k[s][c];
+    }
+    UNROLL for (int s = 0; s < V_SLOTS; s++) {
+        int i = id + s * LOCAL, at = TILE_V + (i / DV4) * VALUE_LINE + (i % DV4) * 4;
+        UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_v[s][c];
+    }
+}
+
+void main() {
+    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group, lane = LANE;
+    int base_q = offset_q + batch * q_batch + head * q_head;
+    int base_k = offset_k + batch * k_batch + key_head * k_head;
+    int base_v = offset_v + batch * v_batch + key_head * v_head;
+    int base_o = offset_o + batch * o_batch + head * o_head;
+    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+    int first = int(gl_WorkGroupID.x) * (16 * FRAGMENTS_M * SUBS), row0 = first + SUB * (16 * FRAGMENTS_M);
+
+    int keys = T;
+#if CAUSAL
+    keys = min(T, first + 16 * FRAGMENTS_M * SUBS + start);
+#endif
+    fetch(base_k, base_v, 0);
+    LEFT(q[FRAGMENTS_M][STEPS_D]);
+    SUMS(sums[FRAGMENTS_M][VALUES8]);
+    float highest[FRAGMENTS_M][2], total[FRAGMENTS_M][2];
+    UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+        UNROLL for (int d = 0; d < STEPS_D; d++) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                int at = base_q + min(row0 + 16 * m + A_ROW(lane, i), S - 1) * q_row + 16 * d + A_COLUMN(lane, i);
+                LOADED4 quad = LOADED4(buf_q[at / 4]);
+                q[m][d][2 * i] = (lane & 1) == 0 ? quad.x : quad.z;
+                q[m][d][2 * i + 1] = (lane & 1) == 0 ? quad.y : quad.w;
+            }
+        }
+        UNROLL for (int v = 0; v < VALUES8; v++) CLEAR(sums[m][v]);
+        UNROLL for (int h = 0; h < 2; h++) {
+            highest[m][h] = UNSEEN;
+            total[m][h] = 0.0;
+        }
+    }
+    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+        barrier();
+        put();
+        barrier();
+        if (t0 + KEYS < keys) fetch(base_k, base_v, t0 + KEYS);
+        SUMS(scores[FRAGMENTS_M][KEYS8]);
+        UNROLL for (int j = 0; j < KEYS8; j++) {
+            UNROLL for (int m = 0; m < FRAGMENTS_M; m++) CLEAR(scores[m][j]);
+            UNROLL for (int d = 0; d < STEPS_D; d++) {
+                RIGHT_KEYS(8 * j * KEY_LINE + 16 * d);
+                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d]);
+            }
+        }
+        bool plain = MASK == 0 && t0 + KEYS <= T;
+#if CAUSAL
+        plain = plain && t0 + KEYS <= row0 + start + 1;
+#endif
+        UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+            float unit = intBitsToFloat(scale_bits) * UNIT;
+            UNROLL for (int j = 0; j < KEYS8; j++) {
+                if (plain) {
+                    UNROLL for (int i = 0; i < 4; i++) scores[m][j][i] *= unit;
+                } else {
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        int s = row0 + 16 * m + SUM_ROW(lane, i), t = t0 + 8 * j + SUM_COLUMN(lane, i);
+                        scores[m][j][i] = masked_score(scores[m][j][i], base_mask, s, t) * UNIT;
+                    }
+                }
+            }
+            float shrink[2], base[2];
+            UNROLL for (int h = 0; h < 2; h++) {
+                float top = highest[m][h];
+                UNROLL for (int j = 0; j < KEYS8; j++) top = max(top, max(scores[m][j][2 * h], scores[m][j][2 * h + 1]));
+                top = max(top, subgroupShuffleXor(top, 1u));
+                top = max(top, subgroupShuffleXor(top, 2u));
+                base[h] = top == UNSEEN ? 0.0 : top;
+                shrink[h] = POWER(highest[m][h] - base[h]);
+                highest[m][h] = top;
+                total[m][h] *= shrink[h];
+                UNROLL for (int j = 0; j < KEYS8; j++) {
+                    UNROLL for (int e = 0; e < 2; e++) {
+                        float p = POWER(scores[m][j][2 * h + e] - base[h]);
+                        scores[m][j][2 * h + e] = p;
+                        total[m][h] += p;
+                    }
+                }
+            }
+            UNROLL for (int v = 0; v < VALUES8; v++) {
+                UNROLL for (int i = 0; i < 4; i++) sums[m][v][i] *= shrink[i / 2];
+            }
+        }
+        UNROLL for (int j = 0; j < KEYS8 / 2; j++) {
+            LEFT(p[FRAGMENTS_M]);
+            UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+                UNROLL for (int i = 0; i < 4; i++) {
+                    p[m][2 * i] = LOADED(scores[m][2 * j + i % 2][i / 2 * 2]);
+                    p[m][2 * i + 1] = LOADED(scores[m][2 * j + i % 2][i / 2 * 2 + 1]);
+                }
+            }
+            UNROLL for (int v = 0; v < VALUES8; v++) {
+                RIGHT_VALUES(TILE_V + 16 * j * VALUE_LINE + 8 * v);
+                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(sums[m][v], p[m]);
+            }
+        }
+    }
+    // Neighbours hold two columns each of two rows: the even one takes the first row, the odd one
+    // the second.
+    bool odd = (lane & 1) != 0;
+    UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+        int row = row0 + 16 * m + SUM_ROW(lane, 0) + (odd ? 8 : 0);
+        float over[2];
+        UNROLL for (int h = 0; h < 2; h++) {
+            float all = total[m][h] + subgroupShuffleXor(total[m][h], 1u);
+            all += subgroupShuffleXor(all, 2u);
+            over[h] = all == 0.0 ? 0.0 : 1.0 / all;
+        }
+        UNROLL for (int v = 0; v < VALUES8; v++) {
+            vec2 upper = over[0] * vec2(sums[m][v][0], sums[m][v][1]), lower = over[1] * vec2(sums[m][v][2], sums[m][v][3]);
+            vec2 other = odd ? upper : lower;
+            other = vec2(subgroupShuffleXor(other.x, 1u), subgroupShuffleXor(other.y, 1u));
+            if (row < S) {
+                buf_out[(base_o + row * o_row) / 4 + 2 * v + lane % 4 / 2] =
+                    VEC4_OF(T_OUT)(odd ? vec4(other, lower) : vec4(upper, other));
+            }
+        }
+    }
+}

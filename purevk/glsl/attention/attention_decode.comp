@@ -1,0 +1,154 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Attention of few queries over many keys, as in decoding with a cache: a workgroup takes one query
+// of one head, and a part of the keys. Parts of one query are joined by attention_join.comp. LANES
+// invocations side by side read a row of K and the row of V that belongs to it, of KEYS keys at a
+// time, all before the first is used: much is under way from memory.
+//
+// Bindings, parameters and macros: attention_io.glslh. More parameters:
+//   26 splits   27 keys of one split
+// More macros:
+//   LOCAL  local size (128), a multiple of LANES
+//   SHUFFLE 1: lanes add up by subgroup shuffles: subgroups of a multiple of LANES
+//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset p24 on: the weighted sum
+//   of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
+//   attention_join.comp
+// Grid: (S * splits, Hq, B); splits is 1 without SPLIT
+#include "core/common.glslh"
+#ifndef LOCAL
+#define LOCAL 128
+#endif
+#ifndef SHUFFLE
+#define SHUFFLE 0
+#endif
+#ifndef SPLIT
+#define SPLIT 0
+#endif
+
+#include "attention/attention_io.glslh"
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 1
+PARAM_26(splits)
+PARAM_27(split_size)
+#if SPLIT
+layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { vec4 buf_out[]; };
+#else
+layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#endif
+layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
+
+#define LANES 8
+#define SHARES (LOCAL / LANES)
+const int QUADS_K = (D4 + LANES - 1) / LANES, QUADS_V = (DV4 + LANES - 1) / LANES;
+const int KEYS = max(1, min(4, 8 / max(QUADS_K, QUADS_V)));
+
+shared vec4 sums[LOCAL];
+shared vec2 ends[SHARES];
+#if !SHUFFLE
+shared float products[KEYS * LOCAL];
+#endif
+
+void main() {
+    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+#if SPLIT
+    int s = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - s * splits;
+    int first = part * split_size, last = min(T, first + split_size);
+#else
+    int s = int(gl_WorkGroupID.x), first = 0, last = T;
+#endif
+#if CAUSAL
+    last = min(last, s + start + 1);
+#endif
+    int id = int(gl_LocalInvocationIndex), share = id / LANES, lane = id - share * LANES;
+    int base_q = offset_q + batch * q_batch + head * q_head + s * q_row;
+    int base_k = offset_k + batch * k_batch + key_head * k_head + 4 * lane;
+    int base_v = offset_v + batch * v_batch + key_head * v_head + 4 * lane;
+    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+
+    vec4 q[QUADS_K], acc[QUADS_V];
+    UNROLL for (int j = 0; j < QUADS_K; j++) {
+        int quad = lane + j * LANES;
+        q[j] = quad < D4 ? READ4_Q(base_q + 4 * quad) : vec4(0.0);
+    }
+    UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] = vec4(0.0);
+    float highest = UNSEEN, total = 0.0;
+    for (int t0 = first; t0 < last; t0 += KEYS * SHARES) {
+        vec4 k[KEYS * QUADS_K], v[KEYS * QUADS_V];
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            int at = base_k + min(t0 + u * SHARES + share, last - 1) * k_row;
+            UNROLL for (int j = 0; j < QUADS_K; j++) {
+                k[u * QUADS_K + j] = lane + j * LANES < D4 ? READ4_K(at + 4 * j * LANES) : vec4(0.0);
+            }
+        }
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            int at = base_v + min(t0 + u * SHARES + share, last - 1) * v_row;
+            UNROLL for (int j = 0; j < QUADS_V; j++) {
+                v[u * QUADS_V + j] = lane + j * LANES < DV4 ? READ4_V(at + 4 * j * LANES) : vec4(0.0);
+            }
+        }
+        float score[KEYS];
+        float top = highest;
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            float product = 0.0;
+            UNROLL for (int j = 0; j < QUADS_K; j++) product += dot(q[j], k[u * QUADS_K + j]);
+#if SHUFFLE
+            UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) product += subgroupShuffleXor(product, 1u << step);
+            score[u] = product;
+        }
+#else
+            products[u * LOCAL + id] = product;
+        }
+        barrier();
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            score[u] = 0.0;
+            UNROLL for (int i = 0; i < LANES; i++) score[u] += products[u * LOCAL + share * LANES + i];
+        }
+        barrier();
+#endif
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            int t = t0 + u * SHARES + share;
+            score[u] = t < last ? masked_score(score[u], base_mask, s, t) : UNSEEN;
+            top = max(top, score[u]);
+        }
+        float shrink = weight(highest, top);
+        highest = top;
+        total *= shrink;
+        UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] *= shrink;
+        UNROLL for (int u = 0; u < KEYS; u++) {
+            float p = weight(score[u], top);
+            total += p;
+            UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] += p * v[u * QUADS_V + j];
+        }
+    }
+
+    // The shares of the workgroup.
+    if (lane == 0) ends[share] = vec2(highest, total);
+    barrier();
+    float top = UNSEEN;
+    for (int i = 0; i < SHARES; i++) top = max(top, ends[i].x);
+    float shrink = weight(highest, top);
+    total = 0.0;
+    for (int i = 0; i < SHARES; i++) total += weight(ends[i].x, top) * ends[i].y;
+#if SPLIT
+    int row = ((batch * int(gl_NumWorkGroups.y) + head) * S + s) * splits + part;
+    int at = offset_o / 4 + row * (DV4 + 1);
+    if (id == 0) buf_out[at + DV4] = vec4(top, total, 0.0, 0.0);
+#else
+    int at = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4;
+#endif
+    UNROLL for (int j = 0; j < QUADS_V; j++) {
+        sums[id] = acc[j] * shrink;
+        barrier();
+        int quad = id + j * LANES;
+        if (id < LANES && quad < DV4) {
+            vec4 sum = sums[id];
+            for (int i = 1; i < SHARES; i++) sum += sums[i * LANES + id];
+#if SPLIT
+            buf_out[at + quad] = sum;
+#else
+            buf_out[at + quad] = VEC4_OF(T_OUT)(total == 0.0 ? vec4(0.0) : sum / total);
+#endif
+        }
+        barrier();
+    }
+}

@@ -1,0 +1,67 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Joins the shares of attention_decode.comp (SPLIT 1).
+//
+// Bindings: 0 shares, float [B, Hq, S, splits, DV + 4], 1 out.
+// Parameters: 0 S  1 DV, a multiple of 4  2 splits  3, 4, 5 stride of out: batch, head, row
+// (multiples of 4)
+//   6, 7 offset of shares, out in their buffers (0 if unset)
+// Macros: T_OUT. Local size 128; DV is at most 512.
+// Grid: (S, Hq, B)
+#include "core/common.glslh"
+#ifndef T_OUT
+#define T_OUT float
+#endif
+PARAM_0(S)
+PARAM_1(DV)
+PARAM_2(splits)
+PARAM_3(o_batch)
+PARAM_4(o_head)
+PARAM_5(o_row)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_6(offset_shares)
+PARAM_7(offset_o)
+
+layout(set = 0, binding = 0) readonly buffer BufShares { vec4 buf_shares[]; };
+layout(set = 0, binding = 1) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+layout(local_size_x = 128, local_size_y = 1, local_size_z = 1) in;
+
+shared vec4 sums[128];
+shared vec2 ends[128];
+
+#define UNSEEN uintBitsToFloat(0xff800000u)
+
+void main() {
+    // One invocation for each vec4 of the result and every `shares`-th of its parts.
+    int vectors = DV / 4, shares = 128 / vectors, s = int(gl_WorkGroupID.x), id = int(gl_LocalInvocationIndex);
+    int share = id / vectors, column = id - share * vectors;
+    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z);
+    int at = offset_shares / 4 + ((batch * int(gl_NumWorkGroups.y) + head) * S + s) * splits * (vectors + 1);
+    float highest = UNSEEN, total = 0.0;
+    vec4 acc = vec4(0.0);
+    for (int p = share < shares ? share : splits; p < splits; p += shares) {
+        int row = at + p * (vectors + 1);
+        vec4 end = buf_shares[row + vectors], sum = buf_shares[row + column];
+        float top = max(highest, end.x);
+        float kept = highest == UNSEEN ? 0.0 : exp(highest - top), added = end.x == UNSEEN ? 0.0 : exp(end.x - top);
+        highest = top;
+        total = total * kept + end.y * added;
+        acc = acc * kept + sum * added;
+    }
+    sums[id] = acc;
+    ends[id] = vec2(highest, total);
+    barrier();
+    if (share > 0) return;
+    for (int i = 1; i < shares; i++) highest = max(highest, ends[i * vectors + column].x);
+    acc = vec4(0.0);
+    total = 0.0;
+    for (int i = 0; i < shares; i++) {
+        vec2 end = ends[i * vectors + column];
+        float scale = end.x == UNSEEN ? 0.0 : exp(end.x - highest);
+        total += scale * end.y;
+        acc += scale * sums[i * vectors + column];
+    }
+    int to = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4 + column;
+    buf_out[to] = VEC4_OF(T_OUT)(total == 0.0 ? vec4(0.0) : acc / total);
+}

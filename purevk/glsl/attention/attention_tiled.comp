@@ -1,0 +1,215 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float, by tiles in shared
+// memory: for GPUs.
+//
+// Bindings, parameters and macros: attention_io.glslh. More macros:
+//   QUERIES  queries a workgroup (32)   KEYS  keys a step (32)
+//   LANES    invocations that share a query (16), a power of two; KEYS is a multiple of 4 and of
+//   LANES GROUPS   groups of so many (8); QUERIES is a multiple. Each group has QUERIES / GROUPS
+//   queries. SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by
+//   shuffles (0). The subgroup size
+//            is then a multiple of LANES, and the local size one of the subgroup size.
+// Local size LANES * GROUPS.
+// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4) + KEYS * (VALUE_DIM +
+// 4)
+//   + QUERIES * (KEYS + 4)).
+// Grid: (ceil(S / QUERIES), Hq, B)
+#include "core/common.glslh"
+#ifndef QUERIES
+#define QUERIES 32
+#endif
+#ifndef KEYS
+#define KEYS 32
+#endif
+#ifndef LANES
+#define LANES 16
+#endif
+#ifndef GROUPS
+#define GROUPS 8
+#endif
+#ifndef SHUFFLE
+#define SHUFFLE 0
+#endif
+
+#include "attention/attention_io.glslh"
+layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#define LOCAL (LANES * GROUPS)
+layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
+
+// Lines of an odd number of vec4, so that neighbours lie in different banks.
+#define QUERY_LINE (D4 + 1)
+#define KEY_LINE (D4 | 1)
+#define VALUE_LINE (DV4 | 1)
+#define KEYS4 (KEYS / 4)
+#define SCORE_LINE (KEYS4 + 1)
+#define MY_QUERIES (QUERIES / GROUPS)
+#define MY_KEYS (KEYS / LANES)
+// Where a row of values is narrower than the lanes, these share the keys.
+#if DV4 < LANES && LANES % DV4 == 0 && SHUFFLE
+#define COLUMNS DV4
+#else
+#define COLUMNS LANES
+#endif
+#define SHARES (LANES / COLUMNS)
+#define MY_VALUES ((DV4 + COLUMNS - 1) / COLUMNS)
+
+shared vec4 tile_q[QUERIES * QUERY_LINE];
+shared vec4 tile_k[KEYS * KEY_LINE];
+shared vec4 tile_v[KEYS * VALUE_LINE];
+shared vec4 tile_s[QUERIES * SCORE_LINE];
+
+// Waits for the lanes of one group to have written their scores.
+void group_barrier() {
+#if SHUFFLE
+    subgroupMemoryBarrierShared();
+    subgroupBarrier();
+#else
+    barrier();
+#endif
+}
+
+// Keys and values of the next step travel from memory to registers while those at hand are used.
+#define K_SLOTS ((KEYS * D4 + LOCAL - 1) / LOCAL)
+#define V_SLOTS ((KEYS * DV4 + LOCAL - 1) / LOCAL)
+vec4 next_k[K_SLOTS], next_v[V_SLOTS];
+
+void fetch(int base_k, int base_v, int t0) {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int i = 0; i < K_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / D4;
+        next_k[i] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * (at - t * D4));
+    }
+    UNROLL for (int i = 0; i < V_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / DV4;
+        next_v[i] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * (at - t * DV4));
+    }
+}
+
+void put() {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int i = 0; i < K_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / D4;
+        if (at < KEYS * D4) tile_k[t * KEY_LINE + at - t * D4] = next_k[i];
+    }
+    UNROLL for (int i = 0; i < V_SLOTS; i++) {
+        int at = id + i * LOCAL, t = at / DV4;
+        if (at < KEYS * DV4) tile_v[t * VALUE_LINE + at - t * DV4] = next_v[i];
+    }
+}
+
+void main() {
+    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+    int base_q = offset_q + batch * q_batch + head * q_head;
+    int base_k = offset_k + batch * k_batch + key_head * k_head;
+    int base_v = offset_v + batch * v_batch + key_head * v_head;
+    int base_o = offset_o + batch * o_batch + head * o_head;
+    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+    int id = int(gl_LocalInvocationIndex), lane = id % LANES;
+    int row0 = int(gl_WorkGroupID.x) * QUERIES, mine = id / LANES * MY_QUERIES;
+    int column = lane % COLUMNS, share = lane / COLUMNS;
+
+    for (int i = id; i < QUERIES * D4; i += LOCAL) {
+        int r = i / D4, d = i - r * D4;
+        tile_q[r * QUERY_LINE + d] = READ4_Q(base_q + min(row0 + r, S - 1) * q_row + 4 * d);
+    }
+    vec4 acc[MY_QUERIES][MY_VALUES];
+    float highest[MY_QUERIES], total[MY_QUERIES];
+    UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+        UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] = vec4(0.0);
+        highest[r] = UNSEEN;
+        total[r] = 0.0;
+    }
+    int keys = T;
+#if CAUSAL
+    keys = min(T, row0 + QUERIES + start);
+#endif
+    fetch(base_k, base_v, 0);
+    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+        barrier();
+        put();
+        barrier();
+        if (t0 + KEYS < keys) fetch(base_k, base_v, t0 + KEYS);
+        float score[MY_QUERIES][MY_KEYS];
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            UNROLL for (int c = 0; c < MY_KEYS; c++) score[r][c] = 0.0;
+        }
+        for (int d = 0; d < D4; d++) {
+            vec4 key[MY_KEYS];
+            UNROLL for (int c = 0; c < MY_KEYS; c++) key[c] = tile_k[(lane + c * LANES) * KEY_LINE + d];
+            UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+                vec4 query = tile_q[(mine + r) * QUERY_LINE + d];
+                UNROLL for (int c = 0; c < MY_KEYS; c++) score[r][c] += dot(query, key[c]);
+            }
+        }
+        float top[MY_QUERIES];
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            top[r] = highest[r];
+            UNROLL for (int c = 0; c < MY_KEYS; c++) {
+                int t = lane + c * LANES;
+                score[r][c] = masked_score(score[r][c], base_mask, row0 + mine + r, t0 + t);
+#if SHUFFLE
+                top[r] = max(top[r], score[r][c]);
+#else
+                tile_s[(mine + r) * SCORE_LINE + (t >> 2)][t & 3] = score[r][c];
+#endif
+            }
+        }
+#if SHUFFLE
+        UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) {
+            UNROLL for (int r = 0; r < MY_QUERIES; r++) top[r] = max(top[r], subgroupShuffleXor(top[r], uint(LANES / 2 >> step)));
+        }
+#else
+        barrier();
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            vec4 best = vec4(top[r]);
+            for (int t = 0; t < KEYS4; t++) best = max(best, tile_s[(mine + r) * SCORE_LINE + t]);
+            top[r] = max(max(best.x, best.y), max(best.z, best.w));
+        }
+        barrier();
+#endif
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            float shrink = weight(highest[r], top[r]);
+            highest[r] = top[r];
+            total[r] *= shrink;
+            UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] *= shrink;
+            UNROLL for (int c = 0; c < MY_KEYS; c++) {
+                int t = lane + c * LANES;
+                tile_s[(mine + r) * SCORE_LINE + (t >> 2)][t & 3] = weight(score[r][c], top[r]);
+            }
+        }
+        group_barrier();
+        for (int t = share; t < KEYS4; t += SHARES) {
+            vec4 p[MY_QUERIES];
+            UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+                p[r] = tile_s[(mine + r) * SCORE_LINE + t];
+                total[r] += p[r].x + p[r].y + p[r].z + p[r].w;
+            }
+            UNROLL for (int c = 0; c < 4; c++) {
+                UNROLL for (int d = 0; d < MY_VALUES; d++) {
+                    vec4 value = tile_v[(4 * t + c) * VALUE_LINE + min(column + d * COLUMNS, DV4 - 1)];
+                    UNROLL for (int r = 0; r < MY_QUERIES; r++) acc[r][d] += p[r][c] * value;
+                }
+            }
+        }
+    }
+#if SHARES > 1
+    UNROLL for (int step = 0; step < LOG2_OF(LANES / COLUMNS); step++) {
+        UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+            uint other = uint(LANES / 2 >> step);
+            total[r] += subgroupShuffleXor(total[r], other);
+            UNROLL for (int d = 0; d < MY_VALUES; d++) acc[r][d] += subgroupShuffleXor(acc[r][d], other);
+        }
+    }
+#endif
+    UNROLL for (int r = 0; r < MY_QUERIES; r++) {
+        int row = row0 + mine + r;
+        float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
+        UNROLL for (int d = 0; d < MY_VALUES; d++) {
+            int c = column + d * COLUMNS;
+            if (share == 0 && row < S && c < DV4) {
+                buf_out[(base_o + row * o_row) / 4 + c] = VEC4_OF(T_OUT)(acc[r][d] * over);
+            }
+        }
+    }
+}

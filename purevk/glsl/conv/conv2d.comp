@@ -1,0 +1,133 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K
+// runs over the taps and the input channels of a group. Activations are NHWC. A 1-D convolution has
+// H = KH = 1.
+//
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS),
+// then out
+//   [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
+// Parameters:
+//   0 batches  1 H  2 W  3 IC (input channels of one group)  4 OH  5 OW  6 OC (output channels of
+//   one group) 7 elements from one input pixel to the next   8 the same for out
+//   9 row stride of the weight (OC_total, or more if padded)
+//   10 KH  11 KW  12, 13 stride y, x  14, 15 padding before y, x  16, 17 dilation y, x
+//   18, 19, 20, 21 offset of input, weight, out, bias in their buffers (0 if unset)
+// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY; not B_TRANSPOSED) and matmul_io.glslh.
+//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4
+//   == 0 and p8 % 4 == 0; and each the offset.
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
+// all. Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
+#include "core/common.glslh"
+
+PARAM_0(batches)
+PARAM_1(H)
+PARAM_2(W)
+PARAM_3(IC)
+PARAM_4(OH)
+PARAM_5(OW)
+PARAM_6(OC)
+PARAM_7(pixel_a)
+PARAM_8(pixel_o)
+PARAM_9(ldb)
+PARAM_10(KH)
+PARAM_11(KW)
+PARAM_12(stride_y)
+PARAM_13(stride_x)
+PARAM_14(pad_y)
+PARAM_15(pad_x)
+PARAM_16(dilation_y)
+PARAM_17(dilation_x)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_18(offset_a)
+PARAM_19(offset_b)
+PARAM_20(offset_o)
+PARAM_21(offset_bias)
+
+#include "matmul/matmul_io.glslh"
+
+int first_channel;
+
+// `k` is the row of the weight; rows beyond the last input channel of a tap meet a zero of the
+// input.
+vec4 load_b(int k, int n) {
+#if VEC4_A
+    int at = offset_b + k * ldb + first_channel;
+#else
+    int at = offset_b + min(k, KH * KW * IC - 1) * ldb + first_channel;
+#endif
+#if VEC4_B
+    return READ4_B(at + min(n, OC - 4));
+#else
+    int last = OC - 1;
+    return vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                READ_B(at + min(n + 3, last)));
+#endif
+}
+
+// Channels c .. c+3 of the pixel at element `at`, zero outside of the input and beyond the group's
+// channels.
+vec4 load_a(int at, int c, bool inside) {
+#if VEC4_A
+    vec4 v = READ4_A(inside ? at + c : 0);
+    return inside ? v : vec4(0.0);
+#else
+    vec4 v = vec4(0.0);
+    if (inside) {
+        v.x = READ_A(at + c);
+        if (c + 1 < IC) v.y = READ_A(at + c + 1);
+        if (c + 2 < IC) v.z = READ_A(at + c + 2);
+        if (c + 3 < IC) v.w = READ_A(at + c + 3);
+    }
+    return v;
+#endif
+}
+
+#define B_TRANSPOSED 0
+#include "matmul/matmul_tile.glslh"
+
+void main() {
+    int group = int(gl_WorkGroupID.z);
+    first_channel = group * OC;
+    tile_row = TILE_ROW;
+    tile_col = TILE_COL;
+    int M = batches * OH * OW;
+    // Input position and address of tap (0, 0) for each row that this invocation loads.
+    int y0[A_LOADS], x0[A_LOADS], at0[A_LOADS];
+    UNROLL for (int g = 0; g < A_LOADS; g++) {
+        int m = min(A_ROW(g), M - 1);
+        int line = m / OW, image = line / OH;
+        y0[g] = (line - image * OH) * stride_y - pad_y;
+        x0[g] = (m - line * OW) * stride_x - pad_x;
+        at0[g] = ((image * H + y0[g]) * W + x0[g]) * pixel_a + group * IC + offset_a;
+    }
+    tile_clear();
+    for (int ky = 0; ky < KH; ky++) {
+        for (int kx = 0; kx < KW; kx++) {
+            bool inside[A_LOADS];
+            int at[A_LOADS];
+            UNROLL for (int g = 0; g < A_LOADS; g++) {
+                int y = y0[g] + ky * dilation_y, x = x0[g] + kx * dilation_x;
+                inside[g] = y >= 0 && y < H && x >= 0 && x < W;
+                at[g] = at0[g] + (ky * dilation_y * W + kx * dilation_x) * pixel_a;
+            }
+            int k0 = (ky * KW + kx) * IC;
+            for (int c = 0; c < IC; c += 4) {
+                vec4 a[A_LOADS];
+                UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(at[g], c, inside[g]);
+                tile_step(a, k0 + c);
+            }
+        }
+    }
+    UNROLL for (int j = 0; j < TN4; j++) {
+        int n = OUT_COL(j);
+        vec4 bias = bias4(first_channel + n, first_channel + OC);
+        UNROLL for (int i = 0; i < TM; i++) {
+            int m = OUT_ROW(i);
+            if (m >= M || n >= OC) continue;
+            int channel = first_channel + n;
+            store4(acc[i][j] + bias, offset_o + m * pixel_o + channel, 0, m, channel, first_channel + OC);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x
+// of one vec4 of channels.
+//
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW,
+// C],
+//   then what EXTRA_BUFFERS declares.
+// Parameters:
+//   0 batches  1 H  2 W  3 C  4 OH  5 OW  6 elements from one input pixel to the next  7 the same
+//   for out 8 row stride of the weight (C, or more if padded)
+//   9 KH  10 KW  11, 12 stride y, x  13, 14 padding before y, x  15, 16 dilation y, x
+//   17, 18, 19, 20 offset of input, weight, out, bias in their buffers (0 if unset)
+// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C % 4 == 0, and p6, p8, p7 and the
+//   offsets % 4 == 0.
+//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs
+//   dilation x 1, and KW and the x stride as specialization constants.
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
+// Local size is 64 x 1 x 1 (LX). Grid: (ceil(ceil(C / 4) * ceil(OW / PX) / LX), OH, batches)
+#include "core/common.glslh"
+
+PARAM_0(batches)
+PARAM_1(H)
+PARAM_2(W)
+PARAM_3(C)
+PARAM_4(OH)
+PARAM_5(OW)
+PARAM_6(pixel_a)
+PARAM_7(pixel_o)
+PARAM_8(ldb)
+PARAM_9(KH)
+PARAM_10(KW)
+PARAM_11(stride_y)
+PARAM_12(stride_x)
+PARAM_13(pad_y)
+PARAM_14(pad_x)
+PARAM_15(dilation_y)
+PARAM_16(dilation_x)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_17(offset_a)
+PARAM_18(offset_b)
+PARAM_19(offset_o)
+PARAM_20(offset_bias)
+
+#ifndef PX
+#define PX 4
+#endif
+#ifndef LX
+#define LX 64
+#endif
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#include "matmul/matmul_io.glslh"
+
+layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
+
+vec4 load_a(int at, bool inside) {
+    int from = inside ? at : 0;
+#if VEC4_A
+    vec4 v = READ4_A(from);
+#else
+    int last = offset_a + pixel_a * H * W * batches - 1;
+    vec4 v = vec4(READ_A(from), READ_A(min(from + 1, last)), READ_A(min(from + 2, last)), READ_A(min(from + 3, last)));
+#endif
+    return inside ? v : vec4(0.0);
+}
+
+vec4 load_b(int tap, int c) {
+#if VEC4_B
+    return READ4_B(offset_b + tap * ldb + c);
+#else
+    int at = offset_b + tap * ldb, last = C - 1;
+    return vec4(READ_B(at + c), READ_B(at + min(c + 1, last)), READ_B(at + min(c + 2, last)),
+                READ_B(at + min(c + 3, last)));
+#endif
+}
+
+#if WINDOW
+const int COLUMNS = (PX - 1) * stride_x + KW;
+#endif
+
+void main() {
+    int vectors = (C + 3) / 4, blocks = (OW + PX - 1) / PX;
+    int i = int(gl_GlobalInvocationID.x);
+    int block = i / vectors;
+    if (block >= blocks) return;
+    int c = (i - block * vectors) * 4;
+    int oy = int(gl_WorkGroupID.y), image = int(gl_WorkGroupID.z);
+    int ox = block * PX;
+    int y0 = oy * stride_y - pad_y, x0 = ox * stride_x - pad_x;
+    int at0 = ((image * H + y0) * W + x0) * pixel_a + c + offset_a;
+    vec4 acc[PX];
+    UNROLL for (int p = 0; p < PX; p++) acc[p] = vec4(0.0);
+    UNROLL for (int ky = 0; ky < KH; ky++) {
+        int y = y0 + ky * dilation_y;
+        bool row = y >= 0 && y < H;
+        int at = at0 + ky * dilation_y * W * pixel_a;
+#if WINDOW
+        vec4 a[COLUMNS];
+        UNROLL for (int q = 0; q < COLUMNS; q++) a[q] = load_a(at + q * pixel_a, row && x0 + q >= 0 && x0 + q < W);
+        UNROLL for (int kx = 0; kx < KW; kx++) {
+            vec4 w = load_b(ky * KW + kx, c);
+            UNROLL for (int p = 0; p < PX; p++) acc[p] += a[p * stride_x + kx] * w;
+        }
+#else
+        UNROLL for (int kx = 0; kx < KW; kx++) {
+            vec4 w = load_b(ky * KW + kx, c);
+            UNROLL for (int p = 0; p < PX; p++) {
+                int q = p * stride_x + kx * dilation_x;
+                acc[p] += load_a(at + q * pixel_a, row && x0 + q >= 0 && x0 + q < W) * w;
+            }
+        }
+#endif
+    }
+    vec4 bias = bias4(c, C);
+    UNROLL for (int p = 0; p < PX; p++) {
+        int x = ox + p;
+        int m = (image * OH + oy) * OW + x;
+        if (x < OW) store4(acc[p] + bias, offset_o + m * pixel_o + c, 0, m, c, C);
+    }
+}

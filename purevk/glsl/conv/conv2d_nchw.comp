@@ -1,0 +1,201 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// 2-D convolution of few input channels, or of few in each group (one: depthwise), over planes
+// (NCHW): an invocation makes ROWS outputs, one below the other, of EACH channels of a group. What
+// it reads of a channel of the input serves them all.
+//
+// Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense,
+// then what EXTRA_BUFFERS
+//   declares.
+// Parameters (in elements):
+//   0, 1, 2, 3 offset of input, weight, out, bias  4 batches  5 IC (input channels of one group)
+//   6 OC (output channels of one group)  7 OC_total  8 H  9 W  10 OH  11 OW
+//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
+//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
+//   of the column is 1
+// Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
+// matmul_io.glslh.
+//   VEC4_B 1: EACH, OC and p1 are multiples of 4
+//   LAST 1: the result lies channels last
+//   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and p2 are multiples of 4
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
+//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
+// Specialization constant 100: invocations of a workgroup.
+// Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot
+// hold along y.
+#include "core/common.glslh"
+#include "core/math.glslh"
+#ifdef HAS_8BIT
+#extension GL_EXT_shader_8bit_storage : require
+#endif
+
+#ifndef ROWS
+#define ROWS 4
+#endif
+#ifndef EACH
+#define EACH 1
+#endif
+#ifndef T_A
+#define T_A float
+#endif
+#ifndef T_B
+#define T_B float
+#endif
+#ifndef T_BIAS
+#define T_BIAS float
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef VEC4_B
+#define VEC4_B 0
+#endif
+#ifndef BIAS
+#define BIAS 0
+#endif
+#ifndef LAST
+#define LAST 0
+#endif
+#ifndef VEC4_OUT
+#define VEC4_OUT 0
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, at, n) (v)
+#endif
+#ifndef EPILOGUE4
+#define EPILOGUE4(v, at, n) (v)
+#endif
+
+PARAM_0(offset_a)
+PARAM_1(offset_b)
+PARAM_2(offset_o)
+#if BIAS
+PARAM_3(offset_bias)
+#endif
+PARAM_4(batches)
+PARAM_5(IC)
+PARAM_6(OC)
+PARAM_7(channels)
+PARAM_8(H)
+PARAM_9(W)
+PARAM_10(OH)
+PARAM_11(OW)
+layout(constant_id = 12) const int KH = 1;
+layout(constant_id = 13) const int KW = 1;
+layout(constant_id = 14) const int stride_y = 1;
+layout(constant_id = 15) const int stride_x = 1;
+layout(constant_id = 16) const int pad_y = 1;
+layout(constant_id = 17) const int pad_x = 1;
+layout(constant_id = 18) const int dilation_y = 1;
+layout(constant_id = 19) const int dilation_x = 1;
+PARAM_20(image_a)
+PARAM_21(channel_a)
+PARAM_22(row_a)
+
+layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+#if VEC4_B
+layout(set = 0, binding = 1) readonly buffer BufB { VEC4_OF(T_B) buf_b[]; };
+#else
+layout(set = 0, binding = 1) readonly buffer BufB { T_B buf_b[]; };
+#endif
+#if BIAS
+layout(set = 0, binding = 2) readonly buffer BufBias { T_BIAS buf_bias[]; };
+#endif
+#if VEC4_OUT
+layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#else
+layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { T_OUT buf_out[]; };
+#endif
+EXTRA_BUFFERS
+
+layout(local_size_x_id = 100) in;
+
+// Rows of the input that the windows of ROWS outputs span.
+const int SPAN = (ROWS - 1) * stride_y + (KH - 1) * dilation_y + 1;
+// Without padding, only outputs that are not there reach beyond the input.
+const bool PADDED = pad_y > 0 || pad_x > 0;
+
+void main() {
+    int group_size = int(gl_WorkGroupSize.x);
+    int id = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * group_size + int(gl_LocalInvocationIndex);
+    int blocks = (OH + ROWS - 1) / ROWS, parts = channels / EACH;
+    int q = id / OW, ox = id - q * OW, s = q / blocks, oy = (q - s * blocks) * ROWS, image = s / parts;
+    if (image >= batches) return;
+    int first = (s - image * parts) * EACH;
+    int y0 = oy * stride_y - pad_y, x0 = ox * stride_x - pad_x;
+    int column[KW];
+    bool inside[KW];
+    UNROLL for (int k = 0; k < KW; k++) {
+        int x = x0 + k * dilation_x;
+        inside[k] = x >= 0 && x < W;
+        column[k] = clamp(x, 0, W - 1);
+    }
+    float acc[ROWS][EACH];
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int o = 0; o < EACH; o++) acc[r][o] = 0.0;
+    int base = offset_a + image * image_a + first / OC * IC * channel_a;
+    [[dont_unroll]] for (int c = 0; c < IC; c++) {
+        float v[SPAN * KW];
+        UNROLL for (int t = 0; t < SPAN; t++) {
+            int from = base + clamp(y0 + t, 0, H - 1) * row_a;
+            UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = float(buf_a[from + column[k]]);
+        }
+        if (PADDED) {
+            UNROLL for (int t = 0; t < SPAN; t++) {
+                bool row = y0 + t >= 0 && y0 + t < H;
+                UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = row && inside[k] ? v[t * KW + k] : 0.0;
+            }
+        }
+        UNROLL for (int ky = 0; ky < KH; ky++) {
+            UNROLL for (int kx = 0; kx < KW; kx++) {
+                int at = offset_b + ((ky * KW + kx) * IC + c) * channels + first;
+                float w[EACH];
+#if VEC4_B
+                UNROLL for (int o = 0; o < EACH; o += 4) {
+                    vec4 four = vec4(buf_b[(at + o) >> 2]);
+                    w[o] = four.x;
+                    w[o + 1] = four.y;
+                    w[o + 2] = four.z;
+                    w[o + 3] = four.w;
+                }
+#else
+                UNROLL for (int o = 0; o < EACH; o++) w[o] = float(buf_b[at + o]);
+#endif
+                UNROLL for (int r = 0; r < ROWS; r++) {
+                    float a = v[(r * stride_y + ky * dilation_y) * KW + kx];
+                    UNROLL for (int o = 0; o < EACH; o++) acc[r][o] += a * w[o];
+                }
+            }
+        }
+        base += channel_a;
+    }
+#if BIAS
+    UNROLL for (int o = 0; o < EACH; o++) {
+        float bias = float(buf_bias[offset_bias + first + o]);
+        UNROLL for (int r = 0; r < ROWS; r++) acc[r][o] += bias;
+    }
+#endif
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        if (oy + r < OH) {
+#if LAST
+        int from = ((image * OH + oy + r) * OW + ox) * channels + first;
+        const int step = 1;
+#else
+        int step = OH * OW, from = ((image * channels + first) * OH + oy + r) * OW + ox;
+#endif
+#if VEC4_OUT
+        UNROLL for (int o = 0; o < EACH; o += 4) {
+            vec4 v = vec4(acc[r][o], acc[r][o + 1], acc[r][o + 2], acc[r][o + 3]);
+            buf_out[(offset_o + from + o) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, (from + o), (first + o)));
+        }
+#else
+        UNROLL for (int o = 0; o < EACH; o++) {
+            int at = from + o * step, n = first + o;
+            buf_out[offset_o + at] = T_OUT(EPILOGUE(acc[r][o], at, n));
+        }
+#endif
+        }
+    }
+}

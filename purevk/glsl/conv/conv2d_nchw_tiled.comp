@@ -1,0 +1,405 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// 2-D convolution over planes (NCHW) by tiles in shared memory: for GPUs, and many channels or
+// groups of some.
+//
+// A workgroup makes OUTS * GROUPS_O columns (output channels) of GROUPS_Y x GROUPS_X places, an
+// invocation OUTS columns of BLOCKS places, each 4 neighbours along x. It goes over the input
+// channels in steps of DEPTH; the part of a channel that the windows of the workgroup cover lies in
+// shared memory once for all taps, and an invocation reads what its windows cover of it once: with
+// 2 blocks 24 words for the 576 products of a channel and 3 x 3 taps, and 72 of weights.
+//
+// Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups]
+// (if BIAS), then out,
+//   dense planes, then what EXTRA_BUFFERS declares.
+// Parameters (in elements):
+//   0, 1, 2, 3 offset of input, weight, out, bias  4 IC (input channels of one group)  5 columns of
+//   one group 6 columns of all groups  7 H  8 W  9 OH  10 OW  11 tiles of places along x
+//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
+//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
+//   of the column is 1
+// Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides
+// DEPTH); T_A, T_B,
+//   T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
+//   AHEAD 1: what a step takes from memory is read during the step before, which takes registers.
+//   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the
+//   other. VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.
+//   VEC4_B 1: p1, p5 and p6 are, and the channels of each pixel of a spread.
+//   VEC4_OUT 1: p2 and p10 are multiples of 4.
+//   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of
+//   so many of the result.
+//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only,
+//     VEC4_B 1.
+//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) p10 is a multiple of 8; neighbours of a subgroup exchange what
+//   they store, so that
+//     it is whole sectors of memory.
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
+//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from
+//   `at` on.
+// Shared memory, bytes: as ops/conv/nchw_tiles.py counts.
+// Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
+#include "core/common.glslh"
+#include "core/math.glslh"
+#ifdef HAS_8BIT
+#extension GL_EXT_shader_8bit_storage : require
+#endif
+
+#ifndef OUTS
+#define OUTS 8
+#endif
+#ifndef GROUPS_O
+#define GROUPS_O 8
+#endif
+#ifndef GROUPS_X
+#define GROUPS_X 16
+#endif
+#ifndef GROUPS_Y
+#define GROUPS_Y 1
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2
+#endif
+#ifndef DEPTH
+#define DEPTH 8
+#endif
+#ifndef UNROLLED
+#define UNROLLED 1
+#endif
+#ifndef PAIRS
+#define PAIRS 0
+#endif
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+#ifndef ALONG_X
+#define ALONG_X 0
+#endif
+#ifndef SPREAD_Y
+#define SPREAD_Y 1
+#endif
+#ifndef SPREAD_X
+#define SPREAD_X 1
+#endif
+#ifndef T_A
+#define T_A float
+#endif
+#ifndef T_B
+#define T_B float
+#endif
+#ifndef T_BIAS
+#define T_BIAS float
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef VEC4_A
+#define VEC4_A 0
+#endif
+#ifndef VEC4_B
+#define VEC4_B 0
+#endif
+#ifndef VEC4_OUT
+#define VEC4_OUT 0
+#endif
+#ifndef BIAS
+#define BIAS 0
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, at, n) (v)
+#endif
+#ifndef EPILOGUE4
+#define EPILOGUE4(v, at, n) (v)
+#endif
+
+#define PLACES (GROUPS_X * GROUPS_Y)
+#define LOCAL (PLACES * GROUPS_O)
+#define TILE_O (OUTS * GROUPS_O)
+#define PHASES (SPREAD_Y * SPREAD_X)
+#define BLOCKS_X (ALONG_X != 0 ? BLOCKS : 1)
+#define BLOCKS_Y (ALONG_X != 0 ? 1 : BLOCKS)
+
+PARAM_0(offset_a)
+PARAM_1(offset_b)
+PARAM_2(offset_o)
+#if BIAS
+PARAM_3(offset_bias)
+#endif
+PARAM_4(IC)
+PARAM_5(columns)
+PARAM_6(all_columns)
+PARAM_7(H)
+PARAM_8(W)
+PARAM_9(OH)
+PARAM_10(OW)
+PARAM_11(tiles_x)
+layout(constant_id = 12) const int KH = 1;
+layout(constant_id = 13) const int KW = 1;
+layout(constant_id = 14) const int stride_y = 1;
+layout(constant_id = 15) const int stride_x = 1;
+layout(constant_id = 16) const int pad_y = 1;
+layout(constant_id = 17) const int pad_x = 1;
+layout(constant_id = 18) const int dilation_y = 1;
+layout(constant_id = 19) const int dilation_x = 1;
+PARAM_20(image_a)
+PARAM_21(channel_a)
+PARAM_22(row_a)
+
+#if VEC4_A
+layout(set = 0, binding = 0) readonly buffer BufA { VEC4_OF(T_A) buf_a[]; };
+#else
+layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+#endif
+#if VEC4_B
+layout(set = 0, binding = 1) readonly buffer BufB { VEC4_OF(T_B) buf_b[]; };
+#else
+layout(set = 0, binding = 1) readonly buffer BufB { T_B buf_b[]; };
+#endif
+#if BIAS
+layout(set = 0, binding = 2) readonly buffer BufBias { T_BIAS buf_bias[]; };
+#endif
+#if VEC4_OUT
+layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#else
+layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { T_OUT buf_out[]; };
+#endif
+EXTRA_BUFFERS
+
+layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
+
+const int TAPS = KH * KW;
+// The tile begins LEAD columns before the first window, so that it begins at a multiple of 4.
+const int LEAD = VEC4_A != 0 ? (4 - pad_x % 4) % 4 : 0;
+const int TILE_W4 = ((4 * GROUPS_X * BLOCKS_X - 1) * stride_x + (KW - 1) * dilation_x + 1 + LEAD + 3) / 4;
+const int SPAN_Y = (KH - 1) * dilation_y + 1, SPAN_X = 3 * stride_x + (KW - 1) * dilation_x + 1;
+const int TILE_H = (GROUPS_Y * BLOCKS_Y - 1) * stride_y + SPAN_Y;
+// Lines that the windows of an invocation cover, and vec4 of each.
+const int LINES = ALONG_X != 0 ? BLOCKS * SPAN_Y : (BLOCKS - 1) * stride_y + SPAN_Y;
+const int QUADS = (LEAD + SPAN_X + 3) / 4;
+#if VEC4_A
+const int A_COUNT = DEPTH * TILE_H * TILE_W4;
+#else
+const int A_COUNT = DEPTH * TILE_H * TILE_W4 * 4;
+#endif
+#if VEC4_B
+const int B_COUNT = DEPTH * TAPS * TILE_O / 4;
+#else
+const int B_COUNT = DEPTH * TAPS * TILE_O;
+#endif
+const int A_SLOTS = (A_COUNT + LOCAL - 1) / LOCAL, B_SLOTS = (B_COUNT + LOCAL - 1) / LOCAL;
+
+shared vec4 tile_a[DEPTH * TILE_H * TILE_W4];
+shared vec4 tile_b[DEPTH * TAPS * TILE_O / 4];
+
+vec4 acc[BLOCKS][OUTS];
+
+#if VEC4_A
+vec4 next_a[A_SLOTS];
+#else
+float next_a[A_SLOTS];
+#endif
+#if VEC4_B
+vec4 next_b[B_SLOTS];
+#else
+float next_b[B_SLOTS];
+#endif
+
+// Reads channels from c0 on of the input, from row y0 and column x0 on; what is outside is 0.
+void fetch_a(int base, int c0, int y0, int x0) {
+    UNROLL for (int s = 0; s < A_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_A
+        int line = i / TILE_W4, x = x0 + (i - line * TILE_W4) * 4;
+        next_a[s] = vec4(0.0);
+#else
+        int line = i / (TILE_W4 * 4), x = x0 + i - line * (TILE_W4 * 4);
+        next_a[s] = 0.0;
+#endif
+        int c = line / TILE_H, y = y0 + line - c * TILE_H;
+        if (i < A_COUNT && c0 + c < IC && y >= 0 && y < H && x >= 0 && x < W) {
+            int at = base + (c0 + c) * channel_a + y * row_a + x;
+#if VEC4_A
+            next_a[s] = vec4(buf_a[at >> 2]);
+#else
+            next_a[s] = float(buf_a[at]);
+#endif
+        }
+    }
+}
+
+// Reads the weights of these channels: of columns from `first` on in a group, which begins at
+// `group`.
+void fetch_b(int c0, int group, int first) {
+    UNROLL for (int s = 0; s < B_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_B
+        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4), c = line / TAPS, tap = line - c * TAPS;
+        int channels = columns / PHASES, phase = j % PHASES, n = first / PHASES + j / PHASES * 4;
+        next_b[s] = vec4(0.0);
+        if (i < B_COUNT && c0 + c < IC && n < channels) {
+            next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n) >> 2]);
+        }
+#else
+        int line = i / TILE_O, n = first + i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
+        next_b[s] = 0.0;
+        if (i < B_COUNT && c0 + c < IC && n < columns) {
+            next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + n]);
+        }
+#endif
+    }
+}
+
+// Writes what was read to shared memory; phases of a channel become neighbours.
+void put_tiles() {
+    UNROLL for (int s = 0; s < A_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_A
+        if (i < A_COUNT) tile_a[i] = next_a[s];
+#else
+        if (i < A_COUNT) tile_a[i >> 2][i & 3] = next_a[s];
+#endif
+    }
+    UNROLL for (int s = 0; s < B_SLOTS; s++) {
+        int i = int(gl_LocalInvocationIndex) + s * LOCAL;
+#if VEC4_B && PHASES > 1
+        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4);
+        int at = line * TILE_O + j / PHASES * 4 * PHASES + j % PHASES;
+        if (i < B_COUNT) {
+            UNROLL for (int e = 0; e < 4; e++) tile_b[(at + e * PHASES) >> 2][(at + e * PHASES) & 3] = next_b[s][e];
+        }
+#elif VEC4_B
+        if (i < B_COUNT) tile_b[i] = next_b[s];
+#else
+        if (i < B_COUNT) tile_b[i >> 2][i & 3] = next_b[s];
+#endif
+    }
+}
+
+// Adds the products of one channel of the tiles: `from` is where the windows begin in it, `b` where
+// its weights do.
+void step(int from, int b) {
+    float v[LINES * SPAN_X];
+    UNROLL for (int l = 0; l < LINES; l++) {
+#if ALONG_X
+        int at = from + l % SPAN_Y * TILE_W4 + l / SPAN_Y * GROUPS_X * stride_x;
+#else
+        int at = from + l * TILE_W4;
+#endif
+        UNROLL for (int q = 0; q < QUADS; q++) {
+            if (4 * q >= LEAD && 4 * q + 4 <= LEAD + SPAN_X) {
+                vec4 four = tile_a[at + q];
+                UNROLL for (int e = 0; e < 4; e++) v[l * SPAN_X + 4 * q + e - LEAD] = four[e];
+            } else {
+                UNROLL for (int e = 0; e < 4; e++) {
+                    int k = 4 * q + e - LEAD;
+                    if (k >= 0 && k < SPAN_X) v[l * SPAN_X + k] = tile_a[at + q][e];
+                }
+            }
+        }
+    }
+    UNROLL for (int ky = 0; ky < KH; ky++) {
+        UNROLL for (int kx = 0; kx < KW; kx++) {
+            vec4 w[OUTS / 4];
+            UNROLL for (int o = 0; o < OUTS / 4; o++) w[o] = tile_b[b + (ky * KW + kx) * (TILE_O / 4) + o];
+            UNROLL for (int k = 0; k < BLOCKS; k++) {
+                int l = (ALONG_X != 0 ? k * SPAN_Y : k * stride_y) + ky * dilation_y, at = l * SPAN_X + kx * dilation_x;
+                vec4 a = vec4(v[at], v[at + stride_x], v[at + 2 * stride_x], v[at + 3 * stride_x]);
+                UNROLL for (int o = 0; o < OUTS; o++) acc[k][o] += w[o >> 2][o & 3] * a;
+            }
+        }
+    }
+}
+
+// Stores 4 neighbours from element `at` on, of which `count` are there.
+void put(vec4 v, int at, int n, int count) {
+#if VEC4_OUT
+    buf_out[(offset_o + at) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, at, n));
+#else
+    UNROLL for (int e = 0; e < 4; e++) {
+        if (e < count) buf_out[offset_o + at + e] = T_OUT(EPILOGUE(v[e], (at + e), n));
+    }
+#endif
+}
+
+void main() {
+#if PAIRS
+    int id = int(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID);
+#else
+    int id = int(gl_LocalInvocationIndex);
+#endif
+    int place = id % PLACES, tx = place % GROUPS_X, ty = place / GROUPS_X, to = id / PLACES;
+    int tile = int(gl_WorkGroupID.x), tile_y = tile / tiles_x, image = int(gl_WorkGroupID.z);
+    int x0 = (tile - tile_y * tiles_x) * (4 * GROUPS_X * BLOCKS_X), y0 = tile_y * (GROUPS_Y * BLOCKS_Y);
+    int tiles_o = (columns + TILE_O - 1) / TILE_O, group = int(gl_WorkGroupID.y) / tiles_o;
+    int first = (int(gl_WorkGroupID.y) - group * tiles_o) * TILE_O;
+    int base = offset_a + image * image_a + group * IC * channel_a;
+    int from = ty * BLOCKS_Y * stride_y * TILE_W4 + tx * stride_x;
+    UNROLL for (int k = 0; k < BLOCKS; k++) {
+        UNROLL for (int o = 0; o < OUTS; o++) acc[k][o] = vec4(0.0);
+    }
+    int from_y = y0 * stride_y - pad_y, from_x = x0 * stride_x - pad_x - LEAD;
+#if AHEAD
+    fetch_a(base, 0, from_y, from_x);
+    fetch_b(0, group * columns, first);
+#endif
+    [[dont_unroll]] for (int c0 = 0; c0 < IC; c0 += DEPTH) {
+#if !AHEAD
+        fetch_a(base, c0, from_y, from_x);
+        fetch_b(c0, group * columns, first);
+#endif
+        barrier();
+        put_tiles();
+        barrier();
+#if AHEAD
+        if (c0 + DEPTH < IC) {
+            fetch_a(base, c0 + DEPTH, from_y, from_x);
+            fetch_b(c0 + DEPTH, group * columns, first);
+        }
+#endif
+        [[dont_unroll]] for (int c = 0; c < DEPTH; c += UNROLLED) {
+            UNROLL for (int u = 0; u < UNROLLED; u++) {
+                step(from + (c + u) * TILE_H * TILE_W4, (c + u) * TAPS * (TILE_O / 4) + to * (OUTS / 4));
+            }
+        }
+    }
+    int channels = columns / PHASES, all = all_columns / PHASES;
+    UNROLL for (int o = 0; o < OUTS; o += SPREAD_X) {
+        int column = first + to * OUTS + o, n = column / PHASES, dy = (column - n * PHASES) / SPREAD_X;
+        bool there = n < channels;
+        n += group * channels;
+        float bias[SPREAD_X];
+        UNROLL for (int d = 0; d < SPREAD_X; d++) {
+#if BIAS
+            bias[d] = float(buf_bias[offset_bias + min((dy * SPREAD_X + d) * all + n, all_columns - 1)]);
+#else
+            bias[d] = 0.0;
+#endif
+        }
+        UNROLL for (int k = 0; k < BLOCKS; k++) {
+            int x = x0 + (tx + (ALONG_X != 0 ? k * GROUPS_X : 0)) * 4, y = y0 + ty * BLOCKS_Y + (ALONG_X != 0 ? 0 : k);
+            int at = ((image * all + n) * OH * SPREAD_Y + y * SPREAD_Y + dy) * OW * SPREAD_X + x * SPREAD_X;
+            float line[4 * SPREAD_X];
+            UNROLL for (int d = 0; d < SPREAD_X; d++) {
+                UNROLL for (int e = 0; e < 4; e++) line[e * SPREAD_X + d] = acc[k][o + d][e] + bias[d];
+            }
+#if PAIRS
+            vec4 low = vec4(line[0], line[1], line[2], line[3]), high = vec4(line[4], line[5], line[6], line[7]);
+            bool odd = (tx & 1) != 0;
+            vec4 other = subgroupShuffleXor(odd ? low : high, 1u);
+            if (there && x < OW && y < OH) {
+                put(odd ? other : low, odd ? at - 4 : at, n, 4);
+                put(odd ? high : other, odd ? at + 4 : at + 8, n, 4);
+            }
+#else
+            if (there && x < OW && y < OH) {
+                UNROLL for (int d = 0; d < SPREAD_X; d++) {
+                    vec4 v = vec4(line[4 * d], line[4 * d + 1], line[4 * d + 2], line[4 * d + 3]);
+                    put(v, at + 4 * d, n, (OW - x) * SPREAD_X - 4 * d);
+                }
+            }
+#endif
+        }
+    }
+}

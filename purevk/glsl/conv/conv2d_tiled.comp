@@ -1,0 +1,172 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
+// 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Activations are NHWC.
+//
+// Bindings and parameters 0 to 21: as conv2d.comp. With SPLIT_K also:
+//   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a
+//   multiple of 4)
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
+// matmul_io.glslh;
+//   VEC4_* as in conv2d.comp.
+//   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without
+//   bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is
+//   OC).
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
+// all. Local size: LOCAL of matmul_sizes.glslh.
+// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z =
+// group * splits + split)
+#include "core/common.glslh"
+#include "matmul/matmul_sizes.glslh"
+
+PARAM_0(batches)
+PARAM_1(H)
+PARAM_2(W)
+PARAM_3(IC)
+PARAM_4(OH)
+PARAM_5(OW)
+PARAM_6(OC)
+PARAM_7(pixel_a)
+PARAM_8(pixel_o)
+PARAM_9(ldb)
+PARAM_10(KH)
+PARAM_11(KW)
+PARAM_12(stride_y)
+PARAM_13(stride_x)
+PARAM_14(pad_y)
+PARAM_15(pad_x)
+PARAM_16(dilation_y)
+PARAM_17(dilation_x)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_18(offset_a)
+PARAM_19(offset_b)
+PARAM_20(offset_o)
+PARAM_21(offset_bias)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 1
+PARAM_22(splits)
+PARAM_23(split_size)
+
+#include "matmul/matmul_io.glslh"
+
+int first_channel, base_o, pitch, k_last;
+// For the rows that this invocation loads: position and address of tap (0, 0); and the tap and
+// channel at hand.
+int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
+int tap_y, tap_x, tap_at, channel;
+bool tap_there;
+
+// The input channels of a tap, padded to a multiple of 4, so that 4 neighbours along K belong to
+// one tap.
+int padded_channels() {
+#if VEC4_A
+    return IC;
+#else
+    return (IC + 3) & ~3;
+#endif
+}
+
+void a_row(int slot, int m) {
+    m = min(m, batches * OH * OW - 1);
+    int line = m / OW, image = line / OH;
+    row_y[slot] = (line - image * OH) * stride_y - pad_y;
+    row_x[slot] = (m - line * OW) * stride_x - pad_x;
+    row_at[slot] += ((image * H + row_y[slot]) * W + row_x[slot]) * pixel_a;
+}
+
+void a_column(int k) {
+    int padded = padded_channels(), tap = k / padded, ky = tap / KW;
+    channel = k - tap * padded;
+    tap_y = ky * dilation_y;
+    tap_x = (tap - ky * KW) * dilation_x;
+    tap_at = (tap_y * W + tap_x) * pixel_a + channel;
+    tap_there = k < k_last;
+}
+
+LOADED4 a_load(int slot) {
+    LOADED4 v = LOADED4(0.0);
+    int y = row_y[slot] + tap_y, x = row_x[slot] + tap_x, at = row_at[slot] + tap_at;
+    if (tap_there && y >= 0 && y < H && x >= 0 && x < W) {
+#if VEC4_A
+        v = LOADED4(RAW4_A(at));
+#else
+        v.x = LOADED(READ_A(at));
+        if (channel + 1 < IC) v.y = LOADED(READ_A(at + 1));
+        if (channel + 2 < IC) v.z = LOADED(READ_A(at + 2));
+        if (channel + 3 < IC) v.w = LOADED(READ_A(at + 3));
+#endif
+    }
+    return v;
+}
+
+LOADED4 load_b(int k, int n) {
+    LOADED4 v = LOADED4(0.0);
+#if VEC4_A
+    int row = k;
+    bool there = k < k_last;
+#else
+    int padded = padded_channels(), tap = k / padded, c = k - tap * padded, row = tap * IC + c;
+    bool there = k < k_last && c < IC;
+#endif
+    if (there) {
+        int at = offset_b + row * ldb + first_channel;
+#if VEC4_B
+        v = LOADED4(RAW4_B(at + min(n, OC - 4)));
+#else
+        int last = OC - 1;
+        v = LOADED4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                    READ_B(at + min(n + 3, last)));
+#endif
+    }
+    return v;
+}
+
+int tile_rows() {
+    return batches * OH * OW;
+}
+
+int tile_columns() {
+    return OC;
+}
+
+vec4 tile_bias(int n) {
+    return bias4(first_channel + n, first_channel + OC);
+}
+
+void tile_store(int m, int n, vec4 v) {
+    store4(v, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
+}
+
+#define B_TRANSPOSED 0
+#if MATRIX_UNITS
+#include "matmul/matmul_coopmat.glslh"
+#else
+#include "matmul/matmul_shared.glslh"
+#endif
+
+void main() {
+    int z = int(gl_WorkGroupID.z), k_first = 0;
+    k_last = KH * KW * padded_channels();
+#if SPLIT_K
+    int group = z / splits, part = z - group * splits;
+    k_first = part * split_size;
+    k_last = min(k_last, k_first + split_size);
+#else
+    int group = z;
+#endif
+    first_channel = group * OC;
+    UNROLL for (int s = 0; s < A_SLOTS; s++) row_at[s] = offset_a + group * IC;
+#if SPLIT_K
+    int groups = int(gl_NumWorkGroups.z) / splits;
+    base_o = offset_o + (part * groups + group) * tile_rows() * OC;
+    pitch = OC;
+#else
+    base_o = offset_o + first_channel;
+    pitch = pixel_o;
+#endif
+    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
+}

@@ -1,0 +1,49 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#ifndef MATRIX_UNITS
+#define MATRIX_UNITS 0
+#endif
+#if MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
+// Multiplies A, 16 x 16, by B, 16 x 8: both made element by element, and the sums stored so, as
+// fragments.glslh says that they lie. Out is the product only where that is so. MATRIX_UNITS 0: the
+// product, step by step.
+//
+// Binding: 0 out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
+// Grid: (1). The subgroup has 32 invocations.
+#include "core/common.glslh"
+#include "core/fragments.glslh"
+
+layout(local_size_x = 32, local_size_y = 1, local_size_z = 1) in;
+layout(set = 0, binding = 0) writeonly buffer BufOut { float buf_out[]; };
+
+float a_at(int m, int k) { return float((7 * m + 13 * k) % 17 - 8); }
+float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }
+
+void main() {
+    int lane = int(gl_LocalInvocationIndex);
+#if MATRIX_UNITS
+    coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
+    UNROLL for (int i = 0; i < 4; i++) {
+        a[2 * i] = float16_t(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
+        a[2 * i + 1] = float16_t(a_at(A_ROW(lane, i), A_COLUMN(lane, i) + 1));
+    }
+    coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> b;
+    UNROLL for (int i = 0; i < 4; i++) b[i] = float16_t(b_at(B_ROW(lane, i), B_COLUMN(lane)));
+    coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> sums =
+        coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0);
+    sums = coopMatMulAdd(a, b, sums);
+#endif
+    UNROLL for (int i = 0; i < 4; i++) {
+        int m = SUM_ROW(lane, i), n = SUM_COLUMN(lane, i);
+#if MATRIX_UNITS
+        float sum = a.length() == 8 && b.length() == 4 && sums.length() == 4 ? sums[i] : 0.0;
+#else
+        float sum = 0.0;
+        for (int k = 0; k < 16; k++) sum += a_at(m, k) * b_at(k, n);
+#endif
+        buf_out[m * 8 + n] = sum;
+    }
+}

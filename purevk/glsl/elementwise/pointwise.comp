@@ -1,0 +1,46 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// One invocation makes one element of the output, or 4 neighbours. The text of a pointwise program
+// comes in as macros, written by lower/pointwise_writer.py; the defaults add 1 to a float array.
+//
+// BUFFERS  declarations of the bindings, b0, b1, ...
+// DECLARE  declarations of sizes, strides and offsets: specialization constants, or words of
+// `push`. BODY     statements; `id` is the number of the invocation.
+// Parameters: 0 invocations with work; the words after it belong to DECLARE.
+// Specialization constant 100: invocations of a workgroup.
+// Grid: workgroups along x, and along y what x cannot hold.
+#include "core/common.glslh"
+#ifdef HAS_8BIT
+#extension GL_EXT_shader_8bit_storage : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
+#endif
+#ifdef HAS_16BIT
+#extension GL_EXT_shader_16bit_storage : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : enable
+#endif
+#ifdef HAS_INT64
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#endif
+#include "core/math.glslh"
+
+layout(local_size_x_id = 100) in;
+
+#ifndef BUFFERS
+#define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { float b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { float b1[]; };
+#endif
+#ifndef DECLARE
+#define DECLARE
+#endif
+#ifndef BODY
+#define BODY b1[id] = b0[id] + 1.0;
+#endif
+
+BUFFERS
+DECLARE
+
+void main() {
+    uint id = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    if (id < uint(push.p[0])) {
+        BODY
+    }
+}

@@ -1,0 +1,231 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Max pooling (with or without indices) and average pooling over windows of H x W; 1-D is H = 1.
+//
+// Bindings: 0 x, 1 out, 2 indices (if INDICES), then what EXTRA_BUFFERS declares.
+// Parameters (in elements):
+//   0 offset of x  1 offset of out  2 number of outputs (N * C * OH * OW)  3 C  4 H  5 W  6 OH  7
+//   OW 8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W; unused if
+//   ADAPTIVE) 16, 17, 18, 19 strides of n, h, w, c in x  20, 21, 22, 23 the same in out and in the
+//   indices 24 divisor (if AVERAGE; 0: the number of elements)  25 offset of the indices
+//   26 and above are free for EXTRA_BUFFERS.
+// Macros:
+//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and
+//   conversions TEXEL_X 1        x is a uniform texel buffer: rows.glslh
+//   AVERAGE 0        maximum; LOWEST is the least value of ACC; NaN wins, as in torch. Padding is
+//   not looked at AVERAGE 1        average; COUNT_INCLUDE_PAD 1 counts the padding
+//   INDICES 1        h * W + w of the maximum, as T_INDEX through TO_INDEX(v)
+//   ADAPTIVE 1       window i of OH covers floor(i * H / OH) .. ceil((i + 1) * H / OH)
+//   CHANNELS_LAST 1  neighbouring invocations make neighbouring channels; 0: neighbouring columns
+//   VEC4 1           (CHANNELS_LAST) four channels an invocation: strides of c are 1; C, other
+//   strides and offsets are
+//                    multiples of 4
+//   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small
+//   windows on GPUs. Parameters
+//                    8 to 15 are specialization constants
+//   EPILOGUE(v, at)  at: the output's element index without the offset
+// ceil_mode is in OH and OW.
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups /
+// 65535), 1).
+#undef ROW_PER_INVOCATION
+#define ROW_PER_INVOCATION 1
+#include "core/rows.glslh"
+#include "core/math.glslh"
+
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
+#endif
+#ifndef AVERAGE
+#define AVERAGE 0
+#endif
+#ifndef LOWEST
+#define LOWEST -PV_INF
+#endif
+#ifndef COUNT_INCLUDE_PAD
+#define COUNT_INCLUDE_PAD 1
+#endif
+#ifndef INDICES
+#define INDICES 0
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef TO_INDEX
+#define TO_INDEX(v) T_INDEX(v)
+#endif
+#ifndef ADAPTIVE
+#define ADAPTIVE 0
+#endif
+#ifndef CHANNELS_LAST
+#define CHANNELS_LAST 1
+#endif
+#ifndef UNROLLED
+#define UNROLLED 0
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, at) (v)
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(outputs)
+PARAM_3(C)
+PARAM_4(H)
+PARAM_5(W)
+PARAM_6(OH)
+PARAM_7(OW)
+#if !ADAPTIVE
+PARAM_8(kernel_h)
+PARAM_9(kernel_w)
+PARAM_10(stride_h)
+PARAM_11(stride_w)
+PARAM_12(pad_h)
+PARAM_13(pad_w)
+PARAM_14(dilation_h)
+PARAM_15(dilation_w)
+#endif
+PARAM_16(x_n)
+PARAM_17(x_h)
+PARAM_18(x_w)
+PARAM_19(x_c)
+PARAM_20(out_n)
+PARAM_21(out_h)
+PARAM_22(out_w)
+PARAM_23(out_c)
+#if AVERAGE
+PARAM_24(divisor)
+#endif
+#if INDICES
+PARAM_25(index_offset)
+#endif
+
+#if VEC4
+layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#define EACH 4
+#else
+layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+#define EACH 1
+#endif
+#if INDICES
+layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
+#endif
+EXTRA_BUFFERS
+
+#if !AVERAGE
+bool wins(float v, float best) { return v > best || pv_isnan(v); }
+bool wins(int v, int best) { return v > best; }
+#if HAS_INT64
+bool wins(int64_t v, int64_t best) { return v > best; }
+#endif
+#endif
+
+void main() {
+    for (int i = ROW_FIRST * EACH; i < outputs; i += ROW_STEP * EACH) {
+#if CHANNELS_LAST
+        int q = i / C, c = i - q * C, p = q / OW, ow = q - p * OW, n = p / OH, oh = p - n * OH;
+#else
+        int q = i / OW, ow = i - q * OW, p = q / OH, oh = q - p * OH, n = p / C, c = p - n * C;
+#endif
+        // The window is h0, h0 + step_h, ... below h1, without the padding.
+#if ADAPTIVE
+        const int step_h = 1, step_w = 1;
+        int h0 = oh * H / OH, h1 = ((oh + 1) * H + OH - 1) / OH;
+        int w0 = ow * W / OW, w1 = ((ow + 1) * W + OW - 1) / OW;
+        int count = (h1 - h0) * (w1 - w0);
+#else
+        int step_h = dilation_h, step_w = dilation_w;
+        int h0 = oh * stride_h - pad_h, w0 = ow * stride_w - pad_w;
+        int h1 = h0 + (kernel_h - 1) * step_h + 1, w1 = w0 + (kernel_w - 1) * step_w + 1;
+#if AVERAGE && COUNT_INCLUDE_PAD
+        int count = (min(h1, H + pad_h) - h0) * (min(w1, W + pad_w) - w0);
+#endif
+        if (h0 < 0) h0 += (-h0 + step_h - 1) / step_h * step_h;
+        if (w0 < 0) w0 += (-w0 + step_w - 1) / step_w * step_w;
+        h1 = min(h1, H);
+        w1 = min(w1, W);
+#if AVERAGE && !COUNT_INCLUDE_PAD
+        int count = max(h1 - h0, 0) * max(w1 - w0, 0);
+#endif
+#endif
+        int base = x_offset + n * x_n + c * x_c;
+        ACC best[EACH];
+#if INDICES
+        int where[EACH];
+#endif
+        UNROLL for (int j = 0; j < EACH; j++) {
+#if AVERAGE
+            best[j] = ACC(0);
+#else
+            best[j] = ACC(LOWEST);
+#endif
+#if INDICES
+            where[j] = h0 * W + w0;
+#endif
+        }
+#if VEC4
+#define LOADED X4
+#define LOAD READ4_X
+#define ELEMENT(j) FROM_X(v[j])
+#else
+#define LOADED ACC
+#define LOAD(i) FROM_X(READ_X(i))
+#define ELEMENT(j) v
+#endif
+#if UNROLLED
+        UNROLL for (int kh = 0; kh < kernel_h; kh++) {
+            UNROLL for (int kw = 0; kw < kernel_w; kw++) {
+                int h = oh * stride_h - pad_h + kh * dilation_h, w = ow * stride_w - pad_w + kw * dilation_w;
+                bool inside = h >= 0 && h < H && w >= 0 && w < W;
+                LOADED v = LOAD(base + clamp(h, 0, H - 1) * x_h + clamp(w, 0, W - 1) * x_w);
+#else
+        for (int h = h0; h < h1; h += step_h) {
+            for (int w = w0; w < w1; w += step_w) {
+                const bool inside = true;
+                LOADED v = LOAD(base + h * x_h + w * x_w);
+#endif
+                UNROLL for (int j = 0; j < EACH; j++) {
+                    ACC e = ELEMENT(j);
+#if AVERAGE
+                    best[j] += inside ? e : ACC(0);
+#else
+                    bool better = inside && wins(e, best[j]);
+                    best[j] = better ? e : best[j];
+#if INDICES
+                    where[j] = better ? h * W + w : where[j];
+#endif
+#endif
+                }
+            }
+        }
+#if AVERAGE
+        int by = divisor != 0 ? divisor : count;
+        UNROLL for (int j = 0; j < EACH; j++) best[j] = best[j] / ACC(by);
+#endif
+        int at = n * out_n + oh * out_h + ow * out_w + c * out_c;
+#if VEC4
+        buf_out[(out_offset + at) >> 2] =
+            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(best[0], (at)), EPILOGUE(best[1], (at + 1)), EPILOGUE(best[2], (at + 2)),
+                                 EPILOGUE(best[3], (at + 3))));
+#else
+        buf_out[out_offset + at] = TO_OUT(EPILOGUE(best[0], at));
+#endif
+#if INDICES
+        UNROLL for (int j = 0; j < EACH; j++) buf_index[index_offset + at + j] = TO_INDEX(where[j]);
+#endif
+    }
+}

@@ -1,0 +1,176 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Pooling as pool.comp, over small windows of planes (NCHW): an invocation makes ROWS outputs, one
+// below the other, of a column. Their windows share rows of the input, of which each is read once
+// and reduced to one element.
+//
+// Bindings: 0 x, 1 out, 2 indices (if INDICES).
+// Parameters (in elements):
+//   0 offset of x  1 offset of out  2 planes (N * C)  3 C  4 H  5 W  6 OH  7 OW
+//   8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W), specialization
+//   constants only 16, 17, 18 strides of n, c, h in x; that of w is 1. The results are dense
+//   19 divisor (if AVERAGE; 0: the number of elements)  20 offset of the indices
+// Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES,
+// T_INDEX, TO_INDEX(v) as
+//   in pool.comp.
+// Every window must meet the input. Grid: invocations = N * C * ceil(OH / ROWS) * OW, as for
+// pool.comp.
+#undef ROW_PER_INVOCATION
+#define ROW_PER_INVOCATION 1
+#include "core/rows.glslh"
+#include "core/math.glslh"
+
+#ifndef ROWS
+#define ROWS 4
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef AVERAGE
+#define AVERAGE 0
+#endif
+#ifndef LOWEST
+#define LOWEST -PV_INF
+#endif
+#ifndef COUNT_INCLUDE_PAD
+#define COUNT_INCLUDE_PAD 1
+#endif
+#ifndef INDICES
+#define INDICES 0
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef TO_INDEX
+#define TO_INDEX(v) T_INDEX(v)
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(planes)
+PARAM_3(C)
+PARAM_4(H)
+PARAM_5(W)
+PARAM_6(OH)
+PARAM_7(OW)
+layout(constant_id = 8) const int kernel_h = 1;
+layout(constant_id = 9) const int kernel_w = 1;
+layout(constant_id = 10) const int stride_h = 1;
+layout(constant_id = 11) const int stride_w = 1;
+layout(constant_id = 12) const int pad_h = 1;
+layout(constant_id = 13) const int pad_w = 1;
+layout(constant_id = 14) const int dilation_h = 1;
+layout(constant_id = 15) const int dilation_w = 1;
+PARAM_16(x_n)
+PARAM_17(x_c)
+PARAM_18(x_h)
+#if AVERAGE
+PARAM_19(divisor)
+#endif
+#if INDICES
+PARAM_20(index_offset)
+layout(set = 0, binding = 2) writeonly buffer BufIndex { T_INDEX buf_index[]; };
+#endif
+layout(set = 0, binding = 1) writeonly buffer BufOut { T_OUT buf_out[]; };
+
+// Rows of the input that the windows of ROWS outputs span.
+const int SPAN = (ROWS - 1) * stride_h + (kernel_h - 1) * dilation_h + 1;
+// Where the window's elements are neighbours, one beyond an end is as good as the one at the end,
+// which is in the window.
+const bool CLAMPED = AVERAGE == 0 && dilation_h == 1 && dilation_w == 1;
+
+#if !AVERAGE
+bool wins(float v, float best) { return v > best || pv_isnan(v); }
+bool wins(int v, int best) { return v > best; }
+#if HAS_INT64
+bool wins(int64_t v, int64_t best) { return v > best; }
+#endif
+#endif
+
+// The first of the window's places from `from` on that is not before the input.
+int first_inside(int from, int dilation) { return from < 0 ? from + (dilation - 1 - from) / dilation * dilation : from; }
+
+void main() {
+    int id = FLAT_ID, blocks = (OH + ROWS - 1) / ROWS;
+    int q = id / OW, ow = id - q * OW, plane = q / blocks, oh = (q - plane * blocks) * ROWS;
+    if (plane >= planes) return;
+    int n = plane / C, c = plane - n * C;
+    int base = x_offset + n * x_n + c * x_c;
+    int h0 = oh * stride_h - pad_h, w0 = ow * stride_w - pad_w;
+    int column[kernel_w];
+    UNROLL for (int k = 0; k < kernel_w; k++) column[k] = clamp(w0 + k * dilation_w, 0, W - 1);
+    ACC line[SPAN];
+#if INDICES
+    int at[SPAN];
+#endif
+    UNROLL for (int t = 0; t < SPAN; t++) {
+        int y = h0 + t, from = base + clamp(y, 0, H - 1) * x_h;
+        ACC v[kernel_w];
+        UNROLL for (int k = 0; k < kernel_w; k++) v[k] = FROM_X(READ_X(from + column[k]));
+#if AVERAGE
+        line[t] = ACC(0);
+#else
+        line[t] = ACC(LOWEST);
+#endif
+#if INDICES
+        at[t] = first_inside(w0, dilation_w);
+#endif
+        UNROLL for (int k = 0; k < kernel_w; k++) {
+            int x = w0 + k * dilation_w;
+            bool inside = CLAMPED || (y >= 0 && y < H && x >= 0 && x < W);
+#if AVERAGE
+            line[t] += inside ? v[k] : ACC(0);
+#else
+            bool better = inside && wins(v[k], line[t]);
+            line[t] = better ? v[k] : line[t];
+#if INDICES
+            at[t] = better ? column[k] : at[t];
+#endif
+#endif
+        }
+    }
+    int to = (plane * OH + oh) * OW + ow;
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        int h = h0 + r * stride_h;
+        ACC best = line[r * stride_h];
+#if INDICES
+        int where = clamp(first_inside(h, dilation_h), 0, H - 1) * W + at[r * stride_h];
+#endif
+        UNROLL for (int k = 1; k < kernel_h; k++) {
+            int t = r * stride_h + k * dilation_h;
+#if AVERAGE
+            best += line[t];
+#else
+            bool better = wins(line[t], best);
+            best = better ? line[t] : best;
+#if INDICES
+            where = better ? clamp(h0 + t, 0, H - 1) * W + at[t] : where;
+#endif
+#endif
+        }
+#if AVERAGE
+        int h1 = h + (kernel_h - 1) * dilation_h + 1, w1 = w0 + (kernel_w - 1) * dilation_w + 1;
+#if COUNT_INCLUDE_PAD
+        int count = (min(h1, H + pad_h) - h) * (min(w1, W + pad_w) - w0);
+#else
+        int count = max(min(h1, H) - max(h, 0), 0) * max(min(w1, W) - max(w0, 0), 0);
+#endif
+        best = best / ACC(divisor != 0 ? divisor : count);
+#endif
+        if (oh + r < OH) {
+            buf_out[out_offset + to + r * OW] = TO_OUT(best);
+#if INDICES
+            buf_index[index_offset + to + r * OW] = TO_INDEX(where);
+#endif
+        }
+    }
+}

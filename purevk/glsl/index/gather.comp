@@ -1,0 +1,293 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), i =
+// (i3, i2, i1, i0)
+//
+// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that
+// indexes x directly has a stride in x and 0 in the index tensors; a dim of the (broadcast) index
+// tensors has 0 in x and strides in those that have it. embedding(table [R, E], idx [I]): dims i1 =
+// I, i0 = E; x strides (i1: 0, i0: 1); index strides (1, 0), size_0 = R, step_0 = E.
+//
+// wrap_k(i): i + size_k if i < 0, then clamped to 0 .. size_k - 1, so that nothing outside x is
+// read.
+//
+// Bindings: 0 x, 1 .. INDICES the index tensors, then out, then what EXTRA_BUFFERS declares.
+// Parameters (in elements; out is dense; dim 0 is its innermost):
+//   0 offset of x  1 offset of out  2 number of outputs  3, 4, 5 sizes of the dims 0, 1, 2  6, 7,
+//   8, 9 strides of x and for index tensor k, from 10 + 7 k on: offset, size_k, step_k, strides of
+//   the dims 0, 1, 2, 3 32 and above (of the fourth index tensor) are specialization constants
+//   only. What INDICES leaves unused is free for EXTRA_BUFFERS.
+// Macros:
+//   DIMS 1..4, INDICES 1..4
+//   T_X, T_OUT      element types. Without ACC, elements are copied
+//   ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v), EPILOGUE(v, o)  with ACC, they are converted to it and
+//   the epilogue applies TEXEL_X 1       x is a uniform texel buffer: rows.glslh
+//   T_INDEX         int, int64_t, ... of the index tensors
+//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read:
+//   needs no 64-bit
+//                   integers, and takes indices beyond 32 bits for what their low words say.
+//                   Offsets and strides stay those of the int64 elements
+//   PLACES n        without ACC: places of an invocation (1), a workgroup's width apart
+//   PARTS n         without ACC: parts of x that are read one after the other (1), of 2^PART
+//   elements each: what is picked from
+//                   a part then finds it in a cache
+//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its
+//   size, all other x
+//                   strides, steps and both offsets are multiples of 4
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535),
+// ceil(groups / 65535), 1).
+#undef ROW_PER_INVOCATION
+#define ROW_PER_INVOCATION 1
+#include "core/rows.glslh"
+
+#ifndef T_OUT
+#define T_OUT T_X
+#endif
+#ifdef ACC
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, o) (v)
+#endif
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
+#endif
+#ifndef PLACES
+#define PLACES 1
+#endif
+#ifndef DIMS
+#define DIMS 2
+#endif
+#ifndef INDICES
+#define INDICES 1
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(outputs)
+#if DIMS > 1
+PARAM_3(size_0)
+PARAM_7(x_stride_1)
+#endif
+#if DIMS > 2
+PARAM_4(size_1)
+PARAM_8(x_stride_2)
+#endif
+#if DIMS > 3
+PARAM_5(size_2)
+PARAM_9(x_stride_3)
+#endif
+PARAM_6(x_stride_0)
+#if INDICES > 0
+PARAM_10(offset_i0)
+PARAM_11(limit_i0)
+PARAM_12(step_i0)
+PARAM_13(stride_i0_0)
+#if DIMS > 1
+PARAM_14(stride_i0_1)
+#endif
+#if DIMS > 2
+PARAM_15(stride_i0_2)
+#endif
+#if DIMS > 3
+PARAM_16(stride_i0_3)
+#endif
+layout(set = 0, binding = 1) readonly buffer BufIndex0 { T_INDEX buf_index0[]; };
+#endif
+#if INDICES > 1
+PARAM_17(offset_i1)
+PARAM_18(limit_i1)
+PARAM_19(step_i1)
+PARAM_20(stride_i1_0)
+#if DIMS > 1
+PARAM_21(stride_i1_1)
+#endif
+#if DIMS > 2
+PARAM_22(stride_i1_2)
+#endif
+#if DIMS > 3
+PARAM_23(stride_i1_3)
+#endif
+layout(set = 0, binding = 2) readonly buffer BufIndex1 { T_INDEX buf_index1[]; };
+#endif
+#if INDICES > 2
+PARAM_24(offset_i2)
+PARAM_25(limit_i2)
+PARAM_26(step_i2)
+PARAM_27(stride_i2_0)
+#if DIMS > 1
+PARAM_28(stride_i2_1)
+#endif
+#if DIMS > 2
+PARAM_29(stride_i2_2)
+#endif
+#if DIMS > 3
+PARAM_30(stride_i2_3)
+#endif
+layout(set = 0, binding = 3) readonly buffer BufIndex2 { T_INDEX buf_index2[]; };
+#endif
+#if INDICES > 3
+#define PARAM_32(name) layout(constant_id = 32) const int name = 1;
+#define PARAM_33(name) layout(constant_id = 33) const int name = 1;
+#define PARAM_34(name) layout(constant_id = 34) const int name = 1;
+#define PARAM_35(name) layout(constant_id = 35) const int name = 1;
+#define PARAM_36(name) layout(constant_id = 36) const int name = 1;
+#define PARAM_37(name) layout(constant_id = 37) const int name = 1;
+PARAM_31(offset_i3)
+PARAM_32(limit_i3)
+PARAM_33(step_i3)
+PARAM_34(stride_i3_0)
+#if DIMS > 1
+PARAM_35(stride_i3_1)
+#endif
+#if DIMS > 2
+PARAM_36(stride_i3_2)
+#endif
+#if DIMS > 3
+PARAM_37(stride_i3_3)
+#endif
+layout(set = 0, binding = 4) readonly buffer BufIndex3 { T_INDEX buf_index3[]; };
+#endif
+
+#if VEC4
+layout(set = 0, binding = INDICES + 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+#define EACH 4
+#else
+layout(set = 0, binding = INDICES + 1) buffer BufOut { T_OUT buf_out[]; };
+#define EACH 1
+#endif
+EXTRA_BUFFERS
+
+int wrap(T_INDEX i, int limit) {
+    T_INDEX high = T_INDEX(limit - 1);
+    if (i < 0) i += T_INDEX(limit);
+    return int(i < 0 ? T_INDEX(0) : i > high ? high : i);
+}
+
+// The contribution of index tensor k at output coordinate `at`.
+#if DIMS == 1
+#define PLACE(k) (at.x * stride_i##k##_0)
+#elif DIMS == 2
+#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1)
+#elif DIMS == 3
+#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2)
+#else
+#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2 + at.w * stride_i##k##_3)
+#endif
+#define INDEXED(k) (wrap(buf_index##k[(offset_i##k + PLACE(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
+
+// Where output o comes from.
+int source_of(int o) {
+    ivec4 at = ivec4(o, 0, 0, 0);
+#if DIMS > 1
+    at.y = at.x / size_0;
+    at.x -= at.y * size_0;
+#endif
+#if DIMS > 2
+    at.z = at.y / size_1;
+    at.y -= at.z * size_1;
+#endif
+#if DIMS > 3
+    at.w = at.z / size_2;
+    at.z -= at.w * size_2;
+#endif
+    int from = x_offset + at.x * x_stride_0;
+#if DIMS > 1
+    from += at.y * x_stride_1;
+#endif
+#if DIMS > 2
+    from += at.z * x_stride_2;
+#endif
+#if DIMS > 3
+    from += at.w * x_stride_3;
+#endif
+    from += INDEXED(0);
+#if INDICES > 1
+    from += INDEXED(1);
+#endif
+#if INDICES > 2
+    from += INDEXED(2);
+#endif
+#if INDICES > 3
+    from += INDEXED(3);
+#endif
+    return from;
+}
+
+// What a copy holds, and how it reads it: small types are widened, as in rows.glslh.
+#define WIDE_OF_float float
+#define WIDE_OF_float16_t float
+#define WIDE_OF_int int
+#define WIDE_OF_int8_t int
+#define WIDE_OF_int16_t int
+#define WIDE_OF_uint8_t uint
+#define WIDE_OF_uint16_t uint
+#define WIDE_OF_int64_t int64_t
+#define WIDE_OF_double double
+#define WIDE_OF_PASTE(T) WIDE_OF_##T
+#define WIDE_OF(T) WIDE_OF_PASTE(T)
+#if VEC4
+#define ELEMENTS X4
+#define LOAD(from) READ4_X(from)
+#define STORED(v) VEC4_OF(T_OUT)(v)
+#else
+#define ELEMENTS WIDE_OF(T_X)
+#define LOAD(from) ELEMENTS(READ_X(from))
+#define STORED(v) T_OUT(v)
+#endif
+
+#ifndef PARTS
+#define PARTS 1
+#endif
+
+void main() {
+#ifdef ACC
+    for (int o = ROW_FIRST * EACH; o < outputs; o += ROW_STEP * EACH) {
+        int from = source_of(o);
+#if VEC4
+        X4 v = READ4_X(from);
+        buf_out[(out_offset + o) >> 2] =
+            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(FROM_X(v.x), (o)), EPILOGUE(FROM_X(v.y), (o + 1)),
+                                 EPILOGUE(FROM_X(v.z), (o + 2)), EPILOGUE(FROM_X(v.w), (o + 3))));
+#else
+        buf_out[out_offset + o] = TO_OUT(EPILOGUE(FROM_X(READ_X(from)), o));
+#endif
+    }
+#else
+    // All indices first, then all elements: they are under way at the same time. Places beyond the
+    // end repeat the last one.
+    int start = (WORKGROUP * PLACES * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
+    for (; start < outputs; start += WORKGROUPS * PLACES * step) {
+        int from[PLACES];
+        UNROLL for (int p = 0; p < PLACES; p++) from[p] = source_of(min(start + p * step, outputs - EACH));
+        ELEMENTS v[PLACES];
+#if PARTS > 1
+        for (int part = 0; part < PARTS; part++) {
+            UNROLL for (int p = 0; p < PLACES; p++) {
+                if (min(max(from[p] - x_offset, 0) >> PART, PARTS - 1) == part) v[p] = LOAD(from[p]);
+            }
+        }
+#else
+        UNROLL for (int p = 0; p < PLACES; p++) v[p] = LOAD(from[p]);
+#endif
+        UNROLL for (int p = 0; p < PLACES; p++) {
+            int o = start + p * step;
+            if (o < outputs) buf_out[(out_offset + o) / EACH] = STORED(v[p]);
+        }
+    }
+#endif
+}

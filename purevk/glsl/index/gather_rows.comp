@@ -1,0 +1,94 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[r, c] = x[r, wrap(index[r, c])]: elements of 4 bytes, picked along the rows of a matrix. A
+// workgroup has a row in shared memory, where picking takes no lines of memory for single elements.
+//
+// wrap(i): i + columns if i < 0, then clamped to 0 .. columns - 1.
+//
+// Bindings: 0 x, 1 the index tensor, 2 out (dense).
+// Parameters (in elements): 0 rows  1 columns of x  2 columns of out  3 offset of x  4 offset of
+// out  5 from one row of x to
+//   the next  6, 7, 8 of the index tensor: offset, strides of rows and columns
+// Macros: VEC4 1: columns of x, its offset and stride are multiples of 4. T_INDEX: int, int64_t,
+// ... COLUMNS: the room for a
+//   row, a multiple of 4. PLACES: columns of out of an invocation at a time
+// Specialization constant 100: invocations of a workgroup.
+// Grid: a workgroup a row, spread over x and y.
+#include "core/common.glslh"
+#ifdef HAS_INT64
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef VEC4
+#define VEC4 0
+#endif
+#ifndef COLUMNS
+#define COLUMNS 1024
+#endif
+#ifndef PLACES
+#define PLACES 4
+#endif
+
+PARAM_0(rows)
+PARAM_1(columns)
+PARAM_2(outputs)
+PARAM_3(x_offset)
+PARAM_4(out_offset)
+PARAM_5(x_stride)
+PARAM_6(index_offset)
+PARAM_7(index_row)
+PARAM_8(index_column)
+
+layout(local_size_x_id = 100) in;
+#if VEC4
+#define ELEMENTS uvec4
+#define EACH 4
+#else
+#define ELEMENTS uint
+#define EACH 1
+#endif
+layout(set = 0, binding = 0) readonly buffer BufX { ELEMENTS buf_x[]; };
+layout(set = 0, binding = 1) readonly buffer BufIndex { T_INDEX buf_index[]; };
+layout(set = 0, binding = 2) writeonly buffer BufOut { uint buf_out[]; };
+
+shared ELEMENTS row_of_x[COLUMNS / EACH];
+
+int wrap(T_INDEX i) {
+    T_INDEX high = T_INDEX(columns - 1);
+    if (i < 0) i += T_INDEX(columns);
+    return int(i < 0 ? T_INDEX(0) : i > high ? high : i);
+}
+
+void main() {
+    int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
+    int width = int(gl_WorkGroupSize.x), count = columns / EACH;
+    if (row >= rows) return;
+    int from = (x_offset + row * x_stride) / EACH;
+    for (int start = lane; start < count; start += 4 * width) {
+        ELEMENTS v[4];
+        UNROLL for (int p = 0; p < 4; p++) v[p] = buf_x[from + min(start + p * width, count - 1)];
+        UNROLL for (int p = 0; p < 4; p++) {
+            if (start + p * width < count) row_of_x[start + p * width] = v[p];
+        }
+    }
+    barrier();
+    for (int start = lane; start < outputs; start += PLACES * width) {
+        int at[PLACES];
+        UNROLL for (int p = 0; p < PLACES; p++) {
+            at[p] = wrap(buf_index[index_offset + row * index_row + min(start + p * width, outputs - 1) * index_column]);
+        }
+        uint v[PLACES];
+        UNROLL for (int p = 0; p < PLACES; p++) {
+#if VEC4
+            v[p] = row_of_x[at[p] >> 2][at[p] & 3];
+#else
+            v[p] = row_of_x[at[p]];
+#endif
+        }
+        UNROLL for (int p = 0; p < PLACES; p++) {
+            if (start + p * width < outputs) buf_out[out_offset + row * outputs + start + p * width] = v[p];
+        }
+    }
+}

@@ -1,0 +1,303 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Entries that are written to, or joined with, the elements that an index gives along one dim, and
+// all other elements copied: x, out: (outer, n, inner), index, source: (outer, m, inner). A
+// workgroup makes some of the n of some columns.
+//
+// ROWS 0: every entry has an index of its own. What becomes of the elements is kept in shared
+// memory while the entries are
+//         read: the joined bits, or (SET) the number of the last entry. WIDTH neighbouring columns
+//         at a time.
+// ROWS 1: all columns have the index of the first. The entries of a workgroup's rows are found, in
+// their order, and then whole
+//         rows are read and written; WIDTH invocations have a row, each of them one column or
+//         (VEC4) four.
+//
+// Bindings: 0 x, 1 index, then the source (if SOURCE), then out.
+// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer, n or m, and
+// inner of
+//   4 x  8 out  12 index  16 source; 20 parts of n  21 parts of inner
+// Macros:
+//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and
+//   conversions LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
+//   INDEX_WORDS  2 if the indices are int64, of which the low words are read
+//   SPAN         entries that an invocation looks at, at a time, where rows are joined
+//   REACH        how many of the n a workgroup makes; if ROWS a multiple of LOCAL / WIDTH
+//   INTEGERS     defined if ACC is int, where elements are joined in shared memory
+//   SOURCE       1: entries are in a buffer; 0: all of them are VALUE
+// Specialization constant 100: LOCAL.
+#include "core/rows.glslh"
+#include "core/math.glslh"
+
+#ifndef T_OUT
+#define T_OUT T_X
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef ROWS
+#define ROWS 0
+#endif
+#ifndef SET
+#define SET 1
+#endif
+#ifndef COMBINE
+#define COMBINE(a, b) (b)
+#endif
+#ifndef REACH
+#define REACH 64
+#endif
+#ifndef SOURCE
+#define SOURCE 1
+#endif
+#ifndef SPAN
+#define SPAN 4
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
+#endif
+
+PARAM_0(outer)
+PARAM_1(n)
+PARAM_2(inner)
+PARAM_3(m)
+PARAM_4(x_offset)
+PARAM_5(x_outer)
+PARAM_6(x_along)
+PARAM_7(x_inner)
+PARAM_8(out_offset)
+PARAM_9(out_outer)
+PARAM_10(out_along)
+PARAM_11(out_inner)
+PARAM_12(index_offset)
+PARAM_13(index_outer)
+PARAM_14(index_along)
+PARAM_15(index_inner)
+PARAM_16(source_offset)
+PARAM_17(source_outer)
+PARAM_18(source_along)
+PARAM_19(source_inner)
+PARAM_20(parts)
+PARAM_21(blocks)
+
+layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
+#if VEC4
+#define T_ITEM VEC4_OF(T_X)
+#define V X4
+#define READ_ITEM(buffer, i) X4(buffer[(i) >> 2])
+#define WRITE_ITEM(i, v) buf_out[(i) >> 2] = T_ITEM(v)
+#define ITEM 4
+#else
+#define T_ITEM T_X
+#define V ACC
+#define READ_ITEM(buffer, i) FROM_X(buffer[i])
+#define WRITE_ITEM(i, v) buf_out[i] = TO_OUT(v)
+#define ITEM 1
+#endif
+#if SOURCE
+layout(set = 0, binding = 2) readonly buffer BufSource { T_ITEM buf_source[]; };
+layout(set = 0, binding = 3) buffer BufOut { T_ITEM buf_out[]; };
+#define ENTRY(e) READ_ITEM(buf_source, source_at + (e) * source_along)
+#else
+layout(set = 0, binding = 2) buffer BufOut { T_ITEM buf_out[]; };
+#ifndef VALUE
+#define VALUE 0
+#endif
+#define ENTRY(e) V(VALUE)
+#endif
+#define READ_SELF(r) READ_ITEM(buf_x, x_at + (r) * x_along)
+#define READ_OUT(r) READ_ITEM(buf_out, out_at + (r) * out_along)
+#define WRITE_OUT(r, v) WRITE_ITEM(out_at + (r) * out_along, v)
+#define ABREAST (LOCAL / WIDTH)
+#define MINE int(gl_LocalInvocationIndex)
+
+// The element that entry e is for, counted from the first of this workgroup; -1 if there is no such
+// entry.
+int target(int index_at, int e, int first) {
+    if (e >= m) return -1;
+    int given = buf_index[(index_at + e * index_along) * INDEX_WORDS];
+    return clamp(given < 0 ? given + n : given, 0, n - 1) - first;
+}
+
+#if ROWS
+#define EACH (REACH / ABREAST)  /* rows of an invocation */
+#if SET
+shared int last[REACH];
+#else
+#define ROUND (SPAN * LOCAL)
+shared int hits, hit[ROUND];  // row * ROUND + entry
+#endif
+#else
+shared uint tile[REACH * WIDTH];
+#if !SET
+uint bits_of(float v) { return floatBitsToUint(v); }
+uint bits_of(int v) { return uint(v); }
+#ifdef INTEGERS
+int number_of(uint bits) { return int(bits); }
+#else
+float number_of(uint bits) { return uintBitsToFloat(bits); }
+#endif
+void join(int at, ACC v) {
+    uint old = tile[at];
+    for (;;) {
+        uint was = atomicCompSwap(tile[at], old, bits_of(COMBINE(number_of(old), v)));
+        if (was == old) break;
+        old = was;
+    }
+}
+#endif
+#endif
+
+void main() {
+    int groups = outer * parts * blocks;
+    for (int g = WORKGROUP; g < groups; g += WORKGROUPS) {
+        int part = g % parts, block = g / parts % blocks, o = g / parts / blocks;
+        int first = part * REACH, reach = min(REACH, n - first);
+        int abreast = MINE / WIDTH, column = (block * WIDTH + MINE % WIDTH) * ITEM;
+        bool has = column < inner;
+        int x_at = x_offset + o * x_outer + column * x_inner, out_at = out_offset + o * out_outer + column * out_inner;
+        int source_at = source_offset + o * source_outer + column * source_inner;
+        int index_at = index_offset + o * index_outer + (ROWS == 1 ? 0 : column * index_inner);
+#if ROWS && SET
+        for (int r = MINE; r < REACH; r += LOCAL) last[r] = 0;
+        barrier();
+        for (int e = MINE; e < m; e += 4 * LOCAL) {
+            int to[4];
+            UNROLL for (int k = 0; k < 4; k++) to[k] = target(index_at, e + k * LOCAL, first);
+            UNROLL for (int k = 0; k < 4; k++) {
+                if (to[k] >= 0 && to[k] < reach) atomicMax(last[to[k]], e + k * LOCAL + 1);
+            }
+        }
+        barrier();
+        if (has) {
+            V made[EACH];
+            UNROLL for (int k = 0; k < EACH; k++) {
+                int r = k * ABREAST + abreast;
+                if (r < reach) {
+                    if (last[r] > 0) made[k] = ENTRY(last[r] - 1);
+                    else made[k] = READ_SELF(first + r);
+                }
+            }
+            UNROLL for (int k = 0; k < EACH; k++) {
+                int r = k * ABREAST + abreast;
+                if (r < reach) WRITE_OUT(first + r, made[k]);
+            }
+        }
+        barrier();
+#elif ROWS
+        // Own rows are neighbours, and so are their entries in the order of rows and entries.
+        int mine = abreast * EACH;
+        V made[EACH];
+        UNROLL for (int k = 0; k < EACH; k++) {
+            if (has && mine + k < reach) made[k] = READ_SELF(first + mine + k);
+        }
+        for (int from = 0; from < m; from += ROUND) {
+            if (MINE == 0) hits = 0;
+            barrier();
+            int to[SPAN];
+            UNROLL for (int k = 0; k < SPAN; k++) to[k] = target(index_at, from + k * LOCAL + MINE, first);
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                if (to[k] >= 0 && to[k] < reach) hit[atomicAdd(hits, 1)] = to[k] * ROUND + k * LOCAL + MINE;
+            }
+            barrier();
+            int found = hits, own[SPAN], rank[SPAN];
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                rank[k] = 0;
+                if (k * LOCAL + MINE < found) {
+                    own[k] = hit[k * LOCAL + MINE];
+                    for (int other = 0; other < found; other++) rank[k] += hit[other] < own[k] ? 1 : 0;
+                }
+            }
+            barrier();
+            UNROLL for (int k = 0; k < SPAN; k++) {
+                if (k * LOCAL + MINE < found) hit[rank[k]] = own[k];
+            }
+            barrier();
+            int h = 0, end = has ? found : 0;
+            while (h < end) {
+                int middle = (h + end) / 2;
+                if (hit[middle] < mine * ROUND) h = middle + 1;
+                else end = middle;
+            }
+            for (end = has ? found : 0; h < end && hit[h] < (mine + EACH) * ROUND; h += 8) {
+                V entry[8];
+                int row[8];
+                UNROLL for (int c = 0; c < 8; c++) {
+                    int next = hit[min(h + c, end - 1)];
+                    row[c] = h + c < end ? next / ROUND - mine : EACH;
+                    if (row[c] < EACH) entry[c] = ENTRY(from + next % ROUND);
+                }
+                UNROLL for (int k = 0; k < EACH; k++) {
+                    UNROLL for (int c = 0; c < 8; c++) {
+                        if (row[c] == k) made[k] = COMBINE(made[k], entry[c]);
+                    }
+                }
+            }
+            barrier();
+        }
+        UNROLL for (int k = 0; k < EACH; k++) {
+            if (has && mine + k < reach) WRITE_OUT(first + mine + k, made[k]);
+        }
+#else
+        for (int r = abreast; r < reach; r += ABREAST) {
+#if SET
+            tile[r * WIDTH + MINE % WIDTH] = 0u;
+#else
+            tile[r * WIDTH + MINE % WIDTH] = has ? bits_of(READ_SELF(first + r)) : 0u;
+#endif
+        }
+        barrier();
+        if (has) {
+            for (int e = abreast; e < m; e += 4 * ABREAST) {
+                int to[4];
+                UNROLL for (int k = 0; k < 4; k++) {
+                    to[k] = target(index_at, e + k * ABREAST, first);
+                    if (to[k] >= reach) to[k] = -1;
+                }
+#if SET
+                UNROLL for (int k = 0; k < 4; k++) {
+                    if (to[k] >= 0) atomicMax(tile[to[k] * WIDTH + MINE % WIDTH], uint(e + k * ABREAST + 1));
+                }
+#else
+                ACC entry[4];
+                UNROLL for (int k = 0; k < 4; k++) {
+                    if (to[k] >= 0) entry[k] = ENTRY(e + k * ABREAST);
+                }
+                UNROLL for (int k = 0; k < 4; k++) {
+                    if (to[k] >= 0) join(to[k] * WIDTH + MINE % WIDTH, entry[k]);
+                }
+#endif
+            }
+        }
+        barrier();
+        if (has) {
+            for (int start = abreast; start < reach; start += 4 * ABREAST) {
+                V made[4];
+                UNROLL for (int k = 0; k < 4; k++) {
+                    int r = start + k * ABREAST;
+                    if (r < reach) {
+                        uint bits = tile[r * WIDTH + MINE % WIDTH];
+#if SET
+                        if (bits != 0u) made[k] = ENTRY(int(bits) - 1);
+                        else made[k] = READ_SELF(first + r);
+#else
+                        made[k] = number_of(bits);
+#endif
+                    }
+                }
+                UNROLL for (int k = 0; k < 4; k++) {
+                    int r = start + k * ABREAST;
+                    if (r < reach) WRITE_OUT(first + r, made[k]);
+                }
+            }
+        }
+        barrier();
+#endif
+    }
+}

@@ -1,0 +1,167 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Entries that are joined with the elements that an index gives along one dim, each entry having an
+// index of its own: x, out: (outer, n, inner), index, source: (outer, m, inner), of 4-byte
+// elements, the columns of all side by side.
+//
+// A workgroup makes REACH of the n of 8 columns: whole sectors are read, and once. 4 invocations
+// side by side have 2 columns each of EACH entries, and keep them and their indices (16 bits each)
+// in registers. They are joined in shared memory, which has room for 2 of the columns at a time;
+// what comes of it is kept in the place of the entries.
+//
+// Bindings: 0 x, 1 index, 2 the source, 3 out.
+// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer and n or m
+// (all even) of
+//   4 x  7 out  10 index  13 source; 16 parts of n  17 blocks of 8 columns
+// Macros:
+//   LOCAL, EACH  EACH is even; REACH is LOCAL / 4 * EACH, less than 65535
+//   INDEX_WORDS  2 if the indices are int64, of which the low words are read
+//   INTEGERS     defined if the elements are int32 rather than float32
+//   COMBINE(a, b), IDENTITY  what is joined, and what changes nothing
+// Specialization constant 100: LOCAL.
+#include "core/common.glslh"
+#include "core/math.glslh"
+
+#ifndef LOCAL
+#define LOCAL 256
+#endif
+#ifndef EACH
+#define EACH 4
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
+#endif
+#ifndef COMBINE
+#define COMBINE(a, b) ((a) + (b))
+#define IDENTITY -0.0
+#endif
+
+PARAM_0(outer)
+PARAM_1(n)
+PARAM_2(inner)
+PARAM_3(m)
+PARAM_4(x_offset)
+PARAM_5(x_outer)
+PARAM_6(x_along)
+PARAM_7(out_offset)
+PARAM_8(out_outer)
+PARAM_9(out_along)
+PARAM_10(index_offset)
+PARAM_11(index_outer)
+PARAM_12(index_along)
+PARAM_13(source_offset)
+PARAM_14(source_outer)
+PARAM_15(source_along)
+PARAM_16(parts)
+PARAM_17(blocks)
+
+#if INDEX_WORDS == 2
+#define INDICES uvec4
+#else
+#define INDICES uvec2
+#endif
+#ifdef INTEGERS
+#define ACC int
+int number_of(uint bits) { return int(bits); }
+uint bits_of(int v) { return uint(v); }
+#else
+#define ACC float
+float number_of(uint bits) { return uintBitsToFloat(bits); }
+uint bits_of(float v) { return floatBitsToUint(v); }
+#endif
+
+layout(local_size_x_id = 100) in;
+layout(set = 0, binding = 0) readonly buffer BufX { uvec2 buf_x[]; };
+layout(set = 0, binding = 1) readonly buffer BufIndex { INDICES buf_index[]; };
+layout(set = 0, binding = 2) readonly buffer BufSource { uvec2 buf_source[]; };
+layout(set = 0, binding = 3) buffer BufOut { uvec2 buf_out[]; };
+
+#define SIDE 4
+#define ABREAST (LOCAL / SIDE)
+#define REACH (EACH * ABREAST)
+#define BATCH (EACH > 4 ? 4 : EACH)
+#define NOWHERE 0xFFFFu
+
+shared uint tile[REACH * 2];
+
+void join(int at, ACC v) {
+    uint old = tile[at];
+    for (;;) {
+        uint was = atomicCompSwap(tile[at], old, bits_of(COMBINE(number_of(old), v)));
+        if (was == old) break;
+        old = was;
+    }
+}
+
+// Invocations that are 2 apart exchange half of what they have, or get it back: then what has even
+// numbers belongs to the first 4 columns in all of them, what has odd numbers to the last 4.
+#define EXCHANGE(T, some)                                                  \
+    UNROLL for (int k = 0; k < EACH; k += 2) {                             \
+        T given = subgroupShuffleXor(last ? some[k] : some[k + 1], 2u);    \
+        if (last) some[k] = given;                                         \
+        else some[k + 1] = given;                                          \
+    }
+#define ROW_OF(k) (((k) / 2 * 2 + side / 2) * ABREAST + row)
+
+void main() {
+    int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
+    int lane = int(gl_LocalInvocationIndex), side = lane % SIDE, row = lane / SIDE;
+    int part = group % parts, block = group / parts % blocks, o = group / parts / blocks;
+    if (o >= outer) return;
+    int column = (block * SIDE + side) * 2, start = part * REACH, reach = min(REACH, n - start), at = side % 2 * REACH;
+    bool has = column < inner, last = side >= 2;
+    int x_at = x_offset + o * x_outer + column + start * x_along, out_at = out_offset + o * out_outer + column + start * out_along;
+    int index_at = index_offset + o * index_outer + column, source_at = source_offset + o * source_outer + column;
+    uint nothing = bits_of(ACC(IDENTITY));
+    UNROLL for (int k = 0; k < EACH; k += 2) tile[at + ROW_OF(k)] = nothing;
+    for (int from = 0; from < m; from += REACH) {
+        uint targets[EACH];
+        uvec2 numbers[EACH];
+        UNROLL for (int b = 0; b < EACH; b += BATCH) {
+            INDICES given[BATCH];
+            UNROLL for (int k = 0; k < BATCH; k++) {
+                int e = min(from + (b + k) * ABREAST + row, m - 1);
+                if (has) {
+                    given[k] = buf_index[(index_at + e * index_along) / 2];
+                    numbers[b + k] = buf_source[(source_at + e * source_along) / 2];
+                }
+            }
+            UNROLL for (int k = 0; k < BATCH; k++) {
+                ivec2 to = ivec2(given[k][0], given[k][INDEX_WORDS]);
+                UNROLL for (int c = 0; c < 2; c++) {
+                    to[c] = clamp(to[c] < 0 ? to[c] + n : to[c], 0, n - 1) - start;
+                    if (!has || to[c] < 0 || to[c] >= reach || from + (b + k) * ABREAST + row >= m) to[c] = int(NOWHERE);
+                }
+                targets[b + k] = uint(to[0] | to[1] << 16);
+            }
+        }
+        EXCHANGE(uint, targets)
+        EXCHANGE(uvec2, numbers)
+        UNROLL for (int pass = 0; pass < 4; pass++) {
+            int c = pass / 2;
+            barrier();
+            UNROLL for (int k = pass % 2; k < EACH; k += 2) {
+                uint to = targets[k] >> (16 * c) & 0xFFFFu;
+                if (to != NOWHERE) join(at + int(to), number_of(numbers[k][c]));
+            }
+            barrier();
+            UNROLL for (int k = pass % 2; k < EACH; k += 2) {
+                numbers[k][c] = tile[at + ROW_OF(k)];
+                tile[at + ROW_OF(k)] = nothing;
+            }
+        }
+        EXCHANGE(uvec2, numbers)
+        UNROLL for (int b = 0; b < EACH; b += BATCH) {
+            uvec2 own[BATCH];
+            UNROLL for (int k = 0; k < BATCH; k++) {
+                int r = min((b + k) * ABREAST + row, reach - 1);
+                if (has) own[k] = from == 0 ? buf_x[(x_at + r * x_along) / 2] : buf_out[(out_at + r * out_along) / 2];
+            }
+            UNROLL for (int k = 0; k < BATCH; k++) {
+                int r = (b + k) * ABREAST + row;
+                UNROLL for (int c = 0; c < 2; c++) own[k][c] = bits_of(COMBINE(number_of(own[k][c]), number_of(numbers[b + k][c])));
+                if (has && r < reach) buf_out[(out_at + r * out_along) / 2] = own[k];
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float, a register tile an
+// invocation.
+//
+// Bindings: 0 A, 1 B, 2 bias (if BIAS), then out, then what EXTRA_BUFFERS declares.
+// Parameters (strides in elements; the last dim of each operand is contiguous):
+//   0 M  1 N  2 K  3 row stride of A  4 row stride of B  5 row stride of out
+//   6, 7, 8    stride of A, B, out from one batch to the next (0 broadcasts)
+//   9 inner batches: batch z is (z / p9, z % p9); 10, 11, 12 stride of A, B, out from one outer
+//   batch to the next 13, 14, 15, 16 offset of A, B, out, bias in their buffers (0 if unset)
+// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*,
+// BIAS, EPILOGUE...).
+//   B_TRANSPOSED 1: B is [N, K] in memory.
+//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4
+//   == 0; all need offsets and row and batch strides that are multiples of 4.
+// Grid: LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches), where LX is SG, or 8
+// if SG is 1
+//       LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
+#include "core/common.glslh"
+
+PARAM_0(M)
+PARAM_1(N)
+PARAM_2(K)
+PARAM_3(lda)
+PARAM_4(ldb)
+PARAM_5(ldo)
+PARAM_6(batch_a)
+PARAM_7(batch_b)
+PARAM_8(batch_o)
+PARAM_9(inner_batches)
+PARAM_10(outer_a)
+PARAM_11(outer_b)
+PARAM_12(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_13(offset_a)
+PARAM_14(offset_b)
+PARAM_15(offset_o)
+PARAM_16(offset_bias)
+
+#include "matmul/matmul_io.glslh"
+
+int base_a, base_b;
+
+vec4 load_a(int m, int k) {
+    int at = base_a + min(m, M - 1) * lda + k;
+#if VEC4_A
+    return READ4_A(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_A(at);
+    if (k + 1 < K) v.y = READ_A(at + 1);
+    if (k + 2 < K) v.z = READ_A(at + 2);
+    if (k + 3 < K) v.w = READ_A(at + 3);
+    return v;
+#endif
+}
+
+vec4 load_b(int k, int n) {
+#if VEC4_A
+    int at = base_b + k * ldb;
+#else
+    int at = base_b + min(k, K - 1) * ldb;
+#endif
+#if VEC4_B
+    vec4 v = READ4_B(at + min(n, N - 4));
+#else
+    int last = N - 1;
+    vec4 v = vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                  READ_B(at + min(n + 3, last)));
+#endif
+#if !VEC4_A
+    if (k >= K) v = vec4(0.0);
+#endif
+    return v;
+}
+
+vec4 load_bt(int n, int k) {
+    int at = base_b + min(n, N - 1) * ldb + k;
+#if VEC4_B
+    return READ4_B(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_B(at);
+    if (k + 1 < K) v.y = READ_B(at + 1);
+    if (k + 2 < K) v.z = READ_B(at + 2);
+    if (k + 3 < K) v.w = READ_B(at + 3);
+    return v;
+#endif
+}
+
+#include "matmul/matmul_tile.glslh"
+
+void main() {
+    int z = int(gl_WorkGroupID.z);
+    int outer = z / inner_batches, inner = z - outer * inner_batches;
+    base_a = offset_a + inner * batch_a + outer * outer_a;
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+    tile_row = TILE_ROW;
+    tile_col = TILE_COL;
+    tile_clear();
+    for (int k = 0; k < K; k += 4) {
+        vec4 a[A_LOADS];
+        UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(A_ROW(g), k);
+        tile_step(a, k);
+    }
+    int base_o = offset_o + inner * batch_o + outer * outer_o;
+    UNROLL for (int j = 0; j < TN4; j++) {
+        int n = OUT_COL(j);
+        vec4 bias = bias4(n, N);
+        UNROLL for (int i = 0; i < TM; i++) {
+            int m = OUT_ROW(i);
+            if (m < M && n < N) store4(acc[i][j] + bias, base_o + m * ldo + n, z, m, n, N);
+        }
+    }
+}

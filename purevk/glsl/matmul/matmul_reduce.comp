@@ -1,0 +1,54 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// The second step of a matmul or convolution that was split along K: out = EPILOGUE(sum of the
+// parts + bias).
+//
+// Bindings: 0 parts, float [splits, batches, M, N], then bias (if BIAS), out, and what
+// EXTRA_BUFFERS declares. Parameters:
+//   0 M  1 N  2 splits  3 row stride of out  4 stride of out from one batch to the next
+//   5 inner batches: batch z is (z / p5, z % p5)   6 stride of out from one outer batch to the next
+//   7, 8, 9 offset of parts, out, bias in their buffers (0 if unset)
+// Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N % 4 == 0 and p7 % 4 == 0. LX: the
+// local size (64). Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)
+#include "core/common.glslh"
+#ifndef LX
+#define LX 64
+#endif
+#define INPUTS 1
+
+PARAM_0(M)
+PARAM_1(N)
+PARAM_2(splits)
+PARAM_3(ldo)
+PARAM_4(batch_o)
+PARAM_5(inner_batches)
+PARAM_6(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_7(offset_a)
+PARAM_8(offset_o)
+PARAM_9(offset_bias)
+
+#include "matmul/matmul_io.glslh"
+layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
+
+vec4 load_part(int at, int n) {
+#if VEC4_A
+    return READ4_A(at + n);
+#else
+    int last = N - 1;
+    return vec4(READ_A(at + min(n, last)), READ_A(at + min(n + 1, last)), READ_A(at + min(n + 2, last)),
+                READ_A(at + min(n + 3, last)));
+#endif
+}
+
+void main() {
+    int vectors = (N + 3) / 4, i = int(gl_GlobalInvocationID.x);
+    int m = i / vectors, n = (i - m * vectors) * 4;
+    if (m >= M) return;
+    int batch = int(gl_WorkGroupID.z), batches = int(gl_NumWorkGroups.z);
+    int outer = batch / inner_batches, inner = batch - outer * inner_batches;
+    vec4 sum = vec4(0.0);
+    for (int s = 0; s < splits; s++) sum += load_part(offset_a + ((s * batches + batch) * M + m) * N, n);
+    store4(sum + bias4(n, N), offset_o + inner * batch_o + outer * outer_o + m * ldo + n, batch, m, n, N);
+}

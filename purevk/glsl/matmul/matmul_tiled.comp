@@ -1,0 +1,148 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared
+// memory: for GPUs.
+//
+// Bindings and parameters 0 to 16: as matmul.comp. With SPLIT_K also:
+//   17 splits  18 K of one split, a multiple of TILE_K
+// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
+// matmul_io.glslh,
+//   B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
+//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset p15 on,
+//   without bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
+// Local size: LOCAL of matmul_sizes.glslh.
+// Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits +
+// split)
+#include "core/common.glslh"
+#include "matmul/matmul_sizes.glslh"
+
+PARAM_0(M)
+PARAM_1(N)
+PARAM_2(K)
+PARAM_3(lda)
+PARAM_4(ldb)
+PARAM_5(ldo)
+PARAM_6(batch_a)
+PARAM_7(batch_b)
+PARAM_8(batch_o)
+PARAM_9(inner_batches)
+PARAM_10(outer_a)
+PARAM_11(outer_b)
+PARAM_12(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_13(offset_a)
+PARAM_14(offset_b)
+PARAM_15(offset_o)
+PARAM_16(offset_bias)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 1
+PARAM_17(splits)
+PARAM_18(split_size)
+
+#include "matmul/matmul_io.glslh"
+
+int base_b, base_o, pitch, batch, k_now, k_last;
+int row_at[A_SLOTS];
+
+void a_row(int slot, int m) {
+    row_at[slot] += min(m, M - 1) * lda;
+}
+
+void a_column(int k) {
+    k_now = k;
+}
+
+LOADED4 a_load(int slot) {
+    LOADED4 v = LOADED4(0.0);
+    int at = row_at[slot] + k_now;
+#if VEC4_A
+    if (k_now < k_last) v = LOADED4(RAW4_A(at));
+#else
+    if (k_now < k_last) v.x = LOADED(READ_A(at));
+    if (k_now + 1 < k_last) v.y = LOADED(READ_A(at + 1));
+    if (k_now + 2 < k_last) v.z = LOADED(READ_A(at + 2));
+    if (k_now + 3 < k_last) v.w = LOADED(READ_A(at + 3));
+#endif
+    return v;
+}
+
+LOADED4 load_b(int k, int n) {
+    LOADED4 v = LOADED4(0.0);
+    int at = base_b + k * ldb;
+    if (k < k_last) {
+#if VEC4_B
+        v = LOADED4(RAW4_B(at + min(n, N - 4)));
+#else
+        int last = N - 1;
+        v = LOADED4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                    READ_B(at + min(n + 3, last)));
+#endif
+    }
+    return v;
+}
+
+LOADED4 load_bt(int n, int k) {
+    LOADED4 v = LOADED4(0.0);
+    int at = base_b + min(n, N - 1) * ldb + k;
+#if VEC4_B
+    if (k < k_last) v = LOADED4(RAW4_B(at));
+#else
+    if (k < k_last) v.x = LOADED(READ_B(at));
+    if (k + 1 < k_last) v.y = LOADED(READ_B(at + 1));
+    if (k + 2 < k_last) v.z = LOADED(READ_B(at + 2));
+    if (k + 3 < k_last) v.w = LOADED(READ_B(at + 3));
+#endif
+    return v;
+}
+
+int tile_rows() {
+    return M;
+}
+
+int tile_columns() {
+    return N;
+}
+
+vec4 tile_bias(int n) {
+    return bias4(n, N);
+}
+
+void tile_store(int m, int n, vec4 v) {
+    store4(v, base_o + m * pitch + n, batch, m, n, N);
+}
+
+#if MATRIX_UNITS
+#include "matmul/matmul_coopmat.glslh"
+#else
+#include "matmul/matmul_shared.glslh"
+#endif
+
+void main() {
+    int z = int(gl_WorkGroupID.z), k_first = 0;
+    k_last = K;
+#if SPLIT_K
+    batch = z / splits;
+    int part = z - batch * splits;
+    k_first = part * split_size;
+    k_last = min(K, k_first + split_size);
+#else
+    batch = z;
+#endif
+    int outer = batch / inner_batches, inner = batch - outer * inner_batches;
+    UNROLL for (int s = 0; s < A_SLOTS; s++) row_at[s] = offset_a + inner * batch_a + outer * outer_a;
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+#if SPLIT_K
+    int batches = int(gl_NumWorkGroups.z) / splits;
+    base_o = offset_o + (part * batches + batch) * M * N;
+    pitch = N;
+#else
+    base_o = offset_o + inner * batch_o + outer * outer_o;
+    pitch = ldo;
+#endif
+    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
+}

@@ -1,0 +1,254 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) for few rows, as in decoding: B
+// is read once, at the speed of memory. A workgroup shares K among its invocations and adds up in
+// shared memory.
+//
+// Bindings and parameters 0 to 16: as matmul.comp.
+// Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
+//   ROWS  rows of A at a time (1): as many as M, up to 16 or so
+//   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK *
+//   LANES * SLICES bytes DEPTH with B_TRANSPOSED 0 and more than 8 ROWS, a multiple of 4 and of
+//   LANES: steps to read ahead, 2 or 4 (2).
+//         Shared memory is at least 16 * DEPTH * SLICES * (ROWS + 4) bytes.
+//   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares
+//   of K
+//                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
+// Local size: LANES * SLICES; SLICES is a power of two.
+// Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED
+#include "core/common.glslh"
+#ifndef B_TRANSPOSED
+#define B_TRANSPOSED 0
+#endif
+#ifndef ROWS
+#define ROWS 1
+#endif
+#ifndef CHUNK
+#define CHUNK 1
+#endif
+#ifndef DEPTH
+#define DEPTH 2
+#endif
+#if B_TRANSPOSED
+#ifndef SLICES
+#define SLICES 64
+#endif
+#undef LANES
+#define LANES 1
+#else
+#ifndef LANES
+#define LANES 8
+#endif
+#ifndef SLICES
+#define SLICES 16
+#endif
+#endif
+
+PARAM_0(M)
+PARAM_1(N)
+PARAM_2(K)
+PARAM_3(lda)
+PARAM_4(ldb)
+PARAM_5(ldo)
+PARAM_6(batch_a)
+PARAM_7(batch_b)
+PARAM_8(batch_o)
+PARAM_9(inner_batches)
+PARAM_10(outer_a)
+PARAM_11(outer_b)
+PARAM_12(outer_o)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_13(offset_a)
+PARAM_14(offset_b)
+PARAM_15(offset_o)
+PARAM_16(offset_bias)
+
+#include "matmul/matmul_io.glslh"
+layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
+
+int base_a, base_b;
+vec4 acc[ROWS];
+#define LOCAL (LANES * SLICES)
+// With many rows A goes through shared memory, a step of 4 * SLICES of K at a time, in DEPTH places
+// in turn. Line c * SLICES + s holds k = 4 * s + c by 4 along the rows, so long that what a
+// subgroup reads lies in different banks.
+#define STAGED (ROWS > 8 && !B_TRANSPOSED)
+#define A_LINE (ROWS / 4 + 1)
+#define A_PLACE (4 * SLICES * A_LINE)
+#if STAGED && DEPTH * A_PLACE > LOCAL * CHUNK
+shared vec4 parts[DEPTH * A_PLACE];
+#else
+shared vec4 parts[LOCAL * CHUNK];
+#endif
+#define PART(slice, row, lane) parts[((slice) * CHUNK + (row)) * LANES + (lane)]
+
+// Adds the slices up, up to 8 at a time, into slice 0.
+void add_up() {
+    int id = int(gl_LocalInvocationIndex);
+    UNROLL for (int left = SLICES; left > 1; left = (left + 7) / 8) {
+        int kept = (left + 7) / 8;
+        UNROLL for (int t = 0; t < kept * CHUNK * LANES; t += LOCAL) {
+            int at = t + id;
+            if (at < kept * CHUNK * LANES) {
+                vec4 sum = parts[at];
+                UNROLL for (int s = 1; s < left / kept; s++) sum += parts[at + s * kept * CHUNK * LANES];
+                parts[at] = sum;
+            }
+        }
+        barrier();
+    }
+}
+
+vec4 load_a(int m, int k) {
+    int at = base_a + min(m, M - 1) * lda + k;
+#if VEC4_A
+    return READ4_A(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_A(at);
+    if (k + 1 < K) v.y = READ_A(at + 1);
+    if (k + 2 < K) v.z = READ_A(at + 2);
+    if (k + 3 < K) v.w = READ_A(at + 3);
+    return v;
+#endif
+}
+
+vec4 load_b(int k, int n) {
+    vec4 v = vec4(0.0);
+    if (k < K) {
+        int at = base_b + k * ldb;
+#if VEC4_B
+        v = READ4_B(at + min(n, N - 4));
+#else
+        int last = N - 1;
+        v = vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+                 READ_B(at + min(n + 3, last)));
+#endif
+    }
+    return v;
+}
+
+vec4 load_bt(int n, int k) {
+    int at = base_b + min(n, N - 1) * ldb + k;
+#if VEC4_B
+    return READ4_B(at);
+#else
+    vec4 v = vec4(0.0);
+    v.x = READ_B(at);
+    if (k + 1 < K) v.y = READ_B(at + 1);
+    if (k + 2 < K) v.z = READ_B(at + 2);
+    if (k + 3 < K) v.w = READ_B(at + 3);
+    return v;
+#endif
+}
+
+#if STAGED
+#define A_LOADS (ROWS / LANES)
+vec4 next_a[DEPTH][A_LOADS], next_b[DEPTH][4];
+
+void fetch(int d, int m0, int k0, int n) {
+    int id = int(gl_LocalInvocationIndex), slice = int(gl_LocalInvocationID.y);
+    UNROLL for (int c = 0; c < 4; c++) next_b[d][c] = load_b(k0 + slice * 4 + c, n);
+    UNROLL for (int t = 0; t < A_LOADS; t++) {
+        int i = id + t * LOCAL, k = k0 + i / ROWS * 4;
+        next_a[d][t] = k < K ? load_a(m0 + i % ROWS, k) : vec4(0.0);
+    }
+}
+
+void put(int d) {
+    UNROLL for (int t = 0; t < A_LOADS; t++) {
+        int i = int(gl_LocalInvocationIndex) + t * LOCAL, r = i % ROWS, at = d * A_PLACE + i / ROWS * A_LINE + r / 4;
+        UNROLL for (int c = 0; c < 4; c++) parts[at + c * (SLICES * A_LINE)][r % 4] = next_a[d][t][c];
+    }
+}
+
+// Multiplies what lies in place d, from k0 on, and fetches what goes there next. All of a workgroup
+// do it.
+void multiply_step(int d, int m0, int k0, int n) {
+    if (k0 >= K) return;
+    put(d);
+    vec4 b[4];
+    UNROLL for (int c = 0; c < 4; c++) b[c] = next_b[d][c];
+    // There is a barrier for each place: what is put here the next time around meets nobody.
+    barrier();
+    fetch(d, m0, k0 + DEPTH * 4 * SLICES, n);
+    int slice = int(gl_LocalInvocationID.y);
+    UNROLL for (int c = 0; c < 4; c++) {
+        UNROLL for (int r = 0; r < ROWS / 4; r++) {
+            vec4 a = parts[d * A_PLACE + (c * SLICES + slice) * A_LINE + r];
+            UNROLL for (int e = 0; e < 4; e++) acc[4 * r + e] += a[e] * b[c];
+        }
+    }
+}
+#endif
+
+void main() {
+    int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
+    base_a = offset_a + inner * batch_a + outer * outer_a;
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+    int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
+    int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS;
+    UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
+#if STAGED
+    UNROLL for (int d = 0; d < DEPTH; d++) fetch(d, m0, d * 4 * SLICES, n);
+    // Written out: the optimizer does not unroll a loop with barriers, and registers have no
+    // indices.
+    for (int k0 = 0; k0 < K; k0 += DEPTH * 4 * SLICES) {
+        multiply_step(0, m0, k0, n);
+        multiply_step(1, m0, k0 + 4 * SLICES, n);
+#if DEPTH == 4
+        multiply_step(2, m0, k0 + 8 * SLICES, n);
+        multiply_step(3, m0, k0 + 12 * SLICES, n);
+#endif
+    }
+    barrier();
+#else
+#if B_TRANSPOSED && ROWS > 8
+    // So much is done with what is read that the next step's values have to be under way meanwhile.
+    vec4 next[4];
+    UNROLL for (int c = 0; c < 4; c++) next[c] = slice * 4 < K ? load_bt(n + c, slice * 4) : vec4(0.0);
+#endif
+    for (int k = slice * 4; k < K; k += SLICES * 4) {
+        vec4 b[4];
+#if B_TRANSPOSED
+#if ROWS > 8
+        int after = k + SLICES * 4 < K ? k + SLICES * 4 : k;
+        UNROLL for (int c = 0; c < 4; c++) b[c] = next[c];
+        UNROLL for (int c = 0; c < 4; c++) next[c] = load_bt(n + c, after);
+#else
+        UNROLL for (int c = 0; c < 4; c++) b[c] = load_bt(n + c, k);
+#endif
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec4 a = load_a(m0 + r, k);
+            UNROLL for (int c = 0; c < 4; c++) acc[r][c] += dot(a, b[c]);
+        }
+#else
+        UNROLL for (int c = 0; c < 4; c++) b[c] = load_b(k + c, n);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            vec4 a = load_a(m0 + r, k);
+            UNROLL for (int c = 0; c < 4; c++) acc[r] += a[c] * b[c];
+        }
+#endif
+    }
+#endif
+    int base_o = offset_o + inner * batch_o + outer * outer_o;
+    for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
+        if (r0 > 0) barrier();
+        // Sums stay in registers, which have no indices that are not constant.
+        UNROLL for (int r = 0; r < CHUNK; r++) {
+            vec4 sum = acc[r];
+#if ROWS > CHUNK
+            UNROLL for (int p = 1; p < ROWS / CHUNK; p++) sum = r0 == p * CHUNK ? acc[p * CHUNK + r] : sum;
+#endif
+            PART(slice, r, lane) = sum;
+        }
+        barrier();
+        add_up();
+        int id = int(gl_LocalInvocationIndex);
+        UNROLL for (int t = 0; t < CHUNK * LANES; t += LOCAL) {
+            int r = (t + id) / LANES, m = m0 + r0 + r;
+            if (r < CHUNK && m < M && n < N) store4(PART(0, r, lane) + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// A pointwise program of inputs whose neighbours in memory lie along another dim (K) than those of
+// the output (J): a tile of each goes through shared memory, so that both sides touch memory in the
+// order in which it lies. What surrounds the program is written by lower/transpose.py.
+//
+// An element has ITEM bytes. Shared memory holds words of 4 bytes (8, if ITEM is 8): PER_WORD
+// elements that are neighbours along J; 16 bytes of them are a group. Where they lie is permuted
+// (`place_of`), so that the invocations of a subgroup touch different banks both when they write
+// along K and when they read along J.
+//
+// KT, JG      elements along K and groups along J of a tile, powers of 2
+// VECTOR      elements that are read at a time: a power of 2
+// LOCAL, CHUNK  invocations; vectors that are under way at a time, a divisor of LOADS
+// TILES       tiles
+// BUFFERS     declarations of the bindings b0, b1, ...
+// DECLARE     sizes, strides and offsets: specialization constants, or words of `push`; J_SIZE and
+// K_SIZE are among them PLACE       from `group`, the number of the workgroup: the first element of
+// the tile (k_first, j_first), and for each tile
+//             what STAGE needs
+// STAGE       stage(n, ...) for each tile
+// BODY        for the group of elements j .. at k (from `at`, its place in the first tile, on)
+// Parameters: 0 workgroups with work; the words after it belong to DECLARE.
+// Specialization constant 100: invocations of a workgroup, LOCAL.
+#include "core/common.glslh"
+#ifdef HAS_8BIT
+#extension GL_EXT_shader_8bit_storage : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
+#endif
+#ifdef HAS_16BIT
+#extension GL_EXT_shader_16bit_storage : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : enable
+#endif
+#ifdef HAS_INT64
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#endif
+#include "core/math.glslh"
+
+layout(local_size_x_id = 100) in;
+
+#ifndef BUFFERS
+#define ITEM 4
+#define KT 64
+#define JG 16
+#define VECTOR 1
+#define LOCAL 256
+#define CHUNK 16
+#define TILES 1
+#define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { uint b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };
+#define LOADED(v) v
+#define DECLARE const int J_SIZE = 64, K_SIZE = 64;
+#define PLACE int j_first = 0, k_first = 0;
+#define STAGE STAGE_TILE(0, b0, 0, 64, 1)
+#define BODY b1[(k * 64 + j) >> 2] = tile[at];
+#endif
+
+#define PER_WORD (ITEM < 4 ? 4 / ITEM : 1)
+#define GROUP (16 / ITEM)
+#define GROUP_WORDS (ITEM == 8 ? 2 : 4)
+#define K_VECTORS (KT / VECTOR)
+#define SIDE (K_VECTORS < 8 ? K_VECTORS : 8)
+#define UNITS (K_VECTORS * JG * GROUP_WORDS)
+#define LOADS ((UNITS + LOCAL - 1) / LOCAL)
+#define STORES ((KT * JG + LOCAL - 1) / LOCAL)
+
+BUFFERS
+DECLARE
+
+shared uvec4 tile[TILES * KT * JG];
+
+int place_of(int k, int group) { return k * JG + (group ^ ((k ^ (k >> 3)) & 7 & (JG - 1))); }
+
+// Vector number `unit` of a tile: its first k and its word along J. Up to 8 vectors along K are
+// read side by side in each row of a group.
+ivec2 unit_at(int unit) {
+    int k = unit % SIDE;
+    unit /= SIDE;
+    int j = unit % GROUP_WORDS;
+    unit /= GROUP_WORDS;
+    return ivec2((unit % (K_VECTORS / SIDE) * SIDE + k) * VECTOR, unit / (K_VECTORS / SIDE) * GROUP_WORDS + j);
+}
+
+uvec4 words(uint v) { return uvec4(v, 0u, 0u, 0u); }
+uvec4 words(uvec2 v) { return uvec4(v, 0u, 0u); }
+uvec4 words(uvec4 v) { return v; }
+
+// Element e of the PER_WORD rows `v`, from `row` on.
+#define ELEMENT(v, e) (PER_WORD == 1 ? (v)[e] : ((v)[(e) / PER_WORD] >> ((e) % PER_WORD * 8 * ITEM)) & ((1u << (8 * ITEM % 32)) - 1u))
+
+// What lies outside the operand is read at its end, and not used.
+#define STAGE_TILE(number, buffer, first, step_j, step_k) \
+    for (int n = 0; n < LOADS; n += CHUNK) { \
+        uvec4 v[CHUNK * PER_WORD]; \
+        UNROLL for (int c = 0; c < CHUNK; c++) { \
+            ivec2 unit = unit_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
+            int k = min(k_first + unit.x, K_SIZE - VECTOR); \
+            UNROLL for (int p = 0; p < PER_WORD; p++) { \
+                int j = min(j_first + unit.y * PER_WORD + p, J_SIZE - 1); \
+                v[c * PER_WORD + p] = words(LOADED(buffer[((first) + j * (step_j) + k * (step_k)) / VECTOR])); \
+            } \
+        } \
+        UNROLL for (int c = 0; c < CHUNK; c++) { \
+            ivec2 unit = unit_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
+            if ((n + c) * LOCAL + int(gl_LocalInvocationIndex) < UNITS) { \
+                UNROLL for (int e = 0; e < VECTOR; e++) { \
+                    int at = number * KT * JG + place_of(unit.x + e, unit.y / GROUP_WORDS); \
+                    PUT(at, unit.y % GROUP_WORDS, c, e) \
+                } \
+            } \
+        } \
+    }
+
+#if ITEM == 8
+#define PUT(at, word, c, e) if (word == 0) tile[at].xy = VECTOR == 2 && e == 1 ? v[c].zw : v[c].xy; else tile[at].zw = VECTOR == 2 && e == 1 ? v[c].zw : v[c].xy;
+#else
+#define PUT(at, word, c, e) \
+    uint made = ELEMENT(v[c * PER_WORD], e); \
+    UNROLL for (int p = 1; p < PER_WORD; p++) made |= ELEMENT(v[c * PER_WORD + p], e) << (p * 8 * ITEM % 32); \
+    tile[at][word] = made;
+#endif
+
+void main() {
+    int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
+    if (group >= push.p[0]) return;
+    PLACE
+    STAGE
+    barrier();
+    UNROLL for (int n = 0; n < STORES; n++) {
+        int unit = n * LOCAL + int(gl_LocalInvocationIndex);
+        int k = k_first + unit / JG, j = j_first + unit % JG * GROUP, at = place_of(unit / JG, unit % JG);
+        if (unit < KT * JG && k < K_SIZE && j < J_SIZE) {
+            BODY
+        }
+    }
+}

@@ -1,0 +1,95 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#pragma purevk precise
+// 2-D convolution of int8 codes as an implicit product: rows are output pixels, columns output
+// channels, K runs over the taps and the input channels of a group, as the weight [OC, KH * KW *
+// IC] has them (channels fastest).
+//
+// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles:
+// qtile.glslh.
+//   ALIGNED 16: IC is a multiple of 16; 4: a multiple of 4; both need pixels, groups of channels
+//   and the offset of the input at multiples of 4. 1: anything.
+// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups of channels)
+#include "core/common.glslh"
+#include "quantized/qtile_sizes.glslh"
+#ifndef ALIGNED
+#define ALIGNED 1
+#endif
+
+#include "quantized/qconv2d_params.glslh"
+
+int first_in, first_out, depth, k_now;
+int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
+
+void a_row(int slot, int m) {
+    m = min(m, batches * OH * OW - 1);
+    int line = m / OW, image = line / OH;
+    row_y[slot] = line - image * OH;
+    row_x[slot] = m - line * OW;
+    row_at[slot] = image * H;
+}
+
+void a_column(int k) { k_now = k; }
+
+// Element of channel 0 of a tap's pixel; -1 if it lies outside.
+int tap_at(int slot, int tap) {
+    int ky = tap / KW, kx = tap - ky * KW;
+    int y = tap_of(row_y[slot], ky, stride_y, pad_y, dilation_y, H), x = tap_of(row_x[slot], kx, stride_x, pad_x, dilation_x, W);
+    return y < 0 || x < 0 ? -1 : ((row_at[slot] + y) * W + x) * pixel_a + offset_a + first_in;
+}
+
+#if ALIGNED > 1
+uint a_word(int slot, int k) {
+    if (k >= depth) return 0u;
+    int tap = k / IC, at = tap_at(slot, tap);
+    return at < 0 ? outside() : buf_a[(at + k - tap * IC) >> 2];
+}
+#else
+uint a_byte(int slot, int k) {
+    if (k >= depth) return 0u;
+    int tap = k / IC, at = tap_at(slot, tap);
+    if (at < 0) return uint(x_zero) & 0xffu;
+    at += k - tap * IC;
+    return (buf_a[at >> 2] >> ((at & 3) * 8)) & 0xffu;
+}
+
+uint a_word(int slot, int k) {
+    return a_byte(slot, k) | (a_byte(slot, k + 1) << 8) | (a_byte(slot, k + 2) << 16) | (a_byte(slot, k + 3) << 24);
+}
+#endif
+
+ivec4 a_load(int slot) {
+#if ALIGNED == 16
+    if (k_now >= depth) return ivec4(0);
+    int tap = k_now / IC, at = tap_at(slot, tap);
+    if (at < 0) return ivec4(outside());
+    at = (at + k_now - tap * IC) >> 2;
+    return ivec4(buf_a[at], buf_a[at + 1], buf_a[at + 2], buf_a[at + 3]);
+#else
+    return ivec4(a_word(slot, k_now), a_word(slot, k_now + 4), a_word(slot, k_now + 8), a_word(slot, k_now + 12));
+#endif
+}
+
+ivec4 b_load(int n, int k) {
+    int row = offset_w + (first_out + min(n, OC - 1)) * ldw, last = ldw - 1, at = k >> 2;
+    return ivec4(buf_w[row + min(at, last)], buf_w[row + min(at + 1, last)], buf_w[row + min(at + 2, last)],
+                 buf_w[row + min(at + 3, last)]);
+}
+
+#include "quantized/qtile.glslh"
+
+void main() {
+    int set = int(gl_WorkGroupID.z);
+    first_in = set * IC;
+    first_out = set * OC;
+    column_end = first_out + OC;
+    depth = KH * KW * IC;
+    int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N, rows = batches * OH * OW;
+    tile_multiply(row0, col0, depth);
+    UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
+        UNROLL for (int i = 0; i < THREAD_M; i++) {
+            int m = row0 + OUT_ROW(i), n = first_out + col0 + OUT_COL(j);
+            if (m < rows && n < column_end) store4(finish_sums(acc[i][j], m, n), offset_o + m * channels_out + n, m, n);
+        }
+    }
+}

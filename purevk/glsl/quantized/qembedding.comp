@@ -1,0 +1,150 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Rows of a quantized table: out[i, d] = (code - zero) * scale for the codes of row index[i].
+//
+// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] (if
+// ZEROS), then the indices,
+//   then out.
+// Parameters:
+//   0 count of indices  1 D  2 rows  3 groups of a row  4 codes of a group  5 bytes of a row  6
+//   elements of an index row 7, 8, 9 offset of table (bytes), indices, out (elements)
+// Macros:
+//   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
+//   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has
+//   the lowest bits. T_SCALE, T_ZERO, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an
+//   array of vec4. QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one
+//   group. INDEX_WORDS 2 if the indices are int64, of which the low words are read.
+//   PLACES n (with QUADS): times 4 elements of an invocation (1), a workgroup's width apart.
+// Specialization constant 100: invocations of a workgroup.
+// Grid: ceil(count * ceil(D / 4) / (that * PLACES)), spread over y
+#include "core/common.glslh"
+#ifndef BITS
+#define BITS 4
+#endif
+#ifndef HIGH_FIRST
+#define HIGH_FIRST 0
+#endif
+#ifndef ZEROS
+#define ZEROS 0
+#endif
+#ifndef VEC4
+#define VEC4 0
+#endif
+#ifndef QUADS
+#define QUADS 0
+#endif
+#ifndef T_SCALE
+#define T_SCALE float
+#endif
+#ifndef T_ZERO
+#define T_ZERO float
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
+#endif
+#ifndef PLACES
+#define PLACES 1
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+
+PARAM_0(count)
+PARAM_1(D)
+PARAM_2(rows)
+PARAM_3(groups)
+PARAM_4(group)
+PARAM_5(row_bytes)
+PARAM_6(index_step)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_7(offset_table)
+PARAM_8(offset_index)
+PARAM_9(offset_out)
+
+layout(local_size_x_id = 100) in;
+layout(set = 0, binding = 0) readonly buffer Table { uint table[]; };
+layout(set = 0, binding = 1) readonly buffer Scales { T_SCALE scales[]; };
+#if ZEROS
+layout(set = 0, binding = 2) readonly buffer Zeros { T_ZERO zeros[]; };
+#endif
+layout(set = 0, binding = 2 + ZEROS) readonly buffer Indices { int indices[]; };
+#if VEC4
+layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { VEC4_OF(T_OUT) dst[]; };
+#else
+layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { T_OUT dst[]; };
+#endif
+
+#if QUADS
+vec4 values(int row, int d) {
+    int at = offset_table + row * row_bytes + d * BITS / 8, place = row * groups + d / group;
+    uint word = table[at >> 2] >> ((at & 3) * 8);
+    ivec4 codes;
+    UNROLL for (int c = 0; c < 4; c++) {
+#if BITS == 8
+        codes[c] = bitfieldExtract(int(word), 8 * c, 8);
+#elif BITS == 4
+        codes[c] = int(bitfieldExtract(word, 4 * (c ^ HIGH_FIRST), 4)) - 8;
+#else
+        codes[c] = int(bitfieldExtract(word, 2 * c, 2)) - 2;
+#endif
+    }
+    vec4 numbers = vec4(codes);
+#if ZEROS
+    numbers -= float(zeros[place]);
+#endif
+    return numbers * float(scales[place]);
+}
+#endif
+
+int code(int row, int d) {
+#if BITS == 8
+    int at = offset_table + row * row_bytes + d;
+    return bitfieldExtract(int(table[at >> 2]), (at & 3) * 8, 8);
+#elif BITS == 4
+    int at = offset_table + row * row_bytes + (d >> 1);
+    int nibble = (d & 1) ^ HIGH_FIRST;
+    return int(bitfieldExtract(table[at >> 2], (at & 3) * 8 + nibble * 4, 4)) - 8;
+#else
+    int at = offset_table + row * row_bytes + (d >> 2);
+    return int(bitfieldExtract(table[at >> 2], (at & 3) * 8 + (d & 3) * 2, 2)) - 2;
+#endif
+}
+
+float value(int row, int d) {
+    int place = row * groups + d / group;
+    float number = float(code(row, d));
+#if ZEROS
+    number -= float(zeros[place]);
+#endif
+    return number * float(scales[place]);
+}
+
+void main() {
+    int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
+    int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * PLACES + int(gl_LocalInvocationIndex);
+#if QUADS
+    // All rows first, then all codes: they are under way at the same time. Places beyond the end
+    // repeat the last one.
+    int row[PLACES];
+    vec4 v[PLACES];
+    UNROLL for (int p = 0; p < PLACES; p++) {
+        int i = min((first + p * local) / quads, count - 1);
+        row[p] = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+    }
+    UNROLL for (int p = 0; p < PLACES; p++) v[p] = values(row[p], (first + p * local) % quads * 4);
+    UNROLL for (int p = 0; p < PLACES; p++) {
+        if (first + p * local < count * quads) dst[(offset_out >> 2) + first + p * local] = VEC4_OF(T_OUT)(v[p]);
+    }
+#else
+    int i = first / quads, d = (first - i * quads) * 4;
+    if (i >= count) return;
+    int row = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+    int at = offset_out + i * D + d;
+#if VEC4
+    dst[at >> 2] = VEC4_OF(T_OUT)(vec4(value(row, d), value(row, d + 1), value(row, d + 2), value(row, d + 3)));
+#else
+    for (int c = 0; c < 4 && d + c < D; c++) dst[at + c] = T_OUT(value(row, d + c));
+#endif
+#endif
+}

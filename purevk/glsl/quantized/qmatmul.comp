@@ -1,0 +1,104 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#endif
+// The product of float activations with a quantized weight, by tiles in shared memory: for GPUs and
+// many rows.
+//
+// Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
+// matmul_sizes.glslh, with those of MATRIX_UNITS for activations in half.
+//   BACKWARD 1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
+//   bias and no epilogue.
+// The group is a multiple of 4; on matrix units there are none.
+// Grid: (ceil(N / TILE_N), ceil(M / TILE_M)), or ceil(K / TILE_N) first
+#include "core/common.glslh"
+#include "matmul/matmul_sizes.glslh"
+#ifndef BACKWARD
+#define BACKWARD 0
+#endif
+
+#include "quantized/qmatmul_params.glslh"
+
+int row_of_slot[A_SLOTS], k_now;
+
+void a_row(int slot, int m) { row_of_slot[slot] = min(m, M - 1); }
+
+void a_column(int k) { k_now = k; }
+
+int tile_rows() { return M; }
+
+// Codes k .. k+3 of row n of W times their scale. Halves hold codes exactly, but not their products
+// with a scale: on matrix units the sums are scaled.
+#define SCALE_SUMS (MATRIX_UNITS && !GROUPED && !BACKWARD)
+LOADED4 weights(int n, int k) {
+#if SCALE_SUMS
+    return LOADED4(codes(word_at(offset_w + n * ldw, k)));
+#endif
+    float scale = float(buf_scale[n * groups + min(k / group, groups - 1)]);
+    return LOADED4(codes(word_at(offset_w + n * ldw, k)) * scale);
+}
+
+#if BACKWARD
+#define B_TRANSPOSED 0
+
+LOADED4 a_load(int slot) {
+    LOADED4 v = LOADED4(0.0);
+    int at = offset_a + row_of_slot[slot] * lda + k_now;
+#if VEC4_A
+    if (k_now < N) v = LOADED4(buf_a[at >> 2]);
+#else
+    if (k_now < N) v.x = LOADED(buf_a[at]);
+    if (k_now + 1 < N) v.y = LOADED(buf_a[at + 1]);
+    if (k_now + 2 < N) v.z = LOADED(buf_a[at + 2]);
+    if (k_now + 3 < N) v.w = LOADED(buf_a[at + 3]);
+#endif
+    return v;
+}
+
+LOADED4 load_b(int n, int k) { return n < N && k < K ? weights(n, k) : LOADED4(0.0); }
+
+int tile_columns() { return K; }
+
+vec4 tile_bias(int n) { return vec4(0.0); }
+
+void tile_store(int m, int k, vec4 v) {
+    int at = offset_o + m * ldo + k;
+#if VEC4_OUT
+    buf_out[at >> 2] = VEC4_OF(T_OUT)(v);
+#else
+    UNROLL for (int c = 0; c < 4; c++) {
+        if (k + c < K) buf_out[at + c] = T_OUT(v[c]);
+    }
+#endif
+}
+#else
+#define B_TRANSPOSED 1
+
+LOADED4 a_load(int slot) { return LOADED4(a_values(row_of_slot[slot], k_now)); }
+
+LOADED4 load_bt(int n, int k) { return k < K ? weights(min(n, N - 1), k) : LOADED4(0.0); }
+
+int tile_columns() { return N; }
+
+#if SCALE_SUMS
+vec4 tile_bias(int n) { return vec4(0.0); }
+
+void tile_store(int m, int n, vec4 v) { store4(v * scale4(n, 0) + bias4(n), offset_o + m * ldo + n, m, n); }
+#else
+vec4 tile_bias(int n) { return bias4(n); }
+
+void tile_store(int m, int n, vec4 v) { store4(v, offset_o + m * ldo + n, m, n); }
+#endif
+#endif
+
+#if MATRIX_UNITS
+#include "matmul/matmul_coopmat.glslh"
+#else
+#include "matmul/matmul_shared.glslh"
+#endif
+
+void main() {
+    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, 0, BACKWARD == 1 ? N : K);
+}

@@ -1,0 +1,286 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// The product with a quantized weight for few rows, as in decoding: W is read once, at the speed of
+// memory. The invocations of a workgroup share K, and make COLS columns.
+//
+// Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
+//   ROWS   rows of A at a time (1)
+//   COLS   columns of a workgroup, a multiple of 4 (4)
+//   WORDS  words of W that an invocation reads at once: 4, 2 or 1; a row of W has a multiple of
+//   them, and so has a group. STEPS  so many reads of each column are under way at a time, where A
+//   is not shared (1) SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS *
+//   8 / BITS + 1) bytes. 0: it does not. ANY_GROUP 1: groups of any length; an invocation takes
+//   whole groups (WORDS is 1). LX     invocations that share the columns (32), a power of two
+//   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none
+//   is used. TEAMS  so many times LX invocations make a workgroup (1), each LX of them other
+//   columns; they share A. More than one need
+//          SUBGROUP == LX.
+// Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
+#include "core/common.glslh"
+#ifndef ROWS
+#define ROWS 1
+#endif
+#ifndef COLS
+#define COLS 4
+#endif
+#ifndef STEPS
+#define STEPS 1
+#endif
+#ifndef SHARE
+#define SHARE 1
+#endif
+#ifndef LX
+#define LX 32
+#endif
+#ifndef SUBGROUP
+#define SUBGROUP 0
+#endif
+#ifndef ANY_GROUP
+#define ANY_GROUP 0
+#endif
+#ifndef TEAMS
+#define TEAMS 1
+#endif
+#if SUBGROUP
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
+
+#include "quantized/qmatmul_params.glslh"
+
+layout(local_size_x = LX, local_size_y = TEAMS, local_size_z = 1) in;
+
+#define PER_WORD (32 / BITS)
+#define CHUNK (WORDS * PER_WORD)
+#define QUADS (PER_WORD / 4)
+#define COLS4 (COLS / 4)
+
+#if ACT && !GROUPED
+#define T_SUM ivec4
+#else
+#define T_SUM vec4
+#endif
+T_SUM total[ROWS][COLS4];
+#if SUBGROUP == 0
+#define PARTS LX
+#else
+#define PARTS (LX / SUBGROUP)
+#endif
+#if PARTS > 1
+shared T_SUM parts[PARTS];
+#endif
+
+// The sums of all invocations, to all of them.
+T_SUM add_up(T_SUM sum) {
+#if SUBGROUP
+    sum = subgroupAdd(sum);
+#endif
+#if PARTS > 1
+    int id = int(gl_LocalInvocationIndex);
+    barrier();
+#if SUBGROUP
+    if (subgroupElect()) parts[gl_SubgroupID] = sum;
+    barrier();
+    sum = parts[0];
+    UNROLL for (int p = 1; p < PARTS; p++) sum += parts[p];
+#else
+    parts[id] = sum;
+    barrier();
+    for (int half_way = LX / 2; half_way > 0; half_way /= 2) {
+        if (id < half_way) parts[id] += parts[id + half_way];
+        barrier();
+    }
+    sum = parts[0];
+#endif
+#endif
+    return sum;
+}
+
+int row_at(int n) { return offset_w + min(n, N - 1) * ldw; }
+
+#if ANY_GROUP
+void multiply(int lane, int m0, int n0) {
+    for (int g = lane; g < groups; g += LX) {
+        UNROLL for (int j = 0; j < COLS4; j++) {
+            int n = min(n0 + 4 * j, N - 1);
+            vec4 scales = scale4(n, g);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                int m = min(m0 + r, M - 1);
+#if ACT
+                ivec4 part = -row_zero(m) * sum4(n, g);
+#else
+                vec4 part = vec4(0.0);
+#endif
+                for (int k = g * group; k < min((g + 1) * group, K); k++) {
+                    ivec4 c;
+                    UNROLL for (int i = 0; i < 4; i++) c[i] = code_at(row_at(n + i), k);
+#if ACT
+                    part += bitfieldExtract(a_codes(m, k & ~3), (k & 3) * 8, 8) * c;
+#else
+                    part += a_values(m, k & ~3)[k & 3] * vec4(c);
+#endif
+                }
+                total[r][j] += scales * vec4(part);
+            }
+        }
+    }
+}
+#else
+#if WORDS == 4
+#define T_WORDS uvec4
+#define WORD(v, j) v[j]
+#elif WORDS == 2
+#define T_WORDS uvec2
+#define WORD(v, j) v[j]
+#else
+#define T_WORDS uint
+#define WORD(v, j) v
+#endif
+
+#if ACT || !SHARE
+// Adds CHUNK codes of each column from k0 on.
+void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
+#if ACT
+    ivec4 part[ROWS][COLS4];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int j = 0; j < COLS4; j++) part[r][j] = ivec4(0);
+    }
+    UNROLL for (int i = 0; i < WORDS; i++) {
+        UNROLL for (int q = 0; q < QUADS; q++) {
+            int k = k0 + i * PER_WORD + q * 4, a[ROWS];
+            UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_codes(min(m0 + r, M - 1), k);
+            UNROLL for (int c = 0; c < COLS; c++) {
+                int b = code_bytes(WORD(w[c], i) >> (16 * q));
+                UNROLL for (int r = 0; r < ROWS; r++) part[r][c / 4][c % 4] += dot4(a[r], b);
+            }
+        }
+    }
+#else
+    vec4 part[ROWS][COLS4];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int j = 0; j < COLS4; j++) part[r][j] = vec4(0.0);
+    }
+    UNROLL for (int i = 0; i < WORDS; i++) {
+        UNROLL for (int q = 0; q < QUADS; q++) {
+            int k = k0 + i * PER_WORD + q * 4;
+            vec4 a[ROWS];
+            UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_values(min(m0 + r, M - 1), k);
+            UNROLL for (int c = 0; c < COLS; c++) {
+                vec4 b = codes(WORD(w[c], i) >> (16 * q));
+                UNROLL for (int r = 0; r < ROWS; r++) part[r][c / 4][c % 4] += dot(a[r], b);
+            }
+        }
+    }
+#endif
+#if GROUPED
+    int g = min(k0, K - 1) / group;
+    UNROLL for (int j = 0; j < COLS4; j++) {
+        int n = min(n0 + 4 * j, N - 1);
+        vec4 scales = scale4(n, g);
+#if ACT
+        ivec4 sums = k0 == g * group ? sum4(n, g) : ivec4(0);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            total[r][j] += scales * vec4(part[r][j] - row_zero(min(m0 + r, M - 1)) * sums);
+        }
+#else
+        UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * part[r][j];
+#endif
+    }
+#else
+    UNROLL for (int j = 0; j < COLS4; j++) {
+        UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += part[r][j];
+    }
+#endif
+}
+
+void multiply(int lane, int m0, int n0) {
+    int chunks = (K + CHUNK - 1) / CHUNK;
+    for (int first = lane; first < chunks; first += LX * STEPS) {
+        T_WORDS w[STEPS][COLS];
+        UNROLL for (int s = 0; s < STEPS; s++) {
+            int chunk = min(first + s * LX, chunks - 1);
+            UNROLL for (int c = 0; c < COLS; c++) w[s][c] = buf_w[row_at(n0 + c) / WORDS + chunk];
+        }
+        UNROLL for (int s = 0; s < STEPS; s++) add_chunk(w[s], (first + s * LX) * CHUNK, m0, n0);
+    }
+}
+#else
+// An invocation needs CHUNK neighbours of A, which would touch as many lines of the cache as there
+// are invocations: they are read side by side and handed over in shared memory. A vector between
+// the pieces keeps these in different banks.
+#define CHUNK4 uint(CHUNK / 4)
+#define PITCH (CHUNK / 4 + 1)
+shared vec4 tile[ROWS * LX * PITCH];
+
+// A[m][k .. k+3] as spread_codes takes it.
+vec4 unspread(int m, int k) { return a_values(min(m, M - 1), k) * UNSPREAD; }
+
+void multiply(int lane, int m0, int n0) {
+    int chunks = (K + CHUNK - 1) / CHUNK, rows[COLS];
+    UNROLL for (int c = 0; c < COLS; c++) rows[c] = row_at(n0 + c) / WORDS;
+    for (int first = 0; first < chunks; first += LX) {
+        T_WORDS w[COLS];
+        int chunk = min(first + lane, chunks - 1);
+        UNROLL for (int c = 0; c < COLS; c++) w[c] = buf_w[rows[c] + chunk];
+        barrier();
+        UNROLL for (uint j = 0; j < (ROWS * CHUNK4 + TEAMS - 1) / TEAMS; j++) {
+            uint at = gl_LocalInvocationIndex + j * (LX * TEAMS), e = at % (LX * CHUNK4), r = at / (LX * CHUNK4);
+            if (r < ROWS) tile[(r * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0 + int(r), first * CHUNK + int(e) * 4);
+        }
+        barrier();
+        vec4 part[ROWS][COLS4];
+        float excess[ROWS];
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            UNROLL for (int j = 0; j < COLS4; j++) part[r][j] = vec4(0.0);
+            excess[r] = 0.0;
+        }
+        UNROLL for (int i = 0; i < WORDS; i++) {
+            UNROLL for (int q = 0; q < QUADS; q++) {
+                vec4 a[ROWS];
+                UNROLL for (int r = 0; r < ROWS; r++) {
+                    a[r] = tile[(r * LX + lane) * PITCH + i * QUADS + q];
+                    excess[r] += dot(a[r], OFFSET * SPREAD);
+                }
+                UNROLL for (int c = 0; c < COLS; c++) {
+                    vec4 b = spread_codes(WORD(w[c], i) >> (16 * q));
+                    UNROLL for (int r = 0; r < ROWS; r++) {
+                        UNROLL for (int e = 0; e < 4; e++) part[r][c / 4][c % 4] += a[r][e] * b[e];
+                    }
+                }
+            }
+        }
+        UNROLL for (int j = 0; j < COLS4; j++) {
+#if GROUPED
+            vec4 scales = scale4(min(n0 + 4 * j, N - 1), chunk * CHUNK / group);
+#else
+            vec4 scales = vec4(1.0);
+#endif
+            UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * (part[r][j] - excess[r]);
+        }
+    }
+}
+#endif
+#endif
+
+void main() {
+    int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS;
+    int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int j = 0; j < COLS4; j++) total[r][j] = T_SUM(0);
+    }
+    multiply(lane, m0, n0);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int j = 0; j < COLS4; j++) {
+            T_SUM sum = add_up(total[r][j]);
+            int m = m0 + r, n = n0 + 4 * j;
+            if (lane != (r * COLS4 + j) % LX || m >= M || n >= N) continue;
+#if ACT && !GROUPED
+            vec4 v = finish_sums(sum, m, n);
+#elif GROUPED
+            vec4 v = finish(sum, m, n);
+#else
+            vec4 v = finish(sum * scale4(n, 0), m, n);
+#endif
+            store4(v, offset_o + m * ldo + n, m, n);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Scale and zero point of each row, from its least and its largest number: a workgroup a row.
+//
+// Bindings: 0 x [rows, K], 1 scales [rows], 2 zero points [rows].
+// Parameters: 0 rows  1 K  2 row stride of x  3 least code (bits of a float)  4 largest code (bits)
+// 5 least scale (bits)
+//   6 zero point of symmetric codes  7 offset of x
+// Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples
+// of 4.
+//   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also
+//   over s, the scale. LX, SUBGROUP as in qmatvec.comp
+//   AHEAD  elements, or vec4s, that an invocation reads before it uses the first of them, by
+//   default 1
+// Grid: (rows), spread over y
+#include "core/common.glslh"
+#ifdef HAS_8BIT
+#extension GL_EXT_shader_8bit_storage : require
+#endif
+#ifdef HAS_INT64
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#endif
+#ifndef T_A
+#define T_A float
+#endif
+#ifndef T_SCALE
+#define T_SCALE float
+#endif
+#ifndef T_ZERO
+#define T_ZERO int
+#endif
+#ifndef VEC4_A
+#define VEC4_A 0
+#endif
+#ifndef SCALE
+#define SCALE pv_scale(a, b, low, high, eps)
+#endif
+#ifndef ZERO
+#define ZERO pv_zero(a, s, low, high)
+#endif
+#ifndef LX
+#define LX 32
+#endif
+#ifndef AHEAD
+#define AHEAD 1
+#endif
+#ifndef SUBGROUP
+#define SUBGROUP 0
+#endif
+#if SUBGROUP
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
+#include "core/math.glslh"
+
+PARAM_0(rows)
+PARAM_1(K)
+PARAM_2(stride)
+PARAM_3(low_bits)
+PARAM_4(high_bits)
+PARAM_5(eps_bits)
+PARAM_6(middle)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM_7(offset)
+
+layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
+#if VEC4_A
+layout(set = 0, binding = 0) readonly buffer BufA { VEC4_OF(T_A) buf_a[]; };
+#else
+layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+#endif
+layout(set = 0, binding = 1) writeonly buffer BufScale { T_SCALE buf_scale[]; };
+layout(set = 0, binding = 2) writeonly buffer BufZero { T_ZERO buf_zero[]; };
+
+#if SUBGROUP == 0
+#define PARTS LX
+#else
+#define PARTS (LX / SUBGROUP)
+#endif
+shared vec2 parts[PARTS];
+
+#if VEC4_A
+#define EACH 4
+#define V vec4
+void take(vec4 v, inout float least, inout float most) {
+    least = min(min(min(least, v.x), min(v.y, v.z)), v.w);
+    most = max(max(max(most, v.x), max(v.y, v.z)), v.w);
+}
+#else
+#define EACH 1
+#define V float
+void take(float v, inout float least, inout float most) {
+    least = min(least, v);
+    most = max(most, v);
+}
+#endif
+
+void main() {
+    int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
+    if (row >= rows) return;
+    float a = PV_INF, b = -PV_INF;
+    int k = lane * EACH;
+#if AHEAD > 1
+    for (; k + (AHEAD - 1) * LX * EACH < K; k += AHEAD * LX * EACH) {
+        V v[AHEAD];
+        UNROLL for (int i = 0; i < AHEAD; i++) v[i] = V(buf_a[(offset + row * stride + k + i * LX * EACH) / EACH]);
+        UNROLL for (int i = 0; i < AHEAD; i++) take(v[i], a, b);
+    }
+#endif
+    for (; k < K; k += LX * EACH) take(V(buf_a[(offset + row * stride + k) / EACH]), a, b);
+#if SUBGROUP
+    a = subgroupMin(a);
+    b = subgroupMax(b);
+    if (subgroupElect()) parts[gl_SubgroupID] = vec2(a, b);
+#else
+    parts[lane] = vec2(a, b);
+#endif
+    barrier();
+    if (lane != 0) return;
+    for (int p = 0; p < PARTS; p++) {
+        a = min(a, parts[p].x);
+        b = max(b, parts[p].y);
+    }
+    float low = intBitsToFloat(low_bits), high = intBitsToFloat(high_bits), eps = intBitsToFloat(eps_bits);
+    float s = SCALE;
+    buf_scale[row] = T_SCALE(s);
+    buf_zero[row] = T_ZERO(ZERO);
+}

@@ -1,0 +1,314 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col),
+// in float.
+//
+// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if
+// STATS; RMS: rstd only),
+//   then what EXTRA_BUFFERS declares.
+// Parameters (in elements):
+//   0 offset of x  1 offset of out  2 rows  3 columns (elements normalized together)
+//   4, 5 stride of a row in x, in out (GROUP 0 and 1)  6 eps, the bits of a float
+//   7, 8, 9, 10 offsets of weight, bias, mean, rstd
+//   11 channels of a group  12 H * W  13 groups (if GROUP)
+//   14 and above are free for EXTRA_BUFFERS.
+// Macros:
+//   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
+//   FROM_X(v), FROM_W(v), TO_OUT(v), TO_OUT4(v), TO_STATS(v)  conversions to and from float
+//   HAS_WEIGHT, HAS_BIAS, STATS
+//   TEXEL_X, TEXEL_W  1: x, or weight and bias, are uniform texel buffers: rows.glslh. With GROUP 1
+//   the texels of the
+//           weight and the bias are single elements even if VEC4
+//   RMS 1: mean is 0
+//   GROUP 0: weight and bias are indexed by column
+//         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group *
+//         H * W; weight and
+//            bias are indexed by channel
+//         2: the same of [N, H * W, C] (channels last); x and out are dense
+//   EPILOGUE(v, row, col), and EPILOGUE4 for the vec4 of the columns col .. col+3
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
+//   VEC4 1: x and out (and weight and bias, unless GROUP 1) are read and written as vec4: columns,
+//   row strides, offsets
+//           and, by GROUP, H * W (1) or channels of a group and all channels (2) are multiples of 4
+//   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an
+//   invocation: columns must be
+//           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times
+//           (RMS: twice).
+//   AHEAD   elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if
+//   CACHE 0; by default 1
+#include "core/rows.glslh"
+#include "core/math.glslh"
+
+#ifndef T_W
+#define T_W float
+#endif
+#ifndef TEXEL_W
+#define TEXEL_W 0
+#endif
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef T_STATS
+#define T_STATS float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) float(v)
+#endif
+#ifndef FROM_W
+#define FROM_W(v) float(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef TO_OUT4
+#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
+#endif
+#ifndef TO_STATS
+#define TO_STATS(v) T_STATS(v)
+#endif
+#ifndef HAS_WEIGHT
+#define HAS_WEIGHT 0
+#endif
+#ifndef HAS_BIAS
+#define HAS_BIAS 0
+#endif
+#ifndef STATS
+#define STATS 0
+#endif
+#ifndef RMS
+#define RMS 0
+#endif
+#ifndef GROUP
+#define GROUP 0
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, row, col) (v)
+#endif
+#ifndef EPILOGUE4
+#define EPILOGUE4(v, row, col)                                                                         \
+    vec4(EPILOGUE(v.x, row, (col)), EPILOGUE(v.y, row, (col + 1)), EPILOGUE(v.z, row, (col + 2)), \
+         EPILOGUE(v.w, row, (col + 3)))
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef CACHE
+#define CACHE 0
+#endif
+#ifndef AHEAD
+#define AHEAD 1
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(rows)
+PARAM_3(columns)
+#if GROUP != 2
+PARAM_4(x_row)
+PARAM_5(out_row)
+#endif
+PARAM_6(eps_bits)
+#if HAS_WEIGHT
+PARAM_7(weight_offset)
+#endif
+#if HAS_BIAS
+PARAM_8(bias_offset)
+#endif
+#if STATS
+#if !RMS
+PARAM_9(mean_offset)
+#endif
+PARAM_10(rstd_offset)
+#endif
+#if GROUP
+PARAM_11(group_channels)
+PARAM_12(area)
+PARAM_13(groups)
+#endif
+
+#define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)
+#if VEC4
+#define V vec4
+#define EACH 4
+#define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
+#define ELEMENT(T) VEC4_OF(T)
+#define TO_V(FROM, v) vec4(FROM((v).x), FROM((v).y), FROM((v).z), FROM((v).w))
+#else
+#define V float
+#define EACH 1
+#define SUM(v) (v)
+#define ELEMENT(T) T
+#define TO_V(FROM, v) FROM(v)
+#endif
+
+// Weight and bias, of the column(s) from i on.
+#if TEXEL_W
+#define W_BUFFER(at, name) layout(set = 0, binding = at) uniform samplerBuffer name;
+#if VEC4 && GROUP != 1
+#define READ_W(name, i) texelFetch(name, (i) >> 2)
+#else
+#define READ_W(name, i) V(texelFetch(name, i).x)
+#endif
+#else
+#if VEC4 && GROUP != 1
+#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { VEC4_OF(T_W) name[]; };
+#define READ_W(name, i) TO_V(FROM_W, WIDE4_OF(T_W)(name[(i) >> 2]))
+#else
+#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { T_W name[]; };
+#define READ_W(name, i) V(FROM_W(name[i]))
+#endif
+#endif
+#if HAS_WEIGHT
+W_BUFFER(1, buf_weight)
+#endif
+#if HAS_BIAS
+W_BUFFER(1 + HAS_WEIGHT, buf_bias)
+#endif
+layout(set = 0, binding = OUT_BINDING) buffer BufOut { ELEMENT(T_OUT) buf_out[]; };
+#if STATS
+#if !RMS
+layout(set = 0, binding = OUT_BINDING + 1) buffer BufMean { T_STATS buf_mean[]; };
+#endif
+layout(set = 0, binding = OUT_BINDING + (RMS == 1 ? 1 : 2)) buffer BufRstd { T_STATS buf_rstd[]; };
+#endif
+// The first element of a row, counted from the first of x.
+int beginning(int row) {
+#if GROUP == 2
+    return row / groups * (groups * group_channels * area) + row % groups * group_channels;
+#else
+    return row * columns;
+#endif
+}
+
+// The element of column col, counted from the row's beginning.
+int place(int col) {
+#if GROUP == 2
+    int pixel = col / group_channels;
+    return pixel * (groups * group_channels) + (col - pixel * group_channels);
+#else
+    return col;
+#endif
+}
+
+int channel(int row, int col) {
+#if GROUP == 1
+    return row % groups * group_channels + col / area;
+#elif GROUP == 2
+    return row % groups * group_channels + col % group_channels;
+#else
+    return col;
+#endif
+}
+
+EXTRA_BUFFERS
+
+#if SUBGROUP || ROW_PER_SUBGROUP
+float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+#endif
+float add(float a, float b) { return a + b; }
+DEFINE_JOIN(float, sum_all, add)
+
+V load(int base, int col) {
+#if VEC4
+    X4 v = READ4_X(base + place(col));
+    return TO_V(FROM_X, v);
+#else
+    return FROM_X(READ_X(base + place(col)));
+#endif
+}
+
+void store(V v, int base, int row, int col) {
+    int c = channel(row, col);
+#if HAS_WEIGHT
+    v *= READ_W(buf_weight, weight_offset + c);
+#endif
+#if HAS_BIAS
+    v += READ_W(buf_bias, bias_offset + c);
+#endif
+#if VEC4
+    v = EPILOGUE4(v, row, col);
+    buf_out[(base + place(col)) >> 2] = TO_OUT4(v);
+#else
+    buf_out[base + place(col)] = TO_OUT(EPILOGUE(v, row, col));
+#endif
+}
+
+// DO(v, col) for all that an invocation has of a row that is not kept.
+#define REST_OF_ROW(DO)                          \
+    for (; col < columns; col += EACH * LANES) { \
+        V v = load(base, col);                   \
+        DO(v, col)                               \
+    }
+#if AHEAD > 1
+#define WHOLE_ROW(DO)                                                                             \
+    {                                                                                             \
+        int col = EACH * LANE;                                                                    \
+        for (; col + (AHEAD - 1) * EACH * LANES < columns; col += AHEAD * EACH * LANES) {         \
+            V some[AHEAD];                                                                        \
+            UNROLL for (int k = 0; k < AHEAD; k++) some[k] = load(base, col + k * EACH * LANES);  \
+            UNROLL for (int k = 0; k < AHEAD; k++) { DO(some[k], (col + k * EACH * LANES)) }      \
+        }                                                                                         \
+        REST_OF_ROW(DO)                                                                           \
+    }
+#else
+#define WHOLE_ROW(DO)          \
+    {                          \
+        int col = EACH * LANE; \
+        REST_OF_ROW(DO)        \
+    }
+#endif
+#define ADD(v, col) sum += v;
+#define ADD_SQUARE(v, col) sum += (v - mean) * (v - mean);
+#define STORE(v, col) store((v - mean) * rstd, out_base, row, col);
+
+void main() {
+    for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
+#if GROUP == 2
+        int base = x_offset + beginning(row), out_base = out_offset + beginning(row);
+#else
+        int base = x_offset + row * x_row, out_base = out_offset + row * out_row;
+#endif
+        float mean = 0.0;
+        V sum = V(0.0);
+#if CACHE
+        V kept[CACHE];
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            int col = EACH * (LANE + k * LANES);
+            kept[k] = V(0.0);
+            if (col < columns) kept[k] = load(base, col);
+            sum += kept[k];
+        }
+#elif !RMS
+        WHOLE_ROW(ADD)
+#endif
+#if !RMS
+        mean = sum_all(SUM(sum)) / float(columns);
+#endif
+        sum = V(0.0);
+#if CACHE
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            kept[k] -= mean;
+            if (EACH * (LANE + k * LANES) < columns) sum += kept[k] * kept[k];
+        }
+#else
+        WHOLE_ROW(ADD_SQUARE)
+#endif
+        float rstd = 1.0 / sqrt(sum_all(SUM(sum)) / float(columns) + intBitsToFloat(eps_bits));
+#if STATS
+        if (LANE == 0) {
+#if !RMS
+            buf_mean[mean_offset + row] = TO_STATS(mean);
+#endif
+            buf_rstd[rstd_offset + row] = TO_STATS(rstd);
+        }
+#endif
+#if CACHE
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            int col = EACH * (LANE + k * LANES);
+            if (col < columns) store(kept[k] * rstd, out_base, row, col);
+        }
+#else
+        WHOLE_ROW(STORE)
+#endif
+    }
+}

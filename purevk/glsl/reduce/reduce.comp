@@ -1,0 +1,469 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, prod, any,
+// all, argmax, var...
+//
+// Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in
+// the output; those of dims that OUTER_DIMS and REDUCE_DIMS leave out are not declared):
+//   0 offset of x  1 offset of out  2 number of outputs
+//   3, 4 sizes of the reduction dims r0 (outer) and r1 (inner)  5, 6 their strides in x
+//   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1,
+//   2 14 offset of the indices (if ARG 2)
+//   15 length of a part (if SPLIT), or number of elements that were reduced in all (if PARTS)
+//   16 and above are free for EXTRA_BUFFERS.
+// Macros:
+//   T_X, T_OUT, ACC          element types, and the type that is computed in
+//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a
+//   device without
+//                            64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
+//   OUTER_DIMS 1..4, REDUCE_DIMS 1..2 (1: r1 only; r0 is 1)
+//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept. With
+//   ARG: the worst element LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the
+//   output's index in both EPILOGUE(v, o)           what is stored; EXTRA_BUFFERS declares what it
+//   reads ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and
+//   the index (T_INDEX,
+//          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals
+//          the first is taken, and NaN is better than all else, as in torch.
+//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies
+//   first) LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD
+//   applies first) AHEAD    elements, or vec4s, that an invocation reads before it uses the first
+//   of them, by default 1 SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the
+//   last ones may be shorter); out is partial
+//          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second
+//          dispatch reduces those. Not with ARG and VARIANCE. An invocation should not do more than
+//          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves
+//          them after that many.
+//   PARTS 1: x is such partial results; n is parameter 15.
+//   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands
+//   (rows = outputs).
+//          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides,
+//          offset of x and part length are multiples of 4.
+//   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim
+//   0 has stride 1.
+//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other
+//          strides and both offsets are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows
+//          = outputs, or outputs / 4 if VEC4. With WIDTH w > 1 a workgroup makes w of them (4 w if
+//          VEC4): local_size_x / w invocations share each.
+#ifndef COLUMN
+#define COLUMN 0
+#endif
+#if COLUMN && !defined(WIDTH)
+#undef ROW_PER_INVOCATION
+#define ROW_PER_INVOCATION 1
+#endif
+#include "core/rows.glslh"
+#include "core/math.glslh"
+
+#ifndef T_OUT
+#define T_OUT float
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_OUT
+#define TO_OUT(v) T_OUT(v)
+#endif
+#ifndef OUTER_DIMS
+#define OUTER_DIMS 1
+#endif
+#ifndef REDUCE_DIMS
+#define REDUCE_DIMS 1
+#endif
+#ifndef INIT
+#define INIT ACC(0)
+#endif
+#ifndef COMBINE
+#define COMBINE(a, b) ((a) + (b))
+#endif
+#ifndef LOAD
+#define LOAD(v) (v)
+#endif
+#ifndef FINISH
+#define FINISH(a, n) (a)
+#endif
+#ifndef EPILOGUE
+#define EPILOGUE(v, o) (v)
+#endif
+#ifndef EXTRA_BUFFERS
+#define EXTRA_BUFFERS
+#endif
+#ifndef ARG
+#define ARG 0
+#endif
+#ifndef ARG_BETTER
+#define ARG_BETTER(a, b) ((a) > (b))
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef TO_INDEX
+#define TO_INDEX(v) T_INDEX(v)
+#endif
+#ifndef VARIANCE
+#define VARIANCE 0
+#endif
+#ifndef LOGARITHM
+#define LOGARITHM 0
+#endif
+#ifndef AHEAD
+#define AHEAD 1
+#endif
+#ifndef SPLIT
+#define SPLIT 0
+#endif
+#ifndef PARTS
+#define PARTS 0
+#endif
+#if SPLIT && (ARG || VARIANCE)
+#error ARG and VARIANCE need SPLIT 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(out_offset)
+PARAM_2(outputs)
+#if REDUCE_DIMS > 1
+PARAM_3(size_r0)
+PARAM_5(stride_r0)
+#else
+#define size_r0 1
+#endif
+PARAM_4(size_r1)
+#if VEC4 && !COLUMN
+#define stride_r1 1
+#else
+PARAM_6(stride_r1)
+#endif
+PARAM_7(stride_0)
+#if OUTER_DIMS > 1
+PARAM_8(stride_1)
+PARAM_11(size_0)
+#endif
+#if OUTER_DIMS > 2
+PARAM_9(stride_2)
+PARAM_12(size_1)
+#endif
+#if OUTER_DIMS > 3
+PARAM_10(stride_3)
+PARAM_13(size_2)
+#endif
+#if ARG == 2
+PARAM_14(index_offset)
+#endif
+#if SPLIT
+PARAM_15(part)
+#elif PARTS
+PARAM_15(reduced)
+#endif
+
+layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+#if ARG == 2
+layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
+#endif
+EXTRA_BUFFERS
+
+// Elements that an invocation sums before it adds to its total: sums of long rows lose less that
+// way.
+#define BLOCK 64
+
+int o;
+
+#if ARG
+struct State {
+    ACC v;
+    int i;
+};
+
+// The worst element, at the index r of the first that is taken: it is the result where all are as
+// bad.
+#define initial_at(r) State(INIT, r)
+#define initial() initial_at(0x7fffffff)
+
+bool is_nan(float v) { return pv_isnan(v); }
+bool is_nan(int v) { return false; }
+#if HAS_FLOAT64
+bool is_nan(double v) { return pv_isnan(v); }
+#endif
+#if HAS_INT64
+bool is_nan(int64_t v) { return false; }
+#endif
+
+State join(State a, State b) {
+    bool nan_a = is_nan(a.v), nan_b = is_nan(b.v);
+    bool equal = nan_a ? nan_b : a.v == b.v;
+    return equal && b.i < a.i || !nan_a && (nan_b || ARG_BETTER(b.v, a.v)) ? b : a;
+}
+
+// Elements come in the order of their indices.
+State take(State s, ACC v, int r) {
+    ACC e = LOAD(v);
+    return (ARG_BETTER(e, s.v) || is_nan(e)) && !is_nan(s.v) ? State(e, r) : s;
+}
+#if SUBGROUP || ROW_PER_SUBGROUP
+State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), subgroupShuffleXor(s.i, d)); }
+#endif
+#elif VARIANCE
+// How many elements, their mean, and the sum of their squared distances from it.
+struct State {
+    float n, mean, squares;
+};
+State initial() { return State(0.0, 0.0, 0.0); }
+State join(State a, State b) {
+    float n = a.n + b.n, share = b.n / max(n, 1.0), apart = b.mean - a.mean;
+    return State(n, a.mean + apart * share, a.squares + b.squares + apart * apart * a.n * share);
+}
+State take(State s, ACC v, int r) { return join(s, State(1.0, LOAD(v), 0.0)); }
+#if SUBGROUP || ROW_PER_SUBGROUP
+State shuffle_xor(State s, uint d) {
+    return State(subgroupShuffleXor(s.n, d), subgroupShuffleXor(s.mean, d), subgroupShuffleXor(s.squares, d));
+}
+#endif
+#define RESULT(s) (s).squares
+#elif LOGARITHM
+// The largest element, and the sum of exp(element - subtrahend).
+struct State {
+    float most, sum;
+};
+State initial() { return State(-PV_INF, 0.0); }
+// Infinity minus itself is NaN: nothing is subtracted where the largest element is infinite.
+float subtrahend(float most) { return pv_isinf(most) ? 0.0 : most; }
+State join(State a, State b) {
+    float most = max(a.most, b.most), s = subtrahend(most);
+    return State(most, a.sum * exp(a.most - s) + b.sum * exp(b.most - s));
+}
+State take(State s, ACC v, int r) {
+    ACC e = LOAD(v);
+    return join(s, State(e, pv_isinf(e) ? exp(e) : 1.0));
+}
+#if SUBGROUP || ROW_PER_SUBGROUP
+State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.most, d), subgroupShuffleXor(s.sum, d)); }
+#endif
+#define RESULT(s) (subtrahend((s).most) + log((s).sum))
+#else
+#define State ACC
+#define initial() INIT
+#define join(a, b) COMBINE(a, b)
+#define shuffle_xor(s, d) subgroupShuffleXor(s, d)
+State take(State s, ACC v, int r) { return COMBINE(s, LOAD(v)); }
+#endif
+#ifndef RESULT
+#define RESULT(s) (s)
+#endif
+#ifndef initial_at
+#define initial_at(r) initial()
+#endif
+
+// Rows that are read as vec4 have four elements of an output in each of them, columns one of four
+// outputs.
+#if VEC4 && !COLUMN
+#define EACH 4
+#else
+#define EACH 1
+#endif
+#define BATCH (AHEAD * EACH)
+#define PLACE(k) ((k) / EACH * EACH * LANES + (k) % EACH)
+
+// Element k of a batch is element r + PLACE(k) of the row.
+State take_batch(State s, ACC v[BATCH], int r) {
+#if VARIANCE
+    float sum = 0.0, squares = 0.0;
+    UNROLL for (int k = 0; k < BATCH; k++) {
+        v[k] = LOAD(v[k]);
+        sum += v[k];
+    }
+    float mean = sum * (1.0 / float(BATCH));
+    UNROLL for (int k = 0; k < BATCH; k++) squares += (v[k] - mean) * (v[k] - mean);
+    return join(s, State(float(BATCH), mean, squares));
+#elif LOGARITHM
+    float most = s.most;
+    UNROLL for (int k = 0; k < BATCH; k++) {
+        v[k] = LOAD(v[k]);
+        most = max(most, v[k]);
+    }
+    float less = subtrahend(most), sum = s.sum * exp(s.most - less);
+    UNROLL for (int k = 0; k < BATCH; k++) sum += exp(v[k] - less);
+    return State(most, sum);
+#else
+    UNROLL for (int k = 0; k < BATCH; k++) s = take(s, v[k], r + PLACE(k));
+    return s;
+#endif
+}
+
+// What an invocation works on: an output, or four neighbouring ones.
+#if COLUMN && VEC4
+struct States {
+    State a, b, c, d;
+};
+States all_initial() { return States(initial(), initial(), initial(), initial()); }
+States all_initial_at(int r) { return States(initial_at(r), initial_at(r), initial_at(r), initial_at(r)); }
+States each_joined(States s, States t) { return States(join(s.a, t.a), join(s.b, t.b), join(s.c, t.c), join(s.d, t.d)); }
+#else
+#define States State
+#define all_initial() initial()
+#define all_initial_at(r) initial_at(r)
+#define each_joined(s, t) join(s, t)
+#endif
+
+DEFINE_JOIN(States, join_all, each_joined)
+
+int outer_base(int i) {
+    int at = x_offset;
+#if OUTER_DIMS > 1
+    int q = i / size_0;
+    at += (i - q * size_0) * stride_0;
+#if OUTER_DIMS > 2
+    i = q;
+    q = i / size_1;
+    at += (i - q * size_1) * stride_1;
+#if OUTER_DIMS > 3
+    i = q;
+    q = i / size_2;
+    return at + (i - q * size_2) * stride_2 + q * stride_3;
+#else
+    return at + q * stride_2;
+#endif
+#else
+    return at + q * stride_1;
+#endif
+#else
+    return at + i * stride_0;
+#endif
+}
+
+void store(State s, int at, int n) {
+    o = at;
+#if ARG
+#if ARG == 2
+    buf_out[out_offset + o] = TO_OUT(EPILOGUE(s.v, o));
+    buf_index[index_offset + o] = TO_INDEX(s.i);
+#else
+    buf_out[out_offset + o] = TO_OUT(EPILOGUE(s.i, o));
+#endif
+#else
+    buf_out[out_offset + o] = TO_OUT(EPILOGUE(FINISH(RESULT(s), n), o));
+#endif
+}
+
+int address(int base, int r) {
+#if REDUCE_DIMS > 1 && !ROW_PER_INVOCATION
+    int r0 = r / size_r1;
+    return base + r0 * stride_r0 + (r - r0 * size_r1) * stride_r1;
+#else
+    return base + r * stride_r1;
+#endif
+}
+
+// The invocation's part of the elements from..to of a row. r0 and r1 are counted as one, or, where
+// an invocation is alone, from..to are those of r1.
+States scan(int base, int from, int to) {
+    States total = all_initial();
+#if REDUCE_DIMS > 1 && ROW_PER_INVOCATION
+    for (int r0 = 0; r0 < size_r0; r0++) {
+        int before = r0 * size_r1, start = base + r0 * stride_r0;
+#else
+    {
+        const int before = 0;
+        int start = base;
+#endif
+        for (int r = from + EACH * LANE; r < to;) {
+            States s = all_initial_at(before + r);
+            int end = min(to, r + BLOCK * LANES);
+#if AHEAD > 1
+            for (; r + (AHEAD - 1) * EACH * LANES < end; r += BATCH * LANES) {
+#if VEC4
+                X4 v[AHEAD];
+                UNROLL for (int k = 0; k < AHEAD; k++) v[k] = READ4_X(address(start, r + k * EACH * LANES));
+#endif
+                ACC e[BATCH];
+#if VEC4 && COLUMN
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].x);
+                s.a = take_batch(s.a, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].y);
+                s.b = take_batch(s.b, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].z);
+                s.c = take_batch(s.c, e, before + r);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].w);
+                s.d = take_batch(s.d, e, before + r);
+#else
+#if VEC4
+                UNROLL for (int k = 0; k < AHEAD; k++) {
+                    e[4 * k] = FROM_X(v[k].x);
+                    e[4 * k + 1] = FROM_X(v[k].y);
+                    e[4 * k + 2] = FROM_X(v[k].z);
+                    e[4 * k + 3] = FROM_X(v[k].w);
+                }
+#else
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(READ_X(address(start, r + k * LANES)));
+#endif
+                s = take_batch(s, e, before + r);
+#endif
+            }
+#endif
+            for (; r < end; r += EACH * LANES) {
+                int i = before + r;
+#if VEC4
+                X4 v = READ4_X(address(start, r));
+#if COLUMN
+                s = States(take(s.a, FROM_X(v.x), i), take(s.b, FROM_X(v.y), i), take(s.c, FROM_X(v.z), i),
+                           take(s.d, FROM_X(v.w), i));
+#else
+                s = take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1);
+                s = take(take(s, FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
+#endif
+#else
+                s = take(s, FROM_X(READ_X(address(start, r))), i);
+#endif
+            }
+            total = each_joined(total, s);
+        }
+    }
+    return total;
+}
+
+void main() {
+#if COLUMN && VEC4
+    const int each = 4;
+#else
+    const int each = 1;
+#endif
+#if ROW_PER_INVOCATION
+    int length = size_r1;
+#else
+    int length = size_r0 * size_r1;
+#endif
+#if PARTS
+    int n = reduced;
+#else
+    int n = size_r0 * size_r1;
+#endif
+    int units = outputs / each;
+    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
+        int i = min(unit, units - 1) * each;
+        o = i;
+#if SPLIT
+#if COLUMN
+        int in_all = outputs / SPLIT, which = i / in_all, row = i - which * in_all;
+#else
+        int row = i / SPLIT, which = i - row * SPLIT;
+#endif
+        int base = outer_base(row), from = min(length, which * part), to = min(length, from + part);
+#else
+        int base = outer_base(i), from = 0, to = length;
+#endif
+        States s = join_all(scan(base, from, to));
+        if (LANE == 0 && unit < units) {
+#if COLUMN && VEC4
+            store(s.a, i, n);
+            store(s.b, i + 1, n);
+            store(s.c, i + 2, n);
+            store(s.d, i + 3, n);
+#else
+            store(s, i, n);
+#endif
+        }
+    }
+}

@@ -1,0 +1,502 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// The elements of each row that come first in its order, or the one of a given rank, without
+// sorting the row. Elements are mapped to unsigned keys of the same order. The keys between the
+// least and the largest are counted in bins, the bin that has the wanted rank is divided again, and
+// so on, until few are left in it; where these are equal, their indices are divided. What comes
+// before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
+// Where few are wanted, a bound that at least so many are not after comes first, from the first of
+// each of GROUPS groups of the row; if what is not after the bound fits into the list, nothing is
+// counted.
+//
+// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements
+// and their indices. Parameters (sizes and strides in elements; outer dim 0 is the innermost):
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
+//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2
+//   11 how many come first, or (RANK) the rank, from 1 on
+//   12 parts of a row, each a row of its own; the first in the grid is the innermost  13 length of
+//   a part 14 offset of the elements  15 stride along a row of them  16, 17, 18, 19 strides of the
+//   outer dims  20 stride of the parts 21 .. 27 the same of the indices
+// Macros:
+//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and
+//   conversions VEC4         1: 4 neighbours are read at once
+//   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
+//   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most
+//   LOCAL, more than are wanted PER          elements that an invocation reads at once, at most 32;
+//   a multiple of 4 if VEC4 CACHED       1: a row has at most LOCAL PER elements, and is read once;
+//   2: for seldom passes, too FULL         1: rows are a multiple of LOCAL PER
+//   DESCENDING   0 or 1
+//   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower
+//   median of all but NaNs LIST         elements that are put in order, at most, a multiple of 4;
+//   LIMIT of these may be in the last bin BITONIC      1: they are many, and LIST is a power of 2
+//   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
+//   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
+//   INDEXED      1: x has indices beside it; 0: an element's index is its place
+// Specialization constant 100: LOCAL.
+#include "core/rows.glslh"
+#include "core/math.glslh"
+#include "core/order.glslh"
+#include "core/before.glslh"
+
+#ifndef T_KEY
+#define T_KEY T_X
+#endif
+#ifndef T_INDEX
+#define T_INDEX int
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_KEY
+#define TO_KEY(v) T_KEY(v)
+#endif
+#ifndef BINS
+#define BINS 256
+#endif
+#ifndef PER
+#define PER 4
+#endif
+#ifndef CACHED
+#define CACHED 0
+#endif
+#ifndef FULL
+#define FULL 0
+#endif
+#ifndef DESCENDING
+#define DESCENDING 0
+#endif
+#ifndef RANK
+#define RANK 0
+#endif
+#ifndef LIST
+#define LIST 128
+#endif
+#ifndef LIMIT
+#define LIMIT 64
+#endif
+#ifndef BITONIC
+#define BITONIC 0
+#endif
+#ifndef INDEXED
+#define INDEXED 0
+#endif
+#ifndef WIDE_KEY
+#define WIDE_KEY 0
+#endif
+#ifndef GROUPS
+#define GROUPS 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(rows)
+PARAM_2(whole_length)
+PARAM_3(step)
+PARAM_4(stride_0)
+PARAM_5(stride_1)
+PARAM_6(stride_2)
+PARAM_7(stride_3)
+PARAM_8(size_0)
+PARAM_9(size_1)
+PARAM_10(size_2)
+PARAM_11(keep)
+PARAM_12(parts)
+PARAM_13(part_length)
+PARAM_14(v_offset)
+PARAM_15(v_step)
+PARAM_16(v_stride_0)
+PARAM_17(v_stride_1)
+PARAM_18(v_stride_2)
+PARAM_19(v_stride_3)
+PARAM_20(v_part)
+PARAM_21(p_offset)
+PARAM_22(p_step)
+PARAM_23(p_stride_0)
+PARAM_24(p_stride_1)
+PARAM_25(p_stride_2)
+PARAM_26(p_stride_3)
+PARAM_27(p_part)
+
+#if INDEXED
+layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
+#define OUTPUT 2
+#else
+#define OUTPUT 1
+#endif
+layout(set = 0, binding = OUTPUT) writeonly buffer BufKeys { T_KEY buf_keys[]; };
+layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
+
+#define ITEM (VEC4 == 1 ? 4 : 1)
+#if VEC4
+#define ELEMENT(i) FROM_X(READ4_X(i)[(i) & 3])
+#else
+#define ELEMENT(i) FROM_X(READ_X(i))
+#endif
+
+#if WIDE_KEY
+#define KEY uint64_t
+#else
+#define KEY uint
+#endif
+#define ORDERED(v) (DESCENDING == 1 ? ~pv_key(v) : pv_key(v))
+#define DIGIT findMSB(uint(BINS))
+
+// The greatest number of so many bits.
+KEY all_ones(int bits) { return bits == 0 ? KEY(0) : KEY(~KEY(0)) >> (32 * (WIDE_KEY + 1) - bits); }
+
+#define SHARE (BINS / LOCAL)
+shared uint bins[BINS];
+shared uint least, largest, listed, nans;
+shared uint found[3];  // bin, elements before it, elements in it
+#if GROUPS
+shared uint firsts[GROUPS];
+shared uint bound;
+#endif
+shared KEY list_key[LIST];
+shared int list_place[LIST];
+
+int base, row_length;
+
+// Element j of this invocation, among those from `first` on.
+#if VEC4
+#define PLACE(j) (first + ((j) / 4 * LOCAL + MINE) * 4 + (j) % 4)
+#else
+#define PLACE(j) (first + (j) * LOCAL + MINE)
+#endif
+#if FULL
+#define HAS(j) true
+#else
+#define HAS(j) (PLACE(j) < row_length)
+#endif
+
+// Makes a function that reads COUNT elements.
+#if VEC4
+#define DEFINE_LOAD(name, COUNT)                                                                              \
+    void name(int first, out KEY made[COUNT]) {                                                              \
+        X4 some[COUNT / 4];                                                                                   \
+        UNROLL for (int j = 0; j < COUNT; j += 4) if (HAS(j)) some[j / 4] = READ4_X(base + PLACE(j));         \
+        UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(FROM_X(some[j / 4][j % 4]));                 \
+    }
+#else
+#define DEFINE_LOAD(name, COUNT)                                                                              \
+    void name(int first, out KEY made[COUNT]) {                                                              \
+        ACC some[COUNT];                                                                                      \
+        UNROLL for (int j = 0; j < COUNT; j++) some[j] = HAS(j) ? FROM_X(READ_X(base + PLACE(j) * step)) : ACC(0); \
+        UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(some[j]);                                    \
+    }
+#endif
+
+// KEPT(BODY) does BODY for each `key`, with PLACE(j), of a row that is kept in registers.
+// AGAIN(BODY) reads the row again, some elements at a time: for what is seldom done, so that it
+// costs neither registers nor much code, and for long rows.
+#if CACHED
+#define BATCH ITEM
+KEY keys[PER];
+DEFINE_LOAD(load, PER)
+#define KEPT(BODY)                                                                                            \
+    {                                                                                                         \
+        const int first = 0;                                                                                  \
+        UNROLL for (int j = 0; j < PER; j++) {                                                                \
+            KEY key = keys[j];                                                                                \
+            if (HAS(j)) BODY                                                                                  \
+        }                                                                                                     \
+    }
+#else
+#define BATCH PER
+#define KEPT(BODY) AGAIN(BODY)
+#endif
+#if CACHED == 2
+#define AGAIN(BODY) KEPT(BODY)
+#else
+DEFINE_LOAD(load_again, BATCH)
+#define AGAIN(BODY)                                                                                           \
+    for (int first = 0; first < row_length; first += LOCAL * BATCH) {                                         \
+        KEY batch[BATCH];                                                                                     \
+        load_again(first, batch);                                                                             \
+        UNROLL for (int j = 0; j < BATCH; j++) {                                                              \
+            KEY key = batch[j];                                                                               \
+            if (HAS(j)) BODY                                                                                  \
+        }                                                                                                     \
+    }
+#endif
+
+// The element of a key; it is read again where the key does not say which it is.
+ACC number_of(KEY ordered, int x_at) {
+#if !WIDE_KEY
+    uint key = DESCENDING == 1 ? ~ordered : ordered;
+#ifdef INTEGERS
+    return ACC(key ^ 0x80000000u);
+#else
+    if (key != PV_KEY_ZERO && key != PV_KEY_NAN) return pv_float_of(key);
+#endif
+#endif
+    return ELEMENT(x_at);
+}
+
+// An element that is wanted, or may be. Of those up to the bound there may be more than the list
+// has places.
+void list(KEY key, int place) {
+    uint n = atomicAdd(listed, 1u);
+#if GROUPS
+    if (n >= LIST) return;
+#endif
+    list_key[n] = key;
+    list_place[n] = place;
+}
+
+// What is behind the end of the list is before nothing.
+void clear_list() {
+    if (MINE == 0) listed = 0u;
+#if !BITONIC
+    for (int e = MINE; e < LIST; e += LOCAL) {
+        list_key[e] = ~KEY(0);
+        list_place[e] = PV_NOWHERE;
+    }
+#endif
+}
+
+bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
+
+#if BITONIC
+void order(int low, int high, int count) {
+    if (high >= count || !before(list_key[high], list_place[high], list_key[low], list_place[low])) return;
+    KEY k = list_key[low];
+    int p = list_place[low];
+    list_key[low] = list_key[high];
+    list_place[low] = list_place[high];
+    list_key[high] = k;
+    list_place[high] = p;
+}
+
+// A bitonic network; the first step of a merge compares mirrored places, so that what is behind the
+// end can be left out.
+void sort_list(int count) {
+    int all = 1;
+    while (all < count) all *= 2;
+    for (int whole = 2; whole <= all; whole *= 2) {
+        for (int span = whole; span > 1; span /= 2) {
+            int half_span = span / 2;
+            for (int c = MINE; c < all / 2; c += LOCAL) {
+                int group = c / half_span, at = c - group * half_span, low = group * span + at;
+                order(low, span == whole ? group * span + span - 1 - at : low + half_span, count);
+            }
+            barrier();
+        }
+    }
+}
+#endif
+
+// What is left of a row: `inside` elements (at first: at most) with keys from `low` on of so many
+// bits, after `passed` others; or (by_index), all having the key `same`, those with indices from
+// `low` on.
+KEY low, same;
+int bits, passed, inside;
+bool by_index;
+
+// Goes on to the bin, of those that are counted, with the element that so many are before.
+void divide(int wanted) {
+    barrier();
+    uint some[SHARE], total = 0u;
+    UNROLL for (int b = 0; b < SHARE; b++) {
+        some[b] = bins[SHARE * MINE + b];
+        bins[SHARE * MINE + b] = 0u;
+        total += some[b];
+    }
+    uint ahead = sum_before(total), rest = uint(wanted - passed);
+    if (ahead <= rest && rest - ahead < total) {
+        uint bin = 0u, own = some[0];
+        UNROLL for (int b = 1; b < SHARE; b++) {
+            bool further = bin == uint(b - 1) && ahead + own <= rest;
+            ahead += further ? own : 0u;
+            own = further ? some[b] : own;
+            bin += further ? 1u : 0u;
+        }
+        found[0] = uint(SHARE * MINE) + bin;
+        found[1] = ahead;
+        found[2] = own;
+    }
+    barrier();
+    bits = max(bits - DIGIT, 0);
+    low += KEY(found[0]) << bits;
+    passed += int(found[1]);
+    inside = int(found[2]);
+}
+
+void main() {
+    int all_rows = rows * parts;
+    for (int i = WORKGROUP; i < all_rows; i += WORKGROUPS) {
+        int row = i / parts, part = i - row * parts, skipped = part * part_length;
+        int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
+        ivec4 at = ivec4(row - q1 * size_0, q1 - q2 * size_1, q2 - q3 * size_2, q3);
+        base = x_offset + at.x * stride_0 + at.y * stride_1 + at.z * stride_2 + at.w * stride_3 + skipped * step;
+        row_length = min(part_length, whole_length - skipped);
+#if CACHED
+        load(0, keys);
+#endif
+        for (int b = MINE; b < BINS; b += LOCAL) bins[b] = 0u;
+#if GROUPS
+        for (int b = MINE; b < GROUPS; b += LOCAL) firsts[b] = 0xffffffffu;
+#endif
+        clear_list();
+        if (MINE == 0) {
+            least = 0xffffffffu;
+            largest = 0u;
+            nans = 0u;
+        }
+        barrier();
+        // The range of the keys.
+        low = KEY(0);
+        bits = 64;
+        passed = 0;
+        inside = row_length;
+        by_index = false;
+        bool listed_all = false;
+#if !WIDE_KEY
+        uint mine_least = 0xffffffffu, mine_largest = 0u;
+        KEPT({
+            mine_least = min(mine_least, key);
+            mine_largest = max(mine_largest, key);
+        })
+#if GROUPS
+        atomicMin(firsts[MINE % GROUPS], mine_least);
+        barrier();
+        for (int b = MINE; b < GROUPS; b += LOCAL) {
+            uint mine = firsts[b];
+            int rank = 0;
+            for (int other = 0; other < GROUPS; other++) rank += before(firsts[other], other, mine, b) ? 1 : 0;
+            if (rank == keep - 1) bound = mine;
+        }
+        barrier();
+        uint end = bound;
+        if (mine_least <= end) KEPT(if (key <= end) list(key, PLACE(j));)
+        barrier();
+        listed_all = listed <= LIST;
+        if (!listed_all) {
+            barrier();
+            clear_list();
+            mine_largest = end;
+        }
+#elif RANK == 0
+        // Each invocation with elements has one that is not after the last of their first ones:
+        // enough of them bound the keys.
+        int busy = min((row_length + ITEM - 1) / ITEM, LOCAL);
+        if (keep <= busy) mine_largest = MINE < busy ? mine_least : 0u;
+#endif
+        if (!listed_all) {
+#if SUBGROUP
+            mine_least = subgroupMin(mine_least);
+            mine_largest = subgroupMax(mine_largest);
+            if (gl_SubgroupInvocationID == 0u)
+#endif
+            {
+                atomicMin(least, mine_least);
+                atomicMax(largest, mine_largest);
+            }
+            barrier();
+        }
+        low = least;
+        bits = findMSB(largest - least) + 1;
+#endif
+        int wanted = keep - 1;  // counted from 0
+#if RANK > 1
+        wanted = (row_length - 1) / 2;
+        if (largest == PV_KEY_NAN) {
+            uint mine = 0u;
+            AGAIN({ mine += key == PV_KEY_NAN ? 1u : 0u; })
+            atomicAdd(nans, mine);
+            barrier();
+            int numbers = row_length - int(nans);
+            wanted = RANK == 2 ? numbers : max(numbers - 1, 0) / 2;
+        }
+#endif
+#if CACHED == 1 && !GROUPS
+        if (inside > LIMIT && bits > 0) {
+            int shift = max(bits - DIGIT, 0);
+            KEY width = all_ones(bits);
+            // Only where few are wanted may keys be beyond the largest.
+            KEPT(if (RANK != 0 || key - low <= width) atomicAdd(bins[uint(key - low >> shift)], 1u);)
+            divide(wanted);
+        }
+#endif
+        while (!listed_all && inside > LIMIT && !(by_index && bits == 0)) {
+            if (bits == 0) {
+                by_index = true;
+                same = low;
+                low = KEY(0);
+                bits = findMSB(uint(row_length)) + 1;
+            }
+            int shift = max(bits - DIGIT, 0);
+            KEY width = all_ones(bits);
+            AGAIN({
+                KEY d = (by_index ? KEY(uint(PLACE(j))) : key) - low;
+                if (d <= width && (!by_index || key == same)) atomicAdd(bins[uint(d >> shift)], 1u);
+            })
+            divide(wanted);
+        }
+        // Those that are before the end of what is left (of one rank only: and not before its
+        // beginning).
+        KEY width = all_ones(bits), begin = low;
+        if (RANK == 0) {
+            width = low + width < low ? ~KEY(0) : low + width;
+            begin = KEY(0);
+        }
+        if (by_index) {
+            AGAIN({
+                bool taken = key == same ? KEY(uint(PLACE(j))) - begin <= width : RANK == 0 && key < same;
+                if (taken) list(key, PLACE(j));
+            })
+        } else if (!listed_all) {
+#if GROUPS
+            AGAIN(if (key - begin <= width) list(key, PLACE(j));)
+#elif RANK && CACHED == 1
+            // They are few: reading them again is cheaper than a branch for each element.
+            uint taken = 0u;
+            KEPT(taken |= key - begin <= width ? 1u << j : 0u;)
+            const int first = 0;
+            while (taken != 0u) {
+                int j = findLSB(taken);
+                taken &= taken - 1u;
+                list(ORDERED(ELEMENT(base + PLACE(j) * step)), PLACE(j));
+            }
+#else
+            KEPT(if (key - begin <= width) list(key, PLACE(j));)
+#endif
+        }
+        barrier();
+        int count = int(listed);
+        ivec4 v_strides = ivec4(v_stride_0, v_stride_1, v_stride_2, v_stride_3);
+        ivec4 p_strides = ivec4(p_stride_0, p_stride_1, p_stride_2, p_stride_3);
+        int v_at = v_offset + part * v_part, p_at = p_offset + part * p_part;
+        v_at += at.x * v_strides.x + at.y * v_strides.y + at.z * v_strides.z + at.w * v_strides.w;
+        p_at += at.x * p_strides.x + at.y * p_strides.y + at.z * p_strides.z + at.w * p_strides.w;
+#if BITONIC
+        sort_list(count);
+#endif
+        for (int e = MINE; e < count; e += LOCAL) {
+            int place = list_place[e], rank = e;
+#if !BITONIC
+            KEY key = list_key[e];
+            rank = 0;
+            for (int n = 0; n < count; n += 4) {
+                UNROLL for (int k = n; k < n + 4; k++) rank += before(list_key[k], list_place[k], key, place) ? 1 : 0;
+            }
+#endif
+#if RANK
+            if (passed + rank != wanted) continue;
+            rank = 0;
+#else
+            if (rank >= keep) continue;
+#endif
+            int from = base + place * step;
+            buf_keys[v_at + rank * v_step] = TO_KEY(number_of(list_key[e], from));
+#if INDEXED
+            buf_places[p_at + rank * p_step] = T_INDEX(buf_from[row * whole_length + place]);
+#else
+            buf_places[p_at + rank * p_step] = T_INDEX(skipped + place);
+#endif
+        }
+        barrier();
+    }
+}

@@ -1,0 +1,141 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+// Sorts blocks of rows in shared memory, with the index of each element: a bitonic network whose
+// every step orders the same way (the first step of a merge compares mirrored places), so that what
+// is behind the end of a row can be left out.
+//
+// Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted
+// elements and their indices (int), both dense.
+// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
+//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
+//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2  11 blocks of a row  12 elements
+//   that are kept of each block 13 offset of the sorted elements  14 length of a row of them
+// Macros:
+//   T_X, T_KEY, ACC, FROM_X(v), FROM_KEY(v), TO_KEY(v)  element types, the type that is compared
+//   in, and conversions BLOCK        elements of a block, a power of 2
+//   DESCENDING   0 or 1
+//   INDEXED 1    x has indices beside it; 0: an element's index is its place
+//   MERGE 1      blocks are bitonic: only the last log2(BLOCK) steps are made, in place of x
+// Grid: blocks of all rows, flat; specialization constant 100: invocations of a workgroup.
+#undef VEC4
+#define VEC4 0
+#include "core/rows.glslh"
+#include "core/math.glslh"
+#include "core/order.glslh"
+
+#ifndef T_KEY
+#define T_KEY T_X
+#endif
+#ifndef ACC
+#define ACC float
+#endif
+#ifndef FROM_X
+#define FROM_X(v) ACC(v)
+#endif
+#ifndef TO_KEY
+#define TO_KEY(v) T_KEY(v)
+#endif
+#ifndef BLOCK
+#define BLOCK 256
+#endif
+#ifndef DESCENDING
+#define DESCENDING 0
+#endif
+#ifndef INDEXED
+#define INDEXED 0
+#endif
+#ifndef MERGE
+#define MERGE 0
+#endif
+
+PARAM_0(x_offset)
+PARAM_1(rows)
+PARAM_2(row_length)
+PARAM_3(step)
+PARAM_4(stride_0)
+PARAM_5(stride_1)
+PARAM_6(stride_2)
+PARAM_7(stride_3)
+PARAM_8(size_0)
+PARAM_9(size_1)
+PARAM_10(size_2)
+PARAM_11(blocks)
+PARAM_12(keep)
+PARAM_13(key_offset)
+PARAM_14(out_length)
+
+#if INDEXED
+layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
+layout(set = 0, binding = 2) buffer BufKeys { T_KEY buf_keys[]; };
+layout(set = 0, binding = 3) buffer BufPlaces { int buf_places[]; };
+#else
+layout(set = 0, binding = 1) buffer BufKeys { T_KEY buf_keys[]; };
+layout(set = 0, binding = 2) buffer BufPlaces { int buf_places[]; };
+#endif
+
+shared ACC key[BLOCK];
+shared int place[BLOCK];
+
+void order(int low, int high) {
+    if (pv_before(key[high], place[high], key[low], place[low], DESCENDING == 1)) {
+        ACC k = key[low];
+        int p = place[low];
+        key[low] = key[high];
+        place[low] = place[high];
+        key[high] = k;
+        place[high] = p;
+    }
+}
+
+// Compares all pairs at a distance; `mirrored`: the first step of the merge of two halves of
+// `span`.
+void compare(int span, bool mirrored) {
+    int half_span = span / 2;
+    for (int c = int(gl_LocalInvocationIndex); c < BLOCK / 2; c += WORKGROUP_SIZE) {
+        int group = c / half_span, at = c - group * half_span;
+        int low = group * span + at;
+        order(low, mirrored ? group * span + span - 1 - at : low + half_span);
+    }
+    barrier();
+}
+
+void main() {
+    int all_blocks = rows * blocks;
+    for (int i = WORKGROUP; i < all_blocks; i += WORKGROUPS) {
+        int row = i / blocks, block = i - row * blocks, first = block * BLOCK;
+        int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
+        int base = x_offset + (row - q1 * size_0) * stride_0 + (q1 - q2 * size_1) * stride_1 + (q2 - q3 * size_2) * stride_2
+            + q3 * stride_3;
+        for (int e = int(gl_LocalInvocationIndex); e < BLOCK; e += WORKGROUP_SIZE) {
+            ACC k = ACC(0);
+            int p = PV_NOWHERE;
+            if (first + e < row_length) {
+                k = FROM_X(READ_X(base + (first + e) * step));
+#if INDEXED
+                p = buf_from[row * row_length + first + e];
+#else
+                p = first + e;
+#endif
+            }
+            key[e] = k;
+            place[e] = p;
+        }
+        barrier();
+#if MERGE
+        for (int span = BLOCK; span > 1; span /= 2) compare(span, false);
+#else
+        for (int whole = 2; whole <= BLOCK; whole *= 2) {
+            compare(whole, true);
+            for (int span = whole / 2; span > 1; span /= 2) compare(span, false);
+        }
+#endif
+        for (int e = int(gl_LocalInvocationIndex); e < keep; e += WORKGROUP_SIZE) {
+            int at = block * keep + e;
+            if (at < out_length) {
+                buf_keys[key_offset + row * out_length + at] = TO_KEY(key[e]);
+                buf_places[row * out_length + at] = place[e];
+            }
+        }
+        barrier();
+    }
+}

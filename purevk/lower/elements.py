@@ -1,0 +1,37 @@
+"""Macros that name element types, convert them, and give their extremes."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+
+_EXTREMES = {
+    "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
+    "int": ("(-2147483647 - 1)", "2147483647"),
+    "int64_t": ("PV_INT64_MIN", "PV_INT64_MAX"),
+    "double": ("double(-PV_INF)", "double(PV_INF)"),
+}
+
+
+def extreme(start: str, acc: str) -> str:
+    """GLSL of what to begin with, where LOWEST and HIGHEST are the extremes of the computing
+    type."""
+    lowest, highest = _EXTREMES.get(acc, ("", ""))
+    return start.replace("LOWEST", lowest).replace("HIGHEST", highest)
+
+
+def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
+    """Macros that name element types and convert them to and from the computing type."""
+    macros = {"T_X": source.glsl, "T_OUT": target.glsl, "ACC": acc}
+    if source is DType.bool and acc != "bool":
+        macros["FROM_X(v)"] = f"{acc}(v)"
+    if DType.int64 in (source, target) or acc == "int64_t":
+        macros["HAS_INT64"] = "1"
+    if acc == "double":
+        macros["HAS_FLOAT64"] = "1"
+    if source.itemsize == 1 or target.itemsize == 1:
+        macros["HAS_8BIT"] = "1"
+    if source is DType.bfloat16:
+        macros["FROM_X(v)"] = "uintBitsToFloat(uint(v) << 16)"
+    if target is DType.bfloat16:
+        macros["TO_OUT(v)"] = "uint16_t(pv_bfloat16_bits(v))"
+    return macros

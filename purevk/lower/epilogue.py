@@ -1,0 +1,167 @@
+"""A pointwise program as the epilogue of a kernel: the text of the macros EPILOGUE, EPILOGUE4 and
+EXTRA_BUFFERS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from purevk.dtypes import DType
+from purevk.ir import Value
+from purevk.lower.copies import emit_copy
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.operands import broadcast_strides
+
+_LANES = {"float": "vec4", "int": "ivec4", "bool": "bvec4", "int64_t": "i64vec4"}
+_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
+
+
+@dataclass
+class Epilogue:
+    """Macros, and the buffers that come after the kernel's own."""
+
+    macros: dict[str, str] = field(default_factory=dict)
+    buffers: list[tuple[Operand, str]] = field(default_factory=list)
+    flops: int = 0
+
+
+def make_epilogue(
+    lowering: Lowering,
+    expression: Expression | None,
+    extras: Sequence[Value],
+    out: Operand,
+    first_binding: int,
+    arguments: str,
+    full: str,
+    column: tuple[int, str] | None,
+    vector: bool,
+    row: tuple[int, str] | None = None,
+) -> Epilogue:
+    """The epilogue of one kernel.
+
+    Args:
+        expression: the program; its input 0 is the kernel's own result. None: no epilogue.
+        extras: its other inputs.
+        out: the kernel's result; dense.
+        first_binding: number of the first binding after the kernel's own.
+        arguments: the coordinates that the template passes to EPILOGUE after the value, such as "b,
+            m, n".
+        full: the element's number in the result, in terms of them.
+        column: the dim of the result along which EPILOGUE4 takes neighbours, and its coordinate;
+            None if there is none.
+        vector: whether the template stores 4 neighbours at a time.
+        row: another dim and its coordinate.
+    """
+    if expression is None:
+        return Epilogue()
+    made = Epilogue(flops=len(expression.steps))
+    declared: list[str] = []
+    names, loads, loads4 = ["v"], [], []
+    for number, value in enumerate(extras):
+        operand = lowering.operand(value)
+        kind, operand = _kind(lowering, operand, out, column, row)
+        at = {
+            "full": full,
+            "column": column[1] if column else "",
+            "row": row[1] if row else "",
+            "scalar": "0",
+        }[kind]
+        offset = operand.offset if isinstance(operand.offset, int) else 0
+        if offset:
+            at = f"({at}) + {offset}"
+        binding = first_binding + number
+        wide = (
+            vector and kind in ("full", "column") and operand.dtype in _VECTOR and offset % 4 == 0
+        )
+        element = _VECTOR[operand.dtype] if wide else operand.dtype.glsl
+        declared.append(
+            f"layout(set = 0, binding = {binding}) readonly buffer Extra{number} {{ {element} extra{number}[]; }};"
+        )
+        acc = operand.dtype.acc
+        loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
+        if wide:
+            loads4.append(f"vec4 x{number} = vec4(extra{number}[({at}) >> 2]);")
+        elif kind in ("full", "column"):
+            parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
+            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({parts});")
+        else:
+            one = _scalar(operand.dtype, number, at)
+            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({one});")
+        names.append(f"x{number}")
+        made.buffers.append((operand, "r"))
+    body, (result,) = expression.glsl(names, (), prefix="t")
+    typed = ", ".join(
+        ["float v"] + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]
+    )
+    coordinates = ", ".join(f"int {name.strip()}" for name in arguments.split(","))
+    text = f"float pv_program({typed}) {{ {body} return {result}; }} "
+    plain = ", ".join(names)
+    if vector:
+        lanes = ", ".join(
+            "pv_program(" + ", ".join(f"{name}.{c}" for name in names) + ")" for c in "xyzw"
+        )
+        text += (
+            " ".join(declared)
+            + f" vec4 pv_epilogue4(vec4 v, {coordinates}) {{ {' '.join(loads4)} return vec4({lanes}); }}"
+        )
+        made.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
+    else:
+        text += (
+            " ".join(declared)
+            + f" float pv_epilogue(float v, {coordinates}) {{ {' '.join(loads)} return pv_program({plain}); }}"
+        )
+    if not vector:
+        made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
+    made.macros["EXTRA_BUFFERS"] = text
+    dtypes = {operand.dtype for operand, _ in made.buffers} | set(expression.dtypes)
+    if any(dtype.itemsize == 1 for dtype in dtypes):
+        made.macros["HAS_8BIT"] = "1"
+    if DType.int64 in dtypes:
+        made.macros["HAS_INT64"] = "1"
+    return made
+
+
+def _scalar(dtype: DType, number: int, at: str) -> str:
+    if dtype is DType.bool:
+        return (
+            f"(int(extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
+        )
+    return f"{dtype.acc}(extra{number}[{at}])"
+
+
+def _kind(
+    lowering: Lowering,
+    operand: Operand,
+    out: Operand,
+    column: tuple[int, str] | None,
+    row: tuple[int, str] | None,
+) -> tuple[str, Operand]:
+    """How an extra operand is indexed; a copy is made for what no formula says."""
+    strides = broadcast_strides(operand, out.dims)
+    moving = [
+        d
+        for d, size in enumerate(out.dims)
+        if not (isinstance(size, int) and size == 1) and not _zero(strides[d])
+    ]
+    known = isinstance(operand.offset, int)
+    if known and not moving:
+        return "scalar", operand
+    if known and column and moving == [column[0]] and strides[column[0]] == 1:
+        return "column", operand
+    if known and row and moving == [row[0]] and strides[row[0]] == 1:
+        return "row", operand
+    same = all(
+        (isinstance(size, int) and size == 1) or a == b
+        for size, a, b in zip(out.dims, strides, out.strides)
+    )
+    if known and same:
+        return "full", operand
+    copy = lowering.temporary(out.type.with_dtype(operand.dtype))
+    copy = Operand(copy.storage, type(out.layout)(0, out.strides), copy.type)
+    emit_copy(lowering, operand, copy, label="epilogue operand")
+    return "full", copy
+
+
+def _zero(stride: object) -> bool:
+    return isinstance(stride, int) and stride == 0

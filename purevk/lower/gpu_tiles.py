@@ -1,0 +1,469 @@
+"""Which matrix product kernel a GPU runs, with which tiles: the cheapest of a list, by a model of
+what each takes.
+
+The model counts what an invocation does in a step along K, and how many steps follow one another on
+a processor:
+
+    start + code + steps * (rounds * latency + load * work) + what ends it
+
+`rounds` are the times that a processor is filled with workgroups, `load` the workgroups a processor
+gets in all. `code` is the time to fetch the unrolled loop: between two runs of a kernel others have
+filled the instruction cache. The constants are microseconds measured on an NVIDIA H200 over
+products and convolutions of 1 to 12544 rows, alone and among the other layers of models; only their
+ratios matter, and they are alike enough on other GPUs: latency against throughput, and how much
+there is of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
+
+HALF = 2  # bytes
+SPLIT_START, SPLIT_ELEMENT = 3.0, 2e-6  # of the dispatch that adds the parts up
+MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
+THREADS_A_CORE = 2048
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product to choose a kernel for: upper bounds of its sizes.
+
+    Attributes:
+        m, n, k, batches: sizes.
+        half: both operands are float16, as matrix units need.
+        transposed: B is dense along K.
+        vectors: whether A and B are read 4 elements at a time.
+        window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
+    """
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+    half: bool = False
+    transposed: bool = False
+    vectors: tuple[bool, bool] = (True, True)
+    window: bool = False
+
+    @property
+    def large(self) -> bool:
+        """Whether its results alone fill a large GPU."""
+        return self.m * self.n * self.batches >= 1 << 20
+
+
+class GpuChoice:
+    """What the choices have in common."""
+
+    splits = 1
+    template = "matmul/matmul_tiled.comp"
+    subgroup: int | None = None
+
+    def macros(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        raise NotImplementedError
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple[int, float]:
+    """Times that the device is filled, and workgroups a core in all."""
+    cores = traits.processors
+    resident = max(
+        1, min(THREADS_A_CORE // threads, 4 * traits.max_shared_memory // max(shared, 1))
+    )
+    return _ceil(groups, cores * resident), max(1.0, groups / cores)
+
+
+@dataclass(frozen=True)
+class Tiled(GpuChoice):
+    """`matmul_tiled.comp`, `conv2d_tiled.comp`: tiles in shared memory."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    thread_m: int
+    thread_n: int
+    slices: int = 1
+    splits: int = 1
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "THREAD_M": self.thread_m,
+            "THREAD_N": self.thread_n,
+            "SLICES": self.slices,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.tile_n),
+            _dims.ceil_div(m, self.tile_m),
+            batches * self.splits,
+        )
+
+    @property
+    def threads(self) -> int:
+        return self.tile_m // self.thread_m * (self.tile_n // self.thread_n) * self.slices
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        sums = self.slices * self.tile_m * self.tile_n // 4 if self.slices > 1 else 0
+        pad = max(32 // self.tile_k, 1) * (2 if transposed else 1)
+        return 16 * max(self.tile_k * (self.tile_m // 4 + self.tile_n // 4 + pad), sums)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        threads, quads = self.threads, self.tile_k // 4
+        return (
+            threads <= traits.max_invocations
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+            and quads % self.slices == 0
+            and threads % quads == 0
+            and self.tile_m * quads % threads == 0
+            and self.tile_n * quads % threads == 0
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        groups = (
+            _ceil(problem.m, self.tile_m)
+            * _ceil(problem.n, self.tile_n)
+            * problem.batches
+            * self.splits
+        )
+        steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
+        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
+        loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (
+            1 if problem.vectors[1] else 4
+        )
+        fma = self.tile_k // self.slices * self.thread_m * self.thread_n
+        # Where every processor is full, shared memory is what holds them: a wide tile of an
+        # invocation reads it less often. With thousands of small products more invocations are
+        # worth as much.
+        reads = 8 / self.thread_m + 8 / self.thread_n
+        if problem.batches > 8 * traits.processors:
+            shared_reads = 1 + 0.05 * max(reads - 3, 0)
+        else:
+            shared_reads = 1 + 0.05 * (reads - 2) if problem.large else 1
+        work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads * shared_reads
+        latency = 0.26 + (
+            0.03 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+        )
+        return (
+            3.6
+            + 0.003 * fma
+            + steps * (latency * rounds + load * work)
+            + 0.02 * (self.slices - 1) * load
+        )
+
+
+@dataclass(frozen=True)
+class Distance(Tiled):
+    """The same tiles for distances; `metric` as in `matmul_shared.glslh`."""
+
+    metric: int = 2
+
+    def macros(self) -> dict[str, int]:
+        return {**super().macros(), "METRIC": self.metric}
+
+
+@dataclass(frozen=True)
+class Units(GpuChoice):
+    """The same on matrix units: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    sub_m: int
+    sub_n: int
+    slices: int = 1
+    splits: int = 1
+    shape: tuple[int, int, int] = (16, 16, 16)
+    subgroup: int = 32
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "MATRIX_UNITS": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "SUBGROUP_M": self.sub_m,
+            "SUBGROUP_N": self.sub_n,
+            "SLICES": self.slices,
+            "FRAGMENT_M": self.shape[0],
+            "FRAGMENT_N": self.shape[1],
+            "FRAGMENT_K": self.shape[2],
+            "SG": self.subgroup,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.tile_n),
+            _dims.ceil_div(m, self.tile_m),
+            batches * self.splits,
+        )
+
+    @property
+    def threads(self) -> int:
+        return (
+            self.subgroup * (self.tile_m // self.sub_m) * (self.tile_n // self.sub_n) * self.slices
+        )
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        b = self.tile_n * (self.tile_k + 8) if transposed else self.tile_k * (self.tile_n + 8)
+        results = self.slices * self.tile_m * self.tile_n
+        if self.slices == 1:
+            results = self.threads // self.subgroup * self.shape[0] * self.shape[1]
+        return HALF * (self.tile_m * (self.tile_k + 8) + b) + 4 * results
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        threads, quads = self.threads, self.tile_k // 4
+        return (
+            problem.half
+            and self.sub_m % self.shape[0] == 0
+            and self.sub_n % self.shape[1] == 0
+            and self.tile_k % (self.shape[2] * self.slices) == 0
+            and threads <= traits.max_invocations
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+            and threads % quads == 0
+            and self.tile_m * quads % threads == 0
+            and self.tile_n * quads % threads == 0
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        groups = (
+            _ceil(problem.m, self.tile_m)
+            * _ceil(problem.n, self.tile_n)
+            * problem.batches
+            * self.splits
+        )
+        steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
+        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
+        loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (
+            1 if problem.vectors[1] else 4
+        )
+        products = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = 2.3e-4 * loads * self.tile_k / 4 + 2.8e-4 * products
+        latency = 0.13 + (
+            0.08 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+        )
+        fragments = self.sub_m * self.sub_n / 256
+        code = 0.05 * fragments * self.tile_k / self.slices / 16
+        return (
+            3.5
+            + code
+            + steps * (latency * rounds + load * work)
+            + 0.2 * fragments * (1 + load * self.threads / 512)
+        )
+
+
+@dataclass(frozen=True)
+class Vector(GpuChoice):
+    """`matmul_vec.comp`: B is read for `rows` rows at a time; the workgroup's invocations share
+    K."""
+
+    rows: int
+    lanes: int
+    slices: int
+    chunk: int = 1
+    depth: int = 2
+    template = "matmul/matmul_vec.comp"
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows,
+            "LANES": self.lanes,
+            "SLICES": self.slices,
+            "CHUNK": self.chunk,
+            "DEPTH": self.depth,
+        }
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        staged = 0 if transposed or self.rows <= 8 else self.depth * self.slices * (self.rows + 4)
+        return 16 * max(self.chunk * self.threads, staged)
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (_dims.ceil_div(n, 4 * self.lanes), _dims.ceil_div(m, self.rows), batches)
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.slices
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            not problem.window
+            and self.threads <= traits.max_invocations
+            and self.rows % self.chunk == 0
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        groups = _ceil(problem.n, 4 * self.lanes) * _ceil(problem.m, self.rows) * problem.batches
+        steps = _ceil(problem.k, 4 * self.slices)
+        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
+        loads = (4 if problem.vectors[1] else 16) + self.rows * (1 if problem.vectors[0] else 4)
+        work = self.threads * (5.5e-5 * loads + 5e-6 * 16 * self.rows)
+        code = 0.002 * (8 * loads + 16 * self.rows)
+        return (
+            3.4
+            + code
+            + steps * (0.22 * rounds + load * work)
+            + 2.8e-4 * self.rows * self.threads * load
+        )
+
+
+_TILES = (
+    (16, 32, 64, 4, 4, 4),
+    (32, 32, 32, 4, 4, 1),
+    (32, 32, 64, 4, 4, 2),
+    (32, 32, 64, 4, 4, 4),
+    (64, 32, 32, 4, 4, 1),
+    (64, 32, 64, 4, 4, 2),
+    (64, 64, 16, 4, 4, 1),
+    (64, 64, 16, 8, 8, 1),
+    (64, 64, 32, 4, 8, 1),
+)
+# Longer code: for products, whose addresses are simple.
+_LONG_TILES = (
+    (16, 16, 128, 4, 4, 8),
+    (32, 32, 128, 4, 4, 4),
+    (64, 64, 32, 8, 4, 2),
+    (64, 64, 16, 4, 8, 1),
+    (64, 128, 16, 8, 8, 1),
+)
+_UNITS = (
+    (32, 32, 32, 16, 16, 1),
+    (32, 32, 64, 16, 16, 1),
+    (32, 32, 128, 16, 16, 2),
+    (32, 32, 128, 16, 16, 4),
+    (16, 32, 128, 16, 16, 4),
+    (16, 16, 256, 16, 16, 8),
+    (64, 64, 64, 16, 32, 1),
+    (64, 64, 64, 32, 32, 1),
+    (128, 64, 32, 32, 32, 1),
+    (128, 128, 32, 64, 64, 1),
+)
+_VECTORS = ((8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32))
+_VECTORS_TRANSPOSED = ((1, 32), (1, 64), (1, 128))
+
+
+def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
+    """All kernels that fit."""
+    tiles: list[Any] = [
+        Tiled(*sizes) for sizes in (*_TILES, *(() if problem.window else _LONG_TILES))
+    ]
+    if (
+        not problem.window
+        and _ceil(problem.m, 64) * _ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
+    ):
+        tiles.append(Tiled(64, 128, 32, 8, 8))  # few at a time: a longer step waits less often
+    if problem.half and traits.matrix_shape is not None:
+        tiles += [Units(*sizes, 1, traits.matrix_shape, traits.subgroup_size) for sizes in _UNITS]
+    for tile in tiles:
+        if tile.fits(traits, problem):
+            yield tile
+            yield from _split(traits, problem, tile)
+    if problem.window:
+        return
+    for rows in (1, 2, 4, 8, 16):
+        if rows > 1 and rows >= 2 * problem.m:
+            break
+        if rows == 16 and not (
+            problem.m <= 16
+            and problem.batches == 1
+            and (problem.transposed or problem.n * problem.k >= 1 << 23)
+        ):
+            break
+        shapes = _VECTORS if rows < 16 else ((8, 32),)
+        for lanes, slices in _VECTORS_TRANSPOSED if problem.transposed else shapes:
+            chunk = rows
+            while chunk > 1 and 16 * chunk * lanes * slices > traits.max_shared_memory:
+                chunk //= 2
+            depth = 4 if rows == 16 and traits.max_shared_memory >= 40960 else 2
+            choice = Vector(rows, lanes, slices, chunk, depth)
+            if choice.fits(traits, problem) and not (rows == 8 and slices == 64):
+                yield choice
+
+
+def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
+    """The same tile with K split among workgroups, where there are too few tiles to fill the
+    device."""
+    groups = _ceil(problem.m, tile.tile_m) * _ceil(problem.n, tile.tile_n) * problem.batches
+    cores = traits.processors
+    if (
+        groups > (1 if problem.large else 2) * cores
+        or problem.m * problem.n * problem.batches > MAX_SPLIT_OUTPUT
+        or (problem.window and problem.batches > 1)
+    ):
+        return
+    for splits in (2, 4, 8, 16):
+        if groups * splits <= 5 * cores and problem.k >= splits * tile.tile_k:
+            yield replace(tile, splits=splits)
+
+
+def _total(traits: DeviceTraits, problem: Problem, choice: Any) -> float:
+    cost = choice.cost(traits, problem)
+    if choice.splits > 1:
+        cost += (
+            SPLIT_START + SPLIT_ELEMENT * problem.m * problem.n * problem.batches * choice.splits
+        )
+    return cost
+
+
+def _runs(traits: DeviceTraits, problem: Problem, choice: Any) -> bool:
+    """Whether the grid is one that the device takes."""
+    grid = choice.grid(problem.m, problem.n, problem.batches)
+    return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
+
+
+@lru_cache(maxsize=4096)
+def choose_gpu(traits: DeviceTraits, problem: Problem) -> Any:
+    """The cheapest kernel of those that fit: a `Tiled`, `Units` or `Vector`."""
+    found = list(candidates(traits, problem))
+    return min(
+        [c for c in found if _runs(traits, problem, c)] or found,
+        key=lambda c: _total(traits, problem, c),
+    )
+
+
+# Others take 3 to 6 times as long on an H200: registers do not suffice.
+_DISTANCE_TILES = ((128, 64, 16, 8, 8, 1), (32, 32, 32, 4, 4, 1))
+
+
+def choose_distance(
+    traits: DeviceTraits,
+    metric: int,
+    m: int,
+    n: int,
+    k: int,
+    batches: int,
+    transposed: bool,
+    vectors: tuple[bool, bool],
+) -> Distance:
+    """The tile for distances between m and n rows of k elements."""
+    problem = Problem(m, n, k, batches, False, transposed, vectors)
+    tiles = [Distance(*sizes, metric=metric) for sizes in _DISTANCE_TILES]
+    found = [tile for tile in tiles if tile.fits(traits, problem)]
+    return min(
+        [tile for tile in found if _runs(traits, problem, tile)] or found,
+        key=lambda tile: tile.cost(traits, problem),
+    )

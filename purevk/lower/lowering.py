@@ -1,0 +1,380 @@
+"""From nodes to dispatches: what a kernel's `lower` function works with, and what it leaves behind.
+
+Nothing here touches a device: a `Dispatch` names a template, its macros and constants, the bytes
+that it reads and writes and the grid; sizes in it may be expressions over symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+
+MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
+TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
+
+
+def _unknown() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """What the choice of kernels depends on.
+
+    Attributes:
+        features: names of the optional features that are on.
+        subgroup_size: invocations of a subgroup.
+        cores: independent processors (0: unknown).
+        is_cpu: a software device such as lavapipe.
+        max_storage_range: bytes that one binding can span.
+        max_shared_memory: bytes of shared memory of a workgroup.
+        max_workgroups: workgroups along each dim of a grid.
+        max_invocations: invocations of a workgroup.
+        storage_alignment: bytes; the start of a binding is a multiple.
+        max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
+        matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves
+            with float sums, if the device has them and the compiler knows them; else None.
+        few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
+        fragment_order: whether fragments of that product lie as `glsl/core/fragments.glslh` says; asks
+            the device when called.
+    """
+
+    features: frozenset[str]
+    subgroup_size: int = 32
+    cores: int = 0
+    is_cpu: bool = False
+    max_storage_range: int = 2**27
+    max_shared_memory: int = 16384
+    max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
+    max_invocations: int = 128
+    storage_alignment: int = 256
+    max_texels: int = 0
+    matrix_shape: tuple[int, int, int] | None = None
+    few_columns: bool = False
+    fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
+
+    @property
+    def max_iterations(self) -> int:
+        """Steps of loops that one invocation may take: old Mesa ends the loops of its software
+        device after 65535."""
+        return 60000 if self.is_cpu else 2**31 - 1
+
+    def too_long(self, steps: Size) -> str | None:
+        """Why one invocation cannot take as many steps of loops; None if it can."""
+        most = _dims.upper(steps)
+        return (
+            f"no kernel for loops of {most} steps on this device"
+            if most > self.max_iterations
+            else None
+        )
+
+    @property
+    def processors(self) -> int:
+        """`cores`, or what a small GPU has where that is unknown."""
+        return self.cores or 16
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.features for name in names)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a pipeline is made of.
+
+    Attributes:
+        template: file of `glsl/`.
+        macros: name and text, sorted.
+        constants: specialization constants, by id, sorted.
+        bindings: for each binding "storage", or "texel:" and a format.
+        subgroup_size: the size that the kernel needs, or None.
+    """
+
+    template: str
+    macros: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, int], ...]
+    bindings: tuple[str, ...]
+    subgroup_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as a kernel sees it: dims, and where they lie in the bytes of `storage`."""
+
+    storage: Value
+    layout: Layout
+    type: TensorType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def dims(self) -> tuple[Size, ...]:
+        return self.type.dims
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        return self.layout.strides
+
+    @property
+    def offset(self) -> Size:
+        return self.layout.offset
+
+    def aligned(self, count: int = 4) -> bool:
+        """Whether the offset and all strides but that of the last dim are multiples of `count`
+        elements, and the last dim is dense."""
+        if not self.dims or (self.strides[-1] != 1 and self.dims[-1] != 1):
+            return False
+        outer = [stride for size, stride in zip(self.dims[:-1], self.strides[:-1]) if size != 1]
+        return all(_dims.gcd_of(number) % count == 0 for number in (self.offset, *outer))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One buffer of a dispatch: the whole storage of a value, from byte `offset` on.
+
+    `kind` is "storage", or "texel:" and a format.
+    """
+
+    storage: Value
+    write: bool
+    kind: str = "storage"
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One kernel to run.
+
+    Attributes:
+        kernel: the pipeline.
+        bindings: its buffers.
+        push: 32-bit words of parameters. With `params_buffer` they go through a buffer that each
+            call fills.
+        grid: workgroups.
+        label: operator and place in the file, for profiles.
+        flops, nbytes: arithmetic and memory traffic, for profiles.
+    """
+
+    kernel: KernelSpec
+    bindings: tuple[Binding, ...]
+    push: tuple[Size, ...]
+    grid: tuple[Size, Size, Size]
+    label: str
+    params_buffer: bool = False
+    flops: Size = 0
+    nbytes: Size = 0
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What must hold at a call: `left <= right`. If not, `message` says what is wrong, `why` (with
+    "{left}" and "{right}" for the numbers) in which way, and `next` what to do."""
+
+    left: Size
+    right: Size
+    message: str
+    why: str
+    next: str
+
+
+@dataclass
+class Lowering:
+    """Collects the dispatches of one graph.
+
+    Attributes:
+        traits: the device.
+        storages: the value whose bytes hold each value.
+        layouts: where each value lies in them.
+        scratch: storages that kernels asked for, with their bytes.
+        requirements: what each call has to check.
+        windows: parts of storages that are larger than a binding can span: (storage, first byte,
+            bytes).
+    """
+
+    traits: DeviceTraits
+    storages: Mapping[Value, Value]
+    layouts: Mapping[Value, Layout]
+    dispatches: list[Dispatch] = field(default_factory=list)
+    scratch: dict[Value, int] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
+    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
+    node: Node | None = None
+
+    def require(self, left: Size, right: Size, message: str, why: str, next: str) -> None:
+        """Has `left <= right` checked at every call, unless it is known; see `Requirement`."""
+        if isinstance(left, int) and isinstance(right, int) and left <= right:
+            return
+        self.requirements.append(Requirement(left, right, message, why, next))
+
+    def operand(self, value: Value) -> Operand:
+        """A value as the layout pass placed it."""
+        operand = Operand(self.storages.get(value, value), self.layout(value), value.type)
+        if operand.storage.type.nbytes > self.traits.max_storage_range:
+            return self._window(operand)
+        return operand
+
+    def _window(self, operand: Operand) -> Operand:
+        """Part of a storage that no binding can span as a whole: just what the operand reaches, if
+        a binding spans that."""
+        layout, item = operand.layout, operand.dtype.itemsize
+        known = all(
+            isinstance(number, int) for number in (layout.offset, *layout.strides, *operand.dims)
+        )
+        if not known or 0 in operand.dims:
+            return operand
+        reach = [(size - 1) * stride for size, stride in zip(operand.dims, layout.strides)]
+        low = layout.offset + sum(step for step in reach if step < 0)
+        high = layout.offset + sum(step for step in reach if step > 0) + 1
+        first = low * item // 256 * 256
+        nbytes = min(-(-(high * item - first) // 256) * 256, operand.storage.type.nbytes - first)
+        if nbytes > self.traits.max_storage_range or first % item:
+            return operand
+        key = (operand.storage, first, nbytes)
+        window = next((value for value, place in self.windows.items() if place == key), None)
+        if window is None:
+            window = Value(
+                f"{operand.storage.name}_part{len(self.windows)}",
+                TensorType(operand.dtype, (nbytes // item,)),
+            )
+            self.windows[window] = key
+        return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
+
+    def layout(self, value: Value) -> Layout:
+        layout = self.layouts.get(value)
+        return Layout.dense(value.type.dims) if layout is None else layout
+
+    def temporary(self, type: TensorType) -> Operand:
+        """A dense tensor that lives from here to the end of this node."""
+        value = Value(f"scratch_{len(self.scratch)}", type)
+        self.scratch[value] = type.nbytes
+        return Operand(value, Layout.dense(type.dims), type)
+
+    def dispatch(
+        self,
+        template: str,
+        buffers: Sequence[tuple[Operand | Value, str]],
+        *,
+        macros: Mapping[str, Any] | None = None,
+        params: Sequence[Size] = (),
+        constants: Mapping[int, int] | None = None,
+        specialize: Iterable[int] = (),
+        grid: tuple[Size, Size, Size],
+        subgroup_size: int | None = None,
+        flops: Size = 0,
+        nbytes: Size | None = None,
+        label: str = "",
+    ) -> None:
+        """Appends a dispatch.
+
+        Args:
+            buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may
+                end in ":" and a texel format.
+            params: parameter i of the template, a push constant (macro PUSH_i) unless i is in
+                `specialize` and it is known.
+            constants: further specialization constants.
+            specialize: numbers of parameters that become specialization constants where they are
+                known.
+        """
+        text = {name: str(value) for name, value in (macros or {}).items()}
+        if any("fn_" in value for value in text.values()):
+            text["PV_FUNCTIONS"] = "1"
+        fixed = dict(constants or {})
+        specialize = set(specialize)
+        words: list[Size] = []
+        for number, size in enumerate(params):
+            if isinstance(size, int) and number in specialize:
+                fixed[number] = size
+            else:
+                text[f"PUSH_{number}"] = "1"
+                words += [0] * (number + 1 - len(words))
+                words[number] = size
+        bindings = []
+        for operand, mode in buffers:
+            access, _, form = mode.partition(":")
+            storage = (
+                operand.storage
+                if isinstance(operand, Operand)
+                else self.storages.get(operand, operand)
+            )
+            bindings.append(Binding(storage, "w" in access, f"texel:{form}" if form else "storage"))
+        # Parameters that follow a value (a position) rather than a size must not make a new
+        # recording of each call.
+        by_value = len(words) > MAX_PUSH or any(
+            not symbol.is_size for word in words for symbol in _dims.symbols(word)
+        )
+        if by_value:
+            text["PARAMS_BUFFER"] = str(len(bindings))
+        if nbytes is None:
+            nbytes = sum(
+                (
+                    operand.type.numel * operand.dtype.itemsize
+                    for operand, _ in buffers
+                    if isinstance(operand, Operand)
+                ),
+                0,
+            )
+        kernel = KernelSpec(
+            template,
+            tuple(sorted(text.items())),
+            tuple(sorted(fixed.items())),
+            tuple(binding.kind for binding in bindings) + (("storage",) if by_value else ()),
+            subgroup_size,
+        )
+        source = self.node.source if self.node else ""
+        name = label or (self.node.op if self.node else template)
+        self.dispatches.append(
+            Dispatch(
+                kernel,
+                tuple(bindings),
+                tuple(words),
+                grid,
+                f"{name} @ {source}",
+                by_value,
+                flops,
+                nbytes,
+            )
+        )
+
+    def texel(self, operand: Operand, vector: bool) -> str:
+        """What to add to the mode of a binding that software devices read faster as a texel buffer,
+        such as ":rgba32f"; "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
+
+        Args:
+            vector: elements are read 4 at a time.
+        """
+        form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
+        if not self.traits.is_cpu or form is None or (vector and operand.dtype is DType.bool):
+            return ""
+        texels = -(
+            -_dims.upper(operand.storage.type.nbytes)
+            // (operand.dtype.itemsize * (4 if vector else 1))
+        )
+        return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
+
+    def fixed(self, count: int, others: Iterable[int] = ()) -> Iterable[int]:
+        """Numbers of the parameters, of `count`, to make constants of a pipeline: all on a GPU,
+        whose compilers are fast and make good use of them (a tenth to a quarter of the time of
+        small kernels); `others` on a software device."""
+        return others if self.traits.is_cpu else range(count)
+
+    def places(self, count: Size, many: int) -> int:
+        """Places of `count` that an invocation takes, so that all it reads is under way at once:
+        `many` on a GPU, if that leaves a workgroup for each processor; else 1."""
+        enough = _dims.upper(count) >= many * 256 * self.traits.processors
+        return many if enough and not self.traits.is_cpu else 1
+
+    def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
+        """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not
+        suffice."""
+        groups = _dims.ceil_div(count, per_group)
+        limit = self.traits.max_workgroups[0]
+        if _dims.upper(groups) <= limit:
+            return (groups, 1, 1)
+        rows = -(-_dims.upper(groups) // limit)
+        return (_dims.ceil_div(groups, rows), rows, 1)

@@ -1,0 +1,525 @@
+"""Kernels that compute each place of their results by a few statements of GLSL, which may read the
+inputs anywhere.
+
+Padding, flipping, resampling, scattering and the like are one operator, `purevk.map`: a `MapSpec`
+has the statements, and this file writes what surrounds them (buffers, strides, coordinates) for the
+template `map.comp` and those beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from purevk.dtypes import DType
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.expression import in_double
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map_atomics import atomics
+from purevk.lower.rows import in_one_row, next_place
+
+_COUNTED_GROUPS = (
+    8  # workgroups a processor of a dispatch that counts them: each adds to the same word
+)
+LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
+_VECTOR = {
+    DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
+    DType.int16: "i16vec4", DType.bool: "u8vec4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """The statements, and what they name.
+
+    With an input X of rank 2: `X(a, b)` is an element (bool reads as 0 or 1, half precision as
+    float), `x_size_0` a size, `X_PLACE(a, b)` its number in the buffer. i0, i1, ... are the
+    coordinates of the place, r, r1, ... the results there.
+
+    T_R is the type of r. Where an input or a result is float64, `float`, `vec4` and numbers in the
+    statements are of double precision.
+
+    Attributes:
+        body: statements.
+        inputs: names of the inputs, in capitals.
+        numbers: names of further integers.
+        order: the input whose order of dims in memory the results take over; None: row-major.
+        lanes: dims of the result along which 4 neighbours may be computed as one vector: for each,
+            the dim of every input that the body reads at just this coordinate, or None for an input
+            that is the same for all four.
+        template: file of `glsl/`.
+        macros: further macros.
+        stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a,
+            b, v)`, `R1_PUT`, ...
+        pushed: numbers that are parameters of the dispatch even where they are known, so that one
+            pipeline serves many.
+        atomic: several invocations may come to one element of the outputs, which are written by
+            these alone: `R_ADD(a, b, v)` (float32, int32, int64), `R_MAX(a, b, v)` (int32, from 0
+            on), `R_JOIN(a, b, v)` (float32, int32): COMBINE(old, v).
+        flops: operations per place, for profiles.
+        walk: the dims in the order in which neighbouring invocations go over them, the innermost
+            last; by default that of memory.
+        counted: the first input is a counter, calls and workgroups that are done, to which the
+            dispatch adds its call.
+        local: invocations of a workgroup on a GPU, or as many as it takes.
+        fours: it writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the
+            first a multiple of 4. That dim of the results is dense, its size and their other
+            strides and offsets are multiples of 4; elements are floats.
+    """
+
+    body: str
+    inputs: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    order: int | None = None
+    lanes: tuple[tuple[int, tuple[int | None, ...]], ...] = ()
+    template: str = "elementwise/map.comp"
+    macros: tuple[tuple[str, str], ...] = ()
+    stores: bool = True
+    flops: int = 1
+    atomic: bool = False
+    pushed: tuple[str, ...] = ()
+    walk: tuple[int, ...] = ()
+    counted: bool = False
+    local: int = 256
+    fours: bool = False
+
+
+def acc_of(dtype: DType) -> str:
+    """The type that statements see for elements of a dtype."""
+    return "int" if dtype is DType.bool else dtype.acc
+
+
+def emit_map(
+    lowering: Lowering,
+    spec: MapSpec,
+    inputs: Sequence[Operand],
+    numbers: Sequence[Size],
+    outputs: Sequence[Operand],
+    over: Sequence[Size] | None = None,
+    label: str = "",
+) -> None:
+    """Appends the dispatch of a `MapSpec`.
+
+    Args:
+        over: sizes of the space of places; None: those of the first output.
+    """
+    sizes = tuple(outputs[0].dims if over is None else over)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return
+    _Writer(
+        lowering, spec, tuple(inputs), tuple(numbers), tuple(outputs), sizes, over is None
+    ).emit(label)
+
+
+class _Writer:
+    """Writes the macros of one dispatch."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        spec: MapSpec,
+        inputs: tuple[Operand, ...],
+        numbers: tuple[Size, ...],
+        outputs: tuple[Operand, ...],
+        sizes: tuple[Size, ...],
+        by_output: bool,
+    ) -> None:
+        self.lowering, self.spec, self.inputs, self.outputs, self.sizes = (
+            lowering,
+            spec,
+            inputs,
+            outputs,
+            sizes,
+        )
+        self.operands = (*inputs, *outputs)
+        self.words = (
+            not lowering.traits.is_cpu
+        )  # a GPU reads and writes 4 elements of a byte as a word
+        self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
+        # Neighbouring invocations make neighbours in memory.
+        walked = [
+            d
+            for d in spec.walk or range(len(sizes))
+            if not (isinstance(sizes[d], int) and sizes[d] == 1)
+        ]
+        if by_output:
+            walked.sort(key=lambda d: -_dims.hint(outputs[0].strides[d]))
+        self.walked = walked
+        by_output = by_output and bool(walked)
+        if by_output:
+            self._join_dims()
+        self.vector = self._lane() if by_output else None
+        # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are
+        # stored as one vector: on a GPU they may go on in the next row.
+        self.four = self.vector is None and by_output and self._stores_four()
+        self.goes_on = self.vector is None and by_output and not self.four and self._goes_on()
+        self.four |= self.goes_on
+        # Otherwise, on a GPU, for this many places, a workgroup's width apart.
+        self.apart = 1
+        if self.vector is None and not self.four and self._unrolls() and walked:
+            many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
+            self.apart = lowering.places(_dims.product(self.sizes), many)
+        # A GPU that adds floats itself needs no loop of exchanges.
+        self.adds_floats = (
+            spec.atomic
+            and "R_ADD(" in spec.body
+            and outputs[0].dtype is DType.float32
+            and not lowering.traits.is_cpu
+            and lowering.traits.has("atomic_float_add")
+        )
+        self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
+        for name, operand in zip(self.names, self.operands):
+            low = name.lower()
+            self.values[f"{low}_offset"] = operand.offset
+            self.values.update({f"{low}_size_{d}": size for d, size in enumerate(operand.dims)})
+            self.values.update(
+                {f"{low}_stride_{d}": stride for d, stride in enumerate(operand.strides)}
+            )
+        self.values.update({f"size_{d}": size for d, size in enumerate(self.sizes)})
+
+    def _join_dims(self) -> None:
+        """Makes one of two neighbouring dims that the statements take as they are, where they lie
+        one after the other in all of the tensors: one division less for each place."""
+        lanes, sizes, kept = dict(self.spec.lanes), list(self.sizes), self.walked[-1:]
+        for a in reversed(self.walked[:-1]):
+            b = kept[0]
+            if a in lanes and b in lanes and self._follow(lanes, a, b, sizes[b]):
+                sizes[b], sizes[a] = sizes[a] * sizes[b], 1
+            else:
+                kept.insert(0, a)
+        self.walked, self.sizes = kept, tuple(sizes)
+
+    def _follow(self, lanes: dict[int, tuple[int | None, ...]], a: int, b: int, size: Size) -> bool:
+        pairs = (*zip(lanes[a], lanes[b]), *([(a, b)] * len(self.outputs)))
+        return all(
+            outer is inner is None
+            or (
+                outer is not None
+                and inner is not None
+                and operand.strides[outer] == size * operand.strides[inner]
+            )
+            for operand, (outer, inner) in zip(self.operands, pairs)
+        )
+
+    def _lane(self) -> tuple[int | None, ...] | None:
+        """For each operand the dim along which it is read or written as vec4, or None where it is
+        not; None if no four neighbours can be computed together."""
+        inner = self.walked[-1]
+        lanes = dict(self.spec.lanes)
+        if inner not in lanes:
+            return None
+        dims = (*lanes[inner], *([inner] * len(self.outputs)))
+        for operand, d in zip(self.operands, dims):
+            if d is None:
+                continue
+            step, rest = (
+                operand.strides[d],
+                [stride for k, stride in enumerate(operand.strides) if k != d],
+            )
+            fits = (
+                operand.dtype in _VECTOR
+                and operand.dtype is not DType.bool
+                and isinstance(step, int)
+                and step == 1
+            )
+            numbers = (operand.dims[d], operand.offset, *rest)
+            if not fits or any(_dims.gcd_of(number) % 4 for number in numbers):
+                return None
+        return dims
+
+    def _unrolls(self) -> bool:
+        """Whether the statements may be made for several places one after the other, and the
+        results stored then."""
+        spec = self.spec
+        return (
+            spec.stores
+            and not spec.atomic
+            and " for (" not in f" {spec.body}"
+            and spec.template == "elementwise/map.comp"
+        )
+
+    def _stores_four(self) -> bool:
+        if not self._unrolls():
+            return False
+        inner = self.walked[-1]
+        for operand in self.outputs:
+            step, rest = (
+                operand.strides[inner],
+                [stride for d, stride in enumerate(operand.strides) if d != inner],
+            )
+            if operand.dtype not in _VECTOR or not (isinstance(step, int) and step == 1):
+                return False
+            if any(
+                _dims.gcd_of(number) % 4 for number in (operand.dims[inner], operand.offset, *rest)
+            ):
+                return False
+        return True
+
+    def _goes_on(self) -> bool:
+        """Whether a GPU is to make 4 places that follow one another in memory, in one row or
+        two."""
+        if not self._unrolls() or self.lowering.places(_dims.product(self.sizes), 4) == 1:
+            return False
+        sizes = [self.sizes[d] for d in self.walked]
+        return all(
+            operand.dtype in _VECTOR
+            and in_one_row(sizes, [operand.strides[d] for d in self.walked], operand.offset)
+            for operand in self.outputs
+        )
+
+    def emit(self, label: str) -> None:
+        lowering, spec = self.lowering, self.spec
+        macros = self._accessors()
+        macros.update(spec.macros)
+        macros["COORDINATES"] = self._coordinates()
+        macros["STORE"] = self._store() if spec.stores else ""
+        wide = any(operand.dtype is DType.float64 for operand in self.operands)
+        macros["BODY"] = in_double(self._body()) if wide else self._body()
+        macros["T_R"] = self._type(len(self.inputs))
+        if spec.counted:
+            macros["COUNTED"] = "b0"
+        declared, push, constants = [], [], {}
+        text = " ".join((*macros.values(), spec.body))
+        mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
+        for number, (name, size) in enumerate(
+            (name, size) for name, size in self.values.items() if name in mentioned
+        ):
+            if isinstance(size, int) and name not in spec.pushed:
+                place = number if number < LOCAL_ID else number + 1
+                constants[place] = size
+                declared.append(f"layout(constant_id = {place}) const int {name} = 1;")
+            else:
+                declared.append(f"int {name} = push.p[{len(push) + 1}];")
+                push.append(size)
+        macros["DECLARE"] = " ".join(declared)
+        macros["BUFFERS"] = " ".join(
+            self._declare(number, text) for number in range(len(self.operands))
+        )
+        if any(operand.dtype is DType.int64 for operand in self.operands):
+            macros["HAS_INT64"] = "1"
+        if wide:
+            macros["HAS_FLOAT64"] = "1"
+        if self.adds_floats:
+            macros["HAS_ATOMIC_FLOAT"] = "1"
+        count = _dims.product(self.sizes)
+        local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
+        work = _dims.ceil_div(count, 4) if self.vector or self.four else count
+        if self.apart > 1:
+            work = _dims.ceil_div(count, self.apart * local) * local
+        constants[LOCAL_ID] = local
+        buffers = []
+        for number, operand in enumerate(self.operands):
+            name = self.names[number]
+            reads = number < len(self.inputs) and not (spec.counted and number == 0)
+            buffers.append(
+                (
+                    operand,
+                    "r"
+                    if reads
+                    else "rw"
+                    if spec.atomic or spec.counted or f"{name}(" in spec.body
+                    else "w",
+                )
+            )
+        grid = lowering.linear_grid(work, local)
+        if spec.counted:
+            grid = (
+                _dims.minimum(
+                    _dims.ceil_div(work, local), _COUNTED_GROUPS * lowering.traits.processors
+                ),
+                1,
+                1,
+            )
+        lowering.dispatch(
+            spec.template,
+            buffers,
+            macros=macros,
+            params=[work, *push],
+            constants=constants,
+            grid=grid,
+            label=label,
+            flops=count * spec.flops,
+        )
+
+    def _as_vector(self, number: int) -> bool:
+        return self.vector is not None and self.vector[number] is not None
+
+    def _declare(self, number: int, text: str) -> str:
+        dtype = self.operands[number].dtype
+        whole = self._as_vector(number) or (
+            (self.four or self.spec.fours) and number >= len(self.inputs)
+        )
+        element = (
+            ("uint" if self.words and dtype.itemsize == 1 else _VECTOR[dtype])
+            if whole
+            else dtype.glsl
+        )
+        if self.spec.atomic and number >= len(self.inputs):
+            return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ {'float' if self.adds_floats else 'uint'} b{number}[]; }};"  # noqa: E501
+        name = self.names[number]
+        read = re.search(rf"\b{name}\(", text) is not None
+        mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
+        if self.spec.counted and number == 0:
+            mode = ""
+        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+
+    def _accessors(self) -> dict[str, str]:
+        macros: dict[str, str] = {}
+        spec = self.spec
+        for number, (name, operand) in enumerate(zip(self.names, self.operands)):
+            dtype = operand.dtype
+            given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
+            place = self._place(name, operand)
+            at = f"b{number}[({place}) >> 2]" if self._as_vector(number) else f"b{number}[{place}]"
+            macros[f"{name}_PLACE({given})"] = f"({place})"
+            macros[f"{name}({given})"] = self._read(number, dtype, at)
+            if number >= len(self.inputs) and spec.atomic:
+                macros.update(atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
+            elif number >= len(self.inputs) and spec.fours:
+                value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
+                macros[f"{name}_PUT4({given}, v)"] = (
+                    f"b{number}[({place}) >> 2] = {_VECTOR[dtype]}({value})"
+                )
+            elif number >= len(self.inputs):
+                macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
+        return macros
+
+    def _place(self, name: str, operand: Operand) -> str:
+        low = name.lower()
+        terms = []
+        for d, (size, stride) in enumerate(zip(operand.dims, operand.strides)):
+            if (isinstance(stride, int) and stride == 0) or (isinstance(size, int) and size == 1):
+                continue
+            terms.append(
+                f"(c{d})"
+                if isinstance(stride, int) and stride == 1
+                else f"(c{d}) * {low}_stride_{d}"
+            )
+        if not (isinstance(operand.offset, int) and operand.offset == 0) or not terms:
+            terms.append(f"{low}_offset")
+        return " + ".join(terms)
+
+    def _type(self, number: int) -> str:
+        acc = acc_of(self.operands[number].dtype)
+        return {"float": "vec4", "int": "ivec4"}[acc] if self._as_vector(number) else acc
+
+    def _read(self, number: int, dtype: DType, at: str) -> str:
+        if dtype is DType.bool:
+            return f"({at} != uint8_t(0) ? 1 : 0)"
+        if dtype is DType.bfloat16:
+            return f"uintBitsToFloat(uint({at}) << 16)"
+        if self.words and self._as_vector(number) and dtype.itemsize == 1:
+            return f"pv_{'signed' if dtype is DType.int8 else 'unsigned'}({at})"
+        return f"{self._type(number)}({at})"
+
+    def _written(self, number: int, dtype: DType, value: str) -> str:
+        if dtype is DType.bool:
+            return f"uint8_t(pv_opaque(({value}) != 0 ? 1 : 0))"
+        if dtype is DType.bfloat16:
+            return f"uint16_t(pv_opaque(pv_bfloat16_bits({value})))"
+        if self.words and self._as_vector(number) and dtype.itemsize == 1:
+            return f"pv_pack(ivec4({value}))"
+        if dtype.itemsize < 4:
+            value = f"pv_opaque({value})"
+        return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
+
+    def _element(self, dtype: DType, value: str) -> str:
+        if dtype is DType.bool:
+            value = f"({value} != 0 ? 1 : 0)"
+        return f"pv_opaque({value})" if dtype.itemsize < 4 else value
+
+    def _coordinates(self) -> str:
+        if self.apart > 1:
+            count = " * ".join(f"size_{d}" for d in self.walked)
+            first = (
+                f"int(id - gl_LocalInvocationIndex) * {self.apart} + int(gl_LocalInvocationIndex)"
+            )
+            kept = (
+                f"{self._type(len(self.inputs) + n)} q{n}[{self.apart}]; int at{n}[{self.apart}];"
+                for n in range(len(self.outputs))
+            )
+            return " ".join((f"int count_all = {count}, first = {first};", *kept))
+        out = self._split(f"int(id){' * 4' if self.vector or self.four else ''}")
+        if self.four:
+            inner = "" if self.goes_on else f"int first = i{self.walked[-1]};"
+            out += [
+                inner,
+                *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs))),
+            ]
+        elif self.spec.stores:
+            out += self._results()
+        return " ".join(out)
+
+    def _split(self, number: str) -> list[str]:
+        """Statements that declare the coordinates of a place from its number."""
+        out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
+        out.append(f"int rest = {number};")
+        for n, d in enumerate(reversed(self.walked)):
+            if n + 1 < len(self.walked):
+                out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
+            else:
+                out.append(f"int i{d} = rest;")
+        return out
+
+    def _results(self) -> list[str]:
+        return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]
+
+    def _body(self) -> str:
+        if not self.four and self.apart == 1:
+            return self.spec.body
+        kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
+        if self.apart > 1:
+            kept += " ".join(
+                f" at{n}[lane] = {self._place_here(n)};" for n in range(len(self.outputs))
+            )
+            # Places beyond the end repeat the last one.
+            split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
+            each = " ".join((*split, *self._results(), self.spec.body, kept))
+            return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
+        if self.goes_on:
+            following = next_place(
+                [f"i{d}" for d in self.walked], [f"size_{d}" for d in self.walked]
+            )
+            each = f"{{ {' '.join(self._results())} {self.spec.body} {kept} }} {following}"
+        else:
+            each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
+        return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
+
+    def _place_here(self, n: int) -> str:
+        """The number, in its buffer, of result n's element at the coordinates."""
+        return re.sub(r"\bc(\d+)\b", r"i\1", self._place(f"R{n or ''}", self.outputs[n]))
+
+    def _store(self) -> str:
+        out = []
+        if self.apart > 1:
+            for n, operand in enumerate(self.outputs):
+                number = len(self.inputs) + n
+                out.append(
+                    f"b{number}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};"
+                )
+            inside = "if (first + lane * int(gl_WorkGroupSize.x) < count_all)"
+            return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
+        if self.four:
+            for n, operand in enumerate(self.outputs):
+                place = f"int(id) * 4 + r{n or ''}_offset" if self.goes_on else self._place_here(n)
+                if self.words and operand.dtype.itemsize == 1:
+                    made = f"ivec4({', '.join(f'q{n}[{lane}]' for lane in range(4))})"
+                    made = f"pv_pack({f'notEqual({made}, ivec4(0))' if operand.dtype is DType.bool else made})"
+                else:
+                    values = ", ".join(
+                        self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4)
+                    )
+                    made = f"{_VECTOR[operand.dtype]}({values})"
+                out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {made};")
+            return " ".join(out)
+        for n, operand in enumerate(self.outputs):
+            out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
+        return " ".join(out)
+
+
+def coordinates(rank: int, **changed: str) -> str:
+    """The text "i0, i1, ..." of a place, with other text for some dims: `coordinates(3, d1="0")`.
+    "0" for rank 0."""
+    return ", ".join(changed.get(f"d{d}", f"i{d}") for d in range(rank)) or "0"

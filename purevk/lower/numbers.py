@@ -1,0 +1,22 @@
+"""Small arithmetic on sizes and parameters."""
+
+from __future__ import annotations
+
+import struct
+
+from purevk.ir import dims as _dims
+
+
+def power_of_two(number: int) -> int:
+    """The least power of 2 that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def bits_of(number: float) -> int:
+    """The bits of a float as the signed integer that a parameter holds."""
+    return struct.unpack("<i", struct.pack("<f", number))[0]
+
+
+def gcd4(*sizes: object) -> bool:
+    """Whether all sizes are multiples of 4 whatever the symbols are."""
+    return all(_dims.gcd_of(size) % 4 == 0 for size in sizes)

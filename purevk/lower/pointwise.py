@@ -1,0 +1,115 @@
+"""Lowers pointwise programs, and everything that copies elements, onto the template
+`pointwise.comp`.
+
+The iteration runs over the output in the order of its memory; dims that lie densely within one
+another for all operands are one. Where the innermost run is a multiple of 4, an invocation makes 4
+neighbours. A GPU reads and writes elements of one byte as words, and of programs of such elements
+alone an invocation makes 16 neighbours: what it takes to find them is shared, and all accesses are
+of 16 bytes. Where no vectors fit, an invocation of a GPU makes places a workgroup's width apart.
+Inputs whose neighbours lie along another dim go through tiles (`transpose.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.operands import broadcast_strides
+from purevk.lower.pointwise_writer import VECTOR, Writer, can_vectorize, is_aligned
+from purevk.lower.rows import in_one_row
+from purevk.lower.transpose import emit_transposed
+
+_WIDE_GROUPS = 256  # invocations a processor that 16 elements each have to leave
+LOCAL = 64  # invocations of a workgroup on a software device
+
+
+def _collapse(
+    sizes: Sequence[Size], strides: list[tuple[Size, ...]], output: int
+) -> tuple[list[Size], list[list[Size]]]:
+    order = [d for d, size in enumerate(sizes) if size != 1]
+    order.sort(key=lambda d: -_dims.hint(strides[output][d]))
+    merged: list[Size] = []
+    steps: list[list[Size]] = []  # per loop dim, one stride per operand
+    for d in order:
+        mine = [operand[d] for operand in strides]
+        if merged and all(outer == sizes[d] * inner for outer, inner in zip(steps[-1], mine)):
+            merged[-1] = merged[-1] * sizes[d]
+            steps[-1] = mine
+        else:
+            merged.append(sizes[d])
+            steps.append(mine)
+    if not merged:
+        merged, steps = [1], [[1 if n >= output else 0 for n in range(len(strides))]]
+    return merged, steps
+
+
+def emit_pointwise(
+    lowering: Lowering,
+    expression: Expression,
+    inputs: Sequence[Operand],
+    scalars: Sequence[Size],
+    outputs: Sequence[Operand],
+    label: str = "",
+) -> None:
+    """Appends the dispatch of a pointwise program. All outputs have the same dims and strides."""
+    sizes = outputs[0].dims
+    if 0 in sizes:
+        return
+    operands = [*inputs, *outputs]
+    strides = [broadcast_strides(operand, sizes) for operand in operands]
+    loop, steps = _collapse(sizes, strides, len(inputs))
+    if emit_transposed(lowering, expression, operands, len(inputs), loop, steps, scalars, label):
+        return
+    vector = can_vectorize(loop, steps, operands, len(inputs))
+    follow = (
+        not vector
+        and lowering.places(_dims.product(loop), 4) > 1
+        and all(
+            output.dtype in VECTOR and in_one_row(loop, [step[-1] for step in steps], output.offset)
+            for output in outputs
+        )
+    )
+    small = all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8
+    apart = 1 if vector or follow else lowering.places(_dims.product(loop), 8 if small else 4)
+    words = (vector or follow) and not lowering.traits.is_cpu
+    enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
+    wide = words and vector and enough and _only_bytes(loop, steps, operands, len(inputs))
+    writer = Writer(
+        expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide, follow
+    )
+    count = _dims.product(loop)
+    local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+    work = (
+        _dims.ceil_div(count, 16 if wide else 4)
+        if vector or follow
+        else _dims.ceil_div(count, apart * local) * local
+        if apart > 1
+        else count
+    )
+    writer.finish(
+        lowering,
+        "elementwise/pointwise.comp",
+        work,
+        local,
+        lowering.linear_grid(work, local),
+        label,
+    )
+
+
+def _only_bytes(
+    loop: list[Size], steps: list[list[Size]], operands: Sequence[Operand], first_output: int
+) -> bool:
+    """Whether 16 neighbours can be made together, and all that is read and written along the
+    innermost dim are bytes."""
+    if _dims.gcd_of(loop[-1]) % 16:
+        return False
+    for number, operand in enumerate(operands):
+        inner = steps[-1][number]
+        if number < first_output and isinstance(inner, int) and inner == 0:
+            continue
+        if operand.dtype.itemsize != 1 or not is_aligned(number, steps, operand, 16):
+            return False
+    return True

@@ -1,0 +1,188 @@
+"""How the row kernels (reduce, softmax, norm) spread rows over a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.numbers import power_of_two
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """Who works on a row, and the workgroups.
+
+    Attributes:
+        macros: ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, CACHE, AHEAD (COLUMN and
+            WIDTH of columns).
+        local: invocations of a workgroup.
+        rows: rows that a workgroup takes at a time.
+    """
+
+    macros: dict[str, int]
+    local: int
+    rows: int
+
+    def grid(self, rows: Size) -> tuple[Size, Size, Size]:
+        groups = _dims.ceil_div(rows, self.rows)
+        if _dims.upper(groups) <= 65535:
+            return (groups, 1, 1)
+        return (_dims.minimum(groups, 65535), _dims.ceil_div(groups, 65535), 1)
+
+
+def spread(
+    traits: DeviceTraits,
+    rows: Size,
+    columns: Size,
+    vector: bool,
+    cache: bool = False,
+    passes: Size = 1,
+) -> RowWork:
+    """How `rows` of `columns` elements, `passes` of them, are worked on; `cache`: the kernel can
+    keep a row in registers."""
+    count = _dims.upper(columns) // (4 if vector else 1)
+    lanes = traits.subgroup_size
+    shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
+    if (
+        traits.is_cpu
+        and ((shuffles and -(-count // lanes)) or count) * _dims.upper(passes)
+        <= traits.max_iterations
+    ):
+        if shuffles and count >= lanes:
+            local = 64 if _dims.upper(rows) >= 256 else 2 * lanes
+            each = -(-count // lanes)
+            macros = {"ROW_PER_SUBGROUP": 1, "LOCAL": local}
+            return RowWork(_cached(macros, each, cache, 4), local, local // lanes)
+        return RowWork({"ROW_PER_INVOCATION": 1, "LOCAL": 64}, 64, 64)
+    if shuffles and count <= 8 * lanes:
+        # One row a workgroup while there are processors for it.
+        each = _dims.upper(rows) // traits.processors
+        local = lanes * (4 if each >= 4 else 2 if each >= 2 else 1)
+        return RowWork(
+            _cached({"ROW_PER_SUBGROUP": 1, "LOCAL": local}, -(-count // lanes), cache),
+            local,
+            local // lanes,
+        )
+    local = min(256, traits.max_invocations)
+    # The registers of a larger workgroup may hold a longer row; where rows are few, it has more
+    # reads in flight.
+    large = min(1024, traits.max_invocations)
+    if 8 * local < count and (
+        (cache and count <= 8 * large) or _dims.upper(rows) < 4 * traits.processors
+    ):
+        while local < large and local * 8 < count:
+            local *= 2
+    macros = {
+        "SUBGROUP": int(shuffles),
+        "LOCAL": local,
+        "AHEAD": min(4, 1 << max(count // local, 1).bit_length() - 1),
+    }
+    return RowWork(_cached(macros, -(-count // local), cache), local, 1)
+
+
+LINE = 128  # bytes that memory moves at best
+
+
+def spread_columns(
+    traits: DeviceTraits, rows: Size, columns: Size, vector: bool, itemsize: int
+) -> RowWork:
+    """The same where neighbouring rows have neighbouring elements, for kernels with COLUMN that
+    keep the `columns` elements of a row in registers, or else read ahead; of a vec4 each element is
+    of another row."""
+    each = 4 if vector else 1
+    count, depth, bytes_ = -(-_dims.upper(rows) // each), _dims.upper(columns), itemsize * each
+    if traits.is_cpu:
+        return RowWork(
+            _cached({"COLUMN": 1, "ROW_PER_INVOCATION": 1, "LOCAL": 16, "AHEAD": 4}, depth, True),
+            16,
+            16,
+        )
+    room = min(1024, traits.max_invocations, traits.max_shared_memory // (8 * each))
+    room = 1 << room.bit_length() - 1
+    # Half a line's rows in registers are as good as a line's that are read twice.
+    line = max(min(LINE // bytes_, 32), 1)
+    width = line if depth * line <= 8 * room else max(line // 2, 1)
+    if depth * width > 8 * room:
+        return RowWork({"COLUMN": 1, "WIDTH": line, "LOCAL": room, "AHEAD": 8}, room, line)
+    lanes = 1
+    while lanes * 8 < depth:
+        lanes *= 2
+    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
+        width *= 2
+    macros = {
+        "COLUMN": 1,
+        "LOCAL": width * lanes,
+        **({"WIDTH": width} if lanes > 1 else {"ROW_PER_INVOCATION": 1}),
+    }
+    return RowWork(_cached(macros, -(-depth // lanes), True), width * lanes, width)
+
+
+def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> dict[str, int]:
+    if cache and 0 < each <= limit:
+        macros["CACHE"] = power_of_two(each)
+    return macros
+
+
+def bind_x(
+    lowering: Lowering, x: Operand, vector: bool
+) -> tuple[dict[str, int], tuple[Operand, str]]:
+    """Macro TEXEL_X of `rows.glslh`, and the binding of x; `vector`: it is read 4 elements at a
+    time."""
+    texel = lowering.texel(x, vector) if x.dtype.is_float else ""
+    return {"TEXEL_X": int(bool(texel))}, (x, "r" + texel)
+
+
+def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> bool:
+    """Whether what has these sizes lies in their order without gaps, so that 4 elements that follow
+    one another, in one row of the innermost dim or two, are a vector of 4."""
+    count: Size = 1
+    for size, stride in zip(reversed(sizes), reversed(strides)):
+        if stride != count:
+            return False
+        count = count * size
+    return all(_dims.gcd_of(number) % 4 == 0 for number in (count, offset))
+
+
+def next_place(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
+    """GLSL that makes coordinates, the innermost last, those of the place that follows."""
+    text = ""
+    for coordinate, size in zip(coordinates, sizes):
+        text = f"{coordinate}++; " + (
+            text and f"if ({coordinate} == {size}) {{ {coordinate} = 0; {text}}} "
+        )
+    return text
+
+
+def collapse(
+    sizes: Sequence[Size], *strides: Sequence[Size]
+) -> tuple[list[Size], list[list[Size]]]:
+    """Dims joined where they lie densely within one another for all operands, outermost first:
+    sizes, and for each operand its strides."""
+    merged: list[Size] = []
+    steps: list[list[Size]] = [[] for _ in strides]
+    for d, size in enumerate(sizes):
+        if isinstance(size, int) and size == 1:
+            continue
+        mine = [each[d] for each in strides]
+        if merged and all(step[-1] == size * inner for step, inner in zip(steps, mine)):
+            merged[-1] = merged[-1] * size
+            for step, inner in zip(steps, mine):
+                step[-1] = inner
+        else:
+            merged.append(size)
+            for step, inner in zip(steps, mine):
+                step.append(inner)
+    return merged, steps
+
+
+def only_floats(node: Node, traits: Any) -> str | None:
+    """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
+    for value in (*node.inputs, *node.results):
+        if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.float64):
+            return f"no kernel for {value.type.dtype.name}"
+    return None

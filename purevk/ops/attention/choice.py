@@ -1,0 +1,274 @@
+"""Which attention kernel a device runs for given sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+
+
+@dataclass(frozen=True)
+class Simple:
+    """`attention.comp`: a subgroup takes neighbouring queries and walks over the keys."""
+
+    subgroup_size: int
+    queries: int = 1
+    subgroups: int = 1
+
+    def emit(
+        self,
+        lowering: Lowering,
+        buffers: list,
+        macros: dict[str, Any],
+        params: list,
+        out: Operand,
+        sizes: tuple,
+        flops: Size,
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        lanes = self.subgroup_size if self.subgroup_size > 1 else 8
+        grid = (_dims.ceil_div(queries, lanes * self.queries * self.subgroups), heads, batches)
+        lowering.dispatch(
+            "attention/attention.comp",
+            buffers,
+            macros={**macros, "SG": self.subgroup_size, "RQ": self.queries, "WY": self.subgroups},
+            params=params,
+            grid=grid,
+            subgroup_size=self.subgroup_size if self.subgroup_size > 1 else None,
+            flops=flops,
+        )
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of
+    `lanes` invocations. With `subgroup`, the size of subgroups, lanes exchange maxima by
+    shuffles."""
+
+    queries: int = 32
+    keys: int = 32
+    groups: int = 8
+    lanes: int = 16
+    subgroup: int | None = None
+
+    def emit(
+        self,
+        lowering: Lowering,
+        buffers: list,
+        macros: dict[str, Any],
+        params: list,
+        out: Operand,
+        sizes: tuple,
+        flops: Size,
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        lowering.dispatch(
+            "attention/attention_tiled.comp",
+            buffers,
+            macros={**macros, **self.macros()},
+            params=params,
+            specialize=lowering.fixed(len(params)),
+            grid=(_dims.ceil_div(queries, self.queries), heads, batches),
+            subgroup_size=self.subgroup,
+            flops=flops,
+        )
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "QUERIES": self.queries,
+            "KEYS": self.keys,
+            "LANES": self.lanes,
+            "GROUPS": self.groups,
+            "SHUFFLE": int(self.subgroup is not None),
+        }
+
+
+@dataclass(frozen=True)
+class Units:
+    """`attention_coopmat.comp`: a subgroup takes `fragments` times 16 queries, a workgroup
+    `subgroups` times so many."""
+
+    fragments: int = 1
+    subgroups: int = 4
+    keys: int = 64
+
+    def emit(
+        self,
+        lowering: Lowering,
+        buffers: list,
+        macros: dict[str, Any],
+        params: list,
+        out: Operand,
+        sizes: tuple,
+        flops: Size,
+    ) -> None:
+        batches, heads, queries, _, _ = sizes
+        units = {
+            "MATRIX_UNITS": 1,
+            "FRAGMENTS_M": self.fragments,
+            "SUBS": self.subgroups,
+            "KEYS": self.keys,
+        }
+        lowering.dispatch(
+            "attention/attention_coopmat.comp",
+            buffers,
+            macros={**macros, **units},
+            params=params,
+            specialize=lowering.fixed(len(params)),
+            grid=(_dims.ceil_div(queries, 16 * self.fragments * self.subgroups), heads, batches),
+            subgroup_size=32,
+            flops=flops,
+        )
+
+
+@dataclass(frozen=True)
+class Decode:
+    """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a part of its
+    keys. With `subgroup`, the size of subgroups, lanes add up by shuffles."""
+
+    splits: int = 1
+    local: int = 128
+    subgroup: int | None = None
+
+    def emit(
+        self,
+        lowering: Lowering,
+        buffers: list,
+        macros: dict[str, Any],
+        params: list,
+        out: Operand,
+        sizes: tuple,
+        flops: Size,
+    ) -> None:
+        batches, heads, queries, keys, width = sizes
+        macros = {**macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
+        if self.splits == 1:
+            lowering.dispatch(
+                "attention/attention_decode.comp",
+                buffers,
+                macros=macros,
+                params=[*params, 1, keys],
+                specialize=lowering.fixed(len(params) + 1),
+                grid=(queries, heads, batches),
+                subgroup_size=self.subgroup,
+                flops=flops,
+            )
+            return
+        shares = lowering.temporary(
+            TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4))
+        )
+        split_params = list(params)
+        split_params[24] = 0
+        lowering.dispatch(
+            "attention/attention_decode.comp",
+            [*buffers[:-1], (shares, "w")],
+            macros={**macros, "SPLIT": 1, "T_OUT": "float"},
+            params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
+            specialize=lowering.fixed(len(params) + 2),
+            grid=(queries * self.splits, heads, batches),
+            subgroup_size=self.subgroup,
+            flops=flops,
+        )
+        lowering.dispatch(
+            "attention/attention_join.comp",
+            [(shares, "r"), (out, "w")],
+            macros={"T_OUT": out.dtype.glsl},
+            params=[queries, width, self.splits, *params[14:17], 0, out.offset],
+            specialize=lowering.fixed(8),
+            grid=(queries, heads, batches),
+        )
+
+
+def choose(
+    traits: DeviceTraits,
+    batches: Size,
+    heads: Size,
+    queries: Size,
+    keys: Size,
+    width: int,
+    value_width: int,
+    halves: bool = False,
+) -> Any:
+    """The kernel for `queries` queries over up to `keys` keys a head. With `halves`, all three
+    operands are float16."""
+    widths, width = (width, value_width), max(width, value_width)
+    few = _dims.upper(queries) <= 4
+    if traits.is_cpu and traits.has("subgroup_shuffle"):
+        lanes, cores = traits.subgroup_size, max(traits.cores, 1)
+        groups = _dims.upper(batches) * _dims.upper(heads)
+        # Measured on llvmpipe: a key costs an invocation as much as 1.2 of its queries. More
+        # queries make longer code, which takes seconds to compile.
+        most = max(1, min(128 // width, 4))
+        rounds = {
+            n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + 1.2)
+            for n in range(1, most + 1)
+        }
+        return Simple(lanes, min(rounds, key=rounds.__getitem__))
+    if traits.is_cpu:
+        return Decode(1, 64) if few else Simple(1)
+    cores = traits.processors
+    groups = _dims.upper(batches) * _dims.upper(heads)
+    if few:
+        # Parts of 128 keys or more, for as long as a processor has less than eight workgroups; what
+        # is short is not split, to save a dispatch.
+        groups *= _dims.upper(queries)
+        most = _dims.upper(keys) // 128 if _dims.upper(keys) > 256 else 1
+        splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
+        shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (
+            8,
+            16,
+            32,
+            64,
+        )
+        return Decode(splits, 128, traits.subgroup_size if shuffles else None)
+    if halves and (units := _units(traits, _dims.upper(queries), groups, *widths)) is not None:
+        return units
+    # More queries read keys fewer times, fewer make more workgroups.
+    for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
+        steps = [
+            step
+            for step in (64, 32, 16)
+            if _tile_bytes(rows, step, width) <= traits.max_shared_memory
+        ]
+        if steps and -(-_dims.upper(queries) // rows) * groups >= wanted:
+            step = steps[0] if rows < 32 else min(steps[0], 32)
+            tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
+            shuffles = (
+                traits.has("subgroup_shuffle", "subgroup_basic")
+                and traits.subgroup_size % tile.lanes == 0
+            )
+            if shuffles and tile.groups * tile.lanes % traits.subgroup_size == 0:
+                tile = replace(tile, subgroup=traits.subgroup_size)
+            return tile
+    return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+
+
+def _units(
+    traits: DeviceTraits, queries: int, groups: int, width: int, value_width: int
+) -> Units | None:
+    """The kernel on matrix units, if the device has them and fragments of these widths fit into
+    registers."""
+    if (
+        not traits.few_columns
+        or not traits.has("subgroup_shuffle")
+        or width % 16
+        or value_width % 16
+    ):
+        return None
+    if max(width, value_width) > 128 or not traits.fragment_order():
+        return None
+    narrow = width + value_width <= 128  # two fragments of queries fit into registers
+    # Many rows share what is read of keys and values, as long as every processor has work.
+    for fragments, subgroups in (((2, 4),) if narrow else ()) + ((1, 4), (1, 2)):
+        if -(-queries // (16 * fragments * subgroups)) * groups >= 2 * traits.processors:
+            break
+    return Units(fragments, subgroups, 64 if narrow else 32)
+
+
+def _tile_bytes(queries: int, keys: int, width: int) -> int:
+    """Shared memory of `attention_tiled.comp`, at most."""
+    return 4 * (queries * (width + 4) + 2 * keys * (width + 4) + queries * (keys + 4))

@@ -1,0 +1,171 @@
+"""Rotary embeddings beside the one of pairs with separate angles, and the grid of anchor points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.lower.copies import emit_copy
+from purevk.lower.expression import Expression, Step
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.operands import slice_of
+from purevk.lower.pointwise import emit_pointwise
+from purevk.ops.elementwise.program import Program
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+
+# -- halves (Hugging Face's form) -----------------------------------------------------------------
+_HALVES = Expression(
+    (DType.float32,) * 6,
+    (),
+    (
+        Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), DType.float32),
+        Step("$0 * $2 + $1 * $3", (1, 0, 4, 5), DType.float32),
+    ),
+    (6, 7),
+)
+
+
+def _halves_shape(x: TensorType, cos: TensorType, sin: TensorType, start: Size = 0) -> TensorType:
+    """x [B, S, H, D], cos and sin [rows, R], R <= D: rows start .. start + S of the tables turn the
+    first R numbers."""
+    if x.rank != 4 or cos.rank != 2 or cos.dims[1] > x.dims[3] or cos.dims[1] % 2:
+        raise ShapeError(f"cannot rotate {x} by angles {cos}")
+    return x
+
+
+def _halves_lower(lowering: Lowering, node: Node) -> None:
+    x_value, cos_value, sin_value, start = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    tables = [lowering.operand(value) for value in (cos_value, sin_value)]
+    width = tables[0].dims[1]
+    half = width // 2
+    lowering.require(
+        start + x.dims[1],
+        tables[0].dims[0],
+        f"rows {start} on of {node.source} lie outside of its table of angles",
+        "{left} rows are needed, the table has {right}",
+        "pass an earlier position, or export a longer table",
+    )
+
+    def angle(table: Operand, first: int) -> Operand:
+        rows, columns = table.strides
+        layout = Layout(table.offset + start * rows + first * columns, (rows, 0, columns))
+        return Operand(table.storage, layout, TensorType(table.dtype, (x.dims[1], x.dims[2], half)))
+
+    parts = [slice_of(x, 3, 0, half), slice_of(x, 3, half, half)]
+    angles = [angle(table, first) for first in (0, half) for table in tables]
+    results = [slice_of(out, 3, 0, half), slice_of(out, 3, half, half)]
+    emit_pointwise(lowering, _HALVES, [*parts, *angles], (), results, label="rotary")
+    if width != x.dims[3]:
+        rest = x.dims[3] - width
+        emit_copy(
+            lowering, slice_of(x, 3, width, rest), slice_of(out, 3, width, rest), label="rotary"
+        )
+
+
+def _supports(node: Node, traits: Any) -> str | None:
+    for value in node.inputs:
+        if value.type.dtype not in (DType.float32, DType.float16):
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+register(Operator("purevk.rotate_halves", _halves_shape, Kernel(_halves_lower, supports=_supports)))
+
+
+def _hf_shape(
+    xq: TensorType,
+    xk: TensorType,
+    freqs_cos: TensorType,
+    freqs_sin: TensorType,
+    start_pos: Size = 0,
+) -> tuple[TensorType, TensorType]:
+    if freqs_cos.rank == 3 and not (isinstance(start_pos, int) and start_pos == 0):
+        raise ShapeError(f"angles {freqs_cos} of a batch cannot start at row {start_pos}")
+    return xq, xk
+
+
+def _expand_hf(builder: Any, node: Node) -> tuple[Value, ...]:
+    """Angles [rows, R] turn x [B, S, H, D]. Angles [B, S, R] turn x [B, H, S, D]: executorch takes
+    this, which is how transformers lays both out, for the same pattern."""
+    *inputs, cos, sin, start = node.args
+    if cos.type.rank == 2:
+        return tuple(builder.emit("purevk.rotate_halves", x, cos, sin, start) for x in inputs)
+    results = []
+    for x in inputs:
+        batch, heads, rows, width = x.type.dims
+        tables = [
+            builder.emit(
+                "aten.reshape.default",
+                builder.emit("aten.expand.default", each, (batch, rows, each.type.dims[2])),
+                (batch * rows, each.type.dims[2]),
+            )
+            for each in (cos, sin)
+        ]
+        turned = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
+        turned = builder.emit("aten.reshape.default", turned, (1, batch * rows, heads, width))
+        turned = builder.emit("purevk.rotate_halves", turned, *tables, 0)
+        turned = builder.emit("aten.view.default", turned, (batch, rows, heads, width))
+        results.append(builder.emit("aten.permute.default", turned, (0, 2, 1, 3)))
+    return tuple(results)
+
+
+register(Operator("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports)))
+
+
+# -- pairs with interleaved angles ---------------------------------------------------------------
+def _interleaved_shape(x: TensorType, freqs_cis: TensorType) -> TensorType:
+    if x.rank != 3 or freqs_cis.numel != x.dims[1] * x.dims[2]:
+        raise ShapeError(f"cannot rotate {x} by angles {freqs_cis}")
+    return x
+
+
+def _expand_interleaved(builder: Any, node: Node) -> Value:
+    """x [B, N, C]; the angles, however they are shaped, are N rows of C / 2 pairs (cos, sin)."""
+    x, angles = node.args
+    batch, rows, width = x.type.dims
+    pairs = builder.emit("aten.view.default", angles, (rows, width // 2, 2))
+    cos, sin = (builder.emit("aten.select.int", pairs, 2, at) for at in (0, 1))
+    heads = builder.emit("aten.view.default", x, (batch, rows, 1, width))
+    return builder.emit(
+        "aten.view.default", builder.emit("purevk.rotate_pairs", heads, cos, sin), x.type.dims
+    )
+
+
+register(
+    Operator(
+        "et_vk.apply_rotary_emb_interleaved.default",
+        _interleaved_shape,
+        Rewrite(_expand_interleaved, _supports),
+    )
+)
+
+
+# -- anchor points -------------------------------------------------------------------------------
+def _priors_shape(x: TensorType, stride: int, offset: float) -> TensorType:
+    return TensorType(DType.float32, (x.dims[-2] * x.dims[-1], 2))
+
+
+def _expand_priors(builder: Any, node: Node) -> Value:
+    """(x, y) of every pixel, row by row: (number + offset) * stride."""
+    value, stride, offset = node.args
+    height, width = value.type.dims[-2:]
+    dtype = node.result.type.dtype
+
+    def points(count: Size, shape: tuple[Size, ...]) -> Value:
+        numbers = builder.emit("purevk.iota", count)
+        program = Program(builder, numbers.type.dims)
+        point = program.step(
+            "($0 + $1) * $2", program.real(numbers), program.real(offset), program.real(stride)
+        )
+        line = builder.emit("aten.view.default", program.emit((point, dtype)), shape)
+        return builder.emit("aten.expand.default", line, (height, width, 1))
+
+    pair = (points(width, (1, width, 1)), points(height, (height, 1, 1)))
+    return builder.emit(
+        "aten.view.default", builder.emit("aten.cat.default", pair, 2), (height * width, 2)
+    )
+
+
+register(Operator("et_vk.grid_priors.default", _priors_shape, Rewrite(_expand_priors)))

@@ -1,0 +1,93 @@
+"""Which convolution kernel a device runs for given sizes, with which tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.gpu_tiles import Problem, choose_gpu
+from purevk.lower.lowering import DeviceTraits
+from purevk.lower.numbers import gcd4
+from purevk.ops.matmul.choice import Choice, choose_registers
+from purevk.ops.matmul.choice import choose as choose_matmul
+
+
+def is_short(channels: Size) -> bool:
+    """Whether one step along K covers the input channels of a tap. With their number known to the
+    driver, the loop over them is gone, which halves the time on software devices."""
+    return isinstance(channels, int) and channels <= 4
+
+
+def choose(
+    traits: DeviceTraits,
+    rows: Size,
+    columns: Size,
+    taps: int,
+    channels: Size,
+    groups: int,
+    half: bool,
+    vectors: tuple[bool, bool] = (True, True),
+) -> Choice:
+    """The tiles of an implicit matrix product [rows, taps * channels] x [taps * channels, columns]
+    in `groups` groups; `half` and `vectors` as for a matrix product."""
+    if traits.is_cpu and is_short(channels):
+        # The loop over a row of taps is unrolled then, which larger tiles do not bear.
+        return choose_registers(
+            traits, rows, columns, 4 * taps, groups, channels == 4, gcd4(columns), 16
+        )
+    if traits.is_cpu:
+        return choose_matmul(traits, rows, columns, taps * channels, groups, half, False)
+    depth = taps * _dims.upper(_dims.ceil_div(channels, 4)) * 4
+    return choose_gpu(
+        traits,
+        Problem(
+            _dims.upper(rows),
+            _dims.upper(columns),
+            depth,
+            groups,
+            half,
+            vectors=vectors,
+            window=True,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """`conv2d_dw.comp`: `pixels` neighbours along x an invocation."""
+
+    pixels: int
+    window: bool
+    local: int = 64
+    splits = 1
+
+    def macros(self) -> dict[str, int]:
+        return {"PX": self.pixels, "WINDOW": int(self.window), "LX": self.local}
+
+    def grid(
+        self, batches: Size, channels: Size, height: Size, width: Size
+    ) -> tuple[Size, Size, Size]:
+        work = _dims.ceil_div(channels, 4) * _dims.ceil_div(width, self.pixels)
+        return (_dims.ceil_div(work, self.local), height, batches)
+
+
+def choose_depthwise(
+    traits: DeviceTraits, channels: Size, width: Size, lines: Size, dilation: int
+) -> Depthwise:
+    """The depthwise kernel for `lines` rows (of all images) of `width` outputs."""
+    if traits.is_cpu and traits.max_texels:
+        # Measured on llvmpipe: a block costs as much as 2.4 of its pixels, and 8 pixels spill
+        # registers. Reading a column of the window once is left to the driver, which finds equal
+        # reads of texel buffers.
+        wide = _dims.upper(width)
+        cost = {p: -(-wide // p) * (p + 2.4) * (1.05 if p == 8 else 1.0) for p in (7, 8, 4, 1)}
+        return Depthwise(min(cost, key=cost.__getitem__), False)
+    if traits.is_cpu:
+        return Depthwise(4, dilation == 1)
+    # Measured on an H200: more neighbours an invocation for as long as there are two subgroups a
+    # scheduler.
+    wanted = 128 * traits.processors
+    work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(lines)
+    pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
+    return Depthwise(pixels, dilation == 1)

@@ -1,0 +1,399 @@
+"""Convolutions of volumes and transposed convolutions, by convolutions of images.
+
+Volumes: the elements along the depth of a window become channels.
+
+Transposed: with stride s, the outputs whose place has the same remainder by s are one ordinary
+convolution of the input with every s-th element of the kernel, mirrored. All these convolutions are
+one, with s times as many channels (along each dim), and a kernel of 1 / s of the length; its
+channels are then interleaved. No product with an inserted zero is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.ir import Layout, Node, TensorType, Value
+from purevk.ops.conv.shapes import _convolution_shape, _refuse
+from purevk.ops.mapped import mapped
+from purevk.ops.movement.rearrange import pad
+from purevk.ops.registry import Operator, View, register, row
+from purevk.ops.shapes import pair
+
+
+def _windows_shape(x: TensorType, dim: int, kernel: int, stride: int, dilation: int) -> TensorType:
+    count = (x.dims[dim] - (dilation * (kernel - 1) + 1)) // stride + 1
+    return x.with_dims((*x.dims[:dim], count, *x.dims[dim + 1 :], kernel))
+
+
+def _windows_layout(
+    layout: Layout,
+    x: TensorType,
+    results: tuple,
+    value: Any,
+    dim: int,
+    kernel: int,
+    stride: int,
+    dilation: int,
+) -> tuple:
+    strides = tuple(step * stride if d == dim else step for d, step in enumerate(layout.strides))
+    return (Layout(layout.offset, (*strides, layout.strides[dim] * dilation)),)
+
+
+# A dim seen as windows on it: the places in a window are a new last dim.
+register(Operator("purevk.windows", _windows_shape, View(_windows_layout)))
+
+
+def convolve_volume(
+    builder: Any,
+    x: Value,
+    weight: Value,
+    bias: Any,
+    stride: tuple,
+    padding: tuple,
+    dilation: tuple,
+    groups: int,
+) -> Value:
+    """A convolution of [batch, channels, depth, height, width]."""
+    batch, channels = x.type.dims[:2]
+    kernel = weight.type.dims[2]
+    if padding[0]:
+        x = pad(builder, x, (0, 0, 0, 0, padding[0], padding[0]))
+    seen = builder.emit("purevk.windows", x, 2, kernel, stride[0], dilation[0])
+    depth, height, width = seen.type.dims[2:5]
+    seen = builder.emit("aten.permute.default", seen, (0, 2, 1, 5, 3, 4))
+    images = builder.emit(
+        "aten.view.default", seen, (batch * depth, channels * kernel, height, width)
+    )
+    flat = builder.emit(
+        "aten.view.default",
+        weight,
+        (weight.type.dims[0], weight.type.dims[1] * kernel, *weight.type.dims[3:]),
+    )
+    made = builder.emit(
+        "aten.convolution.default",
+        images,
+        flat,
+        bias,
+        stride[1:],
+        padding[1:],
+        dilation[1:],
+        False,
+        (0, 0),
+        groups,
+    )
+    split = builder.emit("aten.view.default", made, (batch, depth, *made.type.dims[1:]))
+    return builder.emit("aten.permute.default", split, (0, 2, 1, 3, 4))
+
+
+def convolve_transposed(
+    builder: Any,
+    x: Value,
+    weight: Value,
+    bias: Any,
+    stride: tuple,
+    padding: tuple,
+    dilation: tuple,
+    extra: tuple,
+    groups: int,
+    result: TensorType,
+) -> Value:
+    """A transposed convolution; `x` and `result` have a batch dim."""
+    count = weight.type.rank - 2
+    weight = _spread_kernel(builder, weight, dilation)
+    lengths = weight.type.dims[2:]
+    parts = [-(-length // step) for length, step in zip(lengths, stride)]
+    weight = pad(
+        builder,
+        weight,
+        [n for k in reversed(range(count)) for n in (0, parts[k] * stride[k] - lengths[k])],
+    )
+    mirrored = _mirrored(builder, weight, parts, stride, groups)
+    phases = _product(stride)
+    before = []
+    for d in range(count):
+        if phases == 1 and lengths[d] - 1 - padding[d] >= 0 and not extra[d]:
+            before.append(lengths[d] - 1 - padding[d])
+        else:
+            before.append(
+                max(parts[d] - 1, (lengths[d] + extra[d] - padding[d] - 1) // stride[d], 0)
+            )
+    if bias is not None and phases > 1:
+        split = builder.emit("aten.view.default", bias, (groups, 1, bias.type.dims[0] // groups))
+        wide = builder.emit(
+            "aten.expand.default", split, (groups, phases, bias.type.dims[0] // groups)
+        )
+        bias = builder.emit("aten.view.default", wide, (bias.type.dims[0] * phases,))
+    ones, zeros = (1,) * count, (0,) * count
+    if _is_spread(builder, x, result, stride, before, groups):
+        packed = builder.emit(
+            "purevk.copy", builder.emit("aten.permute.default", mirrored, (2, 3, 1, 0))
+        )
+        return builder.emit(
+            "purevk.conv2d", x, packed, bias, ones, zeros, ones, groups, None, (), tuple(stride)
+        )
+    made = builder.emit(
+        "aten.convolution.default",
+        x,
+        mirrored,
+        bias,
+        ones,
+        tuple(before),
+        ones,
+        False,
+        zeros,
+        groups,
+    )
+    if (
+        made.type.dims == result.dims
+        and phases == 1
+        and all(before[d] == lengths[d] - 1 - padding[d] for d in range(count))
+    ):
+        return made
+    return _interleave(
+        builder, made, result, stride, padding, [b - (p - 1) for b, p in zip(before, parts)], groups
+    )
+
+
+def _is_spread(
+    builder: Any,
+    x: Value,
+    result: TensorType,
+    stride: Sequence[int],
+    before: Sequence[int],
+    groups: int,
+) -> bool:
+    """Whether each pixel of an image becomes a block of its own, which a matrix product can write
+    where it belongs."""
+    sizes = result.dims
+    return (
+        len(stride) == 2
+        and groups == 1
+        and not any(before)
+        and not builder.traits.is_cpu
+        and all(isinstance(size, int) for size in (*x.type.dims[1:], *sizes[1:]))
+        and sizes[1] % 4 == 0
+        and all(sizes[2 + d] == x.type.dims[2 + d] * stride[d] for d in range(2))
+        and _product(stride) > 1
+    )
+
+
+def _product(numbers: Sequence[int]) -> int:
+    made = 1
+    for number in numbers:
+        made *= number
+    return made
+
+
+def _spread_kernel(builder: Any, weight: Value, dilation: Sequence[int]) -> Value:
+    """A kernel with zeros between its elements, for what dilation does."""
+    for d, step in enumerate(dilation, 2):
+        if step > 1:
+            sizes = weight.type.dims
+            split = builder.emit("aten.view.default", weight, (*sizes[: d + 1], 1, *sizes[d + 1 :]))
+            wide = pad(builder, split, (*([0] * (2 * (len(sizes) - d - 1))), 0, step - 1))
+            flat = builder.emit(
+                "aten.view.default", wide, (*sizes[:d], sizes[d] * step, *sizes[d + 1 :])
+            )
+            weight = builder.emit("aten.slice.Tensor", flat, d, 0, step * (sizes[d] - 1) + 1, 1)
+    return weight
+
+
+def _mirrored(
+    builder: Any, weight: Value, parts: Sequence[int], stride: Sequence[int], groups: int
+) -> Value:
+    """[in, out / groups, length...] as the kernel [groups * phases * out / groups, in / groups,
+    part...]."""
+    count = len(parts)
+    inner, outer = weight.type.dims[:2]
+    split = [groups, inner // groups, outer]
+    for part, step in zip(parts, stride):
+        split += [part, step]
+    weight = builder.emit("aten.view.default", weight, tuple(split))
+    weight = builder.emit("aten.flip.default", weight, tuple(3 + 2 * k for k in range(count)))
+    order = (0, *(4 + 2 * k for k in range(count)), 2, 1, *(3 + 2 * k for k in range(count)))
+    weight = builder.emit("aten.permute.default", weight, order)
+    return builder.emit(
+        "aten.view.default", weight, (groups * _product(stride) * outer, inner // groups, *parts)
+    )
+
+
+def _interleave(
+    builder: Any,
+    x: Value,
+    result: TensorType,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    skip: Sequence[int],
+    groups: int,
+) -> Value:
+    rank = result.rank
+    places, numbers, phase = [], {}, "0"
+    for n, (step, shift, first) in enumerate(zip(stride, padding, skip)):
+        d = n + 2
+        numbers.update({f"step_{d}": step, f"shift_{d}": shift, f"first_{d}": first})
+        places.append(f"int u{d} = i{d} + shift_{d}, t{d} = u{d} / step_{d};")
+        phase = f"({phase} * step_{d} + u{d} - t{d} * step_{d})"
+    numbers["width"] = result.dims[1] // groups
+    numbers["phases"] = _product(stride)
+    if groups == 1:
+        channel = f"{phase} * width + i1"
+    else:
+        channel = f"(i1 / width * phases + {phase}) * width + i1 % width"
+    at = ", ".join(["i0", channel, *(f"t{d} + first_{d}" for d in range(2, rank))])
+    lanes = {1: (1,)} if groups == 1 else {}
+    return mapped(
+        builder,
+        " ".join(places) + f" r = X({at});",
+        {"X": x},
+        result,
+        numbers=numbers,
+        order=0,
+        lanes=lanes,
+    )
+
+
+def expand(builder: Any, node: Node) -> Value:
+    """A transposed convolution, or one of volumes."""
+    x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args[:9]
+    count = weight.type.rank - 2
+    stride, padding, dilation = (pair(values, count) for values in (stride, padding, dilation))
+    extra = pair(extra or (0,), count)
+    type = node.result.type
+    if x.type.rank == count + 1:
+        x = builder.emit("aten.unsqueeze.default", x, 0)
+    whole = type if type.rank == count + 2 else type.with_dims((1, *type.dims))
+    if transposed:
+        made = convolve_transposed(
+            builder, x, weight, bias, stride, padding, dilation, extra, groups, whole
+        )
+    else:
+        made = convolve_volume(builder, x, weight, bias, stride, padding, dilation, groups)
+    return (
+        made if made.type.rank == type.rank else builder.emit("aten.view.default", made, type.dims)
+    )
+
+
+# -- other names ---------------------------------------------------------------------------------
+def _plain_shape(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> TensorType:
+    count = weight.rank - 2
+    if isinstance(padding, str):
+        padding = 0 if padding == "valid" else None
+    if padding is None:
+        lead = x.dims[: x.rank - count - 1]
+        return x.with_dims((*lead, weight.dims[0], *x.dims[x.rank - count :]))
+    return _convolution_shape(
+        x,
+        weight,
+        bias,
+        pair(stride, count),
+        pair(padding, count),
+        pair(dilation, count),
+        False,
+        (0,) * count,
+        groups,
+    )
+
+
+def _plain(
+    builder: Any,
+    node: Node,
+    x: Value,
+    weight: Value,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Value:
+    count = weight.type.rank - 2
+    stride, dilation = pair(stride, count), pair(dilation, count)
+    if padding == "same":
+        totals = [dilation[d] * (weight.type.dims[2 + d] - 1) for d in range(count)]
+        if any(total % 2 for total in totals):
+            x = pad(
+                builder,
+                x,
+                [n for total in reversed(totals) for n in (total // 2, total - total // 2)],
+            )
+            padding = 0
+        else:
+            padding = [total // 2 for total in totals]
+    padding = pair(0 if padding == "valid" else padding, count)
+    return builder.emit(
+        "aten.convolution.default",
+        x,
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation,
+        False,
+        (0,) * count,
+        groups,
+    )
+
+
+def _refuse_plain(node: Node, traits: Any) -> str | None:
+    return _refuse(Node(node.op, (*node.args[:6], False), node.results), traits)
+
+
+for _count in (1, 2, 3):
+    row(
+        f"aten.conv{_count}d.default",
+        _plain_shape,
+        _plain,
+        f"aten.conv{_count}d.padding",
+        supports=_refuse_plain,
+    )
+
+
+def _back_shape(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> TensorType:
+    count = weight.rank - 2
+    stride, padding, extra, dilation = (
+        pair(values, count) for values in (stride, padding, output_padding, dilation)
+    )
+    return _convolution_shape(x, weight, bias, stride, padding, dilation, True, extra, groups)
+
+
+def _back(
+    builder: Any,
+    node: Node,
+    x: Value,
+    weight: Value,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    extra: Any,
+    groups: int,
+    dilation: Any,
+) -> Value:
+    count = weight.type.rank - 2
+    stride, padding, extra, dilation = (
+        pair(values, count) for values in (stride, padding, extra, dilation)
+    )
+    return builder.emit(
+        "aten.convolution.default", x, weight, bias, stride, padding, dilation, True, extra, groups
+    )
+
+
+row("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse_plain)
+row("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse_plain)
+row("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse_plain)

@@ -1,0 +1,73 @@
+"""Result sizes of convolutions, and which convolutions have a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.ops.matmul.matmul import supports_float
+from purevk.ops.registry import ShapeError
+from purevk.ops.shapes import pair
+
+
+def _window(size: Size, kernel: int, stride: int, padding: int, dilation: int) -> Size:
+    return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
+
+
+def _transposed_window(
+    size: Size, kernel: int, stride: int, padding: int, dilation: int, extra: int
+) -> Size:
+    return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
+
+
+def _convolution_shape(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool = False,
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+) -> TensorType:
+    spatial = weight.rank - 2
+    if x.rank not in (spatial + 1, spatial + 2) or spatial < 1:
+        raise ShapeError(f"cannot convolve {x} with {weight}")
+    lead, at = x.dims[: x.rank - spatial - 1], x.rank - spatial
+    channels = weight.dims[0] if transposed else weight.dims[1] * groups
+    if x.dims[at - 1] != channels:
+        raise ShapeError(
+            f"convolution of {x} with {weight} in {groups} groups: {channels} channels are expected"
+        )
+    stride, padding, dilation = (
+        pair(stride, spatial),
+        pair(padding, spatial),
+        pair(dilation, spatial),
+    )
+    extra = pair(output_padding or (0,), spatial)
+    sizes: list[Size] = []
+    for d in range(spatial):
+        kernel = weight.dims[2 + d]
+        if transposed:
+            sizes.append(
+                _transposed_window(
+                    x.dims[at + d], kernel, stride[d], padding[d], dilation[d], extra[d]
+                )
+            )
+        else:
+            sizes.append(_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
+    out = weight.dims[1] * groups if transposed else weight.dims[0]
+    return x.with_dims((*lead, out, *sizes))
+
+
+def _refuse(node: Node, traits: Any) -> str | None:
+    if node.args[1].type.rank > 5:
+        return f"no kernel for a convolution of {node.args[1].type.rank - 2} dims"
+    long = traits.too_long(_dims.product(node.args[1].type.dims[2:]))
+    return long or (
+        None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits)
+    )

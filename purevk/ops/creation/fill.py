@@ -1,0 +1,222 @@
+"""More tensors made from numbers: empty and new ones, fills, identities, evenly spaced numbers,
+stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ops.elementwise.program import constant
+from purevk.ops.mapped import mapped
+from purevk.ops.promotion import promote_types, wide_type
+from purevk.ops.registry import ShapeError, row
+from purevk.ops.shapes import wrap
+
+
+def _all(number: Any) -> Any:
+    """Expands to a tensor of one number."""
+    return lambda builder, node, *_: constant(
+        builder, number, node.result.type.dims, node.result.type.dtype
+    )
+
+
+# Nothing says what an empty tensor holds: zeros.
+row(
+    "aten.empty.memory_format",
+    lambda size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
+        TensorType(dtype or DType.float32, tuple(size))
+    ),
+    _all(0),
+)
+row(
+    "aten.empty_strided.default",
+    lambda size, stride, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, tuple(size)
+    ),
+    _all(0),
+)
+row(
+    "aten.empty_like.default",
+    lambda x, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
+        x.with_dtype(dtype or x.dtype)
+    ),
+    _all(0),
+)
+
+
+def _new_shape(
+    x: TensorType,
+    size: Sequence[Size],
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorType:
+    return TensorType(dtype or x.dtype, tuple(size))
+
+
+row("aten.new_empty.default", _new_shape, _all(0))
+row("aten.new_zeros.default", _new_shape, _all(0))
+row("aten.new_ones.default", _new_shape, _all(1))
+row(
+    "aten.new_empty_strided.default",
+    lambda x, size, stride, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
+        x, size, dtype
+    ),
+    _all(0),
+)
+row(
+    "aten.new_full.default",
+    lambda x, size, fill_value, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
+        x, size, dtype
+    ),
+    lambda builder, node, x, size, number, *_: constant(
+        builder, number, size, node.result.type.dtype
+    ),
+)
+
+
+def _fill(builder: Any, node: Node, x: Value, number: Any) -> Value:
+    if isinstance(number, Value):
+        return builder.emit(
+            "aten.expand.default",
+            builder.emit("aten._to_copy.default", number, x.type.dtype),
+            x.type.dims,
+        )
+    return constant(builder, number, x.type.dims, x.type.dtype)
+
+
+row("aten.fill.Scalar", lambda x, value: x, _fill, "aten.fill.Tensor")
+row(
+    "aten.zero.default",
+    lambda x: x,
+    lambda builder, node, x: constant(builder, 0, x.type.dims, x.type.dtype),
+)
+
+
+def _eye(builder: Any, node: Node, *_: Any) -> Value:
+    return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
+
+
+row(
+    "aten.eye.default",
+    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, (n, n)
+    ),
+    _eye,
+)
+row(
+    "aten.eye.m",
+    lambda n, m, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, (n, m)
+    ),
+    _eye,
+)
+
+
+def _linspace(builder: Any, node: Node, start: Any, end: Any, steps: Size, *_: Any) -> Value:
+    type = node.result.type
+    if isinstance(start, Value) or isinstance(end, Value):
+        raise ShapeError("linspace between tensors")
+    step = f"float({end!r} - ({start!r})) / float(size_0 - 1)"
+    # From both ends, as torch does, so that both are exact.
+    body = f"float by = size_0 > 1 ? {step} : 0.0; float v = i0 * 2 < size_0 ? {float(start)!r} + by * float(i0) : {float(end)!r} - by * float(size_0 - 1 - i0);"  # noqa: E501
+    made = mapped(
+        builder,
+        body + f" r = size_0 > 1 ? v : {float(start)!r};",
+        {},
+        type.with_dtype(wide_type(type.dtype)),
+    )
+    return builder.emit("aten._to_copy.default", made, type.dtype)
+
+
+row(
+    "aten.linspace.default",
+    lambda start, end, steps, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, (steps,)
+    ),
+    _linspace,
+)
+
+
+# -- joins ---------------------------------------------------------------------------------------
+def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
+    first = tensors[0]
+    if any(
+        each.rank != first.rank or any(a != b for a, b in zip(each.dims, first.dims))
+        for each in tensors[1:]
+    ):
+        raise ShapeError(f"cannot stack {list(tensors)}")
+    at = wrap(dim, first.rank + 1)
+    dtype = first.dtype
+    for each in tensors[1:]:
+        dtype = promote_types(dtype, each.dtype)
+    return TensorType(dtype, (*first.dims[:at], len(tensors), *first.dims[at:]))
+
+
+def _stack(builder: Any, node: Node, tensors: Sequence[Value], dim: int) -> Value:
+    return builder.emit(
+        "aten.cat.default",
+        tuple(builder.emit("aten.unsqueeze.default", each, dim) for each in tensors),
+        dim,
+    )
+
+
+row("aten.stack.default", _stack_shape, _stack)
+
+
+# -- triangles -----------------------------------------------------------------------------------
+def _triangle(upper: bool) -> None:
+    def count(rows: int, columns: int, offset: int) -> int:
+        return sum(
+            1
+            for i in range(rows)
+            for j in range(columns)
+            if (j - i >= offset if upper else j - i <= offset)
+        )
+
+    def shape(
+        row: int,
+        col: int,
+        offset: int = 0,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> TensorType:
+        known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
+        return TensorType(known or DType.int64, (2, count(row, col, offset)))
+
+    def expand(builder: Any, node: Node, rows: int, columns: int, offset: int, *_: Any) -> Value:
+        # The places of a triangle, in their order among all: a sort of all places by whether they
+        # are in it.
+        number = builder.emit("purevk.iota", rows * columns, DType.int32)
+        i = builder.emit("aten.div.Tensor_mode", number, columns, "floor")
+        j = builder.emit("aten.remainder.Tensor", number, columns)
+        distance = builder.emit("aten.sub.Tensor", j, i, 1)
+        outside = builder.emit("aten.lt.Tensor" if upper else "aten.gt.Tensor", distance, offset)
+        order = builder.emit(
+            "aten.sort.stable",
+            builder.emit("aten._to_copy.default", outside, DType.int32),
+            True,
+            0,
+            False,
+        )[1]
+        inside = builder.emit("aten.slice.Tensor", order, 0, 0, node.result.type.dims[1], 1)
+        made = [
+            builder.emit("aten.div.Tensor_mode", inside, columns, "floor"),
+            builder.emit("aten.remainder.Tensor", inside, columns),
+        ]
+        return builder.emit(
+            "aten._to_copy.default",
+            builder.emit("aten.stack.default", tuple(made), 0),
+            node.result.type.dtype,
+        )
+
+    row(f"aten.{'triu' if upper else 'tril'}_indices.default", shape, expand)
+
+
+_triangle(False)
+_triangle(True)

@@ -1,0 +1,99 @@
+"""Operators of purevk's own: pointwise programs, copies, stores into states, iota."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType
+from purevk.lower.copies import emit_copy
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Lowering
+from purevk.lower.pointwise import LOCAL, emit_pointwise
+from purevk.lower.pointwise_writer import LOCAL_ID
+from purevk.ops.registry import Kernel, Operator, register
+
+
+def _pointwise_shape(
+    expression: Expression, inputs: tuple, scalars: tuple, sizes: tuple
+) -> tuple[TensorType, ...]:
+    dtypes = expression.dtypes
+    return tuple(TensorType(dtypes[number], tuple(sizes)) for number in expression.outputs)
+
+
+def _pointwise_lower(lowering: Lowering, node: Node) -> None:
+    expression, inputs, scalars, _ = node.args
+    emit_pointwise(
+        lowering,
+        expression,
+        [lowering.operand(value) for value in inputs],
+        scalars,
+        [lowering.operand(value) for value in node.results],
+    )
+
+
+def _pointwise_order(node: Node, layout_of) -> tuple:
+    """The result lies as the first input of its own shape does, if that one is dense."""
+    sizes = node.result.type.dims
+    for value in node.args[1]:
+        if value.type.rank == len(sizes) and all(a == b for a, b in zip(value.type.dims, sizes)):
+            order = layout_of(value).dense_order(sizes)
+            if order is not None:
+                return (order,) * len(node.results)
+    return (None,) * len(node.results)
+
+
+register(
+    Operator(
+        "purevk.pointwise", _pointwise_shape, Kernel(_pointwise_lower, layouts=_pointwise_order)
+    )
+)
+
+
+def _copy_lower(lowering: Lowering, node: Node) -> None:
+    emit_copy(lowering, lowering.operand(node.args[0]), lowering.operand(node.result))
+
+
+register(
+    Operator(
+        "purevk.copy",
+        lambda x, order=None: x,
+        Kernel(_copy_lower, layouts=lambda node, layout_of: (node.args[1],)),
+    )
+)
+
+
+def _store_lower(lowering: Lowering, node: Node) -> None:
+    state, value = node.args
+    emit_copy(lowering, lowering.operand(value), lowering.operand(state))
+
+
+register(Operator("purevk.store", lambda state, value: None, Kernel(_store_lower), mutates=(0,)))
+
+
+def _iota_lower(lowering: Lowering, node: Node) -> None:
+    (result,) = node.results
+    out = lowering.operand(result)
+    count = result.type.numel
+    acc = out.dtype.acc
+    local = LOCAL
+    lowering.dispatch(
+        "elementwise/pointwise.comp",
+        [(out, "w")],
+        macros={
+            "BUFFERS": f"layout(set = 0, binding = 0) writeonly buffer Buffer0 {{ {out.dtype.glsl} b0[]; }};",
+            "DECLARE": "",
+            "BODY": f"b0[id] = {out.dtype.glsl}({acc}(id));",
+            **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
+        },
+        params=[count],
+        constants={LOCAL_ID: local},
+        grid=lowering.linear_grid(count, local),
+    )
+
+
+register(
+    Operator(
+        "purevk.iota",
+        lambda length, dtype=DType.int32: TensorType(dtype, (length,)),
+        Kernel(_iota_lower),
+    )
+)

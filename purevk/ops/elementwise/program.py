@@ -1,0 +1,75 @@
+"""Nodes that run pointwise programs: a program built step by step, and constant tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Size, TensorType, Value
+from purevk.lower.expression import Expression, ExpressionBuilder, Step, convert, literal
+from purevk.lower.numbers import bits_of
+from purevk.ops.elementwise.pointwise import NAME as POINTWISE
+
+
+def constant(builder: Any, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
+    """A tensor with the same number everywhere; the number may be a tensor of one element."""
+    if isinstance(number, Value):
+        flat = builder.emit(
+            "aten.view.default", builder.emit("aten._to_copy.default", number, dtype), ()
+        )
+        return builder.emit("aten.expand.default", flat, tuple(sizes))
+    if isinstance(number, Dim):
+        expression = Expression((), (DType.int32,), (), (0,))
+        made = builder.emit(POINTWISE, expression, (), (number,), tuple(sizes))
+        return builder.emit("aten._to_copy.default", made, dtype)
+    expression = Expression((), (), (Step(literal(number, dtype), (), dtype),), (0,))
+    return builder.emit(POINTWISE, expression, (), (), tuple(sizes))
+
+
+REAL = DType.float32
+
+
+class Program:
+    """A pointwise program in the making, over tensors and numbers.
+
+    Args:
+        builder: takes the node.
+        sizes: of the result; tensors broadcast to it.
+    """
+
+    def __init__(self, builder: Any, sizes: Sequence[Size]) -> None:
+        self.builder, self.sizes = builder, tuple(sizes)
+        self._steps = ExpressionBuilder()
+
+    def real(self, source: Value | float | int) -> tuple:
+        """A tensor's element or a number, as float32."""
+        if not isinstance(source, Value):
+            bits = self._steps.scalar(bits_of(float(np.float32(source))), DType.int32)
+            return self._steps.step("intBitsToFloat($0)", [bits], REAL)
+        return self.step(
+            convert("$0", source.type.dtype, REAL), self._steps.input(source, source.type.dtype)
+        )
+
+    def code(self, source: Value) -> tuple:
+        """A tensor's element as it is."""
+        return self._steps.input(source, source.type.dtype)
+
+    def step(self, glsl: str, *operands: tuple, dtype: DType = REAL) -> tuple:
+        """One assignment; `glsl` names the operands $0, $1, ..."""
+        return operands[0] if glsl == "$0" else self._steps.step(glsl, operands, dtype)
+
+    def emit(self, *results: tuple[tuple, DType]) -> Any:
+        """The results as tensors of the given types: one, or a tuple of them."""
+        expression = self._steps.build([ref for ref, _ in results])
+        types = tuple(TensorType(dtype, self.sizes) for _, dtype in results)
+        return self.builder.emit(
+            POINTWISE,
+            expression,
+            tuple(self._steps.inputs),
+            tuple(self._steps.scalars),
+            self.sizes,
+            results=types,
+        )

@@ -1,0 +1,332 @@
+"""Less common operators on one element at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.lower.expression import literal
+from purevk.ops.elementwise.pointwise import binary, unary
+from purevk.ops.promotion import float_type, result_type
+from purevk.ops.registry import Operator, Pointwise, ShapeError, register, row
+from purevk.ops.shapes import broadcast_of, wrap
+
+# -- functions of real numbers --------------------------------------------------------------------
+for _name, (_glsl, *_names) in {
+    "erfc": ("pv_erfc(x)", "aten.special_erfc.default"), "erfinv": ("pv_erfinv(x)", "aten.special_erfinv.default"),
+    "lgamma": ("pv_lgamma(x)", "aten.special_gammaln.default"),
+    "digamma": ("pv_digamma(x)", "aten.special_digamma.default", "aten.special_psi.default"),
+    "exp2": ("pv_exp2(x)", "aten.special_exp2.default"), "sinc": ("pv_sinc(x)", "aten.special_sinc.default"),
+    "deg2rad": ("(x * ACC(0.017453292519943295))",), "rad2deg": ("(x * ACC(57.29577951308232))",),
+}.items():  # fmt: skip
+    unary(f"aten.{_name}.default", _glsl, *_names, compute="float")
+
+
+def _logit(eps: float | None, **_: Any) -> str:
+    return (
+        "pv_log(x / (ACC(1) - x))"
+        if eps is None
+        else "pv_logit(pv_clamp(x, ACC(eps), ACC(1) - ACC(eps)))"
+    )
+
+
+unary(
+    "aten.logit.default",
+    _logit,
+    "aten.special_logit.default",
+    params={"eps": None},
+    compute="float",
+)
+
+# -- activations ----------------------------------------------------------------------------------
+unary("aten.selu.default", "pv_elu(x, ACC(1.6732632423543772), ACC(1.0507009873554805), ACC(1))")
+unary(
+    "aten.celu.default",
+    lambda alpha, **_: f"pv_elu(x, ACC(alpha), ACC(1), ACC({1.0 / alpha!r}))",
+    params={"alpha": 1.0},
+)
+unary("aten.mish.default", "pv_mish(x)")
+unary("aten.log_sigmoid.default", "(min(x, ACC(0)) - pv_log1p(pv_exp(-abs(x))))")
+unary(
+    "aten.softshrink.default",
+    "(x > ACC(lambd) ? x - ACC(lambd) : x < -ACC(lambd) ? x + ACC(lambd) : pv_isnan(x) ? x : ACC(0))",
+    params={"lambd": 0.5},
+)
+unary(
+    "aten.threshold.default",
+    "(x <= ACC(threshold) ? ACC(value) : x)",
+    params={"threshold": 0, "value": 0},
+)
+
+
+def _prelu_shape(x: TensorType, weight: TensorType) -> TensorType:
+    return x
+
+
+def _prelu(builder: Any, node: Node, x: Value, weight: Value) -> Value:
+    rank = x.type.rank
+    if weight.type.rank == 1 and rank > 1:
+        weight = builder.emit(
+            "aten.view.default", weight, (1, weight.type.dims[0], *([1] * (rank - 2)))
+        )
+    elif weight.type.rank == 1 and not rank:
+        weight = builder.emit("aten.view.default", weight, ())
+    positive = builder.emit("aten.gt.Tensor", x, 0)
+    return builder.emit("aten.where.self", positive, x, builder.emit("aten.mul.Tensor", x, weight))
+
+
+row("aten.prelu.default", _prelu_shape, _prelu, "aten._prelu_kernel.default")
+
+
+def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
+    at = wrap(dim, x.rank)
+    if x.dims[at] % 2 != 0:
+        raise ShapeError(f"glu halves dim {dim} of {x}")
+    return x.with_dims(size // 2 if d == at else size for d, size in enumerate(x.dims))
+
+
+def _glu(builder: Any, node: Node, x: Value, dim: int) -> Value:
+    at = wrap(dim, x.type.rank)
+    middle = x.type.dims[at] // 2
+    left = builder.emit("aten.slice.Tensor", x, at, 0, middle, 1)
+    right = builder.emit("aten.slice.Tensor", x, at, middle, x.type.dims[at], 1)
+    return builder.emit("aten.mul.Tensor", left, builder.emit("aten.sigmoid.default", right))
+
+
+row("aten.glu.default", _glu_shape, _glu)
+
+# -- functions of any number ----------------------------------------------------------------------
+
+
+def _float_or(text: str, otherwise: str) -> Callable[..., str]:
+    return lambda dtype, **_: text if dtype.is_float else otherwise
+
+
+unary("aten.sgn.default", "(x > ACC(0) ? ACC(1) : x < ACC(0) ? ACC(-1) : ACC(0))")
+unary(
+    "aten.signbit.default",
+    _float_or("(pv_copysign(ACC(1), x) < ACC(0))", "(x < ACC(0))"),
+    out=DType.bool,
+)
+unary("aten.frac.default", "(x - trunc(x))")
+unary("aten.positive.default", "x")
+unary(
+    "aten.isfinite.default",
+    _float_or("(abs(x) <= ACC(3.4028234663852886e38))", "true"),
+    out=DType.bool,
+)
+unary("aten.isposinf.default", _float_or("(x == PV_INF)", "false"), out=DType.bool)
+unary("aten.isneginf.default", _float_or("(x == -PV_INF)", "false"), out=DType.bool)
+
+_LARGEST = {
+    DType.float16: 65504.0,
+    DType.bfloat16: 3.3895313892515355e38,
+    DType.float32: 3.4028234663852886e38,
+}
+
+
+def _nan_to_num(nan: Any, posinf: Any, neginf: Any, dtype: DType, **_: Any) -> str:
+    if not dtype.is_float:
+        return "x"
+    largest = _LARGEST.get(dtype, 1.7976931348623157e308)
+    texts = [
+        literal(value if value is not None else other, dtype)
+        for value, other in ((nan, 0.0), (posinf, largest), (neginf, -largest))
+    ]
+    return f"(pv_isnan(x) ? {texts[0]} : pv_isinf(x) ? (x > ACC(0) ? {texts[1]} : {texts[2]}) : x)"
+
+
+unary("aten.nan_to_num.default", _nan_to_num, params={"nan": None, "posinf": None, "neginf": None})
+
+
+def _polygamma_shape(n: int, x: TensorType) -> TensorType:
+    return x.with_dtype(float_type(x.dtype))
+
+
+register(
+    Operator(
+        "aten.polygamma.default",
+        _polygamma_shape,
+        Pointwise(lambda n, **_: f"pv_polygamma({int(n)}, x)", "result"),
+        names=("aten.special_polygamma.default",),
+    )
+)
+
+# -- two operands ---------------------------------------------------------------------------------
+for _name, (_glsl, *_names) in {
+    "copysign.Tensor": ("pv_copysign(x, y)", "aten.copysign.Scalar"), "logaddexp.default": ("pv_logaddexp(x, y)",), "logaddexp2.default": ("pv_logaddexp2(x, y)",),  # noqa: E501
+    "hypot.default": ("pv_hypot(x, y)",),
+    "xlogy.Tensor": ("pv_xlogy(x, y)", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other", "aten.special_xlogy.default"),  # noqa: E501
+    "special_xlog1py.default": ("pv_xlog1py(x, y)",),
+}.items():  # fmt: skip
+    binary(f"aten.{_name}", _glsl, *_names, compute="float")
+
+
+def _nextafter(dtype: DType, **_: Any) -> str:
+    return (
+        "pv_nextafter(x, y)"
+        if dtype is DType.float64
+        else f"(pv_isnan(x) || pv_isnan(y) ? PV_NAN : {_next_bits(dtype)})"
+    )
+
+
+def _next_bits(dtype: DType) -> str:
+    if dtype is DType.float16:
+        return "unpackHalf2x16(uint(pv_step(int(packHalf2x16(vec2(x, 0.0))), int(packHalf2x16(vec2(y, 0.0))), 15)))[0]"
+    if dtype is DType.bfloat16:
+        return "intBitsToFloat(pv_step(int(floatBitsToUint(x) >> 16), int(floatBitsToUint(y) >> 16), 15) << 16)"
+    return "intBitsToFloat(pv_step(floatBitsToInt(x), floatBitsToInt(y), 31))"
+
+
+binary("aten.nextafter.default", _nextafter, compute="float")
+binary(
+    "aten.fmax.default",
+    _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : max(x, y))", "pv_max(x, y)"),
+)
+binary(
+    "aten.fmin.default",
+    _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : min(x, y))", "pv_min(x, y)"),
+)
+binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor")
+binary("aten.clamp_max.default", "pv_min(x, y)", "aten.clamp_max.Tensor")
+binary("aten.max.other", "pv_max(x, y)")
+binary("aten.min.other", "pv_min(x, y)")
+binary("aten.heaviside.default", "(x == ACC(0) ? y : x > ACC(0) ? ACC(1) : ACC(0))")
+binary("aten.gcd.default", "pv_gcd(x, y)")
+binary("aten.lcm.default", "pv_lcm(x, y)")
+for _name, _way in {"left": "l", "right": "r"}.items():
+    binary(
+        f"aten.bitwise_{_name}_shift.Tensor",
+        lambda dtype, way=_name, **_: f"pv_shift_{way}(x, y, {8 * dtype.itemsize})",
+        f"aten.bitwise_{_name}_shift.Tensor_Scalar",
+        f"aten.bitwise_{_name}_shift.Scalar_Tensor",
+        f"aten.__{_way}shift__.Scalar",
+        f"aten.__{_way}shift__.Tensor",
+    )
+
+# -- three operands -------------------------------------------------------------------------------
+
+
+def _lerp_shape(x: TensorType, y: TensorType, z: Any) -> TensorType:
+    return TensorType(result_type((x, y)), broadcast_of((x, y, z)))
+
+
+register(
+    Operator(
+        "aten.lerp.Scalar",
+        _lerp_shape,
+        Pointwise("(z < ACC(0.5) ? x + z * (y - x) : y - (y - x) * (ACC(1) - z))", "result"),
+        names=("aten.lerp.Tensor",),
+    )
+)
+
+
+def _three_shape(x: TensorType, y: TensorType, z: TensorType, value: Any = 1) -> TensorType:
+    return TensorType(result_type((x, y, z)), broadcast_of((x, y, z)))
+
+
+def _three_float_shape(x: TensorType, y: TensorType, z: TensorType, value: Any = 1) -> TensorType:
+    made = _three_shape(x, y, z, value)
+    return made.with_dtype(float_type(made.dtype))
+
+
+register(
+    Operator("aten.addcmul.default", _three_shape, Pointwise("(x + ACC(value) * y * z)", "result"))
+)
+register(
+    Operator(
+        "aten.addcdiv.default", _three_float_shape, Pointwise("(x + ACC(value) * y / z)", "result")
+    )
+)
+
+# -- losses ---------------------------------------------------------------------------------------
+_REDUCED = {0: None, 1: "aten.mean.default", 2: "aten.sum.default"}
+
+
+def _loss_shape(x: TensorType, y: TensorType, reduction: int = 1, *rest: Any) -> TensorType:
+    return TensorType(result_type((x, y)), broadcast_of((x, y)) if reduction == 0 else ())
+
+
+def _finish(builder: Any, x: Value, reduction: int) -> Value:
+    return x if _REDUCED[reduction] is None else builder.emit(_REDUCED[reduction], x)
+
+
+def _mse(builder: Any, node: Node, x: Value, y: Value, reduction: int) -> Value:
+    difference = builder.emit("aten.sub.Tensor", x, y, 1)
+    return _finish(builder, builder.emit("aten.mul.Tensor", difference, difference), reduction)
+
+
+def _l1(builder: Any, node: Node, x: Value, y: Value, reduction: int) -> Value:
+    return _finish(
+        builder,
+        builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1)),
+        reduction,
+    )
+
+
+row("aten.mse_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _mse)
+row("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _l1)
+
+
+def _huber(builder: Any, node: Node, x: Value, y: Value, reduction: int, delta: float) -> Value:
+    scale = delta if node.op == "aten.huber_loss.default" else 1.0
+    distance = builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1))
+    if delta == 0:
+        return _finish(builder, distance, reduction)
+    square = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.mul.Tensor", distance, distance), 0.5 * scale / delta
+    )
+    line = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.sub.Tensor", distance, 0.5 * delta, 1), scale
+    )
+    near = builder.emit("aten.lt.Tensor", distance, delta)
+    return _finish(builder, builder.emit("aten.where.self", near, square, line), reduction)
+
+
+row(
+    "aten.smooth_l1_loss.default",
+    lambda x, y, reduction=1, beta=1.0: _loss_shape(x, y, reduction),
+    _huber,
+)
+row(
+    "aten.huber_loss.default",
+    lambda x, y, reduction=1, delta=1.0: _loss_shape(x, y, reduction),
+    _huber,
+)
+
+
+def _isclose_shape(
+    x: TensorType, y: TensorType, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> TensorType:
+    return TensorType(DType.bool, broadcast_of((x, y)))
+
+
+def _isclose(
+    builder: Any, node: Node, x: Value, y: Value, rtol: float, atol: float, equal_nan: bool
+) -> Value:
+    equal = builder.emit("aten.eq.Tensor", x, y)
+    if not x.type.dtype.is_float:
+        x, y = (builder.emit("aten._to_copy.default", value, DType.float32) for value in (x, y))
+    if equal_nan:
+        both = [builder.emit("aten.isnan.default", value) for value in (x, y)]
+        equal = builder.emit(
+            "aten.logical_or.default", equal, builder.emit("aten.logical_and.default", *both)
+        )
+    allowed = builder.emit(
+        "aten.add.Tensor",
+        builder.emit("aten.mul.Tensor", builder.emit("aten.abs.default", y), rtol),
+        atol,
+        1,
+    )
+    distance = builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1))
+    near = builder.emit(
+        "aten.logical_and.default",
+        builder.emit("aten.isfinite.default", distance),
+        builder.emit("aten.le.Tensor", distance, allowed),
+    )
+    return builder.emit("aten.logical_or.default", equal, near)
+
+
+row("aten.isclose.default", _isclose_shape, _isclose)

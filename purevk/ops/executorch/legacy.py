@@ -1,0 +1,129 @@
+"""Operators that earlier releases of executorch wrote and later ones dropped: sums and clamps in
+one, products with 4-bit weights that have zero points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.ir import Node, TensorType, Value
+from purevk.ops.conv.shapes import _convolution_shape, _refuse
+from purevk.ops.promotion import result_type
+from purevk.ops.quantized.linear import by_rows, emit_product
+from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import broadcast_of
+
+_LARGEST = 3.4028235e38
+
+
+def _bound(value: float | None, sign: int) -> float | None:
+    """A bound of a clamp; the exporter writes the largest double for none."""
+    return None if value is None or sign * value >= _LARGEST else float(value)
+
+
+def _clamped(builder: Any, value: Value, low: float | None, high: float | None) -> Value:
+    low, high = _bound(low, -1), _bound(high, 1)
+    return (
+        value
+        if low is None and high is None
+        else builder.emit("aten.clamp.default", value, low, high)
+    )
+
+
+def _sum_shape(
+    x: TensorType, other: Any, output_min: float | None = None, output_max: float | None = None
+) -> TensorType:
+    return TensorType(result_type((x, other)), broadcast_of((x, other)))
+
+
+def _clamp_first_shape(
+    x: TensorType, output_min: float | None, output_max: float | None, other: Any
+) -> TensorType:
+    return TensorType(result_type((x, other)), broadcast_of((x, other)))
+
+
+def _convolved_shape(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    other: TensorType,
+) -> TensorType:
+    return _convolution_shape(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
+
+
+def _register(kind: str) -> None:
+    full = f"aten.{kind}.Tensor"
+
+    def then_clamp(builder: Any, node: Node) -> Value:
+        x, other, low, high = node.args
+        return _clamped(builder, builder.emit(full, x, other), low, high)
+
+    def clamp_first(builder: Any, node: Node) -> Value:
+        x, low, high, other = node.args
+        return builder.emit(full, _clamped(builder, x, low, high), other)
+
+    def convolved(builder: Any, node: Node) -> Value:
+        return builder.emit(
+            full, builder.emit("aten.convolution.default", *node.args[:9]), node.args[9]
+        )
+
+    register(Operator(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp)))
+    register(
+        Operator(
+            f"et_vk.clamp_with_binary_{kind}.default", _clamp_first_shape, Rewrite(clamp_first)
+        )
+    )
+    register(
+        Operator(
+            f"et_vk.conv_with_binary_{kind}.default", _convolved_shape, Rewrite(convolved, _refuse)
+        )
+    )
+
+
+for _kind in ("add", "sub", "mul", "div"):
+    _register(_kind)
+
+
+def _int4_shape(
+    x: TensorType, mat2: TensorType, qGroupSize: int, qScaleAndZeros: TensorType, inner_k_tiles: int
+) -> TensorType:
+    """mat2 [N, K / 2], the even column in the high nibble; qScaleAndZeros [K / group, N, 2].
+    `inner_k_tiles` is of no meaning here: it is about the packing of another device."""
+    if x.rank < 1 or mat2.rank != 2 or x.dims[-1] % qGroupSize:
+        raise ShapeError(f"cannot multiply {x} by {mat2} in groups of {qGroupSize}")
+    return x.with_dims((*x.dims[:-1], mat2.dims[0]))
+
+
+def _expand_int4(builder: Any, node: Node) -> Value:
+    """The weight is (code - 8) * scale + zero: the zeros of a group multiply the sum of its columns
+    of x."""
+    x, weight, group, parameters, _ = node.args
+    rows, (*lead, columns) = weight.type.dims[0], x.type.dims
+    scales = builder.emit("aten.select.int", parameters, 2, 0)
+    zeros = builder.emit("aten.select.int", parameters, 2, 1)
+    product = emit_product(
+        builder,
+        x,
+        weight,
+        by_rows(builder, scales, rows, transposed=True),
+        bits=4,
+        high_first=True,
+        group=group,
+        dtype=node.result.type.dtype,
+    )
+    groups = builder.emit("aten.view.default", x, (*lead, columns // group, group))
+    sums = builder.emit("aten.sum.dim_IntList", groups, (-1,), False, None)
+    return builder.emit(
+        "aten.add.Tensor", product, builder.emit("aten.matmul.default", sums, zeros), 1
+    )
+
+
+register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))

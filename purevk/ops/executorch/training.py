@@ -1,0 +1,272 @@
+"""Operators of training on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import Lowering
+from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.elementwise.program import REAL, Program
+from purevk.ops.quantized.linear import _dense, _rows, by_rows
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+
+
+def _only_float32(node: Node, traits: Any) -> str | None:
+    for value in node.inputs:
+        if value.type.dtype in (DType.float64, DType.bfloat16):
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+# -- loss ----------------------------------------------------------------------------------------
+def _loss_shape(
+    logits: TensorType, labels: TensorType, n_valid: float
+) -> tuple[TensorType, TensorType]:
+    if logits.rank != 2 or labels.rank != 1:
+        raise ShapeError(f"cross entropy of {logits} and {labels}")
+    return logits.with_dims(()), logits
+
+
+def _expand_loss(builder: Any, node: Node) -> tuple[Value, Value]:
+    """The mean over `n_valid` of log(sum(exp(logits))) - logits[label], and its gradient; rows with
+    a label below 0 do not count."""
+    logits, labels, count = node.args
+    rows, classes = logits.type.dims
+    column = builder.emit("aten.view.default", labels, (rows, 1))
+    counts = builder.emit("aten.ge.Tensor", column, 0)
+    known = builder.emit("aten.clamp.default", column, 0, None)
+    index = (
+        known
+        if known.type.dtype is DType.int64
+        else builder.emit("aten._to_copy.default", known, DType.int64)
+    )
+    picked = builder.emit("aten.gather.default", logits, 1, index)
+    whole = builder.emit("aten.logsumexp.default", logits, (1,), True)
+    each = builder.emit(
+        "aten.div.Tensor", builder.emit("aten.sub.Tensor", whole, picked), float(count)
+    )
+    losses = builder.emit("aten.where.self", counts, each, 0.0)
+    loss = builder.emit("aten.sum.default", losses)
+    numbers = builder.emit(
+        "aten.view.default", builder.emit("purevk.iota", classes, known.type.dtype), (1, classes)
+    )
+    hot = builder.emit(
+        "aten._to_copy.default", builder.emit("aten.eq.Tensor", numbers, known), logits.type.dtype
+    )
+    shares = builder.emit("aten._softmax.default", logits, 1, False)
+    slope = builder.emit(
+        "aten.div.Tensor", builder.emit("aten.sub.Tensor", shares, hot), float(count)
+    )
+    return loss, builder.emit("aten.where.self", counts, slope, 0.0)
+
+
+register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, _only_float32)))
+
+
+# -- optimizer -----------------------------------------------------------------------------------
+def _adamw_shape(
+    param: TensorType,
+    m: TensorType,
+    v: TensorType,
+    grad: TensorType,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
+) -> tuple[TensorType, TensorType, TensorType]:
+    return param, m, v
+
+
+def _expand_adamw(builder: Any, node: Node) -> tuple[Value, ...]:
+    """One step; the three tensors are written in place."""
+    states, grad = node.args[:3], node.args[3]
+    lr, beta1, beta2, eps, decay, correction1, correction2 = node.args[4:]
+    program = Program(builder, states[0].type.dims)
+    p, m, v, g = (program.real(each) for each in (*states, grad))
+
+    def step(text: str, *operands: Any) -> tuple:
+        return program.step(
+            text, *(each if isinstance(each, tuple) else program.real(each) for each in operands)
+        )
+
+    m = step("$0 * $1 + $2 * $3", m, beta1, g, 1.0 - beta1)
+    v = step("$0 * $1 + $2 * $3 * $3", v, beta2, 1.0 - beta2, g)
+    root = step("sqrt($0 / $1) + $2", v, correction2, eps)
+    p = step("$0 * $1 - $2 * (($3 / $4) / $5)", p, 1.0 - lr * decay, lr, m, correction1, root)
+    made = program.emit(*((ref, state.type.dtype) for ref, state in zip((p, m, v), states)))
+    for state, value in zip(states, made):
+        builder.emit("purevk.store", state, value)
+    return made
+
+
+register(
+    Operator(
+        "et_vk.adamw_step.default",
+        _adamw_shape,
+        Rewrite(_expand_adamw, _only_float32),
+        mutates=(0, 1, 2),
+    )
+)
+
+
+# -- gradients of linear layers ------------------------------------------------------------------
+def _flat(builder: Any, x: Value) -> Value:
+    return builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:-1]), x.type.dims[-1]))
+
+
+def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
+    return d_out.with_dims((d_out.dims[-1], x.dims[-1]))
+
+
+def _expand_weight(builder: Any, node: Node) -> Value:
+    slopes, x = (_flat(builder, each) for each in node.args)
+    return builder.emit("aten.mm.default", builder.emit("aten.permute.default", slopes, (1, 0)), x)
+
+
+register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, _only_float32)))
+
+BACKWARD = "purevk.quantized_backward"
+
+
+def _backward_shape(
+    slopes: TensorType, weight: TensorType, scales: TensorType, group: int, dtype: DType = REAL
+) -> TensorType:
+    """slopes [M, N], weight [N, bytes] of two codes, scales [N, groups]."""
+    return TensorType(dtype, (slopes.dims[0], weight.dims[1] * 2))
+
+
+def _backward_lower(lowering: Lowering, node: Node) -> None:
+    slopes_value, weight_value, scale_value, group, _ = node.args
+    out = lowering.operand(node.result)
+    slopes, weight = (
+        _rows(lowering, lowering.operand(value)) for value in (slopes_value, weight_value)
+    )
+    scales = _dense(lowering, scale_value)
+    (m, n), k = slopes.dims, out.dims[1]
+    macros = {
+        "BACKWARD": 1,
+        "BITS": 4,
+        "GROUPED": 1,
+        "T_A": slopes.dtype.glsl,
+        "T_SCALE": scales.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "VEC4_A": int(gcd4(n, slopes.strides[0], slopes.offset)),
+        "VEC4_OUT": int(gcd4(k, out.offset)),
+        "TILE_M": 32,
+        "TILE_N": 32,
+        "TILE_K": 32,
+        "THREAD_M": 4,
+        "THREAD_N": 4,
+    }
+    params = [
+        m,
+        n,
+        k,
+        slopes.strides[0],
+        weight.strides[0] // 4,
+        k,
+        scales.dims[1],
+        group,
+        bits_of(1.0),
+        0,
+        bits_of(1.0),
+        0,
+        0,
+        slopes.offset,
+        weight.offset // 4,
+        out.offset,
+    ]
+    lowering.dispatch(
+        "quantized/qmatmul.comp",
+        [(slopes, "r"), (weight, "r"), (scales, "r"), (out, "w")],
+        macros=macros,
+        params=params,
+        grid=(_dims.ceil_div(k, 32), _dims.ceil_div(m, 32), 1),
+        flops=2 * m * n * k,
+    )
+
+
+register(Operator(BACKWARD, _backward_shape, Kernel(_backward_lower, supports=_only_float32)))
+
+
+def _input_shape(
+    d_out: TensorType, weights: TensorType, weight_scales: TensorType, group_size: int
+) -> TensorType:
+    return d_out.with_dims((*d_out.dims[:-1], weights.dims[1] * 2))
+
+
+def _expand_input(builder: Any, node: Node) -> Value:
+    slopes, weight, scales, group = node.args
+    scales = by_rows(builder, scales, weight.type.dims[0], transposed=True)
+    made = builder.emit(
+        BACKWARD, _flat(builder, slopes), weight, scales, group, node.result.type.dtype
+    )
+    return builder.emit("aten.view.default", made, node.result.type.dims)
+
+
+def _refuse_odd_groups(node: Node, traits: Any) -> str | None:
+    return (
+        f"no kernel for groups of {node.args[3]}"
+        if node.args[3] % 4
+        else _only_float32(node, traits)
+    )
+
+
+register(
+    Operator(
+        "et_vk.linear_q4gsw_backward.default",
+        _input_shape,
+        Rewrite(_expand_input, _refuse_odd_groups),
+    )
+)
+
+
+# -- new codes for a weight ----------------------------------------------------------------------
+def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> TensorType:
+    if latent.rank != 2 or scales.rank != 2:
+        raise ShapeError(f"codes of {latent} with scales {scales}")
+    return TensorType(DType.uint8, (latent.dims[0], (latent.dims[1] + 1) // 2))
+
+
+def _expand_requant(builder: Any, node: Node) -> Value:
+    """Two codes a byte, the even one in the low nibble; scales are [groups, rows or more], and 0
+    gives the code of 0."""
+    latent, scales, group = node.args
+    rows, columns = latent.type.dims
+    numbers = builder.emit("purevk.iota", columns)
+    places = builder.emit("aten.div.Tensor_mode", numbers, group, "floor")
+    spread = builder.emit(
+        "aten.index_select.default", by_rows(builder, scales, rows, transposed=True), 1, places
+    )
+    program = Program(builder, (rows, columns))
+    number, scale = program.real(latent), program.real(spread)
+    code = program.step(
+        "($1 == 0.0 ? 8 : int(clamp(roundEven(pv_divide($0, $1)), -8.0, 7.0)) + 8)",
+        number,
+        scale,
+        dtype=DType.int32,
+    )
+    codes = program.emit((code, DType.uint8))
+    low, high = (builder.emit("aten.slice.Tensor", codes, 1, at, columns, 2) for at in (0, 1))
+    pairs = columns // 2
+    first = low if columns % 2 == 0 else builder.emit("aten.slice.Tensor", low, 1, 0, pairs, 1)
+    packed = Program(builder, (rows, pairs))
+    joined = packed.step(
+        "($0 | ($1 << 4))", packed.code(first), packed.code(high), dtype=DType.int32
+    )
+    made = packed.emit((joined, DType.uint8))
+    if columns % 2:
+        last = builder.emit("aten.slice.Tensor", low, 1, pairs, pairs + 1, 1)
+        made = builder.emit("aten.cat.default", (made, last), 1)
+    return made
+
+
+register(
+    Operator("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, _only_float32))
+)

@@ -1,0 +1,353 @@
+"""Images of other sizes, and images read at places that a grid gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.lower.map import MapSpec, coordinates
+from purevk.ops.image.resample_coarsened import resized, sampled
+from purevk.ops.mapped import mapped, others
+from purevk.ops.registry import ShapeError, row
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    """floor(size * factor)"""
+    if isinstance(size, int):
+        return math.floor(size * factor)
+    numerator, denominator = float(factor).as_integer_ratio()
+    if denominator > 2**20 or abs(numerator) > 2**20:
+        raise ShapeError(f"a size known only at a call times {factor}")
+    return size * numerator // denominator
+
+
+def _out_sizes(x: TensorType, count: int, size: Any, factors: Any) -> tuple[Size, ...]:
+    if x.rank != count + 2:
+        raise ShapeError(f"cannot resize {count} dims of {x}")
+    if size is not None:
+        return tuple(size)
+    return tuple(_scaled(x.dims[2 + d], factors[d]) for d in range(count))
+
+
+def _step(
+    x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str
+) -> float | None:
+    """How far apart neighbours of the result are in the input along dim d, in the precision in
+    which torch computes it; None: it depends on the call."""
+    real = (
+        np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
+    )
+    size = x.dims[d]
+    known = isinstance(size, int) and isinstance(out, int)
+    if align:
+        return float(real(size - 1) / real(out - 1) if out > 1 else 0.0) if known else None
+    if factor is not None and factor > 0:
+        return float(real(1.0 / factor))
+    return float(real(size) / real(out) if out else 0.0) if known else None
+
+
+def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> str:
+    """The same as GLSL."""
+    number = _step(x, d, out, factor, align, kind)
+    if number is not None:
+        return f"({number!r})"
+    if align:
+        return f"(r_size_{d} > 1 ? float(x_size_{d} - 1) / float(r_size_{d} - 1) : 0.0)"
+    return f"(float(x_size_{d}) / float(r_size_{d}))"
+
+
+def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
+    find = "pv_nearest_exact" if exact else "pv_nearest"
+    at = coordinates(
+        rank,
+        **{
+            f"d{2 + n}": f"{find}(i{2 + n}, {scale}, x_size_{2 + n})"
+            for n, scale in enumerate(scales)
+        },
+    )
+    return f"r = X({at});"
+
+
+def _linear(rank: int, scales: Sequence[str], align: bool) -> str:
+    out, flag = [], "true" if align else "false"
+    dims = range(2, rank)
+    for d, scale in zip(dims, scales):
+        out.append(
+            f"float p{d} = max(pv_source(i{d}, {scale}, {flag}), 0.0); int a{d} = min(int(p{d}), x_size_{d} - 1),"
+            f" b{d} = min(a{d} + 1, x_size_{d} - 1); float w{d} = clamp(p{d} - float(a{d}), 0.0, 1.0);"
+        )
+    terms = []
+    for corner in range(2 ** len(dims)):
+        upper = [corner >> n & 1 for n in range(len(dims))]
+        weight = " * ".join(f"w{d}" if up else f"(1.0 - w{d})" for d, up in zip(dims, upper))
+        at = coordinates(
+            rank, **{f"d{d}": f"{'b' if up else 'a'}{d}" for d, up in zip(dims, upper)}
+        )
+        terms.append(f"X({at}) * ({weight})")
+    return " ".join(out) + f" r = {' + '.join(terms)};"
+
+
+def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
+    flag = "true" if align else "false"
+    out = []
+    for d, scale in zip((2, 3), scales):
+        out.append(
+            f"float p{d} = pv_source(i{d}, {scale}, {flag}); int a{d} = int(floor(p{d})); vec4"
+            f" w{d} = pv_cubic_weights(p{d} - float(a{d}));"
+        )
+    read = "X(i0, i1, clamp(a2 + u - 1, 0, x_size_2 - 1), clamp(a3 + v - 1, 0, x_size_3 - 1))"
+    return " ".join(out) + (
+        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R line = T_R(0); for (int v = 0; v < 4;"
+        f" v++) line += {read} * w3[v];"
+        " r += line * w2[u]; }"
+    )
+
+
+def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
+    """The average over all elements that an element of the result covers, weighed by a filter."""
+    width, weigh = (1.0, "pv_triangle") if kind == "linear" else (2.0, "pv_cubic")
+    out = []
+    for d, scale in zip((2, 3), scales):
+        out.append(
+            f"float s{d} = {scale}, t{d} = max(s{d}, 1.0), c{d} = s{d} * (float(i{d}) + 0.5);"
+            f" int a{d} = max(int(c{d} - {width} * t{d} + 0.5), 0), b{d} = min(int(c{d} + {width}"
+            f" * t{d} + 0.5), x_size_{d});"
+        )
+    weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
+    return " ".join(out) + (
+        f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
+        " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R line = T_R(0);"
+        f" for (int k3 = a3; k3 < b3; k3++) line += X(i0, i1, k2, k3) * {weight[3]};"
+        f" float w = {weight[2]}; total2 += w; r += line * w; }} r = r / (total2 * total3);"
+    )
+
+
+def _resize(
+    builder: Any,
+    node: Node,
+    x: Value,
+    count: int,
+    kind: str,
+    align: bool,
+    factors: Sequence[float | None],
+) -> Value:
+    type, rank = node.result.type, count + 2
+    scales = [
+        _scale(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)
+    ]
+    if kind in ("nearest", "exact"):
+        body = _nearest(rank, scales, kind == "exact")
+    elif kind.endswith("aa"):
+        body = _smooth(rank, scales, kind.removesuffix("aa"))
+    else:
+        body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
+    flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)
+    if count == 2 and kind in ("linear", "cubic"):
+        steps = [
+            _step(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)
+        ]
+        plain = MapSpec(
+            body, ("X",), order=0, lanes=tuple(others(range(2, rank), rank).items()), flops=flops
+        )
+        made = resized(builder, x, type, plain, 2 if kind == "linear" else 4, steps, align)
+        if made is not None:
+            return made
+    return mapped(
+        builder, body, {"X": x}, type, order=0, lanes=others(range(2, rank), rank), flops=flops
+    )
+
+
+def _refuse(node: Node, traits: Any) -> str | None:
+    dtype = node.args[0].type.dtype
+    return None if dtype.is_float else f"no kernel for interpolation of {dtype.name}"
+
+
+def _resizes(name: str, count: int, kind: str) -> None:
+    """The overloads of one operator: with sizes and scales, and (.vec) with sizes or scales."""
+    plain = kind in ("nearest", "exact")
+    scales = ", ".join(f"scales_{d}=None" for d in "dhw"[3 - count :])
+    aligned = "" if plain else "align_corners=False, "
+
+    def sized(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
+        return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, None)))
+
+    def expand(builder: Any, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+        align, factors = (False, rest) if plain else (bool(rest[0]), rest[1:])
+        return _resize(builder, node, x, count, kind, align, factors)
+
+    def vec(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
+        return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, rest[-1])))
+
+    def expand_vec(builder: Any, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+        align, factors = (False, rest[0]) if plain else (bool(rest[0]), rest[1])
+        return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
+
+    supports = None if plain else _refuse
+    row(
+        f"aten.{name}.default",
+        _signed(sized, f"x, output_size, {aligned}{scales}"),
+        expand,
+        supports=supports,
+    )
+    row(
+        f"aten.{name}.vec",
+        _signed(vec, f"x, output_size, {aligned}scale_factors=None"),
+        expand_vec,
+        supports=supports,
+    )
+
+
+def _signed(function: Any, parameters: str) -> Any:
+    """A shape function with the given parameters, which it takes by position."""
+    import inspect
+
+    made = []
+    for text in parameters.split(", "):
+        name, has_default, default = text.partition("=")
+        value = (
+            inspect.Parameter.empty if not has_default else {"None": None, "False": False}[default]
+        )
+        made.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value))
+
+    def shape(**arguments: Any) -> TensorType:
+        return function(*(arguments[parameter.name] for parameter in made))
+
+    shape.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    return shape
+
+
+for _count in (1, 2, 3):
+    _resizes(f"upsample_nearest{_count}d", _count, "nearest")
+    _resizes(f"_upsample_nearest_exact{_count}d", _count, "exact")
+_resizes("upsample_linear1d", 1, "linear")
+_resizes("upsample_bilinear2d", 2, "linear")
+_resizes("upsample_trilinear3d", 3, "linear")
+_resizes("upsample_bicubic2d", 2, "cubic")
+_resizes("_upsample_bilinear2d_aa", 2, "linearaa")
+_resizes("_upsample_bicubic2d_aa", 2, "cubicaa")
+
+
+# -- grids ---------------------------------------------------------------------------------------
+def _grid_shape(
+    x: TensorType,
+    grid: TensorType,
+    interpolation_mode: int = 0,
+    padding_mode: int = 0,
+    align_corners: bool = False,
+) -> TensorType:
+    if x.rank != grid.rank or x.rank not in (4, 5):
+        raise ShapeError(f"cannot sample {x} at {grid}")
+    return x.with_dims((*x.dims[:2], *grid.dims[1:-1]))
+
+
+def _grid(
+    builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool
+) -> Value:
+    rank = x.type.rank
+    count, flag = rank - 2, "true" if align else "false"
+    dims = range(2, rank)
+    if grid.type.dtype is not x.type.dtype:
+        grid = builder.emit("aten._to_copy.default", grid, x.type.dtype)
+    where = ", ".join(["i0", *(f"i{d}" for d in dims)])
+    out = []
+    for d in dims:
+        # The last dim of the grid has the coordinate of the last dim first.
+        place = f"pv_unnormalize(GRID({where}, {rank - 1 - d}), x_size_{d}, {flag})"
+        if mode != 2:
+            place = f"pv_bring_back({place}, x_size_{d}, {padding}, {flag})"
+        out.append(f"float p{d} = {place};")
+    places = " ".join(out)
+    if mode == 1:
+        out += [f"int q{d} = int(roundEven(p{d}));" for d in dims]
+        inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
+        at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
+        out.append(f"r = T_R(0); if ({inside}) r = X({at});")
+    elif mode == 0:
+        out += [
+            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});" for d in dims
+        ]
+        steps = " ".join(
+            f"int u{d} = corner >> {n} & 1, q{d} = a{d} + u{d};" for n, d in enumerate(dims)
+        )
+        inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
+        weight = " * ".join(f"(u{d} != 0 ? w{d} : 1.0 - w{d})" for d in dims)
+        at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
+        out.append(
+            f"r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if"
+            f" ({inside}) r += X({at}) * ({weight}); }}"
+        )
+    else:
+        out += [
+            f"p{d} = clamp(p{d}, -1e8, 1e8); float f{d} = floor(p{d}); vec4 w{d} = pv_cubic_weights(p{d} - f{d});"
+            for d in dims
+        ]
+        taps = " ".join(
+            f"int q{d} = int(pv_bring_back(f{d} + float({k} - 1), x_size_{d}, {padding}, {flag}));"
+            for d, k in zip(dims, "uv")
+        )
+        inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
+        out.append(
+            "r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
+            f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }}"
+        )
+    body, flops = " ".join(out), 2 ** (count + 2)
+    if mode == 0 and count == 2:
+        plain = MapSpec(body, ("X", "GRID"), order=0, lanes=((1, (1, None)),), flops=flops)
+        made = sampled(builder, x, grid, node.result.type, plain, places)
+        if made is not None:
+            return made
+    return mapped(
+        builder,
+        body,
+        {"X": x, "GRID": grid},
+        node.result.type,
+        order=0,
+        lanes={1: (1, None)},
+        flops=flops,
+    )
+
+
+def _refuse_grid(node: Node, traits: Any) -> str | None:
+    if node.args[0].type.rank == 5 and node.args[2] == 2:
+        return "no cubic sampling of volumes"
+    return _refuse(node, traits)
+
+
+row("aten.grid_sampler_2d.default", _grid_shape, _grid, supports=_refuse_grid)
+row("aten.grid_sampler_3d.default", _grid_shape, _grid, supports=_refuse_grid)
+row("aten.grid_sampler.default", _grid_shape, _grid, supports=_refuse_grid)
+
+
+def _affine_shape(theta: TensorType, size: Sequence[Size], align_corners: bool) -> TensorType:
+    return theta.with_dims((size[0], *size[2:], len(size) - 2))
+
+
+def _affine(builder: Any, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
+    """Places on a regular grid between -1 and 1, moved by a matrix."""
+    count = len(size) - 2
+    span = {
+        d: f"(float(r_size_{d}) - 1.0)" if align else f"float(r_size_{d})"
+        for d in range(1, count + 1)
+    }
+    places = []
+    for k in range(count):
+        d = count - k
+        first = (
+            f"(2.0 * float(i{d}) - {span[d]}) / {span[d]}"
+            if align
+            else f"(2.0 * float(i{d}) + 1.0 - {span[d]}) / {span[d]}"
+        )
+        places.append(f"float g{k} = r_size_{d} > 1 ? {first} : 0.0;")
+    terms = " + ".join(
+        [f"THETA(i0, i{count + 1}, {k}) * g{k}" for k in range(count)]
+        + [f"THETA(i0, i{count + 1}, {count})"]
+    )
+    return mapped(builder, " ".join(places) + f" r = {terms};", {"THETA": theta}, node.result.type)
+
+
+row("aten.affine_grid_generator.default", _affine_shape, _affine, supports=_refuse)

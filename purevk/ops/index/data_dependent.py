@@ -1,0 +1,420 @@
+"""Operators whose results have as many elements as the values of their arguments say: nonzero,
+boolean indices, unique.
+
+A running sum over the flags of what is taken gives each element its place, and its last entry the
+count, which the host reads; results are planned for the most that there can be. What depends on the
+count alone runs in a later segment (see `SymbolSource`); the elements themselves are put into place
+without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.map import acc_of
+from purevk.ops.index.masked import is_mask
+from purevk.ops.mapped import mapped, mapped_over
+from purevk.ops.registry import Counted, UnknownSizes, row
+from purevk.ops.shapes import broadcast, is_empty, wrap
+from purevk.ops.sort.sort import sort
+
+
+def _flat(builder: Any, x: Value) -> Value:
+    return builder.emit("aten.view.default", x, (x.type.numel,))
+
+
+def _flags(builder: Any, x: Value) -> Value:
+    """Which elements are not zero, flat."""
+    if x.type.dtype is not DType.bool:
+        x = builder.emit("aten.ne.Tensor", x, 0)
+    return _flat(builder, x)
+
+
+def _places(builder: Any, flags: Value, size: Size) -> Value:
+    """The running count of the flags; the last one is what `size` is at a call."""
+    before = builder.emit("aten.cumsum.default", flags, 0, DType.int32)
+    builder.learn(size, _last(builder, before))
+    return before
+
+
+def _last(builder: Any, sums: Value) -> Value:
+    body = "r = 0; if (total > 0) r = int(SUMS(total - 1));"
+    return mapped(
+        builder,
+        body,
+        {"SUMS": sums},
+        TensorType(DType.int32, (1,)),
+        numbers={"total": sums.type.dims[0]},
+    )
+
+
+def _nothing(builder: Any, node: Node) -> tuple[Value, ...]:
+    return tuple(
+        builder.emit("aten.full.default", value.type.dims, 0, value.type.dtype)
+        for value in node.results
+    )
+
+
+# -- masks ---------------------------------------------------------------------------------------
+def _taken(builder: Any, x: Value, mask: Value, size: Size) -> Value:
+    """The rows of x[n, ...] where the flat mask[n] is true."""
+    flags = _flags(builder, mask)
+    before = _places(builder, flags, size)
+    count, rest = x.type.dims[0], x.type.dims[1:]
+    width = _dims.product(rest)
+    rows = builder.emit("aten.view.default", x, (count, width))
+    made = mapped_over(
+        builder,
+        "if (MASK(i0) != 0) R_PUT(BEFORE(i0) - 1, i1, X(i0, i1));",
+        {"X": rows, "MASK": flags, "BEFORE": before},
+        (count, width),
+        TensorType(x.type.dtype, (size, width)),
+    )
+    return builder.emit("aten.view.default", made, (size, *rest))
+
+
+def _coordinates(builder: Any, mask: Value, size: Size, dtype: DType) -> Value:
+    """The coordinates of the elements that are not zero, a row each."""
+    flags = _flags(builder, mask)
+    before = _places(builder, flags, size)
+    rank = mask.type.rank
+    if not rank:
+        return builder.emit("aten.full.default", (size, 0), 0, dtype)
+    writes, left = [], "left"
+    for d in reversed(range(rank)):
+        writes.append(
+            f"R_PUT(at, {d}, {left} % dim_{d}); left /= dim_{d};" if d else f"R_PUT(at, 0, {left});"
+        )
+    body = f"if (MASK(i0) != 0) {{ int at = BEFORE(i0) - 1, left = i0; {' '.join(writes)} }}"
+    return mapped_over(
+        builder,
+        body,
+        {"MASK": flags, "BEFORE": before},
+        flags.type.dims,
+        TensorType(dtype, (size, rank)),
+        numbers={f"dim_{d}": mask.type.dims[d] for d in range(1, rank)},
+    )
+
+
+def _nonzero_shape(x: TensorType) -> TensorType:
+    raise UnknownSizes(
+        "how many elements are not zero is known only at a call",
+        (TensorType(DType.int64, (Counted(x.numel), x.rank)),),
+    )
+
+
+def _nonzero(builder: Any, node: Node, x: Value) -> Any:
+    if is_empty(x.type):
+        return _nothing(builder, node)
+    return _coordinates(builder, x, node.result.type.dims[0], node.result.type.dtype)
+
+
+row("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
+
+
+def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) -> Any:
+    if is_empty(x.type) or is_empty(node.result.type):
+        return builder.emit(
+            "aten.full.default", node.result.type.dims, fill, node.result.type.dtype
+        )
+    flags = _flags(builder, x)
+    found = _coordinates(builder, x, x.type.numel, DType.int32)
+    total = _last(builder, builder.emit("aten.cumsum.default", flags, 0, DType.int32))
+    body = "r = fill; if (i0 < TOTAL(0)) r = FOUND(i0, i1);"
+    return mapped(
+        builder,
+        body,
+        {"FOUND": found, "TOTAL": total},
+        node.result.type.with_dtype(DType.int32),
+        numbers={"fill": fill},
+    )
+
+
+row(
+    "aten.nonzero_static.default",
+    lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)),
+    _nonzero_static,
+)
+
+
+def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:
+    # torch.export takes the elements before the broadcast for the most that there can be.
+    count = Counted(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
+    raise UnknownSizes(
+        "how many elements a mask takes is known only at a call", (TensorType(x.dtype, (count,)),)
+    )
+
+
+def _masked_select(builder: Any, node: Node, x: Value, mask: Value) -> Any:
+    sizes = broadcast(x.type.dims, mask.type.dims)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return _nothing(builder, node)
+    x, mask = (
+        _flat(builder, builder.emit("aten.expand.default", value, sizes)) for value in (x, mask)
+    )
+    return _taken(builder, x, mask, node.result.type.dims[0])
+
+
+row("aten.masked_select.default", _masked_select_shape, _masked_select)
+
+
+def masked_types(x: TensorType, indices: Sequence[Any]) -> tuple[TensorType, ...] | None:
+    """The type of `x[indices]` with one boolean index; None where there are others beside it."""
+    given = [at for at, index in enumerate(indices) if index is not None]
+    if len(given) != 1:
+        return None
+    at, mask = given[0], indices[given[0]]
+    return (x.with_dims((*x.dims[:at], Counted(mask.numel), *x.dims[at + mask.rank :])),)
+
+
+def index_by_mask(builder: Any, node: Node, x: Value, indices: Sequence[Any]) -> Any:
+    """`x[indices]`, one of which is boolean, all others None."""
+    at = next(position for position, index in enumerate(indices) if is_mask(index))
+    mask, size = indices[at], node.result.type.dims[at]
+    if is_empty(x.type) or is_empty(mask.type):
+        return _nothing(builder, node)
+    if at == 0:
+        rows = builder.emit(
+            "aten.view.default", x, (mask.type.numel, *x.type.dims[mask.type.rank :])
+        )
+        return _taken(builder, rows, mask, size)
+    found = _coordinates(builder, mask, size, DType.int32)
+    columns = tuple(builder.emit("aten.select.int", found, 1, d) for d in range(mask.type.rank))
+    return builder.emit("aten.index.Tensor", x, (*([None] * at), *columns))
+
+
+# -- unique --------------------------------------------------------------------------------------
+def _unique_types(x: TensorType, inverse: bool, counts: bool) -> tuple[TensorType, ...]:
+    size = Counted(x.numel)
+    return (
+        TensorType(x.dtype, (size,)),
+        TensorType(DType.int64, x.dims if inverse else (0,)),
+        TensorType(DType.int64, (size,) if counts else (0,)),
+    )
+
+
+def _unknown_unique(types: tuple[TensorType, ...]) -> Any:
+    raise UnknownSizes("how many values differ is known only at a call", types)
+
+
+def _unique2_shape(
+    x: TensorType, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    return _unknown_unique(_unique_types(x, return_inverse, return_counts))
+
+
+def _slice_order(builder: Any, rows: Value) -> Value:
+    """The places of rows in their order: each counts those before it."""
+    acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
+    less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
+    body = (
+        f"int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c <"
+        f" x_size_1 && order == 0; c++) {{"
+        f" {acc} a = X(j, c), b = X(i0, c); order = {less.format('a', 'b')} ? -1 : {less.format('b', 'a')} ? 1 : 0; }}"
+        " if (order < 0 || (order == 0 && j < i0)) before++; } R_PUT(before, i0);"
+    )
+    return mapped_over(
+        builder, body, {"X": rows}, rows.type.dims[:1], TensorType(DType.int32, rows.type.dims[:1])
+    )
+
+
+def _unique(
+    builder: Any,
+    node: Node,
+    x: Value,
+    ordered: bool,
+    inverse: bool,
+    counts: bool,
+    dim: int | None = None,
+) -> Any:
+    """Values, inverse and counts of the runs of equal elements (slices along `dim`), after sorting
+    unless they are taken as they come (`ordered`)."""
+    if is_empty(x.type):
+        return _nothing(builder, node)
+    at = 0 if dim is None else wrap(dim, x.type.rank)
+    size, places = node.result.type.dims[at if dim is not None else 0], None
+    if dim is None or x.type.rank < 2:
+        rows = _flat(builder, x)
+        if not ordered:
+            rows, places = sort(builder, rows, 0, False)
+        differs = "X(i0) != X(max(i0 - 1, 0))" + (
+            " || pv_isnan(X(i0))" if x.type.dtype.is_float else ""
+        )
+        body = f"r = i0 == 0 || {differs} ? 1 : 0;"
+    else:
+        front = builder.emit(
+            "aten.permute.default", x, (at, *(d for d in range(x.type.rank) if d != at))
+        )
+        rows = builder.emit(
+            "aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:]))
+        )
+        if not ordered:
+            places = _slice_order(builder, rows)
+            rows = builder.emit("aten.index_select.default", rows, 0, places)
+        body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
+    length, width = rows.type.dims[0], rows.type.dims[1:]
+    flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
+    before = _places(builder, flags, size)
+    column = ", i1" if width else ""
+    body = f"if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1{column}, X(i0{column}));"
+    inputs = {"X": rows, "FLAG": flags, "BEFORE": before}
+    found = mapped_over(builder, body, inputs, rows.type.dims, rows.type.with_dims((size, *width)))
+    if width:
+        found = builder.emit("aten.view.default", found, (size, *front.type.dims[1:]))
+        found = builder.emit(
+            "aten.permute.default", found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank))
+        )
+    made = [found]
+    index = TensorType(node.results[1].type.dtype, (length,))
+    if inverse and places is not None:
+        body = "R_PUT(int(PLACE(i0)), BEFORE(i0) - 1);"
+        back = mapped_over(builder, body, {"PLACE": places, "BEFORE": before}, (length,), index)
+        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
+    elif inverse:
+        back = mapped(builder, "r = BEFORE(i0) - 1;", {"BEFORE": before}, index)
+        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
+    if counts:
+        # Where the runs start, and the end of the last one.
+        body = "if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1, i0); if (i0 == count - 1) R_PUT(BEFORE(i0), count);"
+        starts = mapped_over(
+            builder,
+            body,
+            {"FLAG": flags, "BEFORE": before},
+            (length,),
+            TensorType(DType.int32, (length + 1,)),
+            numbers={"count": length},
+        )
+        body = "if (i0 < BEFORE(count - 1)) R_PUT(i0, START(i0 + 1) - START(i0));"
+        made.append(
+            mapped_over(
+                builder,
+                body,
+                {"START": starts, "BEFORE": before},
+                (length,),
+                node.results[2].type,
+                numbers={"count": length},
+            )
+        )
+    empty = _empty_results(builder, node, (True, inverse, counts))
+    found = iter(made)
+    return tuple(
+        next(found) if wanted else nothing
+        for wanted, nothing in zip((True, inverse, counts), empty)
+    )
+
+
+def _empty_results(builder: Any, node: Node, wanted: Sequence[bool]) -> list[Value | None]:
+    return [
+        None if is_wanted else builder.emit("aten.full.default", (0,), 0, value.type.dtype)
+        for is_wanted, value in zip(wanted, node.results)
+    ]
+
+
+row(
+    "aten._unique2.default",
+    _unique2_shape,
+    lambda builder, node, x, sorted, inverse, counts: _unique(
+        builder, node, x, False, inverse, counts
+    ),
+)
+row(
+    "aten._unique.default",
+    lambda x, sorted=True, return_inverse=False: _unknown_unique(
+        _unique_types(x, return_inverse, False)[:2]
+    ),
+    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2],
+)
+
+
+def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
+    """Along a dim torch gives the inverse and the counts whether they are asked for or not."""
+    at = wrap(dim, x.rank)
+    size = Counted(x.dims[at])
+    return (
+        x.with_dims((*x.dims[:at], size, *x.dims[at + 1 :])),
+        TensorType(DType.int64, (x.dims[at],)),
+        TensorType(DType.int64, (size,)),
+    )
+
+
+def _consecutive_shape(
+    x: TensorType, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    if dim is None:
+        return _unknown_unique(_unique_types(x, return_inverse, return_counts))
+    return _unknown_unique(_along_types(x, dim))
+
+
+_MOST_SLICES = 8192  # each of which is compared with all
+
+
+def _refuse_rows(position: int) -> Any:
+    def supports(node: Node, traits: Any) -> str | None:
+        x, dim = node.args[0].type, node.args[position]
+        if dim is None or x.rank < 2:
+            return None
+        at = wrap(dim, x.rank)
+        if is_empty(x):
+            return "no kernel for empty slices"
+        if "consecutive" in node.op:
+            return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
+        if _dims.upper(x.dims[at]) > _MOST_SLICES:
+            return f"no kernel that sorts {x.dims[at]} slices"
+        return traits.too_long(x.numel)
+
+    return supports
+
+
+row(
+    "aten.unique_consecutive.default",
+    _consecutive_shape,
+    lambda builder, node, x, inverse, counts, dim: _unique(
+        builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim
+    ),
+    supports=_refuse_rows(3),
+)
+row(
+    "aten.unique_dim.default",
+    lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(
+        _along_types(x, dim)
+    ),
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim),
+    supports=_refuse_rows(1),
+)
+row(
+    "aten.unique_dim_consecutive.default",
+    lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
+    lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim),
+    supports=_refuse_rows(1),
+)
+
+
+# -- repetitions ---------------------------------------------------------------------------------
+def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> TensorType:
+    if output_size is not None:
+        return repeats.with_dims((output_size,))
+    guess = max(64, 4 * _dims.upper(repeats.dims[0]))
+    sizes = repeats.with_dims((Counted(None, guess=guess),))
+    raise UnknownSizes("the sum of the repetitions is known only at a call", (sizes,))
+
+
+def _repeat(builder: Any, node: Node, repeats: Value, output_size: Size | None) -> Any:
+    size = node.result.type.dims[0]
+    if is_empty(repeats.type):
+        return _nothing(builder, node)
+    ends = builder.emit("aten.cumsum.default", repeats, 0, DType.int32)
+    if output_size is None:
+        builder.learn(size, _last(builder, ends))
+    body = (
+        "int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
+        " if (ENDS(m) <= i0) low = m + 1; else high = m; } r = low;"
+    )
+    made = TensorType(DType.int32, (size,))
+    return mapped(builder, body, {"ENDS": ends}, made, numbers={"count": repeats.type.dims[0]})
+
+
+row("aten.repeat_interleave.Tensor", _repeat_shape, _repeat)

@@ -1,0 +1,370 @@
+"""Reading at positions that tensors give: embedding, index_select, gather, index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map import MapSpec, emit_map
+from purevk.lower.numbers import gcd4
+from purevk.lower.rows import collapse
+from purevk.ops.index.data_dependent import index_by_mask, masked_types
+from purevk.ops.index.masked import MASKS, is_mask
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
+from purevk.ops.shapes import broadcast, wrap
+
+NAME = "purevk.gather"
+_SECTOR = 32  # bytes, the least that is read of memory
+_PART = 1 << 22  # bytes, a power of two, of a tensor: a cache holds them
+_MOST_PARTS = 32
+
+
+def _gather_shape(
+    x: TensorType, indices: tuple, index_dims: tuple, sizes: tuple, x_dims: tuple, steps: tuple
+) -> TensorType:
+    return x.with_dims(sizes)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    """`sizes` are the result's; x_dims[d] is the dim of x that dim d of the result walks along, or
+    None; index_dims[d] that of the (broadcast) index tensors, counted from the end, or None;
+    steps[k] the dim of x that index k selects."""
+    x_value, index_values, index_dims, sizes, x_dims, steps = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in sizes):
+        return
+    indices = [lowering.operand(value) for value in index_values]
+    x_strides = [0 if d is None else x.strides[d] for d in x_dims]
+    index_strides = [[_index_stride(index, d) for d in index_dims] for index in indices]
+    loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
+    if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
+        _gather_anywhere(lowering, x, indices, out, index_dims, x_dims, steps)
+        return
+    if len(indices) == 1 and _gather_rows(
+        lowering, x, indices[0], out, loop, mine, theirs[0], steps[0]
+    ):
+        return
+    loop, mine, theirs = (
+        list(reversed(loop)) or [1],
+        list(reversed(mine)) or [0],
+        [list(reversed(t)) or [0] for t in theirs],
+    )
+    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
+    zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
+    vector = (
+        isinstance(mine[0], int)
+        and mine[0] == 1
+        and all(zero(t[0]) for t in theirs)
+        and x.dtype in (DType.float32, DType.float16, DType.int32)
+        and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in steps))
+    )
+    params: list[Size] = [x.offset, out.offset, out.type.numel, *pad(loop, 3), *pad(mine, 4)]
+    for index, strides, dim in zip(indices, theirs, steps):
+        params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
+    count = out.type.numel
+    work = _ceil4(count) if vector else count
+    parts = 1 if vector else _parts(x, loop, mine[0], count)
+    places = lowering.places(work, 32 if parts > 1 else 2 if vector else 8)
+    parts = parts if places > 1 else 1
+    local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
+    words = 1 if lowering.traits.is_cpu or indices[0].dtype is not DType.int64 else 2
+    lowering.dispatch(
+        "index/gather.comp",
+        [(x, "r"), *((index, "r") for index in indices), (out, "w")],
+        macros={
+            "DIMS": max(len(loop), 1),
+            "INDICES": len(indices),
+            "T_X": x.dtype.glsl,
+            "T_OUT": out.dtype.glsl,
+            "T_INDEX": "int" if words > 1 else indices[0].dtype.glsl,
+            "VEC4": int(vector),
+            "PLACES": places,
+            "INDEX_WORDS": words,
+            "PARTS": parts,
+            "PART": (_PART // x.dtype.itemsize).bit_length() - 1,
+            **(
+                {"HAS_INT64": "1"}
+                if x.dtype is DType.int64 or (words == 1 and indices[0].dtype is DType.int64)
+                else {}
+            ),
+            **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
+        },
+        params=params,
+        constants={100: local},
+        specialize=lowering.fixed(64, range(31, 64)),
+        grid=lowering.linear_grid(work, local * places),
+        nbytes=2 * count * x.dtype.itemsize
+        + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
+    )
+
+
+def _parts(x: Operand, loop: Sequence[Size], stride: Size, count: Size) -> int:
+    """Parts of x that a GPU picks elements from, one after the other. Each single element of a
+    large tensor would move a sector of memory; what is picked from a part finds it in a cache, as
+    most workgroups are at the same part at the same time."""
+    nbytes = x.type.nbytes
+    if len(loop) != 1 or not (isinstance(stride, int) and stride == 0 and isinstance(nbytes, int)):
+        return 1
+    parts = -(-nbytes // _PART)
+    return parts if 4 <= parts <= _MOST_PARTS and _dims.hint(count) * _SECTOR >= 2 * nbytes else 1
+
+
+def _gather_rows(
+    lowering: Lowering,
+    x: Operand,
+    index: Operand,
+    out: Operand,
+    loop: list,
+    mine: list,
+    theirs: list,
+    step: int,
+) -> bool:
+    """Appends `gather_rows.comp` where a GPU picks many elements of each of many short rows; says
+    whether it did."""
+    traits, length = lowering.traits, x.dims[step]
+    if (
+        traits.is_cpu
+        or len(loop) != 2
+        or x.dtype.itemsize != 4
+        or not isinstance(length, int)
+        or x.strides[step] != 1
+    ):
+        return False
+    room = (length + 3) // 4 * 4
+    if mine[1] != 0 or 4 * room > traits.max_shared_memory or length < 32:
+        return False
+    if _dims.hint(loop[0]) < traits.processors or _dims.hint(loop[1]) < max(length // 2, 128):
+        return False
+    vector = gcd4(length, x.offset, mine[0])
+    local = min(256, traits.max_invocations)
+    params = [loop[0], length, loop[1], x.offset, out.offset, mine[0], index.offset, *theirs]
+    lowering.dispatch(
+        "index/gather_rows.comp",
+        [(x, "r"), (index, "r"), (out, "w")],
+        macros={
+            "VEC4": int(vector),
+            "T_INDEX": index.dtype.glsl,
+            "COLUMNS": room,
+            **({"HAS_INT64": "1"} if index.dtype is DType.int64 else {}),
+        },
+        params=params,
+        constants={100: local},
+        specialize=lowering.fixed(9),
+        grid=lowering.linear_grid(loop[0], 1),
+        nbytes=(loop[0] * length + out.type.numel) * 4 + index.type.numel * index.dtype.itemsize,
+    )
+    return True
+
+
+def _gather_anywhere(
+    lowering: Lowering,
+    x: Operand,
+    indices: Sequence[Operand],
+    out: Operand,
+    index_dims: tuple,
+    x_dims: tuple,
+    steps: tuple,
+) -> None:
+    """Any number of dims and of indices."""
+    at = {d: f"i{place}" for place, d in enumerate(x_dims) if d is not None}
+    for k, (index, dim) in enumerate(zip(indices, steps)):
+        rank = len(index.dims)
+        here = [
+            next((f"i{place}" for place, d in enumerate(index_dims) if d == rank - m), "0")
+            if index.dims[m] != 1
+            else "0"
+            for m in range(rank)
+        ]
+        at[dim] = f"pv_index(INDEX{k}({', '.join(here) or '0'}), x_size_{dim})"
+    names = tuple(f"INDEX{k}" for k in range(len(indices)))
+    body = f"r = X({', '.join(at[d] for d in range(len(x.dims))) or '0'});"
+    emit_map(lowering, MapSpec(body, ("X", *names)), [x, *indices], [], [out])
+
+
+def _ceil4(count: Size) -> Size:
+    return _dims.ceil_div(count, 4)
+
+
+def _index_stride(index: Operand, d: int | None) -> Size:
+    if d is None or d > len(index.dims):
+        return 0
+    size = index.dims[-d]
+    return 0 if isinstance(size, int) and size == 1 else index.strides[-d]
+
+
+register(Operator(NAME, _gather_shape, Kernel(_lower)))
+
+
+def _refuse_index(node: Node, traits: Any) -> str | None:
+    for value in node.inputs[1:]:
+        if value.type.dtype not in (DType.int32, DType.int64):
+            return f"no kernel for indices of {value.type.dtype.name}"
+    return None
+
+
+def _embedding_shape(
+    weight: TensorType,
+    indices: TensorType,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorType:
+    if weight.rank != 2:
+        raise ShapeError(f"an embedding table has rank 2, not {weight.rank}")
+    return weight.with_dims((*indices.dims, weight.dims[1]))
+
+
+def _expand_embedding(builder: Any, node: Node) -> Value:
+    weight, indices = node.args[:2]
+    limit = builder.traits.max_storage_range
+    if weight.type.nbytes > limit and weight.type.is_static:
+        return _embedding_in_parts(
+            builder, weight, indices, limit // (weight.type.dims[1] * weight.type.dtype.itemsize)
+        )
+    rank = indices.type.rank
+    index_dims = (*tuple(range(rank, 0, -1)), None)
+    x_dims = (None,) * rank + (1,)
+    return builder.emit(NAME, weight, (indices,), index_dims, node.result.type.dims, x_dims, (0,))
+
+
+def _embedding_in_parts(builder: Any, weight: Value, indices: Value, count: int) -> Value:
+    """Rows of a table that one binding cannot span: each part gives its own rows, and a comparison
+    picks them."""
+    made = None
+    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    for start in range(0, weight.type.dims[0], max(count // 64 * 64, 1)):
+        end = min(start + max(count // 64 * 64, 1), weight.type.dims[0])
+        part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
+        own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
+        rows = builder.emit("aten.embedding.default", part, own)
+        if made is None:
+            made = rows
+        else:
+            made = builder.emit(
+                "aten.where.self", builder.emit("aten.ge.Tensor", column, start), rows, made
+            )
+    return made
+
+
+register(
+    Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, _refuse_index))
+)
+
+
+def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorType:
+    at = wrap(dim, x.rank)
+    if not x.rank:
+        return x
+    length = index.dims[0] if index.rank else 1
+    return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
+
+
+def _expand_index_select(builder: Any, node: Node) -> Value:
+    x, dim, index = node.args
+    if not x.type.rank:
+        return builder.emit("aten.alias.default", x)
+    at = wrap(dim, x.type.rank)
+    index_dims = tuple(1 if d == at else None for d in range(x.type.rank))
+    x_dims = tuple(None if d == at else d for d in range(x.type.rank))
+    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+
+
+register(
+    Operator(
+        "aten.index_select.default",
+        _index_select_shape,
+        Rewrite(_expand_index_select, _refuse_index),
+    )
+)
+
+
+def _gather_aten_shape(
+    x: TensorType, dim: int, index: TensorType, sparse_grad: bool = False
+) -> TensorType:
+    wrap(dim, x.rank)
+    return x.with_dims(index.dims)
+
+
+def _expand_gather(builder: Any, node: Node) -> Value:
+    x, dim, index = node.args[:3]
+    if not x.type.rank or not index.type.rank:
+        flat = [
+            builder.emit("aten.view.default", value, (value.type.numel,)) for value in (x, index)
+        ]
+        made = builder.emit("aten.index_select.default", flat[0], 0, flat[1])
+        return builder.emit("aten.view.default", made, index.type.dims)
+    rank = x.type.rank
+    at = wrap(dim, rank)
+    index_dims = tuple(range(rank, 0, -1))
+    x_dims = tuple(None if d == at else d for d in range(rank))
+    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+
+
+register(
+    Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_index))
+)
+
+
+def _index_places(
+    x: TensorType, indices: Sequence[Any]
+) -> tuple[list[int], tuple, tuple, tuple, tuple]:
+    """Dims that are indexed; sizes of the result; for each of its dims the dim of x and of the
+    index tensors."""
+    given = [d for d, index in enumerate(indices) if index is not None]
+    shape = broadcast(
+        *(
+            indices[d].dims if isinstance(indices[d], TensorType) else indices[d].type.dims
+            for d in given
+        )
+    )
+    rank = len(shape)
+    positions = tuple(range(rank, 0, -1))
+    adjacent = given == list(range(given[0], given[0] + len(given)))
+    rest = [d for d in range(x.rank) if d not in given]
+    if adjacent:
+        before, after = [d for d in rest if d < given[0]], [d for d in rest if d > given[0]]
+    else:
+        before, after = [], rest
+    sizes = (*(x.dims[d] for d in before), *shape, *(x.dims[d] for d in after))
+    x_dims = (*before, *([None] * rank), *after)
+    index_dims = (*([None] * len(before)), *positions, *([None] * len(after)))
+    return given, sizes, x_dims, index_dims, shape
+
+
+def _index_shape(x: TensorType, indices: Sequence[Any]) -> TensorType:
+    if len(indices) > x.rank:
+        raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
+    if any(index is not None and index.dtype in MASKS for index in indices):
+        raise UnknownSizes(
+            "the sizes of a boolean index are known only at a call", masked_types(x, indices)
+        )
+    return x.with_dims(_index_places(x, indices)[1])
+
+
+def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
+    if all(index is None for index in node.args[1]):
+        return "no index"
+    masks = [index for index in node.args[1] if is_mask(index)]
+    if masks and len([index for index in node.args[1] if index is not None]) > 1:
+        return "no kernel for a boolean index among others"
+    if masks:
+        return None
+    return _refuse_index(node, traits)
+
+
+def _expand_index(builder: Any, node: Node) -> Value:
+    x, indices = node.args
+    if any(is_mask(index) for index in indices):
+        return index_by_mask(builder, node, x, indices)
+    given, sizes, x_dims, index_dims, _ = _index_places(x.type, indices)
+    chosen = [indices[d] for d in given]
+    if len({index.type.dtype for index in chosen}) > 1:
+        chosen = [builder.emit("aten._to_copy.default", index, DType.int64) for index in chosen]
+    return builder.emit(NAME, x, tuple(chosen), index_dims, sizes, x_dims, tuple(given))
+
+
+register(Operator("aten.index.Tensor", _index_shape, Rewrite(_expand_index, _refuse_index_tensor)))

@@ -1,0 +1,581 @@
+"""Operators that write at positions: scatter, index_put and their kin, and writes into a part of a
+tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import emit_copy
+from purevk.lower.lowering import Lowering, Operand
+from purevk.ops.index.masked import put_by_mask
+from purevk.ops.index.scatter import NAME as SCATTER
+from purevk.ops.mapped import mapped
+from purevk.ops.registry import (
+    Counted,
+    Kernel,
+    Operator,
+    ShapeError,
+    UnknownSizes,
+    View,
+    find,
+    register,
+    row,
+)
+from purevk.ops.shapes import wrap
+
+
+def _scattered(
+    builder: Any,
+    x: Value,
+    indices: Sequence[Value],
+    source: Any,
+    along: int | None,
+    given: Sequence[int],
+    mode: str,
+    include_self: bool = True,
+) -> Value:
+    """Emits `purevk.scatter`. Sums of half-precision numbers are made in float32."""
+    wide = mode in ("add", "mean", "prod") and x.type.dtype in (DType.float16, DType.bfloat16)
+    target = x
+    if wide:
+        target = builder.emit("aten._to_copy.default", x, DType.float32)
+    if isinstance(source, Value) and source.type.dtype is not target.type.dtype:
+        source = builder.emit("aten._to_copy.default", source, target.type.dtype)
+    made = builder.emit(
+        SCATTER, target, tuple(indices), source, along, tuple(given), mode, include_self
+    )
+    return builder.emit("aten._to_copy.default", made, x.type.dtype) if wide else made
+
+
+def _flat_if_scalar(builder: Any, value: Any) -> Any:
+    return (
+        builder.emit("aten.view.default", value, (1,))
+        if isinstance(value, Value) and not value.type.rank
+        else value
+    )
+
+
+def _along(
+    builder: Any,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Any,
+    mode: str,
+    include_self: bool = True,
+) -> Value:
+    sizes = x.type.dims
+    x, index, source = (_flat_if_scalar(builder, value) for value in (x, index, source))
+    made = _scattered(builder, x, (index,), source, wrap(dim, x.type.rank), (), mode, include_self)
+    return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
+
+
+# -- scatter -------------------------------------------------------------------------------------
+def _scatter_shape(
+    x: TensorType, dim: int, index: TensorType, source: Any, *rest: Any
+) -> TensorType:
+    wrap(dim, x.rank)
+    if max(index.rank, 1) != max(x.rank, 1):
+        raise ShapeError(f"the index of scatter has rank {index.rank}, not {x.rank}")
+    return x
+
+
+_REDUCES = {
+    "add": "add",
+    "multiply": "prod",
+    "sum": "add",
+    "prod": "prod",
+    "mean": "mean",
+    "amax": "amax",
+    "amin": "amin",
+}
+
+row(
+    "aten.scatter.src",
+    lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
+)
+row(
+    "aten.scatter.value",
+    lambda x, dim, index, value: _scatter_shape(x, dim, index, value),
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
+)
+row(
+    "aten.scatter.reduce",
+    lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index, src),
+    lambda builder, node, x, dim, index, source, how: _along(
+        builder, x, dim, index, source, _REDUCES[how]
+    ),
+)
+row(
+    "aten.scatter.value_reduce",
+    lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index, value),
+    lambda builder, node, x, dim, index, source, how: _along(
+        builder, x, dim, index, source, _REDUCES[how]
+    ),
+)
+row(
+    "aten.scatter_add.default",
+    lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
+    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"),
+)
+row(
+    "aten.scatter_reduce.two",
+    lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index, src),
+    lambda builder, node, x, dim, index, source, how, include: _along(
+        builder, x, dim, index, source, _REDUCES[how], bool(include)
+    ),
+)
+
+
+# -- index_put -----------------------------------------------------------------------------------
+def _index_put_shape(
+    x: TensorType,
+    indices: Sequence[Any],
+    values: TensorType,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> TensorType:
+    if len(indices) > x.rank:
+        raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
+    return x
+
+
+def _refuse_index_put(node: Node, traits: Any) -> str | None:
+    indices = [index for index in node.args[1] if index is not None]
+    masks = [index for index in indices if index.type.dtype in (DType.bool, DType.uint8)]
+    if masks:
+        if not (len(masks) == len(indices) == 1 and node.args[1][0] is masks[0]):
+            return "no kernel for a boolean index among others"
+    return None
+
+
+def _index_put(
+    builder: Any,
+    node: Node,
+    x: Value,
+    indices: Sequence[Any],
+    values: Value,
+    accumulate: bool,
+    unsafe: bool = False,
+) -> Value:
+    given = [d for d, index in enumerate(indices) if index is not None]
+    chosen = [indices[d] for d in given]
+    mode = "add" if accumulate else "set"
+    if not chosen:
+        wide = builder.emit(
+            "aten.expand.default",
+            builder.emit("aten._to_copy.default", values, x.type.dtype),
+            x.type.dims,
+        )
+        return (
+            builder.emit("aten.add.Tensor", x, wide, 1)
+            if accumulate
+            else builder.emit("aten.alias.default", wide)
+        )
+    if chosen[0].type.dtype in (DType.bool, DType.uint8):
+        return _put_by_mask(
+            builder,
+            x,
+            chosen[0],
+            builder.emit("aten._to_copy.default", values, x.type.dtype),
+            accumulate,
+        )
+    return _scattered(builder, x, chosen, values, None, given, mode)
+
+
+def _put_by_mask(builder: Any, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+    """`x[mask] = values`: a choice, if there is one value for all places of the mask; otherwise the
+    n-th is for its n-th place."""
+    if mask.type.dtype is not DType.bool:
+        mask = builder.emit("aten.ne.Tensor", mask, 0)
+    rest = x.type.dims[mask.type.rank :]
+    if values.type.rank <= len(rest) or values.type.dims[0] == 1:
+        wide = builder.emit("aten.view.default", mask, (*mask.type.dims, *([1] * len(rest))))
+        if values.type.rank > len(rest):
+            values = builder.emit("aten.squeeze.dims", values, (0,))
+        other = builder.emit("aten.add.Tensor", x, values, 1) if accumulate else values
+        return builder.emit("aten.where.self", wide, other, x)
+    if not rest and not accumulate:
+        return put_by_mask(builder, x, mask, values)
+    count, width = mask.type.numel, _dims.product(rest)
+    flat = builder.emit("aten.view.default", mask, (count,))
+    before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
+    rows = values.type.dims[0]
+    values = builder.emit(
+        "aten.view.default",
+        builder.emit("aten.expand.default", values, (rows, *rest)),
+        (rows, width),
+    )
+    whole = builder.emit("aten.view.default", x, (count, width))
+    taken = "VALUES(clamp(BEFORE(i0) - 1, 0, values_size_0 - 1), i1)"
+    body = f"r = X(i0, i1); if (MASK(i0) != 0) r {'+=' if accumulate else '='} {taken};"
+    made = mapped(
+        builder, body, {"X": whole, "MASK": flat, "BEFORE": before, "VALUES": values}, whole.type
+    )
+    return builder.emit("aten.view.default", made, x.type.dims)
+
+
+row("aten.index_put.default", _index_put_shape, _index_put, supports=_refuse_index_put)
+row(
+    "aten._unsafe_index_put.default",
+    lambda x, indices, values, accumulate=False: _index_put_shape(x, indices, values, accumulate),
+    _index_put,
+    supports=_refuse_index_put,
+)
+
+
+# -- one index along a dim -----------------------------------------------------------------------
+def _one_index(
+    builder: Any,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Any,
+    mode: str,
+    include_self: bool = True,
+) -> Value:
+    sizes = x.type.dims
+    x, index, source = (_flat_if_scalar(builder, value) for value in (x, index, source))
+    made = _scattered(
+        builder, x, (index,), source, None, (wrap(dim, x.type.rank),), mode, include_self
+    )
+    return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
+
+
+def _index_add(
+    builder: Any, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Any
+) -> Value:
+    if alpha != 1:
+        source = builder.emit("aten.mul.Tensor", source, alpha)
+    return _one_index(builder, x, dim, index, source, "add")
+
+
+row("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add)
+row(
+    "aten.index_copy.default",
+    lambda x, dim, index, source: x,
+    lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"),
+)
+row(
+    "aten.index_reduce.default",
+    lambda x, dim, index, source, reduce, include_self=True: x,
+    lambda builder, node, x, dim, index, source, how, include: _one_index(
+        builder, x, dim, index, source, _REDUCES[how], bool(include)
+    ),
+)
+
+
+def _index_fill(builder: Any, node: Node, x: Value, dim: int, index: Value, value: Any) -> Value:
+    return _one_index(builder, x, dim, index, value, "set")
+
+
+row(
+    "aten.index_fill.int_Scalar",
+    lambda x, dim, index, value: x,
+    _index_fill,
+    "aten.index_fill.int_Tensor",
+)
+
+
+def _put(
+    builder: Any, node: Node, x: Value, index: Value, source: Value, accumulate: bool
+) -> Value:
+    flat = [
+        builder.emit("aten.view.default", value, (value.type.numel,))
+        for value in (x, index, source)
+    ]
+    made = _scattered(
+        builder, flat[0], (flat[1],), flat[2], None, (0,), "add" if accumulate else "set"
+    )
+    return builder.emit("aten.view.default", made, x.type.dims)
+
+
+row("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
+
+
+def _take(builder: Any, node: Node, x: Value, index: Value) -> Value:
+    flat = builder.emit("aten.view.default", x, (x.type.numel,))
+    picked = builder.emit(
+        "aten.index_select.default",
+        flat,
+        0,
+        builder.emit("aten.view.default", index, (index.type.numel,)),
+    )
+    return builder.emit("aten.view.default", picked, index.type.dims)
+
+
+row("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
+
+
+def _one_hot(builder: Any, node: Node, x: Value, num_classes: int) -> Value:
+    place = builder.emit("aten.unsqueeze.default", x, -1)
+    numbers = builder.emit("purevk.iota", num_classes, DType.int32)
+    return builder.emit(
+        "aten._to_copy.default",
+        builder.emit("aten.eq.Tensor", place, numbers),
+        node.result.type.dtype,
+    )
+
+
+def _one_hot_shape(x: TensorType, num_classes: int = -1) -> TensorType:
+    if isinstance(num_classes, int) and num_classes < 0:
+        sizes = TensorType(DType.int64, (*x.dims, Counted(None)))
+        raise UnknownSizes("the number of classes is known only at a call", (sizes,))
+    return TensorType(DType.int64, (*x.dims, num_classes))
+
+
+def _refuse_one_hot(node: Node, traits: Any) -> str | None:
+    counted = isinstance(node.args[1], int) and node.args[1] < 0
+    return "no kernel that finds the number of classes" if counted else None
+
+
+row("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
+
+
+# -- writing a part ------------------------------------------------------------------------------
+def _write_lower(lowering: Lowering, node: Node) -> None:
+    """The first tensor, with the second in the place that the view `op` of it is."""
+    x, source, op, args = node.args
+    whole, target = lowering.operand(x), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in target.dims):
+        return
+    emit_copy(lowering, whole, target)
+    view = find(op)
+    bound = view.bind((x, *args))
+    type = view.infer((x, *args))[0]
+    if any(isinstance(size, int) and size == 0 for size in type.dims):
+        return
+    (layout,) = view.form.layout(target.layout, x.type, (type,), *bound.values())
+    emit_copy(lowering, lowering.operand(source), Operand(target.storage, layout, type))
+
+
+register(Operator("purevk.write_part", lambda x, source, op, args: x, Kernel(_write_lower)))
+
+
+def _part(name: str, view: str, shape: Any) -> None:
+    def expand(builder: Any, node: Node, x: Value, source: Value, *args: Any) -> Value:
+        type = find(view).infer((x, *args))[0]
+        source = builder.emit("aten._to_copy.default", source, x.type.dtype)
+        if source.type.dims != type.dims:
+            source = builder.emit("aten.expand.default", source, type.dims)
+        return builder.emit("purevk.write_part", x, source, view, tuple(args))
+
+    row(name, shape, expand)
+
+
+_part("aten.select_scatter.default", "aten.select.int", lambda x, src, dim, index: x)
+_part(
+    "aten.slice_scatter.default",
+    "aten.slice.Tensor",
+    lambda x, src, dim=0, start=None, end=None, step=1: x,
+)
+_part(
+    "aten.diagonal_scatter.default",
+    "aten.diagonal.default",
+    lambda x, src, offset=0, dim1=0, dim2=1: x,
+)
+_part(
+    "aten.as_strided_scatter.default",
+    "aten.as_strided.default",
+    lambda x, src, size, stride, storage_offset=None: x,
+)
+
+
+# -- other layouts of the same bytes -------------------------------------------------------------
+def _as_strided_shape(
+    x: TensorType, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> TensorType:
+    return x.with_dims(size)
+
+
+def _as_strided_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, size: Any, stride: Any, offset: Any
+) -> tuple | None:
+    if not layout.is_contiguous(x.dims):
+        return None
+    return (Layout(layout.offset + (offset or 0), tuple(stride)),)
+
+
+register(
+    Operator(
+        "aten.as_strided.default",
+        _as_strided_shape,
+        View(_as_strided_layout),
+        names=("aten.as_strided_copy.default",),
+    )
+)
+
+
+def _unfold_shape(x: TensorType, dimension: int, size: int, step: int) -> TensorType:
+    if not x.rank:
+        return x.with_dims((size,))
+    at = wrap(dimension, x.rank)
+    count = (x.dims[at] - size) // step + 1
+    return x.with_dims((*x.dims[:at], _dims.maximum(count, 0), *x.dims[at + 1 :], size))
+
+
+def _unfold_layout(
+    layout: Layout, x: TensorType, results: tuple, value: Any, dimension: int, size: int, step: int
+) -> tuple:
+    if not x.rank:
+        return (Layout(layout.offset, (1,)),)
+    at = wrap(dimension, x.rank)
+    strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
+    return (Layout(layout.offset, (*strides, layout.strides[at])),)
+
+
+register(
+    Operator(
+        "aten.unfold.default",
+        _unfold_shape,
+        View(_unfold_layout),
+        names=("aten.unfold_copy.default",),
+    )
+)
+
+
+# -- bags of embeddings --------------------------------------------------------------------------
+def _bag_shape(
+    weight: TensorType,
+    indices: TensorType,
+    offsets: TensorType,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorType | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorType, ...]:
+    bags = offsets.dims[0] - int(include_last_offset)
+    fast = mode == 0 and padding_idx < 0 and weight.dtype in (DType.float32, DType.float16)
+    width = (bags, weight.dims[1]) if mode == 2 else (bags,)
+    return (
+        weight.with_dims((bags, weight.dims[1])),
+        offsets.with_dims((0,) if fast else indices.dims),
+        offsets.with_dims((bags,)),
+        offsets.with_dims(width),
+    )
+
+
+def _bag(
+    builder: Any, node: Node, weight: Value, indices: Value, offsets: Value, *rest: Any
+) -> tuple[Value, ...]:
+    _, mode, _, weights, _, padding = rest
+    out, to_bag, sizes, best = (value.type for value in node.results)
+    inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
+    numbers = {"padding": padding, "count": indices.type.dims[0]}
+    span = (
+        "int from = int(START(i0)), to = i0 + 1 < start_size_0 ? int(START(i0 + 1)) : count;"
+        " to = min(to, count); from = max(from, 0);"
+    )
+    entry = "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue; e = pv_index(e, table_size_0);"
+    each = "TABLE(e, i1)"
+    if weights is not None:
+        inputs["WEIGHT"] = weights
+        each += " * WEIGHT(m)"
+    if mode == 2:
+        step = f"float v = {each}; if (n == 0 || v > r || pv_isnan(v)) {{ r = v; r1 = e; }} n++;"
+    else:
+        step = f"r += {each}; n++;"
+    finish = " if (n > 0) r /= float(n);" if mode == 1 else ""
+    place = {"r1": " r1 = 0;"} if mode == 2 else {}
+    body = f"{span} int n = 0; r = 0.0;{place.get('r1', '')} for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"  # noqa: E501
+    types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
+    made = mapped(builder, body, inputs, *types, numbers=numbers)
+    counted = f"{span} r = 0; for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
+    some = {"INDEX": indices, "START": offsets}
+    lengths = builder.emit(
+        "aten._to_copy.default",
+        mapped(builder, counted, some, sizes.with_dtype(DType.int32), numbers=numbers),
+        sizes.dtype,
+    )
+    if to_bag.dims == (0,):
+        bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
+    else:
+        find_bag = "r = -1; for (int k = 0; k < start_size_0; k++) if (int(START(k)) <= i0) r = k;"
+        bags = mapped(builder, find_bag, {"START": offsets}, to_bag.with_dtype(DType.int32))
+        bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
+    if mode == 2:
+        return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
+    if best.dims != sizes.dims:
+        return (
+            made,
+            bags,
+            lengths,
+            builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1),
+        )
+    return made, bags, lengths, lengths
+
+
+def _renorm_shape(
+    weight: TensorType, indices: TensorType, max_norm: float, norm_type: float
+) -> TensorType:
+    return weight
+
+
+def _renorm(
+    builder: Any, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
+    flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
+    marks = builder.emit("aten.full.default", (weight.type.dims[0],), 0, DType.int32)
+    marks = builder.emit(
+        "aten.index_put.default",
+        marks,
+        (flat,),
+        builder.emit("aten.full.default", (), 1, DType.int32),
+        False,
+    )
+    used = builder.emit("aten.gt.Tensor", builder.emit("aten.unsqueeze.default", marks, 1), 0)
+    norm = builder.emit("aten.linalg_vector_norm.default", weight, norm_type, (1,), True, None)
+    long = builder.emit(
+        "aten.logical_and.default", used, builder.emit("aten.gt.Tensor", norm, max_norm)
+    )
+    factor = builder.emit(
+        "aten.div.Tensor", max_norm, builder.emit("aten.add.Tensor", norm, 1e-7, 1)
+    )
+    return builder.emit(
+        "aten.where.self", long, builder.emit("aten.mul.Tensor", weight, factor), weight
+    )
+
+
+row("aten.embedding_renorm.default", _renorm_shape, _renorm)
+
+
+def _forward_bag_shape(
+    weight: TensorType,
+    indices: TensorType,
+    offsets: TensorType,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorType | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorType, ...]:
+    """What torch.export records: as many lengths as there are offsets, the last one included."""
+    out, bags, _, best = _bag_shape(
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+    return out, bags, offsets, best
+
+
+def _refuse_long(node: Node, traits: Any) -> str | None:
+    return traits.too_long(node.args[1].type.numel)
+
+
+row("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
+row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)

@@ -1,0 +1,107 @@
+"""Entries of a tensor, in their order, in the places of a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
+from purevk.lower.elements import conversions
+from purevk.lower.lowering import Lowering
+from purevk.lower.map import acc_of
+from purevk.lower.numbers import gcd4
+from purevk.ops.mapped import mapped
+from purevk.ops.registry import Kernel, Operator, register, row
+from purevk.ops.shapes import broadcast, is_empty
+
+NAME = "purevk.masked_scatter"
+_MOST_BLOCKS = 16384  # each adds up the counts of those before it
+
+
+def _local(traits: Any) -> int:
+    return min(256, traits.max_invocations)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    x, mask, source = (lowering.operand(value) for value in node.args)
+    out, traits = lowering.operand(node.result), lowering.traits
+    if is_empty(out.type):
+        return
+    x, mask, source = (
+        each if each.layout.is_contiguous(each.dims) else dense(lowering, each)
+        for each in (x, mask, source)
+    )
+    count, local = out.dims[0], _local(traits)
+    subgroup = (
+        traits.has("subgroup_arithmetic", "subgroup_basic") and local % traits.subgroup_size == 0
+    )
+    words = all(_dims.gcd_of(number) % 16 == 0 for number in (count, mask.offset))
+    vector = out.dtype in (DType.float32, DType.float16, DType.int32) and gcd4(
+        count, x.offset, out.offset
+    )
+    blocks = _dims.ceil_div(count, 16 * local)
+    counts = lowering.temporary(TensorType(DType.int32, (blocks,)))
+    macros = {
+        **conversions(out.dtype, out.dtype, acc_of(out.dtype)),
+        "LOCAL": local,
+        "SUBGROUP": int(subgroup),
+        "WORDS": int(words),
+        "VEC4": int(vector),
+        "HAS_8BIT": 1,
+    }
+    params = [count, mask.offset, x.offset, source.offset, out.offset, source.dims[0]]
+    grid = lowering.linear_grid(blocks, 1)
+    for counting, buffers in (
+        (1, [(mask, "r"), (counts, "w")]),
+        (0, [(mask, "r"), (x, "r"), (source, "r"), (counts, "r"), (out, "w")]),
+    ):
+        lowering.dispatch(
+            "index/masked.comp",
+            buffers,
+            macros={**macros, "COUNT": counting},
+            params=params,
+            constants={100: local},
+            grid=grid,
+            flops=count,
+        )
+
+
+register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
+
+
+def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
+    """x with the elements of `source`, in their order, in the places where `mask` (bool) holds."""
+    sizes = broadcast(x.type.dims, mask.type.dims)
+    count = _dims.product(sizes)
+    wide = builder.emit("aten.expand.default", mask, sizes)
+    flat = builder.emit("aten.view.default", wide, (count,))
+    picked = builder.emit("aten.view.default", source, (source.type.numel,))
+    whole = builder.emit(
+        "aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,)
+    )
+    if not builder.traits.is_cpu and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(
+        builder.traits
+    ):
+        return builder.emit("aten.view.default", builder.emit(NAME, whole, flat, picked), sizes)
+    before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
+    body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"
+    inputs = {"X": whole, "MASK": flat, "BEFORE": before, "SOURCE": picked}
+    made = mapped(builder, body, inputs, TensorType(x.type.dtype, (count,)))
+    return builder.emit("aten.view.default", made, sizes)
+
+
+row(
+    "aten.masked_scatter.default",
+    lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
+    lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source),
+)
+
+
+MASKS = (DType.bool, DType.uint8)
+
+
+def is_mask(index: Any) -> bool:
+    """Whether an index chooses by truth rather than by number."""
+    return isinstance(index, Value) and index.type.dtype in MASKS

@@ -1,0 +1,248 @@
+"""Scatters in one dispatch, on GPUs: a workgroup makes part of the result and looks for the entries
+that belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.elements import conversions
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map import acc_of
+from purevk.lower.numbers import gcd4, power_of_two
+from purevk.lower.operands import broadcast_strides
+from purevk.lower.rows import collapse
+
+_EACH = 8  # rows of an invocation, where whole rows are moved
+_SPAN = 8  # entries that an invocation looks at, at a time
+_SECTOR = 8  # neighbouring columns that are read together
+# What joining leaves as it is; -0.0 + x is x, of 0.0 as well.
+_NOTHING = {
+    "add": {DType.float32: "-0.0", DType.int32: "0"},
+    "prod": {DType.float32: "1.0", DType.int32: "1"},
+    "amax": {DType.float32: "-PV_INF", DType.int32: "PV_INT_MIN"},
+    "amin": {DType.float32: "PV_INF", DType.int32: "PV_INT_MAX"},
+}
+_MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
+_MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
+
+
+class _Shape:
+    """(outer, n, inner) of x and the result and (outer, m, inner) of the indices and the source,
+    with their strides; None in `fits` if dims cannot be joined so."""
+
+    def __init__(
+        self,
+        x: Operand,
+        out: Operand,
+        index: Operand,
+        source: Operand | None,
+        dim: int,
+        entries: Size,
+        shared: bool,
+    ) -> None:
+        before, after = x.dims[:dim], x.dims[dim + 1 :]
+        entry = (*before, entries, *after)
+        if shared:
+            wide = [0] * len(before) + list(index.strides or (0,)) + [0] * len(after)
+        else:
+            wide = list(index.strides)
+        given = (
+            [0] * len(entry)
+            if source is None
+            else source.strides
+            if not shared
+            else broadcast_strides(source, entry)
+        )
+        self.steps: list[list[Size]] = [
+            [0, each[dim], 0] for each in (x.strides, out.strides, wide, given)
+        ]
+        self.sizes: list[Size] = [1, x.dims[dim], 1]
+        self.entries, self.fits = entries, True
+        for place, some in ((0, range(dim)), (2, range(dim + 1, len(x.dims)))):
+            loop, strides = collapse(
+                [x.dims[d] for d in some],
+                *([each[d] for d in some] for each in (x.strides, out.strides, wide, given)),
+            )
+            self.fits &= len(loop) <= 1
+            if len(loop) == 1:
+                self.sizes[place] = loop[0]
+                for mine, theirs in zip(self.steps, strides):
+                    mine[place] = theirs[0]
+        self.fits &= all(isinstance(size, int) for size in (*self.sizes, entries))
+
+
+def emit_tiles(
+    lowering: Lowering,
+    x: Operand,
+    out: Operand,
+    index: Operand,
+    source: Operand | None,
+    value: str,
+    dim: int,
+    entries: Size,
+    shared: bool,
+    mode: str,
+    combine: str,
+) -> bool:
+    """Appends the dispatch of a scatter along a dim, if this kernel is the one to take; returns
+    whether it is.
+
+    Args:
+        source: the entries; None: all are `value` (GLSL).
+        entries: how many the indices are along the dim.
+        shared: whether the indices are the same for all of the other dims, one tensor of rank 1 or
+            0.
+    """
+    traits, dtype = lowering.traits, out.dtype
+    if (
+        traits.is_cpu
+        or index.dtype.itemsize < 4
+        or (mode != "set" and dtype not in (DType.float32, DType.int32))
+    ):
+        return False
+    shape = _Shape(x, out, index, source, dim, entries, shared)
+    if not shape.fits:
+        return False
+    outer, n, inner = shape.sizes
+    offsets = [operand.offset if operand is not None else 0 for operand in (x, out, index, source)]
+    vector = (
+        shared
+        and mode in ("set", "add", "prod")
+        and dtype in (DType.float32, DType.float16, DType.int32)
+        and all(
+            steps[2] == 1
+            for k, steps in enumerate(shape.steps)
+            if k < 2 or (k == 3 and source is not None)
+        )
+        and all(gcd4(inner, offsets[k], *shape.steps[k][:2]) for k in (0, 1, 3))
+    )
+    columns = inner // 4 if vector else inner
+    local = min(256, traits.max_invocations)
+    rows = shared and columns >= _SECTOR
+    if rows:
+        width = min(power_of_two(columns), local)
+        reach = local // width * _EACH
+        parts, blocks = -(-n // reach), -(-columns // width)
+        # Every workgroup reads all indices: not where that is more than what it moves.
+        if entries * 2 > reach * width * (4 if vector else 1) and entries > 1024:
+            return False
+        # Nor where an invocation joins many entries, one after the other.
+        if mode != "set" and entries > _MOST_JOINED * parts * (local // width):
+            return False
+    else:
+        space = min(traits.max_shared_memory, 49152) // 4
+        width = (
+            1
+            if inner == 1
+            else max(
+                min(power_of_two(inner), _SECTOR, 32),
+                min(power_of_two(space // 2 // n), 32, power_of_two(inner)),
+            )
+        )
+        parts = -(-n * width // space)
+        reach = -(-n // parts)
+        blocks = -(-inner // width)
+        if reach * width > 4096:
+            local = min(512, traits.max_invocations)
+        if parts > 1 and mode != "set" and source is not None:
+            if _emit_columns(lowering, x, out, index, source, shape, offsets, mode, combine, parts):
+                return True
+        few = outer * parts * blocks < traits.processors
+        if parts > _MOST_PARTS or (few and entries * width > 65536):
+            return False
+    acc = acc_of(dtype)
+    names: dict[str, Any] = conversions(dtype, dtype, acc)
+    if acc == "int":
+        names["INTEGERS"] = "1"
+    params = [*shape.sizes, entries]
+    for offset, steps in zip(offsets, shape.steps):
+        params += [offset, *steps]
+    groups = outer * parts * blocks
+    given = [(source, "r")] if source is not None else []
+    moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
+    lowering.dispatch(
+        "index/scatter.comp",
+        [(x, "r"), (index, "r"), *given, (out, "rw")],
+        macros={
+            **names,
+            "INDEX_WORDS": index.dtype.itemsize // 4,
+            "SPAN": _SPAN,
+            "LOCAL": local,
+            "ROWS": int(rows),
+            "WIDTH": width,
+            "SET": int(mode == "set"),
+            "COMBINE(a, b)": combine,
+            "REACH": reach,
+            "VEC4": int(vector and rows),
+            "SOURCE": int(source is not None),
+            **({} if source is not None else {"VALUE": value}),
+        },
+        params=[*params, parts, blocks],
+        constants={100: local},
+        specialize=lowering.fixed(22),
+        grid=lowering.linear_grid(groups, 1),
+        flops=outer * inner * entries,
+        nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
+    )
+    return True
+
+
+def _emit_columns(
+    lowering: Lowering,
+    x: Operand,
+    out: Operand,
+    index: Operand,
+    source: Operand,
+    shape: _Shape,
+    offsets: Sequence[Size],
+    mode: str,
+    combine: str,
+    tiles: int,
+) -> bool:
+    """Appends `scatter_columns.comp` where it reads the entries much less often than `tiles` times;
+    returns whether it does."""
+    traits, (outer, n, inner) = lowering.traits, shape.sizes
+    numbers = (inner, *offsets, *(step for steps in shape.steps for step in steps[:2]))
+    if any(steps[2] != 1 for steps in shape.steps) or any(
+        _dims.gcd_of(number) % 2 for number in numbers
+    ):
+        return False
+    local, blocks = 1024, -(-inner // 8)
+    each = min(16, traits.max_shared_memory // (2 * local) // 4 * 4)
+    parts = -(-n * 4 // (each * local))
+    shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size >= 4
+    if (
+        not shuffles
+        or traits.max_invocations < local
+        or tiles < 3 * parts
+        or 2 * outer * parts * blocks < traits.processors
+    ):
+        return False
+    each = min((-(-n * 4 // (parts * local)) + 3) // 4 * 4, each)
+    params = [*shape.sizes, shape.entries]
+    for offset, steps in zip(offsets, shape.steps):
+        params += [offset, *steps[:2]]
+    count = outer * shape.entries * inner
+    lowering.dispatch(
+        "index/scatter_columns.comp",
+        [(x, "r"), (index, "r"), (source, "r"), (out, "rw")],
+        macros={
+            "LOCAL": local,
+            "EACH": each,
+            "INDEX_WORDS": index.dtype.itemsize // 4,
+            "COMBINE(a, b)": combine,
+            "IDENTITY": _NOTHING[mode][out.dtype],
+            **({"INTEGERS": 1} if out.dtype is DType.int32 else {}),
+        },
+        params=[*params, parts, blocks],
+        constants={100: local},
+        specialize=lowering.fixed(18),
+        grid=lowering.linear_grid(outer * parts * blocks, 1),
+        flops=count,
+        nbytes=2 * out.type.nbytes + count * (index.dtype.itemsize + out.dtype.itemsize),
+    )
+    return True

@@ -1,0 +1,3 @@
+"""Linear algebra beyond plain products: distances, factorizations, singular values."""
+
+from purevk.ops.linalg import factorize, linalg, spectra  # noqa: F401

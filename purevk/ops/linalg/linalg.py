@@ -1,0 +1,313 @@
+"""Products of vectors and matrices beyond the plain one, and distances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.mapped import mapped
+from purevk.ops.matmul.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
+from purevk.ops.promotion import promote_types
+from purevk.ops.registry import ShapeError, row
+from purevk.ops.shapes import broadcast, wrap, wrap_all
+
+
+# -- products ------------------------------------------------------------------------------------
+def _scaled_sum(
+    builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType
+) -> Value:
+    """beta * x + alpha * product; x is not looked at if beta is 0."""
+    if not dtype.is_float:
+        beta, alpha = int(beta), int(alpha)
+    if alpha != 1:
+        product = builder.emit("aten.mul.Tensor", product, alpha)
+    if beta != 0:
+        product = builder.emit("aten.add.Tensor", product, x, beta)
+    return builder.emit("aten._to_copy.default", product, dtype)
+
+
+def _dot(builder: Any, node: Node, x: Value, y: Value) -> Value:
+    product = builder.emit("aten.mul.Tensor", x, y)
+    return builder.emit("aten.sum.dim_IntList", product, (0,), False, node.result.type.dtype)
+
+
+def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
+    if x.rank != 1 or y.rank != 1 or x.dims[0] != y.dims[0]:
+        raise ShapeError(f"the dot product of {x} and {y}")
+    return x.with_dims(())
+
+
+row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
+row(
+    "aten.mv.default",
+    _matmul_any_shape,
+    lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b),
+)
+
+
+def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
+    return builder.emit("aten.mul.Tensor", builder.emit("aten.unsqueeze.default", x, 1), y)
+
+
+row(
+    "aten.outer.default",
+    lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])),
+    _outer,
+    "aten.ger.default",
+)
+
+
+def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
+    """beta * x + alpha * product(a, b)"""
+
+    def expand(
+        builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any
+    ) -> Value:
+        return _scaled_sum(builder, x, product(builder, a, b), beta, alpha, node.result.type.dtype)
+
+    def checked(
+        x: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+    ) -> TensorType:
+        made = shape(a, b)
+        if broadcast(x.dims, made.dims) != made.dims:
+            raise ShapeError(f"cannot add {made} to {x}")
+        return made
+
+    row(name, checked, expand, supports=supports)
+
+
+def _multiply(builder: Any, a: Value, b: Value) -> Value:
+    return builder.emit("aten.matmul.default", a, b)
+
+
+def _summed(builder: Any, a: Value, b: Value) -> Value:
+    """The sum of the products of a batch, as one product of longer rows."""
+    count, n, k = a.type.dims
+    left = builder.emit(
+        "aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k)
+    )
+    right = builder.emit("aten.view.default", b, (count * k, b.type.dims[2]))
+    return builder.emit("aten.mm.default", left, right)
+
+
+_added("aten.addmv.default", _multiply, _matmul_any_shape)
+_added("aten.baddbmm.default", _multiply, _product)
+_added("aten.addbmm.default", _summed, lambda a, b: a.with_dims((a.dims[1], b.dims[2])))
+_added(
+    "aten.addr.default",
+    lambda builder, a, b: _outer(builder, None, a, b),
+    lambda a, b: a.with_dims((a.dims[0], b.dims[0])),
+)
+
+
+# -- others --------------------------------------------------------------------------------------
+def _trace(builder: Any, node: Node, x: Value) -> Value:
+    return builder.emit(
+        "aten.sum.dim_IntList",
+        builder.emit("aten.diagonal.default", x, 0, 0, 1),
+        (0,),
+        False,
+        node.result.type.dtype,
+    )
+
+
+row(
+    "aten.trace.default",
+    lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()),
+    _trace,
+)
+
+
+def _cross_shape(x: TensorType, y: TensorType, dim: int | None = -1) -> TensorType:
+    sizes = broadcast(x.dims, y.dims)
+    at = _cross_dim(sizes, dim)
+    if sizes[at] != 3:
+        raise ShapeError(f"the cross product along dim {dim} of {x} and {y}")
+    return TensorType(promote_types(x.dtype, y.dtype), sizes)
+
+
+def _cross_dim(sizes: tuple, dim: int | None) -> int:
+    if dim is None:
+        return next((d for d, size in enumerate(sizes) if isinstance(size, int) and size == 3), 0)
+    return wrap(dim, len(sizes))
+
+
+def _cross(builder: Any, node: Node, x: Value, y: Value, dim: int | None) -> Value:
+    type = node.result.type
+    at = _cross_dim(type.dims, dim)
+    wide = []
+    for value in (x, y):
+        value = builder.emit("aten._to_copy.default", value, type.dtype)
+        wide.append(builder.emit("aten.expand.default", value, type.dims))
+    turned = [
+        builder.emit("aten.roll.default", value, (-n,), (at,)) for value in wide for n in (1, 2)
+    ]
+    left = builder.emit("aten.mul.Tensor", turned[0], turned[3])
+    return builder.emit(
+        "aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", turned[1], turned[2]), 1
+    )
+
+
+row("aten.linalg_cross.default", _cross_shape, _cross)
+row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
+
+
+# -- distances -----------------------------------------------------------------------------------
+_DISTANCE_TYPES = (DType.float32, DType.float16, DType.bfloat16)  # of `purevk.distances`
+
+
+def _distance(p: float, a: str, b: str) -> str:
+    """Statements that set r to the distance between two rows of `width` elements at `k`."""
+    start, step, finish = {
+        0.0: ("0.0", "r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0", ""),
+        1.0: ("0.0", "r += d", ""),
+        2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
+        math.inf: ("0.0", "r = pv_max(r, d)", ""),
+    }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
+    return f"r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
+
+
+def _cdist_shape(
+    x: TensorType, y: TensorType, p: float, compute_mode: int | None = None
+) -> TensorType:
+    if x.rank < 2 or y.rank < 2 or x.dims[-1] != y.dims[-1]:
+        raise ShapeError(f"distances between {x} and {y}")
+    return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
+
+
+def _refuse_wide(node: Node, traits: Any) -> str | None:
+    return traits.too_long(node.args[0].type.dims[-1])
+
+
+def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode: Any) -> Value:
+    type = node.result.type
+    batch = type.dims[:-2]
+    x, y = (
+        value
+        if value.type.dims[:-2] == batch
+        else builder.emit("aten.expand.default", value, (*batch, *value.type.dims[-2:]))
+        for value in (x, y)
+    )
+    rank = type.rank
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    if (
+        not builder.traits.is_cpu
+        and float(p) in METRICS
+        and x.type.dtype is y.type.dtype
+        and x.type.dtype in _DISTANCE_TYPES
+    ):
+        return builder.emit(DISTANCES, x, builder.emit("aten.permute.default", y, order), float(p))
+    # Neighbouring invocations read neighbouring elements of y.
+    y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
+    lead = [f"i{d}" for d in range(rank - 2)]
+    a, b = ", ".join([*lead, f"i{rank - 2}", "k"]), ", ".join([*lead, "k", f"i{rank - 1}"])
+    body = _distance(float(p), f"A({a})", f"B({b})")
+    return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
+
+
+row("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
+row(
+    "aten.cdist.default",
+    lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
+    _cdist,
+    supports=_refuse_wide,
+)
+
+
+def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
+    return x.with_dims((x.dims[0] * (x.dims[0] - 1) // 2,))
+
+
+def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
+    # Pair (a, b) with a < b is number a (2 n - a - 1) / 2 + b - a - 1.
+    body = (
+        "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) -"
+        " 1.0, 0.0))), 0, count - 2);"
+        " for (; a > 0 && a * (2 * count - a - 1) / 2 > i0;) a--;"
+        " for (; (a + 1) * (2 * count - a - 2) / 2 <= i0;) a++;"
+        " int b = i0 - a * (2 * count - a - 1) / 2 + a + 1; "
+    ) + _distance(float(p), "X(a, k)", "X(b, k)")
+    numbers = {"count": x.type.dims[0], "width": x.type.dims[1]}
+    return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
+
+
+row(
+    "aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide
+)
+
+
+# -- products of three ---------------------------------------------------------------------------
+def _trilinear_shape(
+    a: TensorType,
+    b: TensorType,
+    c: TensorType,
+    expand1: Any,
+    expand2: Any,
+    expand3: Any,
+    sumdim: Any,
+    unroll_dim: int = 1,
+) -> TensorType:
+    whole = broadcast(
+        *(
+            _widened(each.dims, expand)
+            for each, expand in ((a, expand1), (b, expand2), (c, expand3))
+        )
+    )
+    return a.with_dims(
+        size for d, size in enumerate(whole) if d not in wrap_all(sumdim, len(whole)) or not sumdim
+    )
+
+
+def _widened(sizes: Any, expand: Any) -> tuple:
+    made = list(sizes)
+    for d in sorted(expand):
+        made.insert(d, 1)
+    return tuple(made)
+
+
+def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
+    """The sum over some dims of the product of three tensors, each of which lacks some dims; the
+    product is never stored."""
+    *expands, sumdim, _ = rest
+    wide = [
+        builder.emit("aten.view.default", each, _widened(each.type.dims, expand))
+        for each, expand in zip((a, b, c), expands)
+    ]
+    whole = broadcast(*(each.type.dims for each in wide))
+    summed = wrap_all(sumdim, len(whole)) if sumdim else ()
+    kept = [d for d in range(len(whole)) if d not in summed]
+    names = {d: f"i{kept.index(d)}" if d in kept else f"k{d}" for d in range(len(whole))}
+
+    def at(value: Value) -> str:
+        return ", ".join(
+            "0" if size == 1 and whole[d] != 1 else names[d]
+            for d, size in enumerate(value.type.dims)
+        )
+
+    loops = "".join(f" for (int k{d} = 0; k{d} < count_{d}; k{d}++)" for d in summed)
+    body = (
+        "r = 0.0;"
+        + loops
+        + " r += "
+        + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide))
+        + ";"
+    )
+    numbers = {f"count_{d}": whole[d] for d in summed}
+    return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
+
+
+def _refuse_integers(node: Node, traits: Any) -> str | None:
+    if not node.result.type.dtype.is_float:
+        return f"no kernel for {node.result.type.dtype.name}"
+    whole = broadcast(
+        *(_widened(each.type.dims, expand) for each, expand in zip(node.args[:3], node.args[3:6]))
+    )
+    return traits.too_long(
+        _dims.product(whole[d] for d in wrap_all(node.args[6], len(whole))) if node.args[6] else 1
+    )
+
+
+row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

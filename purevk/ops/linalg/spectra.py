@@ -1,0 +1,208 @@
+"""Singular values of small matrices, by Jacobi's method, and what follows from them: eigenvalues of
+symmetric matrices, pseudo-inverses, ranks. Vectors, whose signs are LAPACK's choice, are the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _turned
+from purevk.ops.mapped import mapped_over
+from purevk.ops.registry import row
+
+_EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
+
+
+def _refuse(node: Node, traits: Any) -> str | None:
+    a = node.args[0].type
+    if a.dtype not in _EPSILON:
+        return f"no kernel for {a.dtype.name}"
+    if not all(isinstance(size, int) and 0 < size <= LARGEST for size in a.dims[-2:]):
+        return f"no kernel for other than 1 to {LARGEST} rows and columns"
+    if node.op != "aten.linalg_pinv.atol_rtol_tensor" and node.args[2]:
+        return "no kernel for singular vectors"
+    return None
+
+
+def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | None]:
+    """The columns of matrices (as many rows, or more) turned in pairs until all are at right
+    angles, a dispatch for each time that all pairs are looked at, and (`vectors`) the product of
+    the turns."""
+    rows, columns = a.type.dims[-2:]
+    at = _lead(a.type)
+    v = _eye(builder, a.type, columns, columns) if vectors else None
+
+    def turn(name: str, size: str) -> str:
+        x, y = f"{name}({at}i, p)", f"{name}({at}i, q)"
+        return (
+            f" if (i < {size}) {{ float x = {x}, y = {y};"
+            f" {name}_PUT({at}i, p, c * x - s * y); {name}_PUT({at}i, q, s * x + c * y); }}"
+        )
+
+    def copy(name: str, source: str, size: str) -> str:
+        walk = f"for (int i = 0; i < {size}; i++) for (int j = 0; j < columns; j++)"
+        return f"{walk} {name}_PUT({at}i, j, {source}({at}i, j)); "
+
+    body = (
+        copy("R", "A", "rows")
+        + (copy("R1", "V", "columns") if vectors else "")
+        + (
+            "for (int p = 0; p < columns - 1; p++) for (int q = p + 1; q < columns; q++) {"
+            f" float a = 0.0, b = 0.0, d = 0.0; for (int i = 0; i < rows; i++)"
+            f" {{ float x = R({at}i, p), y = R({at}i, q); a += x * x; b += y * y; d += x * y; }}"
+            f" if (!(abs(d) > {_EPSILON[a.type.dtype]!r} * sqrt(a) * sqrt(b))) continue;"
+            " float z = (b - a) / (2.0 * d), t = (z < 0.0 ? -1.0 : 1.0) / (abs(z) + sqrt(1.0 + z * z));"
+            " float c = 1.0 / sqrt(1.0 + t * t), s = c * t;"
+            f" for (int i = 0; i < rows; i++) {{{turn('R', 'rows')}{turn('R1', 'columns') if vectors else ''} }} }}"
+        )
+    )
+    numbers = {"rows": rows, "columns": columns}
+    for _ in range(5 + columns.bit_length() if columns > 1 else 0):
+        if v is None:
+            a = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, numbers=numbers)
+        else:
+            a, v = mapped_over(
+                builder, body, {"A": a, "V": v}, _over(a.type), a.type, v.type, numbers=numbers
+            )
+    return a, v
+
+
+def _scaled(builder: Any, a: Value) -> tuple[Value, Value]:
+    """Matrices whose largest element is 1 or -1, so that no square is lost, and what they are to be
+    multiplied by."""
+    top = builder.emit("aten.amax.default", builder.emit("aten.abs.default", a), (-2, -1), True)
+    top = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", top, 0.0), top, 1.0)
+    return builder.emit("aten.div.Tensor", a, top), top
+
+
+def _values(builder: Any, a: Value) -> Value:
+    """Singular values, in no order."""
+    a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _turned(builder, a))
+    norms = builder.emit(
+        "aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None
+    )
+    return builder.emit(
+        "aten.mul.Tensor", norms, builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1))
+    )
+
+
+def _nothing(builder: Any, a: Value) -> Value:
+    return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype)
+
+
+def _svd_shape(
+    a: TensorType, full_matrices: bool = False, compute_uv: bool = True, driver: str | None = None
+) -> tuple[TensorType, ...]:
+    rows, columns = a.dims[-2:]
+    count = _dims.minimum(rows, columns)
+    s = a.with_dims((*a.dims[:-2], count))
+    if not compute_uv:
+        return a.with_dims((0,)), s, a.with_dims((0,))
+    left, right = (rows, columns) if full_matrices else (count, count)
+    return a.with_dims((*a.dims[:-2], rows, left)), s, a.with_dims((*a.dims[:-2], right, columns))
+
+
+def _svd(builder: Any, node: Node, a: Value, *_: Any) -> tuple[Value, ...]:
+    return (
+        _nothing(builder, a),
+        builder.emit("aten.sort.default", _values(builder, a), -1, True)[0],
+        _nothing(builder, a),
+    )
+
+
+row("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
+
+
+def _symmetric(builder: Any, a: Value, upper: bool) -> Value:
+    """Of matrices of which one triangle counts."""
+    half = "aten.triu.default" if upper else "aten.tril.default"
+    rest = builder.emit(half, a, 1 if upper else -1)
+    return builder.emit("aten.add.Tensor", builder.emit(half, a, 0), _turned(builder, rest), 1)
+
+
+def _eigh_shape(
+    a: TensorType, UPLO: str = "L", compute_v: bool = True
+) -> tuple[TensorType, TensorType]:
+    _square(a)
+    return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
+
+
+def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value, Value]:
+    # Moved up by its norm, a matrix has no negative eigenvalue, and they are its singular values.
+    a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
+    up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
+    moved = builder.emit(
+        "aten.add.Tensor",
+        a,
+        builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up),
+        1,
+    )
+    flat = (*up.type.dims[:-2], 1)
+    values = builder.emit(
+        "aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1
+    )
+    values = builder.emit("aten.mul.Tensor", values, builder.emit("aten.view.default", top, flat))
+    return builder.emit("aten.sort.default", values, -1, False)[0], _nothing(builder, a)
+
+
+row("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
+
+
+def _inverse_shape(
+    a: TensorType,
+    atol: TensorType | None = None,
+    rtol: TensorType | None = None,
+    hermitian: bool = False,
+) -> TensorType:
+    return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
+
+
+def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian: bool) -> Value:
+    """The sum of the products of the singular vectors, each over its value, where this is above the
+    tolerance."""
+    rows, columns = a.type.dims[-2:]
+    wide = rows < columns
+    whole, top = _scaled(
+        builder, _symmetric(builder, a, False) if hermitian else _turned(builder, a) if wide else a
+    )
+    turned, v = _orthogonal(builder, whole, True)
+    norms = builder.emit("aten.linalg_vector_norm.default", turned, 2, (-2,), True, None)
+    atol, rtol = (
+        builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
+        if value is not None and value.type.rank
+        else value
+        for value in (atol, rtol)
+    )
+    share: Any = max(rows, columns) * _EPSILON[a.type.dtype] if rtol is None else rtol
+    if rtol is None and atol is not None:
+        share = builder.emit(
+            "aten.where.self", builder.emit("aten.gt.Tensor", atol, 0.0), 0.0, share
+        )
+    least = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share
+    )
+    if atol is not None:
+        least = builder.emit(
+            "aten.maximum.default",
+            least,
+            builder.emit(
+                "aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype
+            ),
+        )
+    counts = builder.emit("aten.gt.Tensor", norms, least)
+    over = builder.emit(
+        "aten.where.self", counts, builder.emit("aten.reciprocal.default", norms), 0.0
+    )
+    left = builder.emit(
+        "aten.mul.Tensor",
+        builder.emit("aten.mul.Tensor", turned, over),
+        builder.emit("aten.div.Tensor", over, top),
+    )
+    made = builder.emit("aten.matmul.default", v, _turned(builder, left))
+    return _turned(builder, made) if wide and not hermitian else made
+
+
+row("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)

@@ -1,0 +1,120 @@
+"""The operators `purevk.map` and `purevk.map_over`, and functions that emit them; see `lower/map.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.lower.lowering import Lowering
+from purevk.lower.map import MapSpec, emit_map
+from purevk.ops.registry import Kernel, Operator, register
+
+NAME = "purevk.map"
+
+
+def _shape(spec: MapSpec, inputs: tuple, numbers: tuple, types: tuple) -> tuple[TensorType, ...]:
+    return tuple(types)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    spec, inputs, numbers, _ = node.args
+    emit_map(
+        lowering,
+        spec,
+        [lowering.operand(value) for value in inputs],
+        numbers,
+        [lowering.operand(value) for value in node.results],
+    )
+
+
+def same_order(value: Value, layout: Layout) -> tuple[int, ...] | None:
+    """The order of a value's dims in memory, if it is dense."""
+    return layout.dense_order(value.type.dims)
+
+
+def _orders(node: Node, layout_of: Any) -> tuple:
+    spec, inputs = node.args[:2]
+    if spec.order is None:
+        return (None,) * len(node.results)
+    value = inputs[spec.order]
+    order = same_order(value, layout_of(value))
+    return tuple(order if result.type.rank == value.type.rank else None for result in node.results)
+
+
+register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
+
+
+def mapped(
+    builder: Any,
+    body: str,
+    inputs: Mapping[str, Value],
+    *results: TensorType,
+    numbers: Mapping[str, Size] | None = None,
+    order: int | None = None,
+    lanes: Mapping[int, Sequence[int | None]] | None = None,
+    template: str = "elementwise/map.comp",
+    macros: Mapping[str, Any] | None = None,
+    flops: int = 1,
+) -> Any:
+    """Emits `purevk.map`; returns its result, or a tuple where several types are given. See
+    `MapSpec`."""
+    spec = MapSpec(
+        body,
+        tuple(inputs),
+        tuple(numbers or {}),
+        order,
+        tuple((d, tuple(dims)) for d, dims in (lanes or {}).items()),
+        template,
+        tuple((name, str(text)) for name, text in (macros or {}).items()),
+        True,
+        flops,
+    )
+    return builder.emit(
+        NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results)
+    )
+
+
+def _lower_over(lowering: Lowering, node: Node) -> None:
+    spec, inputs, numbers, _, over = node.args
+    emit_map(
+        lowering,
+        spec,
+        [lowering.operand(value) for value in inputs],
+        numbers,
+        [lowering.operand(value) for value in node.results],
+        over,
+    )
+
+
+OVER = "purevk.map_over"
+register(
+    Operator(OVER, lambda spec, inputs, numbers, types, over: tuple(types), Kernel(_lower_over))
+)
+
+
+def mapped_over(
+    builder: Any,
+    body: str,
+    inputs: Mapping[str, Value],
+    over: Sequence[Size],
+    *results: TensorType,
+    numbers: Mapping[str, Size] | None = None,
+) -> Any:
+    """Emits `purevk.map_over`: statements that run for every place of a space of sizes `over` and
+    write by `R_PUT` where they like; what they do not write is undefined. Returns the result, or a
+    tuple where several types are given."""
+    spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False)
+    return builder.emit(
+        OVER,
+        spec,
+        tuple(inputs.values()),
+        tuple((numbers or {}).values()),
+        tuple(results),
+        tuple(over),
+    )
+
+
+def others(dims: Sequence[int], rank: int) -> dict[int, tuple[int, ...]]:
+    """The `lanes` of a kernel on one input that treats all dims but `dims` element by element."""
+    return {d: (d,) for d in range(rank) if d not in dims}

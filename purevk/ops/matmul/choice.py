@@ -1,0 +1,289 @@
+"""Which matrix product kernel a device runs for given sizes, with which tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.epilogue import Epilogue
+from purevk.lower.gpu_tiles import Problem, Tiled, Units, Vector, choose_gpu
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.numbers import gcd4
+from purevk.lower.register_tiles import choose_tile
+
+
+@dataclass(frozen=True)
+class Registers:
+    """`matmul.comp`: a register tile an invocation, what a subgroup shares goes by shuffles. For
+    software devices."""
+
+    subgroup_size: int
+    lanes_m: int
+    tm: int
+    tn4: int
+    wy: int
+    splits: int = 1
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "SG": self.subgroup_size,
+            "LANES_M": self.lanes_m,
+            "TM": self.tm,
+            "TN4": self.tn4,
+            "WY": self.wy,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        lanes = self.subgroup_size if self.subgroup_size > 1 else 8
+        if self.lanes_m:
+            return (
+                _dims.ceil_div(n, 4 * self.tn4),
+                _dims.ceil_div(m, lanes * self.tm * self.wy),
+                batches,
+            )
+        return (
+            _dims.ceil_div(n, lanes * 4 * self.tn4),
+            _dims.ceil_div(m, self.tm * self.wy),
+            batches,
+        )
+
+    @property
+    def template(self) -> str:
+        return "matmul/matmul.comp"
+
+    @property
+    def subgroup(self) -> int | None:
+        return self.subgroup_size if self.subgroup_size > 1 else None
+
+
+Choice = Tiled | Units | Vector | Registers
+
+
+def choose(
+    traits: DeviceTraits,
+    m: Size,
+    n: Size,
+    k: Size,
+    batches: Size,
+    half: bool,
+    transposed: bool,
+    vectors: tuple[bool, bool] = (True, True),
+) -> Choice:
+    """The kernel for a product of [m, k] and [k, n].
+
+    Args:
+        half: both operands are float16.
+        transposed: the second is dense along k.
+        vectors: whether the operands can be read 4 elements at a time.
+    """
+    if traits.is_cpu:
+        return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
+    sizes = (_dims.upper(size) for size in (m, n, k, batches))
+    return choose_gpu(traits, Problem(*sizes, half, transposed, vectors))
+
+
+def choose_registers(
+    traits: DeviceTraits,
+    m: Size,
+    n: Size,
+    k: Size,
+    batches: Size,
+    vector_a: bool,
+    vector_b: bool,
+    most: int = 32,
+) -> Registers:
+    """The tile of a software device; `most`, `vector_a` and `vector_b` as `choose_tile` takes
+    them."""
+    if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
+        return Registers(1, 0, 8, 1, 1)
+    tile, subgroups = choose_tile(
+        traits.subgroup_size,
+        max(traits.cores, 1),
+        _dims.upper(m),
+        _dims.upper(n),
+        _dims.upper(k),
+        _dims.upper(batches),
+        vector_a,
+        vector_b,
+        most,
+    )
+    return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
+
+
+def bind(
+    lowering: Lowering,
+    a: Operand,
+    b: Operand,
+    bias: Operand | None,
+    out: Operand,
+    vectors: tuple[bool, bool, bool],
+) -> tuple[dict[str, Any], list[tuple[Operand, str]]]:
+    """The macros of `matmul_io.glslh` but for the epilogue's, and the bindings up to the output.
+
+    Args:
+        vectors: whether A, B and the output are read and written 4 elements at a time.
+    """
+    texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
+    macros: dict[str, Any] = {
+        "T_A": a.dtype.glsl,
+        "T_B": b.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "VEC4_A": int(vectors[0]),
+        "VEC4_B": int(vectors[1]),
+        "VEC4_OUT": int(vectors[2]),
+        "BIAS": int(bias is not None),
+        "TEXEL_A": int(bool(texel_a)),
+        "TEXEL_B": int(bool(texel_b)),
+    }
+    buffers = [(a, "r" + texel_a), (b, "r" + texel_b)]
+    if bias is not None:
+        texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""
+        macros |= {"T_BIAS": bias.dtype.glsl, "TEXEL_BIAS": int(bool(texel))}
+        buffers.append((bias, "r" + texel))
+    buffers.append((out, "w"))
+    return macros, buffers
+
+
+def first_extra(choice: Choice, bias: Operand | None) -> int:
+    """The binding of the epilogue's first buffer: it belongs to the dispatch that ends the work."""
+    return (2 if choice.splits > 1 else 3) + (bias is not None)
+
+
+def emit(
+    choice: Choice,
+    lowering: Lowering,
+    *,
+    a: Operand,
+    b: Operand,
+    bias: Operand | None,
+    out: Operand,
+    epilogue: Epilogue,
+    sizes: tuple,
+    strides: tuple,
+    batch: tuple,
+    transposed: bool,
+    vectors: tuple,
+    flops: Size | None = None,
+) -> None:
+    """Appends the dispatches of a product.
+
+    Args:
+        sizes: m, n, k. strides: from one row to the next of A, B (or column, if transposed) and the
+            result.
+        batch: how many, how many inner ones, and the strides of A, B and the result from one inner
+            and one outer to the next.
+        vectors: whether A, B and the result are read and written 4 elements at a time.
+        epilogue: made with `first_extra`.
+        flops: None: those of a product.
+    """
+    (m, n, k), (lda, ldb, ldo) = sizes, strides
+    batches, inner, step, outer_step = batch
+    flops = 2 * m * n * k * batches if flops is None else flops
+    params = [
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        ldo,
+        step[0],
+        step[1],
+        step[2],
+        inner,
+        outer_step[0],
+        outer_step[1],
+        outer_step[2],
+    ]
+    if choice.splits > 1:
+        parts = parts_of(lowering, choice.splits, batches, m, n)
+        macros, buffers = bind(lowering, a, b, None, parts, (vectors[0], vectors[1], gcd4(n)))
+        macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
+        params += [a.offset, b.offset, 0, 0, choice.splits, split_size(k, choice)]
+        lowering.dispatch(
+            choice.template,
+            buffers,
+            macros=macros,
+            params=params,
+            specialize=lowering.fixed(len(params)),
+            grid=choice.grid(m, n, batches),
+            subgroup_size=choice.subgroup,
+            flops=flops,
+        )
+        add_parts(
+            lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batch, vectors[2]
+        )
+        return
+    macros, buffers = bind(lowering, a, b, bias, out, vectors)
+    macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
+    buffers += epilogue.buffers
+    params += [a.offset, b.offset, out.offset, bias.offset if bias is not None else 0]
+    lowering.dispatch(
+        choice.template,
+        buffers,
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(len(params)),
+        grid=choice.grid(m, n, batches),
+        subgroup_size=choice.subgroup,
+        flops=flops,
+    )
+
+
+def split_size(k: Size, choice: Choice) -> Size:
+    """K of one part: a multiple of the step."""
+    return _dims.ceil_div(_dims.ceil_div(k, choice.splits), choice.tile_k) * choice.tile_k
+
+
+def parts_of(lowering: Lowering, splits: int, batches: Size, m: Size, n: Size) -> Operand:
+    """Where the sums of the parts of K are kept."""
+    return lowering.temporary(TensorType(DType.float32, (splits, batches, m, n)))
+
+
+def add_parts(
+    lowering: Lowering,
+    parts: Operand,
+    bias: Operand | None,
+    out: Operand,
+    epilogue: Epilogue,
+    splits: int,
+    sizes: tuple[Size, Size, Size],
+    batch: tuple,
+    vector: bool,
+) -> None:
+    """The second dispatch of a product whose K was split: `sizes` are m, n and the stride of the
+    result's rows."""
+    (m, n, ldo), (batches, inner, step, outer_step) = sizes, batch
+    macros: dict[str, Any] = {
+        "VEC4_A": int(gcd4(n)),
+        "VEC4_OUT": int(vector),
+        "T_OUT": out.dtype.glsl,
+        "BIAS": int(bias is not None),
+        **epilogue.macros,
+    }
+    buffers = [(parts, "r")]
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers.append((bias, "r"))
+    params = [
+        m,
+        n,
+        splits,
+        ldo,
+        step[2],
+        inner,
+        outer_step[2],
+        0,
+        out.offset,
+        bias.offset if bias is not None else 0,
+    ]
+    lowering.dispatch(
+        "matmul/matmul_reduce.comp",
+        [*buffers, (out, "w"), *epilogue.buffers],
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(len(params)),
+        grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches),
+    )

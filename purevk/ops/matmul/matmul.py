@@ -1,0 +1,444 @@
+"""Matrix products: all of them are one operator of purevk's own, with a bias and an epilogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, packed
+from purevk.lower.epilogue import make_epilogue
+from purevk.lower.expression import Expression, Step
+from purevk.lower.gpu_tiles import choose_distance
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map import acc_of
+from purevk.lower.numbers import gcd4
+from purevk.lower.operands import broadcast_strides
+from purevk.ops.mapped import mapped
+from purevk.ops.matmul.choice import choose, emit, first_extra
+from purevk.ops.promotion import promote_types
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import broadcast
+
+NAME = "purevk.matmul"
+
+
+def _product(a: TensorType, b: TensorType) -> TensorType:
+    if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
+        raise ShapeError(f"cannot multiply {a} by {b}")
+    batch = broadcast(a.dims[:-2], b.dims[:-2])
+    return TensorType(promote_types(a.dtype, b.dtype), (*batch, a.dims[-2], b.dims[-1]))
+
+
+def _matmul_shape(
+    a: TensorType,
+    b: TensorType,
+    bias: TensorType | None = None,
+    epilogue: Any = None,
+    extras: tuple = (),
+) -> TensorType:
+    product = _product(a, b)
+    return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+
+
+_KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
+
+
+def supports_float(node: Node, traits: Any) -> str | None:
+    """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
+    for value in node.inputs:
+        if value.type.dtype not in _KERNEL_TYPES:
+            return f"no kernel for {value.type.dtype.name}"
+    return None
+
+
+class _Matrix:
+    """The last two dims of an operand as rows and columns, the rest as up to two batch dims."""
+
+    def __init__(self, operand: Operand, sizes: Sequence[Size]) -> None:
+        self.operand = operand
+        lead = len(sizes) - (len(operand.dims) - 2)
+        strides = operand.strides
+        self.batch = [
+            0 if d < lead or (operand.dims[d - lead] == 1 and size != 1) else strides[d - lead]
+            for d, size in enumerate(sizes)
+        ]
+        self.row, self.column = strides[-2], strides[-1]
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the rows rather than the columns are dense."""
+        return not _one(self.column, self.operand.dims[-1]) and _one(
+            self.row, self.operand.dims[-2]
+        )
+
+
+def _one(stride: Size, size: Size) -> bool:
+    return (isinstance(size, int) and size == 1) or (isinstance(stride, int) and stride == 1)
+
+
+def batch_loops(
+    sizes: Sequence[Size], operands: Sequence[Sequence[Size]]
+) -> tuple[list[Size], list[list[Size]]] | None:
+    """Batch dims joined to at most two (inner first): their sizes, and for each the strides of the
+    operands; None if it takes more."""
+    merged: list[Size] = []
+    steps: list[list[Size]] = []
+    for d in reversed(range(len(sizes))):
+        if isinstance(sizes[d], int) and sizes[d] == 1:
+            continue
+        mine = [operand[d] for operand in operands]
+        if merged and all(outer == merged[-1] * inner for outer, inner in zip(mine, steps[-1])):
+            merged[-1] = merged[-1] * sizes[d]
+        else:
+            merged.append(sizes[d])
+            steps.append(mine)
+    if len(merged) > 2:
+        return None
+    while len(merged) < 2:
+        merged.append(1)
+        steps.append([0] * len(operands))
+    return merged, steps
+
+
+def _matmul_lower(lowering: Lowering, node: Node) -> None:
+    lower_product(lowering, node, *node.args)
+
+
+def lower_product(
+    lowering: Lowering,
+    node: Node,
+    a_value: Value,
+    b_value: Value,
+    bias_value: Value | None,
+    epilogue: Any,
+    extras: tuple,
+    choose: Callable[..., Any] = choose,
+    operations: int = 2,
+) -> None:
+    """Appends the dispatches of a product, by the kernel that `choose` takes; `operations` are
+    those of a pair of elements."""
+    out = lowering.operand(node.result)
+    a, b = lowering.operand(a_value), lowering.operand(b_value)
+    batch_sizes = out.dims[:-2]
+    m, n, k = out.dims[-2], out.dims[-1], a.dims[-1]
+    if any(isinstance(size, int) and size == 0 for size in (*out.dims,)):
+        return
+    # A's rows are dense, or it is copied; B may be dense along either dim.
+    if not _one(a.strides[-1], k) or not isinstance(a.offset, int):
+        a = dense(lowering, a)
+    if not (_one(b.strides[-1], n) or _one(b.strides[-2], k)) or not isinstance(b.offset, int):
+        b = dense(lowering, b)
+    # The product with one column is that of one row with the transposed matrix, which GPUs read at
+    # the speed of memory.
+    column = (
+        bias_value is None
+        and _one(0, n)
+        and not _one(0, m)
+        and _one(out.strides[-2], m)
+        and not lowering.traits.is_cpu
+    )
+    if column:
+        a, b, out = _turned(b), _turned(a), _turned(out)
+        m, n = n, m
+        if not _one(a.strides[-1], k):
+            a = dense(lowering, a)
+    # Many rows of the same B: batch dims of A join its rows.
+    joined = _join_rows(a, b, out)
+    if joined is not None:
+        a, out = joined
+        batch_sizes, m = (), out.dims[-2]
+    loops = None
+    while loops is None:
+        left, right = _Matrix(a, batch_sizes), _Matrix(b, batch_sizes)
+        result = _Matrix(out, batch_sizes)
+        loops = batch_loops(batch_sizes, [left.batch, right.batch, result.batch])
+        if loops is None:
+            a, b = dense(lowering, a), dense(lowering, b)
+            expanded = [x for x in (a, b) if len(x.dims) == len(out.dims)]
+            if all(x.dims[:-2] == out.dims[:-2] for x in expanded):
+                continue
+            a, b = _broadcast(lowering, a, batch_sizes), _broadcast(lowering, b, batch_sizes)
+    (inner, outer), (step, outer_step) = loops
+    transposed = right.transposed
+    batches = inner * outer
+    vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(
+        k, left.row, *(s[0] for s in (step, outer_step)), a.offset
+    )
+    ldb = right.row if not transposed else right.column
+    vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
+    vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
+    bias = packed(lowering, bias_value)
+    half = a.dtype is b.dtype is DType.float16
+    choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
+    last = len(node.result.type.dims) - 1
+    made = make_epilogue(
+        lowering,
+        epilogue,
+        extras,
+        lowering.operand(node.result) if joined is None else _like(node, out, lowering),
+        first_extra(choice, bias),
+        "b, m, n",
+        "(b * M + m) * N + n",
+        (last - column, "n"),
+        vector_out,
+        (last - 1, "m") if not column and (joined is None or last == 1) else None,
+    )
+    emit(
+        choice,
+        lowering,
+        a=a,
+        b=b,
+        bias=bias,
+        out=out,
+        epilogue=made,
+        sizes=(m, n, k),
+        strides=(left.row, ldb, result.row),
+        batch=(batches, inner, step, outer_step),
+        transposed=transposed,
+        vectors=(vector_a, vector_b, vector_out),
+        flops=operations * m * n * k * batches,
+    )
+
+
+def _turned(operand: Operand) -> Operand:
+    """A matrix transposed."""
+    (*lead, row, column), (*batch, rows, columns) = operand.strides, operand.dims
+    layout = Layout(operand.offset, (*lead, column, row))
+    return Operand(operand.storage, layout, TensorType(operand.dtype, (*batch, columns, rows)))
+
+
+def _like(node: Node, out: Operand, lowering: Lowering) -> Operand:
+    """The result with its own dims, for operands of the epilogue."""
+    return lowering.operand(node.result)
+
+
+def _join_rows(a: Operand, b: Operand, out: Operand) -> tuple[Operand, Operand] | None:
+    """With one B for all batches and A's batches densely behind each other, A and the result are
+    one matrix."""
+    if len(out.dims) < 3 or len(a.dims) != len(out.dims):
+        return None
+    if any(not (isinstance(size, int) and size == 1) for size in b.dims[:-2]):
+        return None
+
+    def flatten(operand: Operand) -> Operand | None:
+        rows, stride = operand.dims[-2], operand.strides[-2]
+        for size, step in zip(reversed(operand.dims[:-2]), reversed(operand.strides[:-2])):
+            if isinstance(size, int) and size == 1:
+                continue
+            if isinstance(rows, int) and rows == 1:
+                rows, stride = size, step
+            elif step == rows * stride:
+                rows = rows * size
+            else:
+                return None
+        type = TensorType(operand.dtype, (rows, operand.dims[-1]))
+        return Operand(operand.storage, Layout(operand.offset, (stride, operand.strides[-1])), type)
+
+    flat_a, flat_out = flatten(a), flatten(out)
+    return None if flat_a is None or flat_out is None else (flat_a, flat_out)
+
+
+def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> Operand:
+    sizes = (*batch, *operand.dims[-2:])
+    expanded = Operand(
+        operand.storage,
+        Layout(operand.offset, broadcast_strides(operand, sizes)),
+        TensorType(operand.dtype, tuple(sizes)),
+    )
+    return dense(lowering, expanded)
+
+
+register(
+    Operator(
+        NAME,
+        _matmul_shape,
+        Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False),
+    )
+)
+
+
+# -- distances -----------------------------------------------------------------------------------
+DISTANCES = "purevk.distances"
+METRICS = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: 3}  # exponents, and METRIC of `matmul_shared.glslh`
+_SQUARE_ROOT = Expression((DType.float32,), (), (Step("sqrt($0)", (0,), DType.float32),), (1,))
+
+
+def _distances_lower(lowering: Lowering, node: Node) -> None:
+    a, b, p = node.args
+
+    def choose(
+        traits: Any,
+        m: Size,
+        n: Size,
+        k: Size,
+        batches: Size,
+        half: bool,
+        transposed: bool,
+        vectors: tuple,
+    ) -> Any:
+        return choose_distance(
+            traits,
+            METRICS[p],
+            *(_dims.upper(size) for size in (m, n, k, batches)),
+            transposed,
+            vectors,
+        )
+
+    lower_product(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
+
+
+# Distances of exponent p between the rows of a [..., m, k] and the columns of b [..., k, n].
+register(
+    Operator(
+        DISTANCES,
+        lambda a, b, p: _product(a, b),
+        Kernel(_distances_lower, supports=supports_float, bfloat16=False),
+    )
+)
+
+
+# -- what is a matrix product --------------------------------------------------------------------
+def _multiply(builder: Any, a: Value, b: Value) -> Value:
+    """The product of matrices; whole numbers and double precision have a kernel of their own."""
+    dtype = promote_types(a.type.dtype, b.type.dtype)
+    if dtype in _KERNEL_TYPES:
+        return builder.emit(NAME, a, b, None, None, ())
+
+    return multiply_elements(builder, a, b, dtype)
+
+
+def _expand_mm(builder: Any, node: Node) -> Value:
+    a, b = node.args[:2]
+    return _multiply(builder, a, b)
+
+
+register(Operator("aten.mm.default", _product, Rewrite(_expand_mm)))
+register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm)))
+
+
+def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
+    left = a if a.rank > 1 else a.with_dims((1, *a.dims))
+    right = b if b.rank > 1 else b.with_dims((*b.dims, 1))
+    product = _product(left, right)
+    sizes = list(product.dims)
+    if a.rank == 1:
+        del sizes[-2]
+    if b.rank == 1:
+        del sizes[-1]
+    return product.with_dims(sizes)
+
+
+def _expand_matmul(builder: Any, node: Node) -> Value:
+    a, b = node.args
+    left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
+    right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
+    product = _multiply(builder, left, right)
+    return builder.emit("aten.view.default", product, node.result.type.dims)
+
+
+register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul)))
+
+
+def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
+    if x.rank < 1 or weight.rank != 2 or x.dims[-1] != weight.dims[1]:
+        raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
+    return x.with_dims((*x.dims[:-1], weight.dims[0]))
+
+
+def _expand_linear(builder: Any, node: Node) -> Value:
+    x, weight, bias = node.args
+    k, n = weight.type.dims[1], weight.type.dims[0]
+    rows = _dims.product(x.type.dims[:-1])
+    flat = builder.emit("aten.view.default", x, (rows, k))
+    limit = builder.traits.max_storage_range
+    if weight.type.nbytes > limit and weight.type.is_static:
+        product = _linear_in_parts(
+            builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize)
+        )
+        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+    packed = builder.emit("aten.permute.default", weight, (1, 0))
+    if x.type.dtype not in _KERNEL_TYPES:
+        product = _multiply(builder, flat, packed)
+        product = product if bias is None else builder.emit("aten.add.Tensor", product, bias, 1)
+        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+    if weight in builder.graph.constants:
+        packed = builder.emit("purevk.copy", packed)
+    product = builder.emit(NAME, flat, packed, bias, None, ())
+    return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+
+
+def _linear_in_parts(
+    builder: Any, flat: Value, weight: Value, bias: Value | None, count: int
+) -> Value:
+    """A product with a weight that one binding cannot span: `count` rows of the weight at a
+    time."""
+    n, count, parts = weight.type.dims[0], max(count // 64 * 64, 1), []
+    for start in range(0, n, count):
+        end = min(start + count, n)
+        rows = builder.emit(
+            "aten.permute.default",
+            builder.emit("aten.slice.Tensor", weight, 0, start, end, 1),
+            (1, 0),
+        )
+        own = None if bias is None else builder.emit("aten.slice.Tensor", bias, 0, start, end, 1)
+        parts.append(builder.emit(NAME, flat, rows, own, None, ()))
+    return builder.emit("aten.cat.default", tuple(parts), 1)
+
+
+register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
+
+
+def _addmm_shape(
+    bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+) -> TensorType:
+    return _product(a, b)
+
+
+def _expand_addmm(builder: Any, node: Node) -> Value:
+    bias, a, b, beta, alpha = node.args
+    plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
+    if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
+        return builder.emit(NAME, a, b, bias, None, ())
+    product = _multiply(builder, a, b)
+    if alpha != 1:
+        product = builder.emit(
+            "aten.mul.Tensor", product, float(alpha) if a.type.dtype.is_float else alpha
+        )
+    return builder.emit("aten.add.Tensor", product, bias, beta)
+
+
+register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
+
+
+def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:
+    """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows
+    in parts."""
+    type = _product(a.type, b.type)
+    depth, most = a.type.dims[-1], builder.traits.max_iterations
+    if _dims.upper(depth) > most:
+        halves = [(0, depth // 2), (depth // 2, depth)]
+
+        def cut(value, dim, ends):
+            return builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)
+
+        parts = [
+            multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves
+        ]
+        return builder.emit("aten.add.Tensor", *parts, 1)
+    rank = type.rank
+
+    def at(value: Value, row_text: str, column: str) -> str:
+        lead = rank - value.type.rank
+        batch = [
+            "0" if size == 1 else f"i{lead + d}" for d, size in enumerate(value.type.dims[:-2])
+        ]
+        return ", ".join([*batch, row_text, column])
+
+    acc = acc_of(dtype)
+    term = f"{acc}(A({at(a, f'i{rank - 2}', 'k')})) * {acc}(B({at(b, 'k', f'i{rank - 1}')}))"
+    body = f"{acc} sum = {acc}(0); for (int k = 0; k < a_size_{a.type.rank - 1}; k++) sum += {term}; r = sum;"
+    return mapped(builder, body, {"A": a, "B": b}, TensorType(dtype, type.dims))

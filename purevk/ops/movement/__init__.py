@@ -1,0 +1,3 @@
+"""Data movement: views, concatenation, padding, flips, shuffles."""
+
+from purevk.ops.movement import cat, rearrange, views  # noqa: F401

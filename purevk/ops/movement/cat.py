@@ -1,0 +1,73 @@
+"""Concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.copies import emit_copy
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map import MapSpec, coordinates, emit_map
+from purevk.lower.operands import slice_of
+from purevk.ops.promotion import promote_types
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.shapes import wrap
+
+
+def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
+    kept = [tensor for tensor in tensors if not (tensor.rank == 1 and tensor.dims[0] == 0)] or list(
+        tensors
+    )
+    at = wrap(dim, kept[0].rank)
+    sizes = list(kept[0].dims)
+    dtype = kept[0].dtype
+    for tensor in kept[1:]:
+        if tensor.rank != len(sizes) or any(
+            a != b for d, (a, b) in enumerate(zip(sizes, tensor.dims)) if d != at
+        ):
+            raise ShapeError(f"cannot concatenate {list(tensors)} along dim {dim}")
+        sizes[at] = sizes[at] + tensor.dims[at]
+        dtype = promote_types(dtype, tensor.dtype)
+    return TensorType(dtype, tuple(sizes))
+
+
+def _cat_lower(lowering: Lowering, node: Node) -> None:
+    tensors, dim = node.args
+    out = lowering.operand(node.result)
+    at, start = wrap(dim, len(out.dims)), 0
+    pieces = [piece for piece in map(lowering.operand, tensors) if len(piece.dims) == len(out.dims)]
+    if _interleaves(lowering, pieces, out, at):
+        _interleave(lowering, pieces, out, at)
+        return
+    for piece in pieces:
+        emit_copy(lowering, piece, slice_of(out, at, start, piece.dims[at]))
+        start = start + piece.dims[at]
+
+
+def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> bool:
+    """Whether so few neighbours come from each tensor that a GPU would write memory in pieces, once
+    for each."""
+    runs = [_dims.upper(_dims.product(piece.dims[at:])) * out.dtype.itemsize for piece in pieces]
+    alike = all(piece.dtype is out.dtype for piece in pieces)
+    return not lowering.traits.is_cpu and alike and 1 < len(pieces) <= 8 and max(runs) < 64
+
+
+def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> None:
+    """Appends one dispatch in which each place chooses the tensor that it comes from."""
+    start: Size = 0
+    choices, ends = [], []
+    for n, piece in enumerate(pieces):
+        place = coordinates(len(out.dims), **({f"d{at}": f"i{at} - end_{n - 1}"} if n else {}))
+        test = f"if (i{at} < end_{n}) " if n + 1 < len(pieces) else ""
+        choices.append(f"{test}r = P{n}({place});")
+        start = start + piece.dims[at]
+        ends.append(start)
+    numbers = tuple(f"end_{n}" for n in range(len(pieces)))
+    spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), numbers)
+    emit_map(lowering, spec, pieces, ends, [out])
+
+
+register(
+    Operator("aten.cat.default", _cat_shape, Kernel(_cat_lower), names=("aten.concat.default",))
+)

@@ -1,0 +1,488 @@
+"""Operators that move elements to other places, or repeat them: flips, rolls, padding, triangles,
+patches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import emit_copy
+from purevk.lower.expression import literal
+from purevk.lower.lowering import Operand
+from purevk.lower.map import coordinates
+from purevk.ops.mapped import mapped, others
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.shapes import is_empty, pair, wrap, wrap_all
+
+
+def number(value: Any, dtype: DType) -> str:
+    """A number as GLSL of the type in which `purevk.map` computes on elements of `dtype`."""
+    return str(int(bool(value))) if dtype is DType.bool else literal(value, dtype)
+
+
+# -- flips and rolls -----------------------------------------------------------------------------
+def _flip(builder: Any, node: Node, x: Value, dims: Sequence[int]) -> Value:
+    rank = x.type.rank
+    chosen = {wrap(d, rank) for d in dims} if rank else set()
+    at = coordinates(rank, **{f"d{d}": f"x_size_{d} - 1 - i{d}" for d in chosen})
+    return mapped(builder, f"r = X({at});", {"X": x}, x.type, order=0, lanes=others(chosen, rank))
+
+
+row("aten.flip.default", lambda x, dims: x, _flip)
+
+
+def _roll(builder: Any, node: Node, x: Value, shifts: Any, dims: Any) -> Value:
+    shifts = (shifts,) if not isinstance(shifts, (tuple, list)) else shifts
+    dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    if is_empty(x.type) or not x.type.rank:
+        return builder.emit("aten.alias.default", x)
+    if not dims:
+        flat = builder.emit("aten.view.default", x, (x.type.numel,))
+        return builder.emit(
+            "aten.view.default", builder.emit("aten.roll.default", flat, shifts, (0,)), x.type.dims
+        )
+    rank = x.type.rank
+    total: dict[int, Size] = {}
+    for shift, dim in zip(shifts, dims):
+        at = wrap(dim, rank)
+        total[at] = (total.get(at, 0) + shift) % x.type.dims[at]
+    at = coordinates(rank, **{f"d{d}": f"pv_circle(i{d} - shift_{d}, x_size_{d})" for d in total})
+    return mapped(
+        builder,
+        f"r = X({at});",
+        {"X": x},
+        x.type,
+        numbers={f"shift_{d}": size for d, size in total.items()},
+        order=0,
+        lanes=others(list(total), rank),
+    )
+
+
+row("aten.roll.default", lambda x, shifts, dims=(): x, _roll)
+
+
+# -- padding -------------------------------------------------------------------------------------
+def _padded(x: TensorType, pad: Sequence[Size]) -> TensorType:
+    """The type after padding; `pad` has the sizes before and after the last dim, then those of the
+    dim before it, ..."""
+    if len(pad) % 2 or len(pad) > 2 * x.rank:
+        raise ShapeError(f"cannot pad {x} by {list(pad)}")
+    sizes = list(x.dims)
+    for k in range(len(pad) // 2):
+        sizes[-1 - k] = sizes[-1 - k] + pad[2 * k] + pad[2 * k + 1]
+        if _dims.upper(sizes[-1 - k]) < 0:
+            raise ShapeError(f"cannot pad {x} by {list(pad)}")
+    return x.with_dims(sizes)
+
+
+_BEYOND = {
+    "reflect": "pv_reflect(i{d} - before_{d}, x_size_{d})",
+    "replicate": "clamp(i{d} - before_{d}, 0, x_size_{d} - 1)",
+    "circular": "pv_circle(i{d} - before_{d}, x_size_{d})",
+    "constant": "i{d} - before_{d}",
+}
+
+
+def pad(
+    builder: Any, x: Value, pads: Sequence[Size], mode: str = "constant", value: Any = None
+) -> Value:
+    """`x` with places added (or, if negative, taken away) at the ends of its last dims."""
+    if mode == "circular" and any(isinstance(size, int) and size < 0 for size in pads):
+        # What is left after the cut repeats.
+        x = pad(builder, x, tuple(_dims.minimum(size, 0) for size in pads))
+        pads = tuple(_dims.maximum(size, 0) for size in pads)
+    rank, type = x.type.rank, _padded(x.type, pads)
+    before = {rank - 1 - k: pads[2 * k] for k in range(len(pads) // 2)}
+    moved = {
+        d: start
+        for d, start in before.items()
+        if not _is_zero(start) or not _is_zero(pads[2 * (rank - 1 - d) + 1])
+    }
+    if not moved:
+        return builder.emit("aten.alias.default", x)
+    fill = number(value or 0, x.type.dtype)
+    if is_empty(x.type):
+        return builder.emit("aten.full.default", type.dims, value or 0, type.dtype)
+    read = "r = X({});".format(
+        coordinates(rank, **{f"d{d}": _BEYOND[mode].format(d=d) for d in moved})
+    )
+    if mode == "constant":
+        inside = " && ".join(f"i{d} >= before_{d} && i{d} < before_{d} + x_size_{d}" for d in moved)
+        read = f"r = T_R({fill}); if ({inside}) {{ {read} }}"
+    return mapped(
+        builder,
+        read,
+        {"X": x},
+        type,
+        numbers={f"before_{d}": size for d, size in moved.items()},
+        order=0,
+        lanes=others(list(moved), rank),
+    )
+
+
+def _is_zero(size: Size) -> bool:
+    return isinstance(size, int) and size == 0
+
+
+def _pad_shape(x: TensorType, pad: Sequence[Size], value: Any = 0) -> TensorType:
+    return _padded(x, pad)
+
+
+row(
+    "aten.constant_pad_nd.default",
+    _pad_shape,
+    lambda builder, node, x, pads, value: pad(builder, x, pads, "constant", value),
+)
+for _count in (1, 2, 3):
+    row(
+        f"aten.reflection_pad{_count}d.default",
+        lambda x, padding: _padded(x, padding),
+        lambda builder, node, x, pads: pad(builder, x, pads, "reflect"),
+    )
+    row(
+        f"aten.replication_pad{_count}d.default",
+        lambda x, padding: _padded(x, padding),
+        lambda builder, node, x, pads: pad(builder, x, pads, "replicate"),
+    )
+row(
+    "aten._pad_circular.default",
+    lambda x, pad: _padded(x, pad),
+    lambda builder, node, x, pads: pad(builder, x, pads, "circular"),
+)
+row(
+    "aten.pad.default",
+    lambda x, pad, mode="constant", value=None: _padded(x, pad),
+    lambda builder, node, x, pads, mode, value: pad(builder, x, pads, mode, value),
+)
+
+
+# -- triangles and diagonals ---------------------------------------------------------------------
+def _triangle(name: str, sign: str) -> None:
+    def shape(x: TensorType, diagonal: int = 0) -> TensorType:
+        if x.rank < 2:
+            raise ShapeError(f"{name} takes a matrix, not {x}")
+        return x
+
+    def expand(builder: Any, node: Node, x: Value, diagonal: int) -> Value:
+        rank = x.type.rank
+        body = f"r = T_R(0); if (i{rank - 1} - i{rank - 2} {sign} diagonal) r = X({coordinates(rank)});"
+        return mapped(
+            builder,
+            body,
+            {"X": x},
+            x.type,
+            numbers={"diagonal": diagonal},
+            order=0,
+            lanes=others((rank - 1, rank - 2), rank),
+        )
+
+    row(f"aten.{name}.default", shape, expand)
+
+
+_triangle("tril", "<=")
+_triangle("triu", ">=")
+
+
+def _diag_embed_shape(x: TensorType, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorType:
+    a, b = wrap(dim1, x.rank + 1), wrap(dim2, x.rank + 1)
+    if a == b:
+        raise ShapeError("the two dims of a diagonal must differ")
+    length = x.dims[-1] + abs(offset)
+    rest = list(x.dims[:-1])
+    for d in sorted((a, b)):
+        rest.insert(d, length)
+    return x.with_dims(rest)
+
+
+def _diag_embed(builder: Any, node: Node, x: Value, offset: int, dim1: int, dim2: int) -> Value:
+    rank = x.type.rank + 1
+    a, b = wrap(dim1, rank), wrap(dim2, rank)
+    rest = [f"i{d}" for d in range(rank) if d not in (a, b)]
+    place = f"i{a}" if offset >= 0 else f"i{b}"
+    body = f"r = T_R(0); if (i{b} - i{a} == shift) r = X({', '.join([*rest, place])});"
+    return mapped(builder, body, {"X": x}, node.result.type, numbers={"shift": offset})
+
+
+row("aten.diag_embed.default", _diag_embed_shape, _diag_embed)
+
+
+# -- patches -------------------------------------------------------------------------------------
+def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
+    *lead, channels, height, width = x.dims
+    factor = upscale_factor
+    if channels % (factor * factor) != 0:
+        raise ShapeError(f"pixel_shuffle by {factor} of {channels} channels")
+    return x.with_dims((*lead, channels // (factor * factor), height * factor, width * factor))
+
+
+def _shuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
+    rank = x.type.rank
+    c, h, w = rank - 3, rank - 2, rank - 1
+    at = coordinates(
+        rank,
+        **{
+            f"d{c}": f"(i{c} * factor + i{h} % factor) * factor + i{w} % factor",
+            f"d{h}": f"i{h} / factor",
+            f"d{w}": f"i{w} / factor",
+        },
+    )
+    return mapped(
+        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
+    )
+
+
+row("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
+
+
+def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
+    *lead, channels, height, width = x.dims
+    factor = downscale_factor
+    if height % factor != 0 or width % factor != 0:
+        raise ShapeError(f"pixel_unshuffle by {factor} of {height} x {width}")
+    return x.with_dims((*lead, channels * factor * factor, height // factor, width // factor))
+
+
+def _unshuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
+    rank = x.type.rank
+    c, h, w = rank - 3, rank - 2, rank - 1
+    at = coordinates(
+        rank,
+        **{
+            f"d{c}": f"i{c} / (factor * factor)",
+            f"d{h}": f"i{h} * factor + i{c} / factor % factor",
+            f"d{w}": f"i{w} * factor + i{c} % factor",
+        },
+    )
+    return mapped(
+        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
+    )
+
+
+row("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
+
+
+def _channel_shuffle(builder: Any, node: Node, x: Value, groups: int) -> Value:
+    rank = x.type.rank
+    at = coordinates(rank, d1="i1 % groups * (x_size_1 / groups) + i1 / groups")
+    return mapped(
+        builder,
+        f"r = X({at});",
+        {"X": x},
+        x.type,
+        numbers={"groups": groups},
+        order=0,
+        lanes=others((1,), rank),
+    )
+
+
+row(
+    "aten.channel_shuffle.default",
+    lambda x, groups: x,
+    _channel_shuffle,
+    "aten.native_channel_shuffle.default",
+)
+
+
+def _windows(size: Size, kernel: int, dilation: int, padding: int, stride: int) -> Size:
+    return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
+
+
+def _im2col_shape(
+    x: TensorType, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> TensorType:
+    kernel, dilation, padding, stride = map(pair, (kernel_size, dilation, padding, stride))
+    counts = [
+        _windows(x.dims[x.rank - 2 + d], kernel[d], dilation[d], padding[d], stride[d])
+        for d in range(2)
+    ]
+    return x.with_dims((*x.dims[:-3], x.dims[-3] * kernel[0] * kernel[1], counts[0] * counts[1]))
+
+
+def _im2col(builder: Any, node: Node, x: Value, *window: Any) -> Value:
+    kernel, dilation, padding, stride = map(pair, window)
+    batched = x.type.rank == 4
+    across = _windows(x.type.dims[-1], kernel[1], dilation[1], padding[1], stride[1])
+    row_of, column = ("i1", "i2") if batched else ("i0", "i1")
+    size = (2, 3) if batched else (1, 2)
+    body = (
+        f"int c = {row_of} / (kernel_h * kernel_w), k = {row_of} % (kernel_h * kernel_w);"
+        f" int y = {column} / across * stride_h - pad_h + k / kernel_w * dilation_h;"
+        f" int x = {column} % across * stride_w - pad_w + k % kernel_w * dilation_w;"
+        f" r = T_R(0); if (y >= 0 && y < x_size_{size[0]} && x >= 0 && x < x_size_{size[1]})"
+        f" r = X({'i0, ' if batched else ''}c, y, x);"
+    )
+    return mapped(
+        builder,
+        body,
+        {"X": x},
+        node.result.type,
+        numbers={"across": across, **_window_numbers(*map(pair, window))},
+    )
+
+
+def _window_numbers(kernel: Any, dilation: Any, padding: Any, stride: Any) -> dict[str, int]:
+    named = {"kernel": kernel, "dilation": dilation, "pad": padding, "stride": stride}
+    return {
+        f"{name}_{axis}": values[n] for name, values in named.items() for n, axis in enumerate("hw")
+    }
+
+
+row("aten.im2col.default", _im2col_shape, _im2col)
+
+
+def _col2im_shape(
+    x: TensorType, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> TensorType:
+    kernel = pair(kernel_size)
+    return x.with_dims((*x.dims[:-2], x.dims[-2] // (kernel[0] * kernel[1]), *output_size))
+
+
+def _col2im(builder: Any, node: Node, x: Value, output_size: Any, *window: Any) -> Value:
+    kernel, dilation, padding, stride = map(pair, window)
+    batched = x.type.rank == 3
+    counts = [
+        _windows(output_size[d], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)
+    ]
+    c, h, w = ("i1", "i2", "i3") if batched else ("i0", "i1", "i2")
+    body = (
+        f"r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
+        f" int y = {h} + pad_h - ky * dilation_h, x = {w} + pad_w - kx * dilation_w;"
+        f" if (y >= 0 && x >= 0 && y % stride_h == 0 && x % stride_w == 0 && y / stride_h < down"
+        f" && x / stride_w < across)"
+        f" r += X({'i0, ' if batched else ''}({c} * kernel_h + ky) * kernel_w + kx, y / stride_h *"
+        f" across + x / stride_w); }}"
+    )
+    numbers = {
+        "down": counts[0],
+        "across": counts[1],
+        **_window_numbers(kernel, dilation, padding, stride),
+    }
+    return mapped(
+        builder, body, {"X": x}, node.result.type, numbers=numbers, flops=kernel[0] * kernel[1]
+    )
+
+
+row("aten.col2im.default", _col2im_shape, _col2im)
+
+
+# -- repetition ----------------------------------------------------------------------------------
+def _interleave_shape(
+    x: TensorType, repeats: Size, dim: int | None = None, output_size: Any = None
+) -> TensorType:
+    if dim is None:
+        return x.with_dims((x.numel * repeats,))
+    at = wrap(dim, x.rank)
+    return x.with_dims(size * repeats if d == at else size for d, size in enumerate(x.dims or (1,)))
+
+
+def _interleave(
+    builder: Any, node: Node, x: Value, repeats: Size, dim: int | None, output_size: Any
+) -> Value:
+    if dim is None or not x.type.rank:
+        x, dim = builder.emit("aten.view.default", x, (x.type.numel,)), 0
+    rank, at = x.type.rank, wrap(dim, x.type.rank)
+    body = f"r = X({coordinates(rank, **{f'd{at}': f'i{at} / repeats'})});"
+    return mapped(
+        builder,
+        body,
+        {"X": x},
+        node.result.type,
+        numbers={"repeats": repeats},
+        order=0,
+        lanes=others((at,), rank),
+    )
+
+
+row("aten.repeat_interleave.self_int", _interleave_shape, _interleave)
+
+
+def _tile_dims(x: TensorType, dims: Sequence[Size]) -> tuple[Size, ...]:
+    return (1,) * (x.rank - len(dims)) + tuple(dims)
+
+
+row(
+    "aten.tile.default",
+    lambda x, dims: x.with_dims(
+        n * size
+        for n, size in zip(_tile_dims(x, dims), (1,) * (len(dims) - x.rank) + tuple(x.dims))
+    ),
+    lambda builder, node, x, dims: builder.emit("aten.repeat.default", x, _tile_dims(x.type, dims)),
+)
+
+
+# -- writing a part ------------------------------------------------------------------------------
+def _copy_shape(x: TensorType, src: TensorType, non_blocking: bool = False) -> TensorType:
+    return x
+
+
+def _copy(builder: Any, node: Node, x: Value, src: Value, non_blocking: bool) -> Value:
+    cast = builder.emit("aten._to_copy.default", src, x.type.dtype)
+    return (
+        cast
+        if cast.type.dims == x.type.dims
+        else builder.emit("aten.expand.default", cast, x.type.dims)
+    )
+
+
+row("aten.copy.default", _copy_shape, _copy)
+
+
+def _reversed_lower(lowering: Any, node: Node) -> None:
+    """A copy of what lies backwards along a dim, and may lie in any order: the result is in the
+    order of its dims."""
+    source, target, dim = (
+        lowering.operand(node.args[0]),
+        lowering.operand(node.result),
+        node.args[1],
+    )
+    step, last = source.strides[dim], source.dims[dim] - 1
+    layout = Layout(
+        source.offset + last * step,
+        tuple(-s if d == dim else s for d, s in enumerate(source.strides)),
+    )
+    emit_copy(lowering, Operand(source.storage, layout, source.type), target)
+
+
+REVERSED = "purevk.reversed"
+register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower)))
+
+
+def _join_rotated(builder: Any, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
+    a, b = wrap_all(dims, x.type.rank)
+    turns = k % 4
+    if turns == 2:
+        return builder.emit("aten.flip.default", x, (a, b))
+    if turns == 0:
+        return builder.emit("aten.alias.default", x)
+    return builder.emit(
+        REVERSED, builder.emit("aten.transpose.int", x, a, b), a if turns == 1 else b
+    )
+
+
+def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorType:
+    a, b = wrap_all(dims, x.rank)
+    sizes = list(x.dims)
+    if k % 2:
+        sizes[a], sizes[b] = sizes[b], sizes[a]
+    return x.with_dims(sizes)
+
+
+row("aten.rot90.default", _rotated_shape, _join_rotated)
+
+
+# -- parts ---------------------------------------------------------------------------------------
+def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorType:
+    at = wrap(dim, x.rank)
+    return x.with_dims(length if d == at else size for d, size in enumerate(x.dims))
+
+
+def _narrow(builder: Any, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
+    at = wrap(dim, x.type.rank)
+    start = start + x.type.dims[at] if isinstance(start, int) and start < 0 else start
+    return builder.emit("aten.slice.Tensor", x, at, start, start + length, 1)
+
+
+row("aten.narrow_copy.default", _narrow_shape, _narrow)

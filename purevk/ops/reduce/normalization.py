@@ -1,0 +1,322 @@
+"""Layer norm, RMS norm and batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, packed
+from purevk.lower.epilogue import make_epilogue
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.numbers import bits_of, gcd4
+from purevk.lower.rows import bind_x, only_floats, spread
+from purevk.ops.promotion import wide_type
+from purevk.ops.reduce.reduction import NAME as REDUCE
+from purevk.ops.registry import Kernel, Operator, Rewrite, register
+
+NAME = "purevk.norm"
+
+
+def _norm_shape(
+    x: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    count: int,
+    eps: float,
+    rms: bool,
+    epilogue: Any = None,
+    extras: tuple = (),
+) -> TensorType:
+    return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+
+
+def _norm_lower(lowering: Lowering, node: Node) -> None:
+    x_value, weight_value, bias_value, count, eps, rms, epilogue, extras = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
+        x = dense(lowering, x)
+    rows = _dims.product(x.dims[: len(x.dims) - count])
+    columns = _dims.product(x.dims[len(x.dims) - count :])
+    weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
+    offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
+    place = {
+        "full": "row * columns + col",
+        "column": (len(out.dims) - 1, "col") if count == 1 else None,
+    }
+    emit_norm(
+        lowering,
+        x,
+        out,
+        weight,
+        bias,
+        rows,
+        columns,
+        eps,
+        gcd4(columns, *offsets),
+        {"RMS": int(rms)},
+        (),
+        epilogue,
+        extras,
+        place,
+    )
+
+
+def emit_norm(
+    lowering: Lowering,
+    x: Operand,
+    out: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
+    rows: Size,
+    columns: Size,
+    eps: float,
+    vector: bool,
+    macros: dict[str, Any],
+    group: tuple[Size, ...],
+    epilogue: Any,
+    extras: tuple,
+    place: dict[str, Any],
+) -> None:
+    """Appends a dispatch of `norm.comp`.
+
+    Args:
+        vector: all that VEC4 reads and writes 4 at a time is aligned.
+        macros: those of the kind of norm.
+        group: parameters 11 and following.
+        place: the keywords of `make_epilogue` that say where an element is.
+    """
+    work = spread(lowering.traits, rows, columns, vector, cache=True)
+    scales = [operand for operand in (weight, bias) if operand is not None]
+    made = make_epilogue(
+        lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place
+    )
+    texel, binding = bind_x(lowering, x, vector)
+    forms = [lowering.texel(operand, vector and macros.get("GROUP") != 1) for operand in scales]
+    buffers: list[tuple[Operand, str]] = [binding]
+    buffers += [
+        (operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)
+    ]
+    buffers += [(out, "w"), *made.buffers]
+    params = [
+        x.offset,
+        out.offset,
+        rows,
+        columns,
+        columns,
+        columns,
+        bits_of(eps),
+        weight.offset if weight else 0,
+        bias.offset if bias else 0,
+        *((0, 0, *group) if group else ()),
+    ]
+    lowering.dispatch(
+        "reduce/norm.comp",
+        buffers,
+        macros={
+            "T_X": x.dtype.glsl,
+            "T_OUT": out.dtype.glsl,
+            "T_W": (weight or bias or x).dtype.glsl,
+            "HAS_WEIGHT": int(weight is not None),
+            "HAS_BIAS": int(bias is not None),
+            "VEC4": int(vector),
+            "TEXEL_W": int(bool(forms) and all(forms)),
+            **macros,
+            **texel,
+            **work.macros,
+            **made.macros,
+        },
+        params=params,
+        constants={100: work.local},
+        specialize=lowering.fixed(len(params), range(11, len(params))),
+        grid=work.grid(rows),
+        flops=8 * x.type.numel,
+    )
+
+
+register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True, bfloat16=False)))
+
+
+def _layer_norm_shape(
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    bias: TensorType | None = None,
+    eps: float = 1e-5,
+) -> tuple[TensorType, TensorType, TensorType]:
+    lead = x.rank - len(normalized_shape)
+    stats = x.with_dims((*x.dims[:lead], *([1] * len(normalized_shape))))
+    return x, stats, stats
+
+
+def alike(builder: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+    """Weight and bias with the same dtype, as the kernel has them."""
+    if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
+        bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
+    return weight, bias
+
+
+def _normalized(builder: Any, x: Value, weight: Any, bias: Any, count: int, eps: float) -> Value:
+    weight, bias = alike(builder, weight, bias)
+    return builder.emit(NAME, x, weight, bias, count, eps, False, None, ())
+
+
+def _expand_layer_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
+    x, shape, weight, bias, eps = node.args
+    dims = tuple(range(x.type.rank - len(shape), x.type.rank))
+    result = _normalized(builder, x, weight, bias, len(shape), eps)
+    # Mean and rstd; nodes that nobody reads are dropped.
+    dtype = wide_type(x.type.dtype)
+    wide = builder.emit("aten._to_copy.default", x, dtype)
+    mean = builder.emit(REDUCE, wide, "mean", dims, True, dtype)
+    centred = builder.emit("aten.sub.Tensor", wide, mean, 1)
+    variance = builder.emit(
+        REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype
+    )
+    rstd = builder.emit(
+        "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
+    )
+    stats = [
+        builder.emit("aten._to_copy.default", value, node.results[1].type.dtype)
+        for value in (mean, rstd)
+    ]
+    return result, stats[0], stats[1]
+
+
+register(
+    Operator(
+        "aten.native_layer_norm.default",
+        _layer_norm_shape,
+        Rewrite(_expand_layer_norm, only_floats),
+    )
+)
+
+
+def _layer_norm_one_shape(
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    bias: TensorType | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> TensorType:
+    return x
+
+
+register(
+    Operator(
+        "aten.layer_norm.default",
+        _layer_norm_one_shape,
+        Rewrite(
+            lambda builder, node: _normalized(
+                builder, node.args[0], node.args[2], node.args[3], len(node.args[1]), node.args[4]
+            ),
+            only_floats,
+        ),
+    )
+)
+
+
+def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> TensorType:
+    return x
+
+
+register(
+    Operator(
+        "et_vk.rms_norm.default",
+        _rms_norm_shape,
+        Rewrite(
+            lambda builder, node: builder.emit(
+                NAME, node.args[0], node.args[1], None, 1, node.args[2], True, None, ()
+            ),
+            only_floats,
+        ),
+    )
+)
+
+
+# Of each type: the distance from 1 to the next larger number.
+_EPSILON = {
+    DType.float32: 2.0**-23,
+    DType.float16: 2.0**-10,
+    DType.bfloat16: 2.0**-7,
+    DType.float64: 2.0**-52,
+}
+
+
+def _aten_rms_norm_shape(
+    x: TensorType,
+    normalized_shape: Sequence[Size],
+    weight: TensorType | None = None,
+    eps: float | None = None,
+) -> TensorType:
+    return x
+
+
+def _expand_aten_rms_norm(builder: Any, node: Node) -> Value:
+    x, shape, weight, eps = node.args
+    eps = _EPSILON[x.type.dtype] if eps is None else eps
+    return builder.emit(NAME, x, weight, None, len(shape), eps, True, None, ())
+
+
+register(
+    Operator(
+        "aten.rms_norm.default", _aten_rms_norm_shape, Rewrite(_expand_aten_rms_norm, only_floats)
+    )
+)
+
+
+def _batch_norm_shape(
+    x: TensorType,
+    weight: TensorType | None,
+    bias: TensorType | None,
+    running_mean: TensorType,
+    running_var: TensorType,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorType, TensorType, TensorType]:
+    empty = TensorType(x.dtype, (0,))
+    return x, empty, empty
+
+
+def batch_norm_factors(
+    builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float
+) -> tuple[Value, Value]:
+    """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
+
+    def wide(value):
+        return builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))
+
+    scale = builder.emit(
+        "aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1)
+    )
+    if weight is not None:
+        scale = builder.emit("aten.mul.Tensor", scale, wide(weight))
+    shift = builder.emit("aten.mul.Tensor", wide(mean), scale)
+    if bias is not None:
+        return scale, builder.emit("aten.sub.Tensor", wide(bias), shift, 1)
+    return scale, builder.emit("aten.neg.default", shift)
+
+
+def _expand_batch_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
+    x, weight, bias, mean, variance, _, eps = node.args
+    scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
+    sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))
+    scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
+    made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)
+    made = builder.emit("aten._to_copy.default", made, x.type.dtype)
+    empty = builder.emit("aten.full.default", (0,), 0.0, x.type.dtype)
+    return made, empty, empty
+
+
+register(
+    Operator(
+        "aten._native_batch_norm_legit_no_training.default",
+        _batch_norm_shape,
+        Rewrite(_expand_batch_norm, only_floats),
+    )
+)

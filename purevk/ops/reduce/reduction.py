@@ -1,0 +1,436 @@
+"""Reductions over any dims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
+from purevk.lower.elements import conversions, extreme
+from purevk.lower.expression import in_double
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.numbers import gcd4
+from purevk.lower.rows import LINE, bind_x, collapse, spread
+from purevk.ops.promotion import float_type
+from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.shapes import reduced, wrap_all
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How elements become one, as GLSL.
+
+    Attributes:
+        start: what to begin with (LOWEST and HIGHEST are the extremes of the computing type).
+        combine: joins a and b.
+        load: what is done to an element v first.
+        finish: what is done at last to the result a of n elements.
+        variance: finish gets the sum of the squared distances from the mean.
+        logarithm: finish gets the logarithm of the sum of exponentials.
+        best: the index of the element that is before all others by this comparison of a and b is
+            the result, or, with two results, the element and its index.
+    """
+
+    start: str = "ACC(0)"
+    combine: str = "((a) + (b))"
+    load: str = "(v)"
+    finish: str = "(a)"
+    variance: bool = False
+    best: str = ""
+    logarithm: bool = False
+
+
+_KINDS = {
+    "sum": Reduction(),
+    "mean": Reduction(finish="(n > 0 ? a / ACC(n) : ACC(PV_NAN))"),
+    "prod": Reduction("ACC(1)", "((a) * (b))"),
+    "amax": Reduction("LOWEST", "pv_max(a, b)"),
+    "amin": Reduction("HIGHEST", "pv_min(a, b)"),
+    "any": Reduction(combine="((a) | (b))"),
+    "all": Reduction("ACC(1)", "((a) & (b))"),
+    "argmax": Reduction("LOWEST", best="((a) > (b))"),
+    "argmin": Reduction("HIGHEST", best="((a) < (b))"),
+}
+NAME = "purevk.reduce"
+
+
+def _reduce_shape(
+    x: TensorType,
+    kind: str | Reduction,
+    dims: tuple[int, ...],
+    keepdim: bool,
+    dtype: DType,
+    index: DType | None = None,
+) -> Any:
+    """`kind`: a name of `_KINDS`, or how to reduce. `index`: the index of the best element is a
+    second result, of this dtype."""
+    result = TensorType(dtype, reduced(x.dims, dims, keepdim))
+    return (result, result.with_dtype(index)) if index else result
+
+
+def _reduce_lower(lowering: Lowering, node: Node) -> None:
+    x_value, kind, dims, _, _, index = node.args
+    how = kind if isinstance(kind, Reduction) else _KINDS[kind]
+    x, out = lowering.operand(x_value), lowering.operand(node.results[0])
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    walk = _Walk.over(x, dims)
+    if walk is None:
+        x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
+        walk = _Walk.over(x, dims)
+    acc = _computing(kind, x.dtype, x.dtype if how.best else out.dtype)
+    if acc == "double":
+        how = replace(how, load=in_double(how.load), finish=in_double(how.finish))
+    names = conversions(x.dtype, out.dtype, acc)
+    if kind in ("any", "all") and x.dtype is not DType.bool:
+        wide = x.dtype.acc
+        names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
+    joined: dict[str, Any] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
+    if how.variance or how.logarithm:
+        joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
+    last = {"FINISH(a, n)": how.finish}
+    macros: dict[str, Any] = {**names, **joined, "LOAD(v)": how.load}
+    outs = [out]
+    if how.best:
+        macros.update(
+            {
+                "ARG": 2 if index else 1,
+                "ARG_BETTER(a, b)": how.best,
+                "T_INDEX": (index or out.dtype).glsl,
+            }
+        )
+        outs += [lowering.operand(node.results[1])] if index else []
+        if index is DType.int64:
+            macros["HAS_INT64"] = "1"
+    parts = 1 if how.best or how.variance else _parts(lowering, walk, x.dtype)
+    if parts == 1:
+        _emit(lowering, x, outs, walk, {**macros, **last})
+        return
+    # Too few rows for the device: parts of them first.
+    partial = _PARTIAL_TYPES[acc]
+    outputs, length = _dims.product(walk.outer), walk.inner[1]
+    step = 4 if length % 4 == 0 else 1
+    part = _dims.ceil_div(_dims.ceil_div(length, step), parts) * step
+    columns = walk.columns
+    some = lowering.temporary(
+        TensorType(partial, (parts, outputs) if columns else (outputs, parts))
+    )
+    macros |= {
+        **conversions(x.dtype, partial, acc),
+        **{k: v for k, v in names.items() if k.startswith("FROM_X")},
+    }
+    _emit(lowering, x, [some], walk, {**macros, "SPLIT": parts}, parts, part)
+    inner = (
+        _Walk([outputs], [1], [1, parts], [0, outputs])
+        if columns
+        else _Walk([outputs], [parts], [1, parts], [0, 1])
+    )
+    _emit(
+        lowering,
+        some,
+        outs,
+        inner,
+        {**conversions(partial, out.dtype, acc), **joined, **last, "PARTS": 1},
+        last=length * walk.inner[0],
+    )
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The outputs' dims, innermost first, and the two that are reduced, with their strides in x."""
+
+    outer: list[Size]
+    outer_steps: list[Size]
+    inner: list[Size]
+    inner_steps: list[Size]
+
+    @classmethod
+    def over(cls, x: Operand, dims: tuple[int, ...]) -> _Walk | None:
+        """The dims of x, joined where they lie within one another; None if more are left than the
+        template counts."""
+        rest = [d for d in range(len(x.dims)) if d not in dims]
+        outer, (outer_steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
+        inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
+        if len(outer) > 4 or len(inner) > 2:
+            return None
+        inner, inner_steps = inner or [1], inner_steps or [1]
+        if len(inner) == 1:
+            inner, inner_steps = [1, *inner], [0, *inner_steps]
+        return cls(
+            list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0], inner, inner_steps
+        )
+
+    @property
+    def unit(self) -> bool:
+        """Whether elements that are reduced are neighbours."""
+        return isinstance(self.inner_steps[1], int) and self.inner_steps[1] == 1
+
+    @property
+    def columns(self) -> bool:
+        """Whether neighbouring outputs have neighbouring elements, and those of one output are
+        apart."""
+        return not self.unit and isinstance(self.outer_steps[0], int) and self.outer_steps[0] == 1
+
+
+def _emit(
+    lowering: Lowering,
+    x: Operand,
+    outs: list[Operand],
+    walk: _Walk,
+    macros: dict[str, Any],
+    parts: int = 1,
+    last: Size = 0,
+) -> None:
+    """Appends one dispatch of the template; `parts` of each row are reduced for themselves, `last`
+    is parameter 15."""
+    outer, outer_steps, inner, inner_steps = (
+        walk.outer,
+        walk.outer_steps,
+        walk.inner,
+        walk.inner_steps,
+    )
+    traits, out = lowering.traits, outs[0]
+    moments = macros.get("VARIANCE") or macros.get("LOGARITHM")
+    macros = {
+        **macros,
+        "OUTER_DIMS": len(outer),
+        "REDUCE_DIMS": 1 if isinstance(inner[0], int) and inner[0] == 1 else 2,
+    }
+    outputs = _dims.product(outer) * parts
+    length = _dims.ceil_div(inner[0] * inner[1], parts)
+    column = walk.columns or (not walk.unit and not traits.is_cpu)
+    rest = [*outer_steps[1:], inner_steps[0], x.offset]
+    reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
+    vector = reads_vectors and walk.columns and gcd4(outer[0], inner_steps[1], out.offset, *rest)
+    team = (
+        _Team.of(traits, x.dtype.itemsize, vector, outputs, length, macros)
+        if walk.columns and not traits.is_cpu
+        else None
+    )
+    # One invocation a column walks it alone: not where columns are few and long.
+    if (
+        not team
+        and parts == 1
+        and _dims.upper(length)
+        > (traits.max_iterations if traits.is_cpu else max(4096, _dims.upper(outputs)))
+    ):
+        column = False
+    if column:
+        per = _dims.ceil_div(outputs, 4) if vector else outputs
+        local = team.local if team else COLUMNS
+        macros.update(
+            {
+                "COLUMN": 1,
+                "VEC4": int(vector),
+                "LOCAL": local,
+                **({"WIDTH": team.width} if team else {}),
+            }
+        )
+        grid = lowering.linear_grid(per, team.width if team else local)
+        each = _dims.ceil_div(length, team.lanes if team else 1)
+    else:
+        vector = reads_vectors and walk.unit and gcd4(inner[1], outer_steps[0], *rest)
+        work = spread(traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0])
+        macros.update({**work.macros, "VEC4": int(vector)})
+        local, grid = work.local, work.grid(outputs)
+        each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))
+    # Reads in flight keep the memory of a GPU busy; a CPU gains where a batch is cheaper than its
+    # elements.
+    most = (4 if moments else 1) if traits.is_cpu else 8
+    macros["AHEAD"] = next(
+        n for n in (8, 4, 2, 1) if n <= most and (n <= _dims.upper(each) or n == 1)
+    )
+    texel, binding = bind_x(lowering, x, vector)
+    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
+    params = [
+        x.offset,
+        out.offset,
+        outputs,
+        inner[0],
+        inner[1],
+        inner_steps[0],
+        inner_steps[1],
+        *pad(outer_steps, 4),
+        *pad(outer, 3),
+        outs[-1].offset,
+        last,
+    ]
+    lowering.dispatch(
+        "reduce/reduce.comp",
+        [binding, *((each, "w") for each in outs)],
+        macros={**macros, **texel},
+        params=params,
+        constants={100: local},
+        specialize=lowering.fixed(len(params)),
+        grid=grid,
+        flops=_dims.product(outer) * inner[0] * inner[1],
+    )
+
+
+PART = 4096  # elements of a row from which on an invocation's share is worth a dispatch of its own
+_PARTIAL_TYPES = {
+    "float": DType.float32,
+    "int": DType.int32,
+    "int64_t": DType.int64,
+    "double": DType.float64,
+}
+
+
+def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
+    """Into how many parts rows are cut, where there are too few to keep the device busy; else 1."""
+    if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
+        return 1
+    traits, length, outputs = (
+        lowering.traits,
+        _dims.upper(walk.inner[1]),
+        max(_dims.upper(_dims.product(walk.outer)), 1),
+    )
+    wanted = 4 * traits.processors  # workgroups
+    if not walk.columns:
+        return max(min(wanted // outputs, length // PART), 1) if outputs * 4 < wanted else 1
+    if not traits.is_cpu:
+        # A workgroup takes columns that 128 bytes hold, and is as large as it can be: one a
+        # processor will do.
+        groups = -(-outputs * dtype.itemsize // LINE)
+        return (
+            1
+            if groups * 4 >= traits.processors * 3
+            else max(min(2 * traits.processors // groups, length // 256), 1)
+        )
+    if outputs * 4 >= wanted * COLUMNS:
+        return 1
+    parts = max(
+        min(wanted * COLUMNS // outputs, length // 256), -(-length // traits.max_iterations)
+    )
+    return parts if parts > 1 else 1
+
+
+COLUMNS = 64  # columns of a workgroup, where each invocation has one
+
+
+@dataclass(frozen=True)
+class _Team:
+    """A workgroup that takes `width` columns (of four, if it reads vectors) at a time, `lanes`
+    invocations each of them."""
+
+    width: int
+    lanes: int
+
+    @property
+    def local(self) -> int:
+        return self.width * self.lanes
+
+    @classmethod
+    def of(
+        cls,
+        traits: DeviceTraits,
+        itemsize: int,
+        vector: bool,
+        outputs: Size,
+        length: Size,
+        macros: dict[str, Any],
+    ) -> _Team | None:
+        """None where there are columns enough to keep a GPU busy with one invocation each, or they
+        are short."""
+        count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)
+        if count >= 2048 * traits.processors:
+            return None
+        # Bytes of shared memory that an invocation needs: of a column, the state that lanes join.
+        state = (
+            12
+            if macros.get("VARIANCE") or macros.get("LOGARITHM")
+            else 16
+            if macros["ACC"] in ("int64_t", "double")
+            else 8
+        )
+        room = min(
+            traits.max_invocations,
+            1024,
+            traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)),
+        )
+        width = min(max(LINE // (itemsize * (4 if vector else 1)), 1), 32)
+        lanes = 1 << max(room // width, 1).bit_length() - 1
+        while lanes > 1 and lanes * 8 > rows:
+            lanes //= 2
+        while width * lanes < 256 and width * 2 * lanes <= room and width < count:
+            width *= 2
+        return cls(width, lanes) if lanes > 1 else None
+
+
+def _computing(kind: str, source: DType, target: DType) -> str:
+    if kind in ("any", "all"):
+        return "int"
+    if DType.int64 in (source, target) and not source.is_float:
+        return "int64_t"
+    if DType.float64 in (source, target):
+        return "double"
+    return "float" if source.is_float or target.is_float else "int"
+
+
+register(Operator(NAME, _reduce_shape, Kernel(_reduce_lower)))
+
+
+def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> None:
+    """One reduction: `out` is the result's dtype: "same", "sum" (integers add up as int64), "float"
+    or "bool"."""
+
+    def result(x: TensorType, dtype: DType | None) -> DType:
+        if out == "bool":
+            return DType.uint8 if x.dtype is DType.uint8 else DType.bool
+        if dtype is not None:
+            return dtype
+        if out == "sum" and not x.dtype.is_float:
+            return DType.int64
+        return float_type(x.dtype) if out == "float" else x.dtype
+
+    def expand(builder: Any, node: Node) -> Value:
+        given = dict(zip(parameters.split(), node.args))
+        x = given["x"]
+        dims = wrap_all(given.get("dim"), x.type.rank)
+        return _expand_reduction(
+            builder, x, kind, dims, bool(given.get("keepdim")), node.result.type.dtype
+        )
+
+    shapes = {
+        "x dtype": lambda x, dtype=None: TensorType(result(x, dtype), ()),
+        "x": lambda x: TensorType(result(x, None), ()),
+        "x dim keepdim dtype": lambda x, dim=None, keepdim=False, dtype=None: TensorType(
+            result(x, dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
+        ),
+        "x dim keepdim": lambda x, dim=None, keepdim=False: TensorType(
+            result(x, None), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
+        ),
+    }
+    register(Operator(name, shapes[parameters], Rewrite(expand), names=names))
+
+
+def _expand_reduction(
+    builder: Any, x: Value, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType
+) -> Value:
+    if x.type.rank == 0:
+        x = builder.emit("aten.view.default", x, (1,))
+        return builder.emit(
+            "aten.view.default", _expand_reduction(builder, x, kind, (0,), False, dtype), ()
+        )
+    if kind in ("mean", "sum", "prod") and dtype.is_float != x.type.dtype.is_float:
+        x = builder.emit("aten._to_copy.default", x, dtype)
+    return builder.emit(NAME, x, kind, dims, keepdim, dtype)
+
+
+_register("aten.sum.dim_IntList", "sum", "sum", "x dim keepdim dtype")
+_register("aten.sum.default", "sum", "sum", "x dtype")
+_register("aten.mean.dim", "mean", "float", "x dim keepdim dtype")
+_register("aten.mean.default", "mean", "float", "x dtype")
+_register("aten.prod.dim_int", "prod", "sum", "x dim keepdim dtype")
+_register("aten.prod.default", "prod", "sum", "x dtype")
+_register("aten.amax.default", "amax", "same", "x dim keepdim")
+_register("aten.amin.default", "amin", "same", "x dim keepdim")
+_register("aten.max.default", "amax", "same", "x")
+_register("aten.min.default", "amin", "same", "x")
+_register("aten.any.dim", "any", "bool", "x dim keepdim", "aten.any.dims")
+_register("aten.any.default", "any", "bool", "x")
+_register("aten.all.dim", "all", "bool", "x dim keepdim", "aten.all.dims")
+_register("aten.all.default", "all", "bool", "x")

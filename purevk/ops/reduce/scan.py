@@ -1,0 +1,331 @@
+"""Running sums, products and extremes along a dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
+from purevk.lower.elements import conversions, extreme
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.map import MapSpec, emit_map
+from purevk.lower.numbers import gcd4
+from purevk.lower.rows import LINE, collapse
+from purevk.ops.promotion import float_type
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.shapes import is_empty, wrap
+
+NAME = "purevk.scan"
+PART = 4096  # elements of a row that one workgroup takes, where rows are long and few
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Start and step; `beats`: when b replaces a, where the index is wanted too; `logarithm`: the
+    kernel keeps sums of exponentials rather than their logarithms."""
+
+    start: str = "ACC(0)"
+    combine: str = "((a) + (b))"
+    beats: str = ""
+    logarithm: bool = False
+
+
+_KINDS = {
+    "sum": Scan(),
+    "prod": Scan("ACC(1)", "((a) * (b))"),
+    "logsumexp": Scan("-PV_INF", "pv_logaddexp(a, b)", logarithm=True),
+    "max": Scan("LOWEST", beats="((b) >= (a))"),
+    "min": Scan("HIGHEST", beats="((b) <= (a))"),
+}
+
+
+def _shape(x: TensorType, kind: str, dim: int, dtype: DType, index: DType | None = None) -> Any:
+    """`index`: the dtype of the second result, the places of the extremes."""
+    made = x.with_dtype(dtype)
+    return (made, made.with_dtype(index)) if index else made
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    x_value, kind, dim, _, _ = node.args
+    x, outs = lowering.operand(x_value), [lowering.operand(value) for value in node.results]
+    if is_empty(x.type):
+        return
+    at = wrap(dim, len(x.dims))
+    loops = _loops(x, outs[0], at)
+    if loops is None:
+        x = dense(lowering, x)
+        loops = _loops(x, outs[0], at)
+    sizes, (mine, theirs) = loops
+    rows, length = _dims.product(sizes), x.dims[at]
+    emit_scan(
+        lowering,
+        _KINDS[kind],
+        x,
+        outs,
+        sizes,
+        mine,
+        theirs,
+        rows,
+        length,
+        x.strides[at],
+        outs[0].strides[at],
+    )
+
+
+def _loops(x: Operand, out: Operand, at: int) -> tuple | None:
+    rest = [d for d in range(len(x.dims)) if d != at]
+    loop, steps = collapse(
+        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+    )
+    if len(loop) > 4:
+        return None
+    return list(reversed(loop)), [list(reversed(each)) for each in steps]
+
+
+def emit_scan(
+    lowering: Lowering,
+    how: Scan,
+    x: Operand,
+    outs: list[Operand],
+    sizes: list[Size],
+    mine: list[Size],
+    theirs: list[Size],
+    rows: Size,
+    length: Size,
+    step: Size,
+    out_step: Size,
+) -> None:
+    """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost
+    first) address."""
+    traits, out = lowering.traits, outs[0]
+    acc = (
+        "int64_t"
+        if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float
+        else out.dtype.acc
+        if out.dtype.is_float
+        else "int"
+    )
+    many, long = _dims.upper(rows), _dims.upper(length)
+    unit, beside = (
+        _is_one(step) and _is_one(out_step),
+        bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step),
+    )
+    if traits.is_cpu:
+        alone = long <= traits.max_iterations and many >= 8
+    else:
+        alone = not beside and (long <= 64 or (many >= 2**16 and long <= 4096))
+    cut = not alone and not how.beats and long >= 4 * PART and many < 64
+    # Columns beside one another are walked together.
+    columns = beside and not (alone or cut or traits.is_cpu)
+    shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
+    subgroup = (
+        unit
+        and shuffles
+        and not traits.is_cpu
+        and long >= traits.subgroup_size
+        and many >= 16 * traits.processors
+    )
+    if subgroup:
+        alone = cut = False
+    others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
+    others += [sizes[0], step, out_step] if columns else [length]
+    vector = (
+        not traits.is_cpu
+        and not alone
+        and not cut
+        and (unit or columns)
+        and gcd4(*others)
+        and _four_at_once(x, out)
+    )
+    macros: dict[str, Any] = {
+        **conversions(x.dtype, out.dtype, acc),
+        "INIT": extreme(how.start, acc),
+        "COMBINE(a, b)": how.combine,
+        "VEC4": int(vector),
+    }
+    buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
+    if how.beats:
+        macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
+        macros["INDEX_PAIRS"] = int(vector and outs[1].dtype is DType.int64)
+    macros["LOGARITHM"] = int(how.logarithm)
+    if acc == "int64_t" or outs[-1].dtype is DType.int64:
+        macros["HAS_INT64"] = "1"
+    parts = _dims.ceil_div(length, PART) if cut else 1
+    if cut:
+        totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts)))
+        buffers.append((totals, "w"))
+        macros["TOTALS"] = 1
+    local, width = 64 if traits.is_cpu else min(256, traits.max_invocations), 1
+    if alone:
+        macros["ROW_PER_INVOCATION"] = 1
+        width = local
+    elif subgroup:
+        local = min(128, traits.max_invocations) // traits.subgroup_size * traits.subgroup_size
+        width = local // traits.subgroup_size
+        macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
+    elif columns:
+        # Joining lanes costs exponentials: fewer of them for more elements.
+        macros["ITEMS"] = 16 if how.logarithm else 8
+        local, width = _columns(
+            traits,
+            x.dtype.itemsize * (4 if vector else 1),
+            -(-many // (4 if vector else 1)),
+            long,
+            macros,
+        )
+        macros.update({"WIDTH": width, "COLUMN": 1})
+    elif vector:
+        macros["ITEMS"] = 16
+    macros["LOCAL"] = local
+    pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
+    params = [
+        x.offset,
+        out.offset,
+        rows,
+        length,
+        step,
+        out_step,
+        *pad(mine, 4, 0),
+        *pad(theirs, 4, 0),
+        *pad(sizes, 3, 1),
+        PART,
+        parts,
+        outs[-1].offset,
+    ]
+    units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
+    lowering.dispatch(
+        "reduce/scan.comp",
+        buffers,
+        macros=macros,
+        params=params,
+        constants={100: local},
+        specialize=lowering.fixed(len(params)),
+        grid=lowering.linear_grid(units, width),
+        flops=rows * length,
+    )
+    if cut:
+        _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
+
+
+def _four_at_once(x: Operand, out: Operand) -> bool:
+    return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (
+        DType.float32,
+        DType.float16,
+        DType.int32,
+    )
+
+
+def _columns(
+    traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]
+) -> tuple[int, int]:
+    """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a
+    time: those of 128 bytes, or more where they are short. Where steps are costly, of 64 bytes, so
+    that a processor has several workgroups, and one computes while others read and write."""
+    double = bool(
+        macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double")
+    )
+    state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
+    room = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
+    room = 1 << room.bit_length() - 1
+    width = max(min(LINE // (2 if double else 1) // nbytes, 32), 1)
+    lanes = room // width
+    while lanes > 1 and (lanes // 2) * macros["ITEMS"] >= long:
+        lanes //= 2
+    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
+        width *= 2
+    return width * lanes, width
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+_ACC_TYPES = {
+    "float": DType.float32,
+    "int": DType.int32,
+    "int64_t": DType.int64,
+    "double": DType.float64,
+}
+
+
+def _carry(
+    lowering: Lowering,
+    how: Scan,
+    out: Operand,
+    totals: Operand,
+    sizes: list[Size],
+    theirs: list[Size],
+    rows: Size,
+    length: Size,
+    out_step: Size,
+    parts: Size,
+) -> None:
+    """Joins what came before a part to its elements."""
+    sums = lowering.temporary(totals.type)
+    emit_scan(lowering, how, totals, [sums], [rows], [parts], [parts], rows, parts, 1, 1)
+    # The outer dims and the row as one operand; `i` is a place in it.
+    dims = (*reversed(sizes), length)
+    layout = Layout(out.offset, (*reversed(theirs), out_step))
+    target = Operand(out.storage, layout, TensorType(out.dtype, dims))
+    rank = len(dims)
+    at = ", ".join(f"i{d}" for d in range(rank))
+    number = "0"
+    for d in range(rank - 1):
+        number = f"({number} * size_{d} + i{d})"
+    body = f"int part = i{rank - 1} / {PART}; if (part > 0) R_PUT({at}, COMBINE(SUMS({number}, part - 1), R({at})));"
+    spec = MapSpec(body, ("SUMS",), macros=(("COMBINE(a, b)", how.combine),), stores=False)
+    emit_map(lowering, spec, [sums], [], [target], dims)
+
+
+register(Operator(NAME, _shape, Kernel(_lower)))
+
+
+# -- operators -----------------------------------------------------------------------------------
+def _scan(
+    builder: Any, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None
+) -> Any:
+    if not x.type.rank:
+        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, index)
+        made = made if isinstance(made, tuple) else (made,)
+        flat = tuple(builder.emit("aten.view.default", each, ()) for each in made)
+        return flat if len(flat) > 1 else flat[0]
+    return builder.emit(NAME, x, kind, dim, dtype, index)
+
+
+def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> TensorType:
+    wrap(dim, x.rank)
+    return x.with_dtype(dtype or (x.dtype if x.dtype.is_float else DType.int64))
+
+
+def _cumulative(kind: str) -> Any:
+    def expand(builder: Any, node: Node, x: Value, dim: int, dtype: Any) -> Value:
+        made = node.result.type.dtype
+        if x.type.dtype is not made and (x.type.dtype.is_float or made.is_float):
+            x = builder.emit("aten._to_copy.default", x, made)
+        return _scan(builder, x, kind, dim, made)
+
+    return expand
+
+
+row("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
+row("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
+
+
+def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
+    if not x.type.dtype.is_float:
+        raise ShapeError("logcumsumexp of integers")
+    return _scan(builder, x, "logsumexp", dim, x.type.dtype)
+
+
+row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp)
+for _name in ("max", "min"):
+    row(
+        f"aten.cum{_name}.default",
+        lambda x, dim: (x, x.with_dtype(DType.int64)),
+        lambda builder, node, x, dim, kind=_name: _scan(
+            builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype
+        ),
+    )

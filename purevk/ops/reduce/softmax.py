@@ -1,0 +1,121 @@
+"""Softmax and log-softmax along any dim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
+from purevk.lower.lowering import Lowering
+from purevk.lower.numbers import gcd4
+from purevk.lower.rows import bind_x, collapse, spread, spread_columns
+from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.shapes import wrap
+
+NAME = "purevk.softmax"
+
+
+def _softmax_kernel_shape(
+    x: TensorType, dim: int, log: bool = False, zero_rows: bool = False, dtype: DType | None = None
+) -> TensorType:
+    wrap(dim, x.rank)
+    return x.with_dtype(dtype or x.dtype)
+
+
+def _softmax_lower(lowering: Lowering, node: Node) -> None:
+    x_value, dim, log, zero_rows, _ = node.args
+    x, out = lowering.operand(x_value), lowering.operand(node.result)
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
+        return
+    at = wrap(dim, len(x.dims))
+    rest = [d for d in range(len(x.dims)) if d != at]
+    loop, (mine, theirs) = collapse(
+        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+    )
+    if len(loop) > 3:
+        x = dense(lowering, x)
+        loop, (mine, theirs) = collapse(
+            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+        )
+    sizes = list(reversed(loop)) or [1]
+    mine, theirs = list(reversed(mine)) or [0], list(reversed(theirs)) or [0]
+    rows, columns = _dims.product(sizes), x.dims[at]
+    step, out_step = x.strides[at], out.strides[at]
+    unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
+    beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
+    # One invocation for a column of a CPU: not where columns are few or too long for its loops.
+    fit = not lowering.traits.is_cpu or (
+        _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
+    )
+    if beside and not unit and fit:
+        vector = gcd4(sizes[0], x.offset, out.offset, step, out_step, *mine[1:], *theirs[1:])
+        work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
+    else:
+        vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
+        work = spread(lowering.traits, rows, columns, vector, cache=True)
+    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
+    params = [
+        x.offset,
+        out.offset,
+        rows,
+        columns,
+        step,
+        out_step,
+        *pad(mine, 3),
+        *pad(theirs, 3),
+        *pad(sizes, 2),
+    ]
+    texel, binding = bind_x(lowering, x, vector)
+    lowering.dispatch(
+        "reduce/softmax.comp",
+        [binding, (out, "w")],
+        macros={
+            "T_X": x.dtype.glsl,
+            "T_OUT": out.dtype.glsl,
+            "OUTER_DIMS": max(len(sizes), 1),
+            "LOG": int(log),
+            "ZERO_ROWS": int(zero_rows),
+            "VEC4": int(vector),
+            **work.macros,
+            **texel,
+        },
+        params=params,
+        constants={100: work.local},
+        specialize=lowering.fixed(len(params)),
+        grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows),
+        flops=5 * x.type.numel,
+    )
+
+
+register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))
+
+
+def _refuse(node: Node, traits: Any) -> str | None:
+    made = node.result.type.dtype
+    return None if made.is_float else f"no kernel for {made.name}"
+
+
+def _softmax(name: str, log: bool, *names: str) -> None:
+    def shape(x: TensorType, dim: int, half_to_float: Any = False) -> TensorType:
+        wrap(dim, x.rank)
+        if isinstance(half_to_float, DType):
+            return x.with_dtype(half_to_float)
+        return x.with_dtype(DType.float32 if half_to_float is True else x.dtype)
+
+    def expand(builder: Any, node: Node) -> Value:
+        x, dim = node.args[:2]
+        if not x.type.dtype.is_float:
+            x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
+        if x.type.rank == 0:
+            flat = builder.emit("aten.view.default", x, (1,))
+            made = builder.emit(NAME, flat, 0, log, False, node.result.type.dtype)
+            return builder.emit("aten.view.default", made, ())
+        return builder.emit(NAME, x, dim, log, False, node.result.type.dtype)
+
+    register(Operator(name, shape, Rewrite(expand, _refuse), names=names))
+
+
+_softmax("aten._softmax.default", False, "aten.softmax.int")
+_softmax("aten._log_softmax.default", True, "aten.log_softmax.int")

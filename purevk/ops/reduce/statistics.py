@@ -1,0 +1,303 @@
+"""Reductions with more to them than a sum: the place of an extreme, variance, norms, logarithms of
+sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.ops.promotion import float_type
+from purevk.ops.reduce.reduction import NAME, Reduction
+from purevk.ops.registry import ShapeError, row
+from purevk.ops.shapes import reduced, wrap_all
+
+
+def reduce(
+    builder: Any,
+    x: Value,
+    kind: str | Reduction,
+    dims: Sequence[int],
+    keepdim: bool,
+    dtype: DType,
+    index: DType | None = None,
+) -> Any:
+    """Emits `purevk.reduce`; a 0-d tensor is taken as one of one element."""
+    if not x.type.rank:
+        made = builder.emit(
+            NAME, builder.emit("aten.view.default", x, (1,)), kind, (0,), False, dtype, index
+        )
+        return (
+            tuple(builder.emit("aten.view.default", each, ()) for each in made)
+            if index
+            else builder.emit("aten.view.default", made, ())
+        )
+    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, index)
+
+
+# -- places of extremes --------------------------------------------------------------------------
+def _arg_shape(x: TensorType, dim: int | None = None, keepdim: bool = False) -> TensorType:
+    dims = range(x.rank) if dim is None else wrap_all(dim, x.rank)
+    _refuse_empty(x, dims)
+    return TensorType(DType.int64, reduced(x.dims, tuple(dims), keepdim))
+
+
+def _refuse_empty(x: TensorType, dims: Sequence[int]) -> None:
+    if any(isinstance(x.dims[d], int) and x.dims[d] == 0 for d in dims if d < x.rank):
+        raise ShapeError(f"the extreme of no elements of {x}")
+
+
+def _arg(name: str) -> None:
+    def expand(builder: Any, node: Node, x: Value, dim: int | None, keepdim: bool) -> Value:
+        dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
+        return reduce(builder, x, name, dims, keepdim, node.result.type.dtype)
+
+    row(f"aten.{name}.default", _arg_shape, expand)
+
+
+_arg("argmax")
+_arg("argmin")
+
+
+def _extreme_shape(x: TensorType, dim: int, keepdim: bool = False) -> tuple[TensorType, TensorType]:
+    index = _arg_shape(x, dim, keepdim)
+    return index.with_dtype(x.dtype), index
+
+
+def _extreme(name: str, kind: str) -> None:
+    def expand(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> Any:
+        return reduce(
+            builder,
+            x,
+            kind,
+            wrap_all(dim, x.type.rank),
+            keepdim,
+            x.type.dtype,
+            node.results[1].type.dtype,
+        )
+
+    row(f"aten.{name}.dim", _extreme_shape, expand)
+
+
+_extreme("max", "argmax")
+_extreme("min", "argmin")
+
+
+def _aminmax_shape(
+    x: TensorType, dim: int | None = None, keepdim: bool = False
+) -> tuple[TensorType, TensorType]:
+    made = _arg_shape(x, dim, keepdim).with_dtype(x.dtype)
+    return made, made
+
+
+def _aminmax(
+    builder: Any, node: Node, x: Value, dim: int | None, keepdim: bool
+) -> tuple[Value, Value]:
+    dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
+    return tuple(reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
+
+
+row("aten.aminmax.default", _aminmax_shape, _aminmax)
+
+
+# -- variance ------------------------------------------------------------------------------------
+def _variance(correction: Any, root: bool) -> Reduction:
+    less = float(1 if correction is None else correction)
+    text = f"(float(n) > {less!r} ? a / (float(n) - {less!r}) : a > 0.0 ? PV_INF : PV_NAN)"
+    return Reduction(finish=f"sqrt({text})" if root else text, variance=True)
+
+
+def _spread(
+    builder: Any,
+    x: Value,
+    dims: Sequence[int],
+    correction: Any,
+    keepdim: bool,
+    root: bool,
+    dtype: DType,
+) -> Value:
+    return reduce(builder, x, _variance(correction, root), dims, keepdim, dtype)
+
+
+def _float_reduced(x: TensorType, dim: Any, keepdim: bool) -> TensorType:
+    if not x.dtype.is_float:
+        raise ShapeError(f"variance of {x.dtype.name}")
+    return x.with_dims(reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+
+
+for _name, _root in {"var": False, "std": True}.items():
+    row(
+        f"aten.{_name}.correction",
+        lambda x, dim=None, correction=None, keepdim=False: _float_reduced(x, dim, keepdim),
+        lambda builder, node, x, dim, correction, keepdim, root=_root: _spread(
+            builder,
+            x,
+            wrap_all(dim, x.type.rank),
+            correction,
+            keepdim,
+            root,
+            node.result.type.dtype,
+        ),
+    )
+    row(
+        f"aten.{_name}.dim",
+        lambda x, dim=None, unbiased=True, keepdim=False: _float_reduced(x, dim, keepdim),
+        lambda builder, node, x, dim, unbiased, keepdim, root=_root: _spread(
+            builder,
+            x,
+            wrap_all(dim, x.type.rank),
+            int(unbiased),
+            keepdim,
+            root,
+            node.result.type.dtype,
+        ),
+    )
+    row(
+        f"aten.{_name}.default",
+        lambda x, unbiased=True: _float_reduced(x, None, False),
+        lambda builder, node, x, unbiased, root=_root: _spread(
+            builder, x, range(x.type.rank), int(unbiased), False, root, node.result.type.dtype
+        ),
+    )
+    row(
+        f"aten.{_name}_mean.correction",
+        lambda x, dim=None, correction=None, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
+        lambda builder, node, x, dim, correction, keepdim, root=_root: (
+            _spread(
+                builder, x, wrap_all(dim, x.type.rank), correction, keepdim, root, x.type.dtype
+            ),
+            reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
+        ),
+    )
+    row(
+        f"aten.{_name}_mean.dim",
+        lambda x, dim=None, unbiased=True, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
+        lambda builder, node, x, dim, unbiased, keepdim, root=_root: (
+            _spread(
+                builder, x, wrap_all(dim, x.type.rank), int(unbiased), keepdim, root, x.type.dtype
+            ),
+            reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
+        ),
+    )
+
+
+# -- norms ---------------------------------------------------------------------------------------
+def norm_reduction(p: float) -> Reduction:
+    """The p-norm."""
+    if p == 0:
+        return Reduction(load="(v != ACC(0) ? ACC(1) : ACC(0))")
+    if p == 1:
+        return Reduction(load="abs(v)")
+    if p == 2:
+        return Reduction(load="((v) * (v))", finish="sqrt(a)")
+    if math.isinf(p):
+        return (
+            Reduction("ACC(0)", "pv_max(a, b)", "abs(v)")
+            if p > 0
+            else Reduction("HIGHEST", "pv_min(a, b)", "abs(v)")
+        )
+    return Reduction(load=f"pv_pow(abs(v), {float(p)!r})", finish=f"pv_pow(a, {1.0 / p!r})")
+
+
+def _norm(
+    builder: Any, x: Value, p: Any, dims: Sequence[int], keepdim: bool, dtype: DType
+) -> Value:
+    if not x.type.dtype.is_float:
+        x = builder.emit("aten._to_copy.default", x, dtype)
+    return reduce(builder, x, norm_reduction(2.0 if p is None else float(p)), dims, keepdim, dtype)
+
+
+def _norm_shape(
+    x: TensorType, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
+) -> TensorType:
+    return TensorType(dtype or float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+
+
+row(
+    "aten.linalg_vector_norm.default",
+    _norm_shape,
+    lambda builder, node, x, p, dim, keepdim, dtype: _norm(
+        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
+    ),
+)
+row(
+    "aten.norm.ScalarOpt_dim",
+    lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim),
+    lambda builder, node, x, p, dim, keepdim: _norm(
+        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
+    ),
+)
+row(
+    "aten.norm.ScalarOpt_dim_dtype",
+    lambda x, p, dim, keepdim, dtype: _norm_shape(x, p, dim, keepdim, dtype),
+    lambda builder, node, x, p, dim, keepdim, dtype: _norm(
+        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
+    ),
+)
+row(
+    "aten.norm.Scalar",
+    lambda x, p=2: _norm_shape(x, p),
+    lambda builder, node, x, p: _norm(
+        builder, x, p, range(x.type.rank), False, node.result.type.dtype
+    ),
+)
+
+
+# -- sums of something else ----------------------------------------------------------------------
+def _logsumexp(builder: Any, node: Node, x: Value, dim: Any, keepdim: bool) -> Value:
+    dims = wrap_all(dim, x.type.rank)
+    if not x.type.dtype.is_float:
+        x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
+    return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
+
+
+row(
+    "aten.logsumexp.default",
+    lambda x, dim, keepdim=False: TensorType(
+        float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
+    ),
+    _logsumexp,
+)
+
+
+def _count(builder: Any, node: Node, x: Value, dim: Any = None) -> Value:
+    found = builder.emit("aten.ne.Tensor", x, 0)
+    return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
+
+
+row(
+    "aten.count_nonzero.dim_IntList",
+    lambda x, dim: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
+    _count,
+)
+row(
+    "aten.count_nonzero.default",
+    lambda x, dim=None: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
+    _count,
+)
+
+
+def _nansum(builder: Any, node: Node, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
+    if x.type.dtype.is_float:
+        x = builder.emit("aten.where.self", builder.emit("aten.isnan.default", x), 0.0, x)
+    return builder.emit("aten.sum.dim_IntList", x, dim, keepdim, node.result.type.dtype)
+
+
+def _nansum_shape(
+    x: TensorType, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
+) -> TensorType:
+    made = dtype or (x.dtype if x.dtype.is_float else DType.int64)
+    return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+
+
+row("aten.nansum.default", _nansum_shape, _nansum)
+
+
+def _dist(builder: Any, node: Node, x: Value, y: Value, p: Any) -> Value:
+    difference = builder.emit("aten.sub.Tensor", x, y, 1)
+    return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
+
+
+row("aten.dist.default", lambda x, y, p=2: TensorType(float_type(x.dtype), ()), _dist)

@@ -1,0 +1,310 @@
+"""How often values occur, and reductions of parts of a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.map import acc_of, coordinates
+from purevk.ops.elementwise.program import constant
+from purevk.ops.mapped import mapped
+from purevk.ops.promotion import wide_type
+from purevk.ops.registry import ShapeError, row
+from purevk.ops.shapes import is_empty, reduced, wrap
+from purevk.ops.sort.sort import NAME as SORT
+
+
+# -- the most frequent value ---------------------------------------------------------------------
+def _mode_shape(
+    x: TensorType, dim: int = -1, keepdim: bool = False
+) -> tuple[TensorType, TensorType]:
+    at = wrap(dim, x.rank)
+    if x.rank and isinstance(x.dims[at], int) and x.dims[at] == 0:
+        raise ShapeError(f"the most frequent of no elements of {x}")
+    values = x.with_dims(reduced(x.dims, (at,), keepdim))
+    return values, values.with_dtype(DType.int64)
+
+
+def _mode(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    if not x.type.rank:
+        return x, constant(builder, 0, (), DType.int64)
+    at = wrap(dim, x.type.rank)
+    values, places = builder.emit(SORT, x, at, False, x.type.dims[at], DType.int64)
+    # How many equal elements end here: the elements of a run lie between its first place, found by
+    # halves, and its last.
+    here = coordinates(x.type.rank, **{f"d{at}": "m"})
+    body = (
+        f"{acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)}); int low = 0, high = i{at};"
+        f" for (; low < high;) {{ int m = (low + high) / 2; if (V({here}) != v) low = m + 1; else"
+        f" high = m; }} r = i{at} - low + 1;"
+    )
+    runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
+    best = builder.emit("aten.argmax.default", runs, at, True)
+    made = [builder.emit("aten.gather.default", each, at, best) for each in (values, places)]
+    return tuple(
+        builder.emit("aten.view.default", each, result.type.dims)
+        for each, result in zip(made, node.results)
+    )
+
+
+row("aten.mode.default", _mode_shape, _mode)
+
+
+# -- histograms ----------------------------------------------------------------------------------
+def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: Any) -> Value:
+    """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
+    dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
+    counts = constant(builder, 0.0, (bins,), wide)
+    x = builder.emit(
+        "aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), wide
+    )
+    if low == high == 0:
+        low, high = (
+            builder.emit(f"aten.{name}.default", x, (), False) for name in ("amin", "amax")
+        )
+        same = builder.emit("aten.eq.Tensor", low, high)
+        low, high = (
+            builder.emit(
+                "aten.where.self", same, builder.emit("aten.add.Tensor", each, step, 1), each
+            )
+            for each, step in ((low, -1.0), (high, 1.0))
+        )
+        width = builder.emit("aten.sub.Tensor", high, low, 1)
+    else:
+        low, high = (float(low) - 1, float(high) + 1) if low == high else (float(low), float(high))
+        width = high - low
+    above, below = builder.emit("aten.ge.Tensor", x, low), builder.emit("aten.le.Tensor", x, high)
+    inside = builder.emit(
+        "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), wide
+    )
+    place = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, low, 1), float(bins))
+    place = builder.emit(
+        "aten.clamp.default", builder.emit("aten.div.Tensor", place, width), 0, bins - 1
+    )
+    place = builder.emit("aten._to_copy.default", place, DType.int32)
+    made = builder.emit("aten.index_put.default", counts, (place,), inside, True)
+    return builder.emit("aten._to_copy.default", made, dtype)
+
+
+row("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
+
+
+_HISTOGRAMS = (DType.float32, DType.float64)
+
+
+def _refuse_histogram(node: Node, traits: Any) -> str | None:
+    x = node.args[0].type
+    return None if x.dtype in _HISTOGRAMS else f"no kernel for {x.dtype.name}"
+
+
+def _edges(builder: Any, x: Value, bins: int, ends: Sequence[float] | None) -> Value:
+    """The bounds of equal bins from the least to the largest element, or between two numbers; a
+    unit apart if these are equal."""
+    if ends is None and is_empty(x.type):
+        ends = (0, 1)
+    if ends is None:
+        inputs = {
+            name: builder.emit(f"aten.{kind}.default", x, (0,), True)
+            for name, kind in (("LOW", "amin"), ("HIGH", "amax"))
+        }
+        text = "float low = LOW(0), high = HIGH(0);"
+    else:
+        inputs, text = {}, f"float low = {float(ends[0])!r}, high = {float(ends[1])!r};"
+    # From both ends, as `linspace`.
+    body = (
+        f"{text} if (low == high) {{ low -= 0.5; high += 0.5; }} float by = (high - low) / float(r_size_0 - 1);"
+        " r = i0 * 2 < r_size_0 ? low + by * float(i0) : high - by * float(r_size_0 - 1 - i0);"
+    )
+    return mapped(builder, body, inputs, x.type.with_dims((bins + 1,)))
+
+
+def _counted(
+    builder: Any, x: Value, edges: Sequence[Value], weight: Value | None, density: bool
+) -> Value:
+    """How many of the rows of x (or how much of their weight) lie between the edges of each column;
+    the last one counts."""
+    bins = [each.type.dims[0] - 1 for each in edges]
+    total = _dims.product(bins)
+    zeros = constant(builder, 0.0, (total + 1,), x.type.dtype)
+    made = zeros if is_empty(x.type) else _filled(builder, zeros, x, edges, weight)
+    made = builder.emit(
+        "aten.view.default", builder.emit("aten.slice.Tensor", made, 0, 0, total, 1), tuple(bins)
+    )
+    if density:
+        made = builder.emit("aten.div.Tensor", made, builder.emit("aten.sum.default", made))
+        for d, each in enumerate(edges):
+            ends = [
+                builder.emit("aten.slice.Tensor", each, 0, first, bins[d] + first, 1)
+                for first in (1, 0)
+            ]
+            lengths = builder.emit("aten.sub.Tensor", *ends, 1)
+            lengths = builder.emit(
+                "aten.view.default", lengths, (bins[d], *([1] * (len(bins) - d - 1)))
+            )
+            made = builder.emit("aten.div.Tensor", made, lengths)
+    return made
+
+
+def _filled(
+    builder: Any, zeros: Value, x: Value, edges: Sequence[Value], weight: Value | None
+) -> Value:
+    """The counts, and in the last place those of the rows that are outside."""
+    count, total = x.type.dims[0], zeros.type.dims[0] - 1
+    body = "int place = 0; bool inside = true;"
+    for d in range(len(edges)):
+        body += (
+            f" {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{"
+            f" int m = (low + high) / 2;"
+            f" if (EDGE{d}(m) <= v) low = m + 1; else high = m; }} inside = inside && low > 0 && v"
+            f" <= EDGE{d}(edge{d}_size_0 - 1);"
+            f" place = place * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
+        )
+    inputs = {"X": x} | {f"EDGE{d}": each for d, each in enumerate(edges)}
+    type = TensorType(DType.int32, (count,))
+    places = mapped(
+        builder, body + " r = inside ? place : total;", inputs, type, numbers={"total": total}
+    )
+    given = (
+        builder.emit("aten.view.default", weight, (count,))
+        if weight is not None
+        else constant(builder, 1.0, (count,), x.type.dtype)
+    )
+    return builder.emit("aten.index_put.default", zeros, (places,), given, True)
+
+
+def _rows(builder: Any, x: Value, width: Size) -> Value:
+    return builder.emit("aten.view.default", x, (x.type.numel // width, width))
+
+
+def _all_edges(
+    builder: Any, x: Value, bins: Sequence[int], ends: Sequence[float] | None
+) -> list[Value]:
+    columns = [builder.emit("aten.select.int", x, 1, d) for d in range(len(bins))]
+    pairs = [None if ends is None else tuple(ends[2 * d : 2 * d + 2]) for d in range(len(bins))]
+    return [_edges(builder, *each) for each in zip(columns, bins, pairs)]
+
+
+def _of_counts(
+    builder: Any, x: Value, bins: Sequence[int], ends: Any, weight: Any, density: bool
+) -> tuple[Value, Value]:
+    x = _rows(builder, x, len(bins))
+    edges = _all_edges(builder, x, bins, ends)
+    return _counted(builder, x, edges, weight, density), edges[0]
+
+
+row(
+    "aten.histogram.bin_ct",
+    lambda x, bins=100, range=None, weight=None, density=False: (
+        x.with_dims((bins,)),
+        x.with_dims((bins + 1,)),
+    ),
+    lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest),
+    supports=_refuse_histogram,
+)
+row(
+    "aten.histogram.bins_tensor",
+    lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
+    lambda builder, node, x, bins, *rest: (
+        _counted(builder, _rows(builder, x, 1), [bins], *rest),
+        builder.emit("aten.alias.default", bins),
+    ),
+    supports=_refuse_histogram,
+)
+row(
+    "aten._histogramdd_bin_edges.default",
+    lambda x, bins, range=None, weight=None, density=False: tuple(
+        x.with_dims((count + 1,)) for count in bins
+    ),
+    lambda builder, node, x, bins, ends, *_: _all_edges(
+        builder, _rows(builder, x, len(bins)), bins, ends
+    ),
+    supports=_refuse_histogram,
+)
+row(
+    "aten._histogramdd_from_bin_cts.default",
+    lambda x, bins, range=None, weight=None, density=False: x.with_dims(tuple(bins)),
+    lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0],
+    supports=_refuse_histogram,
+)
+row(
+    "aten._histogramdd_from_bin_tensors.default",
+    lambda x, bins, weight=None, density=False: x.with_dims(
+        tuple(each.dims[0] - 1 for each in bins)
+    ),
+    lambda builder, node, x, bins, *rest: _counted(
+        builder, _rows(builder, x, len(bins)), bins, *rest
+    ),
+    supports=_refuse_histogram,
+)
+
+
+# -- segments ------------------------------------------------------------------------------------
+def _segment_shape(
+    data: TensorType,
+    reduce: str,
+    lengths: TensorType | None = None,
+    indices: Any = None,
+    offsets: TensorType | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> TensorType:
+    given = lengths if lengths is not None else offsets
+    if given is None:
+        raise ShapeError("segments need lengths or offsets")
+    count = given.dims[-1] if lengths is not None else given.dims[-1] - 1
+    return data.with_dims((*given.dims[:-1], count, *data.dims[given.rank :]))
+
+
+_SEGMENT = {
+    "sum": ("0.0", "r += v;"), "mean": ("0.0", "r += v;"), "prod": ("1.0", "r *= v;"),
+    "max": ("-PV_INF", "r = pv_max(r, v);"), "min": ("PV_INF", "r = pv_min(r, v);"),
+}  # fmt: skip
+
+
+def _segment(
+    builder: Any,
+    node: Node,
+    data: Value,
+    kind: str,
+    lengths: Any,
+    indices: Any,
+    offsets: Any,
+    axis: int,
+    unsafe: bool,
+    initial: float | None,
+) -> Value:
+    given = lengths if lengths is not None else offsets
+    lead = given.type.rank - 1
+    if lengths is not None:
+        end = builder.emit("aten.cumsum.default", given, lead, DType.int64)
+        start = builder.emit("aten.sub.Tensor", end, given, 1)
+    else:
+        count = given.type.dims[-1]
+        start = builder.emit("aten.slice.Tensor", given, lead, 0, count - 1, 1)
+        end = builder.emit("aten.slice.Tensor", given, lead, 1, count, 1)
+    first, step = _SEGMENT[kind]
+    first = first if initial is None else repr(float(initial))
+    place = ", ".join(f"i{d}" for d in range(lead + 1))
+    here = coordinates(data.type.rank, **{f"d{lead}": "k"})
+    finish = ""
+    if kind == "mean":
+        finish = " if (to > from) r /= float(to - from);" + (
+            "" if initial is not None else " else r = PV_NAN;"
+        )
+    body = (
+        f"int from = max(int(START({place})), 0), to = min(int(END({place})), x_size_{lead}); r = {first};"
+        f" for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
+    )
+    return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
+
+
+def _refuse_long(node: Node, traits: Any) -> str | None:
+    given = node.args[2] if node.args[2] is not None else node.args[4]
+    return traits.too_long(node.args[0].type.dims[given.type.rank - 1])
+
+
+row("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -1,0 +1,267 @@
+"""The first elements of rows, or those of a rank, without sorting the rows (`select.comp`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from purevk.dtypes import DType
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, emit_copy
+from purevk.lower.elements import conversions
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.map import acc_of
+from purevk.lower.numbers import gcd4, power_of_two
+from purevk.lower.rows import bind_x, collapse
+from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.shapes import is_empty
+
+NAME = "purevk.select"
+RANKS = ("first", "kth", "median", "nanmedian")
+_PER = 16  # elements that an invocation keeps (on a software device: 8, since its compiler is slow), or
+_PER_FEW = 32  # where few are wanted, or one, so that hardly one is looked at twice
+_FEW = 64  # elements that are put in order by comparing all with all
+_PART = 8192  # elements of the parts that long rows are cut into
+_SHORT = 32  # up to this length (on a software device: 128) counting is better
+
+
+class _Plan:
+    """How many invocations take a row, and what they keep in shared memory; `fits`: whether there
+    is enough of that."""
+
+    def __init__(
+        self, traits: DeviceTraits, length: int, count: int, wide: bool, rank: str = "first"
+    ) -> None:
+        smallest = max(32, traits.subgroup_size)
+        largest = min(
+            64 if traits.is_cpu else 1024 if traits.max_shared_memory >= 32768 else 256,
+            traits.max_invocations,
+        )
+        # With four times as many groups as are wanted, hardly more than these are up to the bound
+        # that the groups give.
+        groups = max(32, power_of_two(4 * count))
+        few = groups <= 128 and not wide and not traits.is_cpu
+        most = _PER // 2 if traits.is_cpu else _PER_FEW if few else _PER
+        self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
+        self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
+        self.cached = length <= self.local * self.per
+        self.subgroup = (
+            traits.has("subgroup_arithmetic", "subgroup_basic")
+            and self.local % traits.subgroup_size == 0
+        )
+        self.limit = _FEW if self.local >= 128 else _FEW // 4
+        self.bitonic = count > _FEW
+        self.groups = groups if rank == "first" and few and groups <= self.local else 0
+        self.bins = max(min(4 * self.local, 1024), self.local)
+        self.list = (
+            power_of_two(count + self.limit) if self.bitonic else count + self.limit + -count % 4
+        )
+        if self.bitonic:
+            self.limit = self.list - count
+        shared = 4 * (self.local + self.bins + self.groups) + self.list * (12 if wide else 8) + 64
+        self.fits = shared <= traits.max_shared_memory
+
+
+def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bool:
+    """Whether the `count` first elements along a dim are found by this kernel."""
+    length = _dims.upper(x.dims[dim])
+    if (
+        not isinstance(count, int)
+        or count > 1024
+        or length <= (128 if traits.is_cpu else _SHORT)
+        or 2 * count > length
+    ):
+        return False
+    return _Plan(traits, length, count, x.dtype.acc == "int64_t").fits
+
+
+def emit_select(
+    lowering: Lowering,
+    x: Operand,
+    values: Operand,
+    places: Operand,
+    dim: int,
+    descending: bool,
+    count: Size,
+    rank: str = "first",
+) -> None:
+    """The `count` first elements along a dim in their order, with their indices, or (another of
+    `RANKS`) the one of a rank."""
+    traits, length = lowering.traits, x.dims[dim]
+    parts = _parts(traits, x, dim, count) if rank == "first" else 1
+    if parts > 1:
+        # The first of parts of the rows, then those of these: parts and what they give are in the
+        # order of indices.
+        part = -(-length // parts)
+        rows = _dims.product(size for d, size in enumerate(x.dims) if d != dim)
+        rest = tuple(size for d, size in enumerate(x.dims) if d != dim)
+        some = (
+            lowering.temporary(TensorType(x.dtype, (*rest, parts * count))),
+            lowering.temporary(TensorType(DType.int32, (*rest, parts * count))),
+        )
+        back = [*range(dim), len(rest), *range(dim, len(rest))]
+        moved = [_permuted(each, back) for each in some]
+        _emit(lowering, x, None, moved[0], moved[1], dim, descending, count, rank, parts, part)
+        _emit(
+            lowering,
+            moved[0],
+            Operand(
+                some[1].storage, some[1].layout, TensorType(DType.int32, (rows, parts * count))
+            ),
+            values,
+            places,
+            dim,
+            descending,
+            count,
+            rank,
+        )
+        return
+    _emit(lowering, x, None, values, places, dim, descending, count, rank)
+
+
+def _parts(traits: DeviceTraits, x: Operand, dim: int, count: Size) -> int:
+    """Into how many parts rows are cut, where they are long and too few to keep the device busy."""
+    length, numel = x.dims[dim], x.type.numel
+    if (
+        traits.is_cpu
+        or not isinstance(numel, int)
+        or not isinstance(count, int)
+        or length < 4 * _PART
+    ):
+        return 1
+    rows = numel // length
+    parts = min(length // max(_PART, 4 * count), -(-2 * traits.processors // rows))
+    return parts if parts > 1 and length - (parts - 1) * -(-length // parts) >= count else 1
+
+
+def _permuted(operand: Operand, order: list[int]) -> Operand:
+    strides, sizes = operand.strides, operand.dims
+    layout = Layout(operand.offset, tuple(strides[d] for d in order))
+    return Operand(
+        operand.storage, layout, TensorType(operand.dtype, tuple(sizes[d] for d in order))
+    )
+
+
+def _emit(
+    lowering: Lowering,
+    x: Operand,
+    indices: Operand | None,
+    values: Operand,
+    places: Operand,
+    dim: int,
+    descending: bool,
+    count: Size,
+    rank: str,
+    parts: int = 1,
+    part: Size | None = None,
+) -> None:
+    traits, dtype = lowering.traits, x.dtype
+    rest = [d for d in range(len(x.dims)) if d != dim]
+    steps = lambda: ([each.strides[d] for d in rest] for each in (x, values, places))  # noqa: E731
+    loop, strides = collapse([x.dims[d] for d in rest], *steps())
+    if len(loop) > 4:
+        x = dense(lowering, x)
+        values_at, places_at = lowering.temporary(values.type), lowering.temporary(places.type)
+        _emit(lowering, x, indices, values_at, places_at, dim, descending, count, rank, parts, part)
+        for source, target in ((values_at, values), (places_at, places)):
+            emit_copy(lowering, source, target)
+        return
+    length = x.dims[dim]
+    part = length if part is None else part
+    rows = _dims.product(loop)
+    wide = acc_of(dtype) == "int64_t"
+    plan = _Plan(traits, _dims.upper(part), count if rank == "first" else 1, wide, rank)
+    mine = list(reversed(strides[0]))
+    step = x.strides[dim]
+    vector = (
+        dtype.itemsize < 8
+        and isinstance(step, int)
+        and step == 1
+        and gcd4(length, part, x.offset, *mine)
+    )
+    full = isinstance(part, int) and part % (plan.local * plan.per) == 0 and length == part * parts
+    texel, binding = bind_x(lowering, x, vector)
+    names = element_macros(dtype, places.dtype)
+    pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
+    outer = pad(reversed(loop), 3, 1)
+    params = [x.offset, rows, length, step, *pad(mine, 4), *outer, count, parts, part]
+    for each, theirs in ((values, strides[1]), (places, strides[2])):
+        params += [
+            each.offset,
+            each.strides[dim],
+            *pad(reversed(theirs), 4),
+            count * each.strides[dim],
+        ]
+    groups = rows * parts
+    # Short rows are taken in turn: there would be more workgroups than can be started in the time.
+    if plan.local <= 64 and not traits.is_cpu:
+        groups = _dims.minimum(groups, 64 * traits.processors)
+    lowering.dispatch(
+        "sort/select.comp",
+        [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
+        macros={
+            **names,
+            **texel,
+            "VEC4": int(vector),
+            "LOCAL": plan.local,
+            "BINS": plan.bins,
+            "PER": plan.per,
+            "CACHED": (2 if traits.is_cpu else 1) if plan.cached else 0,
+            "FULL": int(full),
+            "DESCENDING": int(descending),
+            "RANK": RANKS.index(rank),
+            "LIST": plan.list,
+            "LIMIT": plan.limit,
+            "BITONIC": int(plan.bitonic),
+            "SUBGROUP": int(plan.subgroup),
+            "INDEXED": int(indices is not None),
+            "WIDE_KEY": int(wide),
+            "GROUPS": plan.groups,
+        },
+        params=params,
+        constants={100: plan.local},
+        specialize=lowering.fixed(len(params)),
+        grid=lowering.linear_grid(groups, 1),
+        flops=rows * length * 8,
+    )
+
+
+def element_macros(dtype: DType, index: DType) -> dict[str, str]:
+    """Macros that name the types of elements and of their indices, and convert them."""
+    names = conversions(dtype, dtype, acc_of(dtype))
+    names["T_KEY"] = names.pop("T_OUT")
+    if "TO_OUT(v)" in names:
+        names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
+    if index is DType.int64:
+        names["HAS_INT64"] = "1"
+    if names["ACC"] == "int":
+        names["INTEGERS"] = "1"
+    return {**names, "T_INDEX": index.glsl}
+
+
+# -- one element of each row ---------------------------------------------------------------------
+def _shape(
+    x: TensorType, dim: int, rank: str, number: Size, index: DType = DType.int64
+) -> tuple[TensorType, TensorType]:
+    sizes = tuple(1 if d == dim else size for d, size in enumerate(x.dims))
+    return x.with_dims(sizes), TensorType(index, sizes)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    x_value, dim, rank, number, _ = node.args
+    values, places = (lowering.operand(value) for value in node.results)
+    if not is_empty(values.type):
+        emit_select(lowering, lowering.operand(x_value), values, places, dim, False, number, rank)
+
+
+register(Operator(NAME, _shape, Kernel(_lower)))
+
+
+def select(builder: Any, x: Value, dim: int, rank: str, number: Size = 1) -> tuple[Value, Value]:
+    """The element of each row along a dim (which stays, with size 1) that has a rank, and its
+    index: "kth": the `number`-th from 1 on; "median": the lower median, or the first NaN;
+    "nanmedian": the lower median of all but NaNs."""
+    if rank != "kth" and not x.type.dtype.is_float:
+        rank, number = "kth", (x.type.dims[dim] + 1) // 2
+    index = DType.int64 if "int64" in builder.traits.features else DType.int32
+    return builder.emit(NAME, x, dim, rank, number, index)

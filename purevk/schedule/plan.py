@@ -1,0 +1,226 @@
+"""The plan of a method on a device: segments, dispatches and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import Dispatch, Lowering, Requirement
+from purevk.ops import registry
+from purevk.schedule.constants import split_constant
+from purevk.schedule.segments import Segment, on_host, segments
+from purevk.schedule.storage import Placed, place_values
+
+
+@dataclass
+class Plan:
+    """A method lowered for a device, before anything is allocated.
+
+    Attributes:
+        placed: the graph that runs at each call.
+        steps: its segments.
+        dispatches: of all device segments, in order. ranges: for each step, first and last dispatch
+            (equal on the CPU).
+        once: dispatches of the part that depends on constants alone, `once_of` their nodes;
+            `once_kept` are the storages it leaves.
+        sizes: bytes of each storage.
+        constants: values whose bytes the device needs for calls; `once_constants` those for the
+            part that runs once.
+        inner: the plans of the sub-graphs of each control-flow node.
+    """
+
+    graph: Graph
+    placed: Placed
+    steps: tuple[Segment, ...]
+    dispatches: tuple[Dispatch, ...]
+    ranges: tuple[tuple[int, int], ...]
+    nodes_of: tuple[Node, ...]
+    once: tuple[Dispatch, ...]
+    once_of: tuple[Node, ...]
+    once_kept: tuple[Value, ...]
+    sizes: dict[Value, int]
+    constants: tuple[Value, ...]
+    once_constants: tuple[Value, ...]
+    uploads: tuple[tuple[Value, ...], ...] = ()
+    downloads: tuple[tuple[Value, ...], ...] = ()
+    requirements: tuple[Requirement, ...] = ()
+    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
+    inner: dict[Node, tuple[Plan, ...]] = field(default_factory=dict)
+
+    def nested(self) -> Iterator[Plan]:
+        """This plan and those of all sub-graphs, outer ones first."""
+        yield self
+        for plans in self.inner.values():
+            for plan in plans:
+                yield from plan.nested()
+
+    @property
+    def kernels(self) -> list:
+        """The specs of all pipelines, those of sub-graphs included."""
+        return list(
+            dict.fromkeys(
+                dispatch.kernel
+                for plan in self.nested()
+                for dispatch in (*plan.once, *plan.dispatches)
+            )
+        )
+
+
+def make_plan(graph: Graph, context_traits: Any) -> Plan:
+    """Places, segments and lowers an optimized graph."""
+    placed = place_values(graph, context_traits)
+    storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
+    split = split_constant(placed.graph, storage_of)
+    kept = split.kept
+    once = Lowering(context_traits, placed.storages, placed.layouts)
+    once_of: list[Node] = []
+    for node in split.once:
+        _lower(once, node)
+        once_of += [node] * (len(once.dispatches) - len(once_of))
+    main = Lowering(context_traits, placed.storages, placed.layouts)
+    made: dict[Node, list[Dispatch]] = {}
+    for node in split.graph.nodes:
+        if not on_host(node):
+            first = len(main.dispatches)
+            _lower(main, node)
+            made[node] = main.dispatches[first:]
+    steps = segments(split.graph, storage_of, _needs(split.graph, made))
+    ranges, nodes_of, dispatches = [], [], []
+    for step in steps:
+        first = len(dispatches)
+        if step.on_device:
+            for node in step.nodes:
+                dispatches += made[node]
+                nodes_of += [node] * len(made[node])
+        ranges.append((first, len(dispatches)))
+    sizes: dict[Value, int] = {}
+    for dispatch in (*once.dispatches, *dispatches):
+        for binding in dispatch.bindings:
+            sizes[binding.storage] = max(
+                -(-binding.storage.type.nbytes // 4) * 4, 4
+            )  # kernels may read whole words
+    windows = {**once.windows, **main.windows}
+    whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
+    for storage, _, _ in windows.values():
+        sizes[storage] = storage.type.nbytes
+    used = {whole(b.storage) for d in dispatches for b in d.bindings}
+    used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
+    plan = Plan(
+        graph=graph,
+        placed=Placed(split.graph, placed.storages, placed.layouts),
+        steps=steps,
+        dispatches=tuple(dispatches),
+        ranges=tuple(ranges),
+        nodes_of=tuple(nodes_of),
+        once=tuple(once.dispatches),
+        once_of=tuple(once_of),
+        once_kept=kept,
+        sizes=sizes,
+        constants=tuple(value for value in graph.constants if value in used),
+        once_constants=tuple(value for value in graph.constants if value in used_once),
+        requirements=tuple(main.requirements),
+        windows=windows,
+        inner={
+            step.nodes[0]: tuple(make_plan(inner, context_traits) for inner in step.nodes[0].graphs)
+            for step in steps
+            if step.nodes[0].graphs
+        },
+    )
+    _find_transfers(plan, set(kept))
+    return plan
+
+
+def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[Symbol]]:
+    """The symbols that come about during a call and whose values a node's dispatches, or its CPU
+    function, cannot do without."""
+    learned = graph.learned
+    if not learned:
+        return {}
+    found = {}
+    for node in graph.nodes:
+        sizes: list[Any] = [
+            size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)
+        ]
+        if on_host(node):
+            nodes = [
+                node,
+                *(
+                    inside
+                    for inner in node.graphs
+                    for each in inner.nested()
+                    for inside in each.nodes
+                ),
+            ]
+            for each in nodes:
+                sizes += _sizes_in(each.args)
+                sizes += [
+                    size for value in (*each.inputs, *each.results) for size in value.type.dims
+                ]
+        needed = set().union(*map(_dims.symbols, sizes)) & set(learned) if sizes else set()
+        if needed:
+            found[node] = needed
+    return found
+
+
+def _sizes_in(arg: Any) -> list[Dim]:
+    if isinstance(arg, tuple):
+        return [size for item in arg for size in _sizes_in(item)]
+    return [arg] if isinstance(arg, Dim) else []
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    lowering.node = node
+    form = registry.row_of(node).form
+    form.lower(lowering, node)
+    lowering.node = None
+
+
+def _find_transfers(plan: Plan, kept: set[Value]) -> None:
+    """What each device segment needs written before it and read after it."""
+    graph, storage_of = plan.placed.graph, lambda value: plan.placed.storages.get(value, value)
+    on_device: set[Value] = set()
+    made_by: dict[Value, int] = {}
+    for number, step in enumerate(plan.steps):
+        for node in step.nodes:
+            for value in node.results:
+                made_by[value] = number
+    host_reads: dict[Value, None] = dict.fromkeys(values_in(graph.outputs))
+    for step in plan.steps:
+        if not step.on_device:
+            host_reads.update(dict.fromkeys(step.nodes[0].inputs))
+    for source in graph.symbols.values():
+        if source.value is not None and source.dim is None and source.value not in graph.inputs:
+            host_reads[source.value] = None
+    resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
+    uploads, downloads = [], []
+    for step, (first, last) in zip(plan.steps, plan.ranges):
+        if not step.on_device:
+            uploads.append(())
+            downloads.append(())
+            continue
+        needs: dict[Value, None] = {}
+        written: set[Value] = set()
+        for dispatch in plan.dispatches[first:last]:
+            for binding in dispatch.bindings:
+                if binding.storage in resident or binding.storage in on_device:
+                    continue
+                if binding.write:
+                    written.add(binding.storage)
+                elif binding.storage not in written:
+                    needs[binding.storage] = None
+        # A storage that the host made (an input, or a result of a CPU node).
+        host_made = [v for v in needs if v not in made_by or not plan.steps[made_by[v]].on_device]
+        uploads.append(tuple(host_made))
+        on_device.update(host_made)
+        on_device.update(written)
+        reads = []
+        for value in host_reads:
+            storage = storage_of(value)
+            if storage in written and storage not in reads:
+                reads.append(storage)
+        downloads.append(tuple(reads))
+    # States and folded constants that the host reads come down with the last device segment.
+    plan.uploads, plan.downloads = tuple(uploads), tuple(downloads)

@@ -1,0 +1,152 @@
+"""Decides where every value lies: which are views of other values' bytes, and the order of dims in
+memory of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from purevk.ir import Graph, Layout, Node, Value, values_in
+from purevk.lower.lowering import DeviceTraits
+from purevk.ops import registry
+from purevk.ops.image_layout import Places
+from purevk.ops.registry import HOST
+from purevk.passes.rewrite import Rewriter
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph whose values have places.
+
+    Attributes:
+        graph: without view nodes; copies are nodes.
+        storages: the value whose bytes hold each value; those missing hold their own.
+        layouts: where each value lies in them; those missing are dense and row-major.
+    """
+
+    graph: Graph
+    storages: Mapping[Value, Value]
+    layouts: Mapping[Value, Layout]
+
+
+def place_values(graph: Graph, traits: DeviceTraits | None = None) -> Placed:
+    """Turns views into layouts, and gives each kernel's result its order of dims, which may depend
+    on the device."""
+    return _Placer(graph, traits).run()
+
+
+class _Placer:
+    def __init__(self, graph: Graph, traits: DeviceTraits | None) -> None:
+        self.rewriter = Rewriter(graph)
+        self.graph = graph
+        self.storages: dict[Value, Value] = {}
+        self.layouts: dict[Value, Layout] = {}
+        self.places = Places(
+            self.layout, self._copied, traits, graph.users(), graph.output_values()
+        )
+
+    def run(self) -> Placed:
+        for node in self.graph.nodes:
+            node = self.rewriter.current(node)
+            self.rewriter.source = node.source
+            row = registry.find(node.op)
+            if row is not None and isinstance(row.form, registry.View):
+                self._view(node, row.form)
+                continue
+            if node.op == HOST:
+                for value in dict.fromkeys(node.inputs):
+                    self.rewriter.replaced.update(self._dense_copy(value))
+                node = self.rewriter.current(node)
+            elif node.graphs:
+                node = self._control(node)
+            elif row is not None and isinstance(row.form, registry.Kernel):
+                node = self._results(node, row.form)
+            self.rewriter.keep(node)
+        outputs = []
+        for output in self.graph.outputs:
+            output = self.rewriter.resolve(output)
+            for value in values_in((output,)):
+                copied = self._dense_copy(value, own=True)
+                output = copied.get(value, output)
+            outputs.append(output)
+        symbols = {}
+        for symbol, source in self.graph.symbols.items():
+            value = source.value
+            if source.dim is None and value is not None:
+                value = self._dense_copy(self.rewriter.resolve(value)).get(
+                    value, self.rewriter.resolve(value)
+                )
+            symbols[symbol] = type(source)(value, source.dim, source.element)
+        graph = self.graph.with_nodes(self.rewriter.nodes, outputs=tuple(outputs), symbols=symbols)
+        return Placed(graph, self.storages, self.layouts)
+
+    def _control(self, node: Node) -> Node:
+        """What the host hands to sub-graphs is dense; states that these touch stay as they are."""
+        *args, reads, writes = node.args
+        copies: dict[Value, Value] = {}
+        for value in dict.fromkeys(values_in(args)):
+            copies.update(self._dense_copy(value))
+        self.rewriter.replaced.update(copies)
+        return Node(
+            node.op,
+            (*map(self.rewriter.resolve, args), reads, writes),
+            node.results,
+            node.source,
+            node.alias,
+        )
+
+    def layout(self, value: Value) -> Layout:
+        return self.layouts.get(value) or Layout.dense(value.type.dims)
+
+    def _view(self, node: Node, form: registry.View) -> None:
+        row = registry.row_of(node)
+        source = node.args[0]
+        bound = tuple(row.bind(node.args).values())
+        types = tuple(value.type for value in node.results)
+        seen = form.layout(self.layout(source), source.type, types, *bound)
+        if seen is None:
+            copied = self.rewriter.emit("purevk.copy", source)
+            seen = form.layout(self.layout(copied), source.type, types, *bound)
+            source = copied
+        for value, layout in zip(node.results, seen):
+            self.storages[value] = self.storages.get(source, source)
+            self.layouts[value] = layout
+
+    def _dense_copy(self, value: Value, own: bool = False) -> dict[Value, Value]:
+        """A value that the host reads must be dense and start at its storage's first byte."""
+        leaf = (
+            value in self.graph.constants
+            or value in self.graph.states
+            or value in self.graph.inputs
+        )
+        if own and (leaf or self.storages.get(value, value) in self.graph.constants):
+            return (
+                {}
+                if value in self.graph.inputs or value in self.graph.constants
+                else {value: self.rewriter.emit("purevk.copy", value)}
+            )
+        layout = self.layout(value)
+        storage = self.storages.get(value, value)
+        whole = (
+            storage.type.numel == value.type.numel
+            and isinstance(layout.offset, int)
+            and layout.offset == 0
+        )
+        if whole and layout.is_contiguous(value.type.dims):
+            return {}
+        return {value: self.rewriter.emit("purevk.copy", value)}
+
+    def _results(self, node: Node, form: registry.Kernel) -> Node:
+        if form.layouts is None:
+            return node
+        orders = form.layouts(node, self.places)
+        for value, order in zip(node.results, orders):
+            if order is not None and tuple(order) != tuple(range(value.type.rank)):
+                self.layouts[value] = Layout.dense(value.type.dims, order)
+        return node if form.adapt is None else form.adapt(node, orders, self.places)
+
+    def _copied(self, value: Value, order: tuple[int, ...]) -> Value:
+        """A copy with another order of dims in memory."""
+        made: Value = self.rewriter.emit("purevk.copy", value, order)
+        self.layouts[made] = Layout.dense(made.type.dims, order)
+        return made

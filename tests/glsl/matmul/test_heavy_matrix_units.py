@@ -1,0 +1,105 @@
+"""Tiles on matrix units: they compile where the compiler can, no fragment is indexed at run time,
+and they are right where a device has such units."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from purevk import api
+from purevk.shaders import shaderc
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device
+from tests.glsl.heavy import ceil_div, close
+
+NAMES = ("TILE_M", "TILE_N", "TILE_K", "SUBGROUP_M", "SUBGROUP_N", "SLICES")
+TILES = [
+    (32, 32, 64, 16, 16, 1),
+    (16, 16, 256, 16, 16, 8),
+    (64, 64, 64, 16, 32, 1),
+    (128, 128, 32, 64, 64, 1),
+]
+HALF = {
+    "MATRIX_UNITS": 1,
+    "T_A": "float16_t",
+    "T_B": "float16_t",
+    "VEC4_A": 1,
+    "VEC4_B": 1,
+    "VEC4_OUT": 1,
+}
+VARIANTS = [{}, {"B_TRANSPOSED": 1}, {"BIAS": 1, "T_OUT": "float16_t"}]
+STORE_MATRIX, MULTIPLY = 4458, 4459  # OpCooperativeMatrixStoreKHR, OpCooperativeMatrixMulAddKHR
+
+
+def compiled(template, tile, macros):
+    if not shaderc.load().supports("GL_KHR_cooperative_matrix"):
+        pytest.skip("the compiler does not know the extension")
+    text = {
+        name: str(value) for name, value in {**HALF, **dict(zip(NAMES, tile)), **macros}.items()
+    }
+    job = shaderc.CompileJob.from_template(template, text, target_env="vulkan1.3")
+    return shaderc.compile_many([job], threads=1)[0]
+
+
+def count(spirv, wanted):
+    words, at, found = struct.unpack(f"<{len(spirv) // 4}I", spirv), 5, 0
+    while at < len(words):
+        found += words[at] & 0xFFFF == wanted
+        at += words[at] >> 16
+    return found
+
+
+@pytest.mark.parametrize("template", ["matmul/matmul_tiled.comp", "conv/conv2d_tiled.comp"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("macros", [*VARIANTS, {"SPLIT_K": 1}], ids=str)
+def test_loops_over_fragments_are_gone(template, tile, macros):
+    """A loop that is left would index fragments at run time, which puts them in memory: ten times
+    slower."""
+    if template == "conv/conv2d_tiled.comp" and "B_TRANSPOSED" in macros:
+        pytest.skip("weights have one layout")
+    _, _, k, sub_m, sub_n, slices = tile
+    spirv = compiled(template, tile, macros)
+    fragments = (sub_m // 16) * (sub_n // 16)
+    assert count(spirv, STORE_MATRIX) == fragments
+    assert count(spirv, MULTIPLY) == fragments * (k // slices // 16)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("macros", VARIANTS, ids=str)
+@pytest.mark.parametrize("size", [(128, 128, 64), (40, 72, 24), (97, 131, 137)])
+def test_agrees(tile, macros, size):
+    if not device().features.cooperative_matrix:
+        pytest.skip("the device has no matrix units")
+    m, n, k = size
+    rng = np.random.default_rng(m)
+    a, b = (
+        rng.standard_normal((2, m, k)).astype(np.float16),
+        rng.standard_normal((2, k, n)).astype(np.float16),
+    )
+    bias = rng.standard_normal(n).astype(np.float32)
+    want = a.astype(np.float64) @ b.astype(np.float64) + bias * macros.get("BIAS", 0)
+    turned = macros.get("B_TRANSPOSED", 0)
+    vectors = {
+        "VEC4_A": int(k % 4 == 0),
+        "VEC4_B": int((k if turned else n) % 4 == 0),
+        "VEC4_OUT": int(n % 4 == 0),
+    }
+    macros = {**macros, **vectors, **{f"PUSH_{i}": 1 for i in range(17)}}
+    params = [m, n, k, k, k if turned else n, n, m * k, n * k, m * n, 1000, 0, 0, 0, 0, 0, 0, 0]
+    kernel = Kernel.__new__(Kernel)
+    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *params, *[0] * (PUSH_WORDS - len(params)))
+    bindings = 3 + macros.get("BIAS", 0)
+    kernel.pipeline = api.ComputePipeline(
+        device(),
+        compiled("matmul/matmul_tiled.comp", tile, macros),
+        bindings,
+        required_subgroup_size=32,
+    )
+    dtype = np.float16 if "T_OUT" in macros else np.float32
+    held_b = np.ascontiguousarray(b.swapaxes(1, 2)) if turned else b
+    inputs = [a, held_b, bias] if macros.get("BIAS") else [a, held_b]
+    (got,), _ = kernel.run(
+        [*inputs, Out(want.shape, dtype)], (ceil_div(n, tile[1]), ceil_div(m, tile[0]), 2)
+    )
+    close(got, want, np.float16 if dtype is np.float16 else np.float32)

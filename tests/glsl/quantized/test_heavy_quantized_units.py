@@ -1,0 +1,148 @@
+"""The quantized matrix-vector product on matrix units: its arithmetic step by step on any device,
+and on the units where a device has them; and the trial of how a device's fragments lie."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from purevk import api
+from purevk.cache import Cache
+from purevk.graph import fragments
+from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
+from purevk.graph.kernels import KernelStore
+from purevk.lower.lowering import DeviceTraits
+from purevk.shaders import shaderc
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device
+from tests.glsl.heavy import ceil_div
+
+ON_UNITS = device().features.cooperative_matrix
+
+
+def pipeline(template, macros, bindings, units):
+    if units and not shaderc.load().supports("GL_KHR_cooperative_matrix"):
+        pytest.skip("the compiler does not know the extension")
+    text = {name: str(value) for name, value in {**macros, "MATRIX_UNITS": int(units)}.items()}
+    target = "vulkan1.3" if units else "vulkan1.1"
+    (code,) = shaderc.compile_many(
+        [shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1
+    )
+    if units and not ON_UNITS:
+        pytest.skip("the device has no matrix units")
+    return api.ComputePipeline(
+        device(), code, bindings, required_subgroup_size=32 if units else None
+    )
+
+
+def packed(codes, width, high_first):
+    """[N, K] codes as words of rows that have a multiple of 4 of them."""
+    n, k = codes.shape
+    rows = np.zeros((n, ceil_div(k * width, 128) * 128 // width), np.int64)
+    rows[:, :k] = codes
+    if width == 8:
+        return rows.astype(np.int8)
+    nibbles = (rows + 8).astype(np.uint8)
+    even, odd = nibbles[:, ::2], nibbles[:, 1::2]
+    return (even << 4 | odd) if high_first else (odd << 4 | even)
+
+
+@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
+@pytest.mark.parametrize("width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first", [
+    pytest.param(4, 1, 2, 37, 160, 32, "float", 1, 1, (1, 2), 0, marks=pytest.mark.slow),
+    (4, 4, 4, 16, 256, 64, "codes", 2, 1, (1, 1), 0),
+    (8, 2, 2, 21, 300, 0, "codes", 1, 1, (1, 1), 0),
+    pytest.param(4, 8, 11, 33, 512, 32, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
+    pytest.param(4, 3, 3, 70, 256, 128, "float", 1, 2, (2, 1), 0, marks=pytest.mark.slow),
+    pytest.param(4, 5, 5, 33, 150, 0, "float", 1, 1, (1, 1), 1, marks=pytest.mark.slow),
+    pytest.param(8, 16, 13, 20, 131, 0, "half", 2, 1, (1, 1), 0, marks=pytest.mark.slow),
+    pytest.param(8, 16, 20, 18, 96, 16, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first, units):
+    rng = np.random.default_rng(n)
+    top = 1 << (width - 1)
+    codes, groups = rng.integers(-top, top, (n, k)), k // group if group else 1
+    scales = rng.uniform(0.1, 1, (n, groups)).astype(np.float32)
+    weight = codes * np.repeat(scales, group or k, 1).astype(np.float64)
+    parts = max(512 // width // group, 1) if group else 1
+    macros = {
+        "BITS": width,
+        "HIGH_FIRST": high_first,
+        "ROWS": rows,
+        "SPLIT": int(kind == "float"),
+        "ACT": int(kind == "codes"),
+        "GROUPED": int(group > 0),
+        "SCALES": parts,
+        "SCALES4": int(parts == 4 and groups % parts == 0),
+        "BLOCKS": blocks,
+        "TILES": tiles,
+        "SEGMENTS": 1 + rows % 2 * (blocks % 2),
+        "SUBS_N": subs[0],
+        "SUBS_K": subs[1],
+        **{f"PUSH_{i}": 1 for i in range(16)},
+    }
+    if kind == "codes":
+        a = rng.integers(-128, 128, (m, k)).astype(np.int8)
+        numbers = (a.astype(np.float64) + 5) * 0.5
+        extra = [np.add.reduceat(codes, range(0, k, group or k), 1).astype(np.int32)]
+    else:  # of very different magnitudes
+        a = rng.standard_normal((m, k)) * np.exp(3 * rng.standard_normal((m, k)))
+        a = a.astype(np.float16 if kind == "half" else np.float32)
+        numbers, extra = a.astype(np.float64), []
+        macros["T_A"] = "float16_t" if kind == "half" else "float"
+    held = packed(codes, width, high_first)
+    words_params = [
+        m,
+        n,
+        k,
+        k,
+        held.nbytes // n // 4,
+        n,
+        groups,
+        group or k,
+        bits(0.5),
+        -5,
+        *[0] * 6,
+    ]
+    kernel = Kernel.__new__(Kernel)
+    kernel.push = struct.pack(
+        f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params))
+    )
+    kernel.pipeline = pipeline("quantized/qmatmul_coopmat.comp", macros, 4 + len(extra), units)
+    grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
+    (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
+    # Two halves hold 22 bits; sums are rounded to float32.
+    scale = np.abs(numbers) @ np.abs(weight).T
+    assert (np.abs(got - numbers @ weight.T) <= 1e-6 * scale).all()
+
+
+@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
+def test_fragments_are_tried(units):
+    made = run_fragment(device(), pipeline(TEMPLATE, {}, 1, units))
+    np.testing.assert_array_equal(made, expected_product())
+
+
+def test_the_answer_is_kept(monkeypatch, tmp_path):
+    """Asked once of a driver; the question does not hold the kernels."""
+    monkeypatch.setattr(
+        fragments,
+        "SPEC",
+        replace(fragments.SPEC, macros=(("MATRIX_UNITS", "0"),), subgroup_size=None),
+    )
+    cache, runs = Cache(tmp_path), []
+    monkeypatch.setattr(
+        fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args)
+    )
+    for _ in range(2):
+        store = KernelStore(device(), cache, DeviceTraits(frozenset()))
+        ask = fragments.fragment_order(store)
+        assert ask() and ask()
+    assert len(runs) == 1
+    held = weakref.ref(store)
+    del store
+    gc.collect()
+    assert held() is None and ask()

@@ -1,0 +1,158 @@
+"""scaled_dot_product_attention at the ranks, broadcasts and widths that torch takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from purevk.lower.lowering import DeviceTraits
+from purevk.ops.attention.choice import Units, choose
+from tests.ops.harness import Case, aten, check, tensor
+
+pytestmark = pytest.mark.device
+
+sdpa = aten.scaled_dot_product_attention.default
+
+
+def unit(*shape, seed=0):
+    return tensor(*shape, dtype=torch.float32, seed=seed, low=-1, high=1)
+
+
+def some(*shape):
+    """A mask that hides about a third, and no whole row."""
+    mask = tensor(*shape, dtype=torch.float32, seed=9, low=0, high=1) > 0.35
+    mask[..., 0] = True
+    return mask
+
+
+def _case(q, k, v, mask=None, causal=False, gqa=False, **options):
+    """One node of attention."""
+    named = {"is_causal": causal, "enable_gqa": gqa}
+    if mask is None:
+        return Case(lambda q, k, v: sdpa(q, k, v, None, **named), (q, k, v), **options)
+    return Case(lambda q, k, v, m: sdpa(q, k, v, m, **named), (q, k, v, mask), **options)
+
+
+def test_batch_dims_broadcast():
+    """Keys of one head, of one batch; queries of one batch; keys with fewer heads where torch is
+    told so."""
+    q = unit(2, 4, 5, 8)
+    seen = some(2, 1, 5, 7)
+    check(
+        _case(q, unit(2, 1, 7, 8, seed=1), unit(2, 1, 7, 12, seed=2)),
+        _case(q, unit(1, 4, 7, 8, seed=1), unit(1, 4, 7, 8, seed=2), seen),
+        _case(q, unit(1, 1, 7, 8, seed=1), unit(2, 4, 7, 8, seed=2)),
+        _case(q[:1], unit(2, 4, 7, 8, seed=1), unit(2, 4, 7, 8, seed=2)),
+        _case(q[:, :1], unit(2, 4, 7, 8, seed=1), unit(2, 4, 7, 8, seed=2), seen),
+        _case(q, unit(2, 2, 7, 8, seed=1), unit(2, 2, 7, 8, seed=2), gqa=True),
+        _case(q, unit(2, 2, 5, 8, seed=1), unit(2, 2, 5, 8, seed=2), gqa=True, causal=True),
+    )
+
+
+def test_ranks():
+    """Matrices, one batch dim, three batch dims with a mask of as many."""
+    check(
+        _case(unit(5, 8), unit(7, 8, seed=1), unit(7, 8, seed=2)),
+        _case(unit(3, 5, 8), unit(1, 7, 8, seed=1), unit(1, 7, 8, seed=2)),
+        _case(unit(3, 5, 8), unit(3, 7, 8, seed=1), unit(3, 7, 8, seed=2), unit(3, 5, 7, seed=3)),
+        _case(
+            unit(2, 3, 2, 5, 8),
+            unit(2, 3, 2, 7, 8, seed=1),
+            unit(2, 3, 2, 7, 8, seed=2),
+            unit(2, 1, 1, 5, 7, seed=3),
+        ),
+        _case(
+            unit(2, 3, 4, 5, 8), unit(2, 3, 2, 7, 8, seed=1), unit(2, 3, 2, 7, 8, seed=2), gqa=True
+        ),
+    )
+
+
+def test_widths_without_a_kernel():
+    """Widths that are no multiple of 4 are padded; above 256 the products are written out, with
+    every kind of mask."""
+    check(
+        _case(unit(1, 2, 5, 6), unit(1, 2, 7, 6, seed=1), unit(1, 2, 7, 9, seed=2)),
+        _case(unit(1, 2, 5, 3), unit(1, 2, 5, 3, seed=1), unit(1, 2, 5, 4, seed=2), causal=True),
+        *(
+            _case(
+                unit(1, 2, 5, 260),
+                unit(1, heads, 5, 260, seed=1),
+                unit(1, heads, 5, 260, seed=2),
+                mask,
+                causal,
+                heads == 1,
+            )
+            for heads, mask, causal in (
+                (2, None, False),
+                (2, None, True),
+                (1, None, False),
+                (2, unit(5, 5, seed=3), False),
+                (2, some(1, 1, 5, 5), False),
+            )
+        ),
+    )
+
+
+def test_a_mask_between_the_products():
+    """Scores with a cap before the mask (as Gemma 2 has them): the mask of bytes is read by the
+    first product itself."""
+    q, k, v, seen = (
+        unit(1, 2, 5, 8),
+        unit(1, 2, 5, 8, seed=1),
+        unit(1, 2, 5, 8, seed=2),
+        some(1, 2, 5, 5),
+    )
+
+    def capped(q, k, v, seen):
+        scores = torch.tanh(q @ k.transpose(2, 3) / 5.0) * 5.0
+        return F.softmax(torch.where(seen, scores, -1e9), -1) @ v
+
+    check(Case(capped, (q, k, v, seen)))
+
+
+def test_halves():
+    """Heads of whole fragments, which matrix units take where a device has them: rows and keys that
+    fill none, masks, causal."""
+    q, k, v = (unit(1, 2, rows, 32, seed=n).half() for n, rows in enumerate((19, 35, 35)))
+    mask = unit(1, 1, 19, 35, seed=3)
+    check(
+        _case(q, k, v),
+        _case(q, k, v, causal=True),
+        _case(q, k[:, :1], v[:, :1], mask.half(), gqa=True),
+        _case(q, k, unit(1, 2, 35, 16, seed=4).half(), some(1, 1, 19, 35)),
+    )
+
+
+def test_the_choice_of_matrix_units():
+    """Wherever the kernel is chosen, its tiles fit its workgroup."""
+    features = frozenset({"subgroup_shuffle"})
+    traits = DeviceTraits(
+        features,
+        32,
+        132,
+        max_shared_memory=49152,
+        max_invocations=1024,
+        few_columns=True,
+        fragment_order=lambda: True,
+    )
+    for width in range(16, 160, 16):
+        for value_width in range(16, 160, 16):
+            for queries in (5, 100, 1000):
+                made = choose(traits, 2, 16, queries, queries, width, value_width, True)
+                assert isinstance(made, Units) == (max(width, value_width) <= 128)
+                if isinstance(made, Units):
+                    assert all(
+                        made.keys * w // 4 % (32 * made.subgroups) == 0
+                        for w in (width, value_width)
+                    )
+                    assert (
+                        2 * made.keys * (width + value_width + 16) <= 32768
+                        and made.fragments * (width + value_width) <= 256
+                    )
+    assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Units)
+    assert not isinstance(
+        choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Units
+    )

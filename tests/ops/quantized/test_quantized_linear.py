@@ -1,0 +1,440 @@
+"""Products with quantized weights, against float64 products of the dequantized weights; int8
+results bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from purevk.dtypes import DType  # noqa: E402
+from purevk.ir import TensorType  # noqa: E402
+from purevk.lower.lowering import DeviceTraits  # noqa: E402
+from purevk.ops.quantized import linear as quantized_linear  # noqa: E402
+from purevk.ops.quantized.choice import choose  # noqa: E402
+from purevk.program import Program  # noqa: E402
+from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
+from tests.ops.quantized.harness import (  # noqa: E402
+    codes_of,
+    kernels_of,
+    pack_high_first,
+    pack_low_first,
+    pad_last,
+    run,
+    run_with_templates,
+)
+
+# Sums of K products in another order, of float32 numbers: K roundings of the largest partial sum.
+CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+HALF = {"rtol": 2e-3, "atol": 4e-3}
+
+
+@pytest.fixture(params=["cpu", "gpu", "plain"], autouse=True)
+def device(request):
+    with kernels_of(request.param):
+        yield request.param
+
+
+def weight_codes(n: int, k: int, bits: int = 8) -> torch.Tensor:
+    top = 2 ** (bits - 1)
+    return tensor(n, k, dtype=torch.int8, low=-top, high=top - 1, seed=n + k)
+
+
+def close(have: torch.Tensor, want: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+    assert have.dtype is dtype
+    torch.testing.assert_close(have.double(), want, **(HALF if dtype is torch.float16 else CLOSE))
+
+
+def grouped(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+    """The weight in float64; scales [N, groups]."""
+    return codes.double() * scales.double().repeat_interleave(group, 1)[:, : codes.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rows, n, k", [(1, 37, 64), (7, 36, 132), (13, 5, 33), (130, 67, 96)])
+def test_int8_weight(rows, n, k, dtype):
+    x, w, s = (
+        tensor(rows, k).to(dtype),
+        weight_codes(n, k),
+        tensor(n, low=0.001, high=0.02).to(dtype),
+    )
+    want = x.double() @ (w.double() * s.double()[:, None]).T
+    close(run("aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2)), want, dtype)
+
+
+@pytest.mark.parametrize("rows, n, k", [(1, 37, 64), (7, 36, 132), (5, 11, 31), (70, 67, 96)])
+def test_int4_weight_by_channel(rows, n, k):
+    x, w, s = tensor(rows, k), weight_codes(n, k, 4), tensor(n, low=0.01, high=0.2)
+    want = x.double() @ (w.double() * s.double()[:, None]).T
+    close(run("et_vk.linear_qcs4w.default", (x, pack_high_first(w), s), constants=(1, 2)), want)
+
+
+GROUPS = [
+    (1, 36, 64, 32),
+    (3, 24, 256, 32),
+    (7, 20, 128, 128),
+    (2, 5, 96, 12),
+    (9, 8, 60, 10),
+    (4, 6, 40, 8),
+    (65, 68, 64, 16),
+    (1, 9, 63, 7),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rows, n, k, group", GROUPS)
+def test_int4_weight_by_group(rows, n, k, group, dtype):
+    x, w = tensor(rows, k).to(dtype), weight_codes(n, k, 4)
+    s = tensor(n, k // group, low=0.01, high=0.2).to(dtype)
+    for bias in (None, tensor(n).to(dtype)):
+        want = x.double() @ grouped(w, s, group).T + (0 if bias is None else bias.double())
+        packed = pad_last(s.T, 4).contiguous()
+        args = (x, pack_low_first(w), packed, group, None if bias is None else pad_last(bias, 4))
+        close(run("et_vk.linear_q4gsw.default", args, constants=(1, 2, 4)), want, dtype)
+
+
+def test_more_dims_and_weights_of_a_call():
+    x, w, s = tensor(2, 3, 64), weight_codes(12, 64, 4), tensor(12, 2, low=0.01, high=0.2)
+    want = x.double() @ grouped(w, s, 32).T
+    close(
+        run("et_vk.linear_q4gsw.default", (x, pack_low_first(w), s.T.contiguous(), 32, None)), want
+    )
+    close(
+        run("et_vk.linear_q4gsw.default", (x[0, 0], pack_low_first(w), s.T.contiguous(), 32, None)),
+        want[0, 0],
+    )
+
+
+@pytest.mark.parametrize("rows, n, k, group", GROUPS)
+def test_dynamic_activation_int4_weight(rows, n, k, group):
+    x, w, s = tensor(rows, k), weight_codes(n, k, 4), tensor(n, k // group, low=0.01, high=0.2)
+    scale, zero = (
+        tensor(rows, low=0.01, high=0.05),
+        tensor(rows, dtype=torch.int8, low=-20, high=20),
+    )
+    sums = torch.stack([part.sum(1) for part in w.int().split(group, 1)]).int()
+    bias = tensor(n)
+    codes = torch.clamp(torch.round(x * (1.0 / scale)[:, None]) + zero[:, None], -128, 127).double()
+    want = (
+        scale.double()[:, None] * ((codes - zero.double()[:, None]) @ grouped(w, s, group).T)
+        + bias.double()
+    )
+    args = (
+        x,
+        scale,
+        zero,
+        pack_low_first(w),
+        pad_last(sums, 8),
+        pad_last(s.T, 4).contiguous(),
+        group,
+        pad_last(bias, 4),
+    )
+    close(run("et_vk.linear_dq8ca_q4gsw.default", args, constants=(3, 4, 5, 7)), want)
+
+
+SHAPES = [(1, 37, 64), (7, 36, 132), (3, 5, 31), (70, 67, 96), (9, 64, 1024)]
+
+
+def q8ta_parts(rows: int, n: int, k: int):
+    x, w = tensor(rows, k, dtype=torch.int8, low=-128, high=127), weight_codes(n, k)
+    s, bias = tensor(n, low=0.001, high=0.02), tensor(n)
+    packed = [pad_last(w.int().sum(1).int(), 4), pad_last(s, 4)]
+    return x, w, s, bias, packed
+
+
+def q8ta_reference(x, w, s, bias, x_scale: float, x_zero: int) -> np.ndarray:
+    """float32 numbers, each step rounded."""
+    total = (x.numpy().astype(np.int64) - x_zero) @ w.numpy().astype(np.int64).T
+    y = (total.astype(np.float32) * np.float32(x_scale)) * s.numpy()
+    return y if bias is None else y + bias.numpy()
+
+
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("rows, n, k", SHAPES)
+def test_static_int8(rows, n, k, activation):
+    x, w, s, bias, (sums, scales) = q8ta_parts(rows, n, k)
+    for each in (None, bias):
+        numbers = q8ta_reference(x, w, s, each, 0.031, -7)
+        out = float(np.abs(numbers).max() / 100), 5
+        if activation == "relu":
+            numbers = np.maximum(numbers, 0)
+        args = (
+            x,
+            0.031,
+            -7,
+            w,
+            sums,
+            scales,
+            *out,
+            None if each is None else pad_last(each, 4),
+            activation,
+        )
+        name = "et_vk.q8ta_linear_gemv.default" if rows == 1 else "et_vk.q8ta_linear.default"
+        have = run(name, args, constants=(3, 4, 5, 8))
+        np.testing.assert_array_equal(have.numpy(), codes_of(numbers, *out))
+
+
+@pytest.mark.parametrize("rows, n, k", SHAPES)
+def test_static_int8_to_float(rows, n, k):
+    codes, w, s, bias, (sums, scales) = q8ta_parts(rows, n, k)
+    x = tensor(rows, k)
+    for given in (codes, x):
+        known = codes if given is codes else torch.from_numpy(codes_of(x.numpy(), 0.031, -7))
+        want = torch.from_numpy(q8ta_reference(known, w, s, bias, 0.031, -7))
+        args = (given, 0.031, -7, w, sums, scales, pad_last(bias, 4))
+        have = run(
+            "et_vk.linear_q8ta_q8csw.default",
+            args,
+            [TensorType(DType.float32, (rows, n))],
+            constants=(3, 4, 5, 6),
+        )
+        torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+def test_mixed_products():
+    x, w = tensor(5, 48), weight_codes(20, 48)
+    by_row, by_group = tensor(20, low=0.01, high=0.1), tensor(20, 3, low=0.01, high=0.1)
+    name = "quantized_decomposed.mixed_linear.default"
+    close(
+        run(name, (x, w, by_row, None), constants=(1, 2)),
+        x.double() @ (w.double() * by_row.double()[:, None]).T,
+    )
+    close(
+        run(name, (x, w, by_group, None), constants=(1, 2)), x.double() @ grouped(w, by_group, 16).T
+    )
+    of_inputs = tensor(48, low=0.01, high=0.1)
+    want = x.double() @ (w.double().T * of_inputs.double()[:, None])
+    close(
+        run(
+            "quantized_decomposed.mixed_mm.default",
+            (x, w.T.contiguous(), of_inputs, None),
+            constants=(1, 2),
+        ),
+        want,
+    )
+
+
+@pytest.mark.parametrize("rows, float_template, integer_template", [
+    (3, "quantized/qmatvec.comp", "quantized/qmatvec.comp"),
+    (70, "quantized/qmatmul.comp", "quantized/qmatmul_int.comp"),
+])  # fmt: skip
+def test_templates(rows, float_template, integer_template, device):
+    """Few rows read the weight once, many go by tiles, where the device is a GPU."""
+    if device == "cpu" and context().traits.is_cpu:
+        float_template = integer_template = "quantized/qmatvec.comp"
+    if context().traits.has("cooperative_matrix"):
+        float_template, integer_template = (
+            "quantized/qmatmul_coopmat.comp",
+            "quantized/qmatvec.comp" if rows <= 4 else "quantized/qmatmul_coopmat.comp",
+        )
+    x, w, s = tensor(rows, 64), weight_codes(12, 64), tensor(12)
+    _, templates = run_with_templates(
+        "aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2)
+    )
+    assert templates == [float_template]
+    codes, w, s, bias, (sums, scales) = q8ta_parts(rows, 12, 64)
+    args = (codes, 0.03, 1, w, sums, scales, 0.5, 0, bias, "none")
+    _, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
+    assert templates == [integer_template]
+
+
+def test_what_follows_is_part_of_the_kernel(device):
+    """A residual and a relu after the product, in one dispatch."""
+    for rows, n in ((5, 36), (5, 37), (40, 36)):
+        x, w, s, other = (
+            tensor(rows, 64),
+            weight_codes(n, 64, 4),
+            tensor(n, 2, low=0.01, high=0.2),
+            tensor(rows, n, seed=3),
+        )
+        recorder = Recorder()
+        given = [recorder.input(x), recorder.input(other)]
+        parts = [
+            recorder.constant(each) for each in (pack_low_first(w), pad_last(s.T, 4).contiguous())
+        ]
+        product = recorder.importer.emit(
+            "et_vk.linear_q4gsw.default", (given[0], *parts, 32, None), [], [], "test"
+        )
+        added = recorder.importer.emit("aten.add.Tensor", (*product, given[1]), [], [], "test")
+        final = recorder.importer.emit("aten.relu.default", added, [], [], "test")
+        graph = recorder.importer.finish(final)
+        with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+            have, templates = program.forward(x, other), dispatches(program)
+        assert len(templates) == 1, templates
+        close(have, torch.relu(x.double() @ grouped(w, s, 32).T + other.double()))
+
+
+def test_rows_that_vary(device):
+    """One program for a prompt of many tokens and for one token at a time."""
+    w, s = weight_codes(36, 64, 4), tensor(36, 2, low=0.01, high=0.2)
+    sums = torch.stack([part.sum(1) for part in w.int().split(32, 1)]).int()
+
+    def source(sizes):
+        recorder = Recorder(sizes)
+        x = recorder.input(torch.zeros(1, 48, 64), dynamic=True)
+        parts = [
+            recorder.constant(each)
+            for each in (pack_low_first(w), pad_last(sums, 8), s.T.contiguous())
+        ]
+        chosen = recorder.importer.emit(
+            "torchao.choose_qparams_affine.default",
+            (x, "ASYMMETRIC", (1, 1, 64), DType.int8, -128, 127, None, DType.float32, DType.int8),
+            [],
+            [],
+            "test",
+        )
+        product = recorder.importer.emit(
+            "et_vk.linear_dq8ca_q4gsw.default", (x, *chosen, *parts, 32, None), [], [], "test"
+        )
+        return recorder.importer.finish(product)
+
+    with Program("test", {"forward": source}, context()) as program:
+        for rows in (48, 1, 17, 1, 9, 5):
+            x = tensor(1, rows, 64, seed=rows)
+            low, high = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
+            scale = (high - low) / 255
+            zero = -128 - torch.round(low / scale)
+            codes = torch.clamp(
+                torch.round(x * (1 / scale)[..., None]) + zero[..., None], -128, 127
+            )
+            numbers = (codes - zero[..., None]).double() * scale[..., None].double()
+            close(program.forward(x), numbers @ grouped(w, s, 32).T)
+
+
+def test_weight_larger_than_a_binding():
+    """200 rows of 32 bytes in parts of 64."""
+    x, w, s, bias = (
+        tensor(1, 64),
+        weight_codes(200, 64, 4),
+        tensor(200, 2, low=0.01, high=0.2),
+        tensor(200),
+    )
+    with kernels_of("small"):
+        args = (x, pack_low_first(w), s.T.contiguous(), 32, bias)
+        have, templates = run_with_templates(
+            "et_vk.linear_q4gsw.default", args, constants=(1, 2, 4)
+        )
+    assert templates.count("quantized/qmatvec.comp") == 4, templates
+    close(have, x.double() @ grouped(w, s, 32).T + bias.double())
+
+
+@pytest.mark.slow
+def test_matrix_units(monkeypatch, device):
+    """The kernel on matrix units as lowering sets it up, its arithmetic step by step and with small
+    workgroups."""
+    if device != "cpu":
+        pytest.skip("once is enough")
+
+    def stepwise(traits, m, n, *args):
+        gpu = replace(
+            traits,
+            is_cpu=False,
+            cores=1,
+            max_shared_memory=49152,
+            few_columns=True,
+            fragment_order=lambda: True,
+        )
+        form = choose(gpu, m, n, *args)
+        small = {"MATRIX_UNITS": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
+        return replace(
+            form,
+            macros={**form.macros, **small},
+            grid=(form.grid[0], -(-n // 16), 1),
+            subgroup_size=None,
+        )
+
+    monkeypatch.setattr(quantized_linear, "choose", stepwise)
+    for rows, dtype in ((7, torch.float16), (3, torch.float32)):
+        x, w, s = (
+            tensor(rows, 128).to(dtype),
+            weight_codes(70, 128, 4),
+            tensor(70, 4, low=0.01, high=0.2).to(dtype),
+        )
+        args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
+        have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
+        assert templates == ["quantized/qmatmul_coopmat.comp"]
+        close(have, x.double() @ grouped(w, s, 32).T, dtype)
+    x, w, s, bias, (sums, scales) = q8ta_parts(5, 21, 160)
+    numbers = q8ta_reference(x, w, s, bias, 0.031, -7)
+    args = (x, 0.031, -7, w, sums, scales, 0.5, 5, pad_last(bias, 4), "none")
+    have, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
+    assert templates == ["quantized/qmatmul_coopmat.comp"]
+    np.testing.assert_array_equal(have.numpy(), codes_of(numbers, 0.5, 5))
+
+
+GPU = DeviceTraits(
+    frozenset({"subgroup_arithmetic", "subgroup_size_control"}),
+    cores=132,
+    max_shared_memory=49152,
+    max_invocations=1024,
+    few_columns=True,
+    fragment_order=lambda: True,
+)
+
+
+def test_forms():
+    """Every form keeps the conditions that its template states, and the device's limits; units only
+    where they lie as known."""
+    count = 0
+    for m, n, bits, group, integers, halves, words in itertools.product(
+        (1, 2, 3, 8, 24, 300),
+        (40, 4096, 16384),
+        (4, 8),
+        (0, 16, 32, 64, 96, 128, 40),
+        (False, True),
+        (False, True),
+        (512, 510, 511),
+    ):
+        for traits in (
+            GPU,
+            replace(GPU, fragment_order=lambda: False),
+            replace(GPU, max_shared_memory=16384, max_invocations=128),
+        ):
+            form = choose(traits, m, n, words * 32 // bits, bits, words, 0, group, integers, halves)
+            own = form.macros
+            if form.template == "quantized/qmatvec.comp":
+                codes = own["WORDS"] * 32 // bits
+                assert own["ROWS"] >= min(m, 8) and (
+                    own["ANY_GROUP"] or (words % own["WORDS"] == 0 and group % codes == 0)
+                )
+                grid = (-(-n // (own["COLS"] * own["TEAMS"])), -(-m // own["ROWS"]), 1)
+                assert own["LX"] * own["TEAMS"] <= traits.max_invocations and form.grid == grid
+                assert (
+                    not own["SHARE"]
+                    or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
+                )
+            elif form.template == "quantized/qmatmul_coopmat.comp":
+                count += 1
+                subs, segment = own["SUBS_N"] * own["SUBS_K"], 512 // bits
+                assert (
+                    own["SPLIT"] == (not halves and not integers)
+                    and words % 4 == 0
+                    and group * bits % 128 == 0
+                )
+                assert (
+                    own["SCALES"] == (-(-segment // group) if group else 1)
+                    and segment % own["SCALES"] == 0
+                )
+                assert own["SCALES"] == 1 or (
+                    segment == own["SCALES"] * group
+                    and own["SCALES4"] == (own["SCALES"] == 4 and words % 16 == 0)
+                )
+                units = max(own["ROWS"] * (1 + own["SPLIT"]) // 8, 1)
+                shared = (
+                    own["SUBS_K"] * (own["BLOCKS"] * units * 16384 // bits + 8 * own["ROWS"])
+                    + 512 * subs
+                )
+                assert shared <= traits.max_shared_memory
+                assert traits.fragment_order() and 32 * subs <= traits.max_invocations
+                assert form.grid == (
+                    -(-m // own["ROWS"]),
+                    -(-n // (16 * own["TILES"] * own["SUBS_N"])),
+                    1,
+                )
+            else:
+                assert m > 8
+    assert count > 20
