@@ -47,18 +47,7 @@ BELOW = {
     },
 }
 # What users hold. These import one another and everything above; the command imports them.
-PROGRAM = {
-    "compiling",
-    "dynamo",
-    "export",
-    "inputs",
-    "method",
-    "planning",
-    "program",
-    "runtime",
-    "state",
-    "submitting",
-}
+PROGRAM = {"dynamo", "export", "program", "runtime"}
 COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},
