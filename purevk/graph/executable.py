@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from purevk import fallback
-from purevk.errors import FallbackError, InputError
+from purevk.errors import FallbackError, GraphError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
@@ -21,7 +21,7 @@ from purevk.graph.memory import DeviceStore
 from purevk.ir import Dim, Graph, Guard, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ops import registry
-from purevk.ops.lowering import Dispatch, Lowering, Requirement
+from purevk.ops.lowering import DeviceTraits, Dispatch, KernelSpec, Lowering, Requirement
 from purevk.passes.constant import split_constant
 from purevk.passes.layout import Placed, place_values
 from purevk.passes.placement import Segment, on_host, segments
@@ -72,7 +72,7 @@ class Plan:
                 yield from plan.nested()
 
     @property
-    def kernels(self) -> list:
+    def kernels(self) -> list[KernelSpec]:
         """The specs of all pipelines, those of sub-graphs included."""
         return list(
             dict.fromkeys(
@@ -83,10 +83,10 @@ class Plan:
         )
 
 
-def make_plan(graph: Graph, context_traits: Any) -> Plan:
+def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     """Places, segments and lowers an optimized graph."""
     placed = place_values(graph, context_traits)
-    storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
+    storage_of: Callable[[Value], Value] = lambda value: placed.storages.get(value, value)  # noqa: E731
     split = split_constant(placed.graph, storage_of)
     kept = split.kept
     once = Lowering(context_traits, placed.storages, placed.layouts)
@@ -102,7 +102,9 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
             _lower(main, node)
             made[node] = main.dispatches[first:]
     steps = segments(split.graph, storage_of, _needs(split.graph, made))
-    ranges, nodes_of, dispatches = [], [], []
+    ranges: list[tuple[int, int]] = []
+    nodes_of: list[Node] = []
+    dispatches: list[Dispatch] = []
     for step in steps:
         first = len(dispatches)
         if step.on_device:
@@ -117,7 +119,9 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
                 -(-binding.storage.type.nbytes // 4) * 4, 4
             )  # kernels may read whole words
     windows = {**once.windows, **main.windows}
-    whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
+    whole: Callable[[Value], Value] = lambda storage: (  # noqa: E731
+        windows[storage][0] if storage in windows else storage
+    )
     for storage, _, _ in windows.values():
         sizes[storage] = storage.type.nbytes
     used = {whole(b.storage) for d in dispatches for b in d.bindings}
@@ -188,13 +192,19 @@ def _sizes_in(arg: Any) -> list[Dim]:
 def _lower(lowering: Lowering, node: Node) -> None:
     lowering.node = node
     form = registry.row_of(node).form
+    if not isinstance(form, registry.Kernel):
+        raise GraphError(
+            f"{node.op} cannot be lowered",
+            where=node.source,
+            why=f"its form is {type(form).__name__}; kernels alone are lowered",
+        )
     form.lower(lowering, node)
     lowering.node = None
 
 
 def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     """What each device segment needs written before it and read after it."""
-    graph, storage_of = plan.placed.graph, lambda value: plan.placed.storages.get(value, value)
+    graph, storages = plan.placed.graph, plan.placed.storages
     on_device: set[Value] = set()
     made_by: dict[Value, int] = {}
     for number, step in enumerate(plan.steps):
@@ -209,7 +219,8 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
     resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
-    uploads, downloads = [], []
+    uploads: list[tuple[Value, ...]] = []
+    downloads: list[tuple[Value, ...]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if not step.on_device:
             uploads.append(())
@@ -232,7 +243,7 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
         on_device.update(written)
         reads = []
         for value in host_reads:
-            storage = storage_of(value)
+            storage = storages.get(value, value)
             if storage in written and storage not in reads:
                 reads.append(storage)
         downloads.append(tuple(reads))
@@ -272,8 +283,8 @@ class Executable:
         self._run_once()
         self.seconds["constants"] = time.perf_counter() - start
         start = time.perf_counter()
-        self._segment_of = {}
-        cuts = []
+        self._segment_of: dict[int, int] = {}
+        cuts: list[Cut] = []
         for number, (step, span) in enumerate(zip(plan.steps, plan.ranges)):
             if step.on_device:
                 self._segment_of[number] = len(cuts)
@@ -288,9 +299,9 @@ class Executable:
             )
             for node, plans in plan.inner.items()
         }
-        for step in self._control.values():
-            for inner in step.inner:
-                for phase, seconds in inner.seconds.items():
+        for control in self._control.values():
+            for executable in control.inner:
+                for phase, seconds in executable.seconds.items():
                     self.seconds[phase] += seconds
         self.input_symbols = [
             (symbol, source)
@@ -325,7 +336,7 @@ class Executable:
         first = {value: constant for value, constant in plan.placed.graph.states.items()}
         self.states.upload(
             [
-                (value, None if first[value] is None else first[value].data[: value.type.nbytes])
+                (value, None if (each := first[value]) is None else each.data[: value.type.nbytes])
                 for value in new_states
             ]
         )
@@ -469,6 +480,7 @@ class Executable:
         self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
     ) -> None:
         name, _, args = node.args
+        assert isinstance(name, str)  # as `passes.placement` wraps nodes
         arrays = {value: self._host_array(value, host, env) for value in node.inputs}
         known = _evaluated(args, env)
         made = fallback.run(
@@ -490,6 +502,7 @@ class Executable:
         if stage is None:
             return
         for symbol, source in stage.symbols:
+            assert source.value is not None  # a stage has what steps bring about
             array = self._host_array(source.value, host, env)
             env[symbol] = (
                 array.shape[source.dim]
