@@ -4,7 +4,7 @@ program = purevk.load("model.pte")
 y = program.forward(x)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from purevk.errors import PurevkError
 
@@ -34,14 +34,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Imports what is asked for: `import purevk` alone loads neither numpy nor Vulkan."""
-    if name in _HOMES:
-        import importlib
+if not TYPE_CHECKING:  # a type checker knows the names from the imports above
 
-        home = importlib.import_module(f"purevk.{_HOMES[name]}")
-        return home if name == "ops" else getattr(home, name)
-    raise AttributeError(f"module 'purevk' has no attribute {name!r}")
+    def __getattr__(name):
+        """Imports what is asked for: `import purevk` alone loads neither numpy nor Vulkan."""
+        if name in _HOMES:
+            import importlib
+
+            home = importlib.import_module(f"purevk.{_HOMES[name]}")
+            return home if name == "ops" else getattr(home, name)
+        raise AttributeError(f"module 'purevk' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -391,8 +391,8 @@ class Cache:
         """(path, time of last use in seconds, bytes) of every entry, and of temporary files if
         asked for."""
         found: list[tuple[Path, float, int]] = []
-        for room in _ROOMS if self.folder is not None else ():
-            for folder, _, names in os.walk(self.folder / room):
+        for place in [self.folder / room for room in _ROOMS] if self.folder is not None else ():
+            for folder, _, names in os.walk(place):
                 for name in names:
                     if not name.endswith(SUFFIX) and not (
                         temporary and name.startswith(_TEMPORARY)
@@ -498,4 +498,4 @@ def compile_cached(
         for key, spirv in zip(wanted, results):
             cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
             found[key] = spirv
-    return [spirv for key in keys if (spirv := found[key]) is not None]
+    return [each for key in keys if (each := found[key]) is not None]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,12 @@ class DType(enum.Enum):
         """The type of a `torch.dtype`, without importing torch; None if purevk has no such type."""
         return cls.__members__.get(str(dtype).removeprefix("torch."))
 
-    def to_torch(self):
+    def to_torch(self) -> torch.dtype:
         """The `torch.dtype`. Imports torch."""
         import torch
 
-        return getattr(torch, self.value.torch)
+        found: torch.dtype = getattr(torch, self.value.torch)
+        return found
 
 
 bool_ = bool

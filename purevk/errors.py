@@ -6,6 +6,8 @@ accepted) and what to do *next*. They pickle, so they survive a process pool.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PurevkError(Exception):
     """Base of all purevk errors.
@@ -27,7 +29,7 @@ class PurevkError(Exception):
         ]
         super().__init__("\n".join(lines))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.why, self.next)
 
 

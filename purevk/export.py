@@ -82,6 +82,9 @@ class Refusal:
         return f"{self.node}: {self.operator}: {self.reason}"
 
 
+_Check = Callable[[torch.fx.Node], "str | None"]  # a reason against a node, or None
+
+
 class PurevkPartitioner(Partitioner):
     """Gives executorch's Vulkan delegate everything that purevk has a kernel for.
 
@@ -135,8 +138,9 @@ class PurevkPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Tags the nodes that go into delegates, as few as their dependencies allow."""
-        module, refused = exported_program.graph_module, {}
-        checks = [_Lists(self)]
+        module = exported_program.graph_module
+        refused: dict[torch.fx.Node, str] = {}
+        checks: list[_Check] = [_Lists(self)]
         checks.append(
             _Etvk(self.options, module) if self.portable_to_etvk else _Kernels(self.options)
         )
@@ -197,7 +201,7 @@ class _Support(OperatorSupportBase):
 
     def __init__(
         self,
-        checks: Sequence[Callable[[torch.fx.Node], str | None]],
+        checks: Sequence[_Check],
         refused: dict[torch.fx.Node, str],
     ) -> None:
         super().__init__()
@@ -210,7 +214,8 @@ class _Support(OperatorSupportBase):
         if node.op != "call_function":
             return False
         if node.target is operator.getitem:
-            return self.is_node_supported(submodules, node.args[0])
+            source = node.args[0]
+            return isinstance(source, torch.fx.Node) and self.is_node_supported(submodules, source)
         if node not in self._known:
             reason = next(
                 (reason for check in self.checks if (reason := check(node)) is not None), None
@@ -314,8 +319,7 @@ class _Kernels:
         if isinstance(arg, torch.fx.Node):
             arg = arg.meta["val"]
         if isinstance(arg, torch.Tensor):
-            type = _type(arg)
-            return importer.input(type.dtype, type.dims, False)
+            return importer.input(_dtype(arg.dtype), [_bound(size) for size in arg.shape], False)
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return _bound(arg)
         if isinstance(arg, torch.dtype):
@@ -347,10 +351,10 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _dtype(dtype: torch.dtype) -> DType:
-    try:
-        return DType.from_torch(dtype)
-    except (KeyError, ValueError, PurevkError):
-        raise _Refused(f"purevk has no {str(dtype).removeprefix('torch.')}") from None
+    found = DType.from_torch(dtype)
+    if found is None:
+        raise _Refused(f"purevk has no {str(dtype).removeprefix('torch.')}")
+    return found
 
 
 def _type(value: torch.Tensor) -> TensorType:

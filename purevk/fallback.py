@@ -330,4 +330,5 @@ def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     tensor = tensor.contiguous()
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)
-    return tensor.numpy()
+    array: np.ndarray = tensor.numpy()
+    return array

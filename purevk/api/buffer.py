@@ -95,7 +95,8 @@ class Buffer(DeviceObject):
         self.allocation = allocation
         block = allocation.block
         self.mapped = block.mapped is not None
-        self._pointer = block.mapped + allocation.offset if self.mapped else None
+        # Where the host finds the bytes; `_check_range` keeps it from being used if it cannot.
+        self._pointer: Any = block.mapped + allocation.offset if block.mapped is not None else None
         self._coherent = block.coherent
         self._range: Any = None
         device.set_name(_OBJECT_BUFFER, buffer, label)

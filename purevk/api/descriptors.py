@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 import numpy as np
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # A storage buffer, as (buffer, offset in bytes, length in bytes or None for the rest), or a texel
 # buffer.
-Binding = Union[tuple["Buffer", int, "int | None"], BufferView]  # noqa: UP007
+BufferBinding = tuple["Buffer", int, "int | None"]
+Binding = Union[BufferBinding, BufferView]  # noqa: UP007
 
 # VkWriteDescriptorSet as memory: written as columns, because a cffi struct at a time costs 1 us a
 # field.
@@ -130,9 +131,9 @@ class DescriptorArena(DeviceObject):
         sets; command buffers that bind them must be recorded again."""
         pairs = list(items)
         if pairs:
-            cast = vk.ffi.cast
+            to_number = vk.ffi.cast
             handles = np.fromiter(
-                (int(cast("uintptr_t", one[0])) for one, _ in pairs), np.uint64, len(pairs)
+                (int(to_number("uintptr_t", one[0])) for one, _ in pairs), np.uint64, len(pairs)
             )
             self._write(*_mixed(handles, [bindings for _, bindings in pairs]))
 
@@ -153,7 +154,7 @@ def _plain(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.nda
     counts = np.fromiter(map(len, groups), np.int64, len(groups))
     flat: list[int] = []
     try:
-        for bindings in groups:
+        for bindings in cast("list[Sequence[BufferBinding]]", groups):
             for buffer, offset, length in bindings:
                 flat += (
                     buffer.number,
@@ -187,14 +188,14 @@ def _mixed(handles: np.ndarray, groups: list[Sequence[Binding]]) -> tuple[np.nda
     ] = []  # set, first binding, bindings, descriptor type, first entry
     for number, bindings in enumerate(groups):
         for at, binding in enumerate(bindings):
-            texel = type(binding) is BufferView
+            texel = isinstance(binding, BufferView)
             kind = _TEXEL if texel else _STORAGE
             if runs and runs[-1][0] == number and runs[-1][3] == kind:
                 _, first, count, _, entry = runs[-1]
                 runs[-1] = (number, first, count + 1, kind, entry)
             else:
                 runs.append((number, at, 1, kind, len(views) if texel else len(infos) // 3))
-            if texel:
+            if isinstance(binding, BufferView):
                 views.append(binding.number)
             else:
                 buffer, offset, length = binding

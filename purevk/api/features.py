@@ -299,7 +299,7 @@ FEATURES: tuple[Feature, ...] = (
 BY_NAME: dict[str, Feature] = {feature.name: feature for feature in FEATURES}
 
 
-class Features(frozenset):
+class Features(frozenset[str]):
     """The features of a device, as a frozen set of names that also reads `features.float16` -> True
     or False."""
 

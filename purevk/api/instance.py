@@ -98,7 +98,9 @@ class Instance:
         self.api_version = min(vk.version(loader_version[0]), _API_VERSION)
 
         names = self._extension_names(vk.NULL)
-        enabled, flags, layers, chain = [], 0, [], vk.NULL
+        enabled: list[Any] = []
+        layers: list[Any] = []
+        flags, chain = 0, vk.NULL
         kept: list[Any] = []
         if _PORTABILITY in names:
             enabled.append(_PORTABILITY)
@@ -195,7 +197,6 @@ class Instance:
     def _make_messenger(self) -> None:
         messages = self.messages
 
-        @vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT")
         def collect(severity: int, kind: int, data: Any, user: Any) -> int:
             name = vk.text(data.pMessageIdName) if data.pMessageIdName != vk.NULL else ""
             message = vk.text(data.pMessage) if data.pMessage != vk.NULL else ""
@@ -203,15 +204,16 @@ class Instance:
                 messages.append(f"{name}: {message}")
             return 0
 
+        callback = vk.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", collect)
         warning, error, validation = 0x100, 0x1000, 0x2
         info = vk.struct(
             "VkDebugUtilsMessengerCreateInfoEXT",
             messageSeverity=warning | error,
             messageType=validation,
-            pfnUserCallback=collect,
+            pfnUserCallback=callback,
         )
         messenger = vk.ffi.new("VkDebugUtilsMessengerEXT *")
-        self._core.callback = collect
+        self._core.callback = callback
         result = self.functions.vkCreateDebugUtilsMessengerEXT(
             self.handle, info, vk.NULL, messenger
         )
@@ -225,7 +227,8 @@ class Instance:
             "VkPhysicalDevice",
             self.handle,
         )
-        found, old = [], []
+        found: list[PhysicalDevice] = []
+        old: list[str] = []
         properties = vk.ffi.new("VkPhysicalDeviceProperties *")
         for handle in handles:
             self.functions.vkGetPhysicalDeviceProperties(handle, properties)

@@ -238,7 +238,7 @@ class Allocator:
                 next="use DEVICE with UPLOAD and READBACK buffers",
             )
         self._core.collect()
-        tried = []
+        tried: list[str] = []
         for index in candidates:
             allocation = self._from_type(index, size, alignment, tried)
             if allocation is not None:
@@ -342,10 +342,11 @@ class Allocator:
                 return None
             sizes = (size,) if dedicated else (block_size, max(block_size // 8, size))
             for wanted in sizes:
-                block = self._new_block(index, wanted, dedicated)
-                if block is not None:
-                    offset = block.ranges.allocate(size, alignment)
-                    return Allocation(block, offset, size)
+                made = self._new_block(index, wanted, dedicated)
+                if made is not None:
+                    first = made.ranges.allocate(size, alignment)
+                    assert first is not None  # a new block has room
+                    return Allocation(made, first, size)
         tried.append(
             f"heap {kind.heap} ({heap.size / _MIB:.0f} MiB, {state.reserved[kind.heap] / _MIB:.1f} MiB taken by purevk)"
         )

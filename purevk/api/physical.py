@@ -193,7 +193,7 @@ class PhysicalDevice:
             subgroup.supportedStages,
         )
         self.required_subgroup_stages = control.requiredSubgroupSizeStages if control else 0
-        self.timestamp_period = properties.limits.timestampPeriod
+        self.timestamp_period: float = properties.limits.timestampPeriod
         self.core_count = 0
         if sms:
             self.core_count = sms.shaderSMCount
@@ -208,11 +208,10 @@ class PhysicalDevice:
             self.core_count = shape[0] * shape[1] * shape[2]
         elif cores:
             self.core_count = cores.shaderCoreCount
-        (
-            self.matrix2_workgroup_size,
-            self.matrix2_max_dimension,
-            self.matrix2_reserved_shared_memory,
-        ) = (matrix2[4], matrix2[5], matrix2[6]) if matrix2 is not None else (0, 0, 0)
+        found = (0, 0, 0) if matrix2 is None else (matrix2[4], matrix2[5], matrix2[6])
+        self.matrix2_workgroup_size: int = found[0]
+        self.matrix2_max_dimension: int = found[1]
+        self.matrix2_reserved_shared_memory: int = found[2]
         limits = properties.limits
         self.limits = Limits(
             max_storage_buffer_range=limits.maxStorageBufferRange,
@@ -254,7 +253,7 @@ class PhysicalDevice:
         # A family without graphics is not shared with the desktop.
         found.sort(key=lambda i: bool(rows[i].queueFlags & graphics))
         self.queue_family: int | None = found[0] if found else None
-        self.timestamp_bits = rows[found[0]].timestampValidBits if found else 0
+        self.timestamp_bits: int = rows[found[0]].timestampValidBits if found else 0
 
     @property
     def subgroup_operation_names(self) -> tuple[str, ...]:
@@ -337,8 +336,9 @@ def _shape(
     flexible: bool = False,
     invocations: int = 0,
 ) -> MatrixShape:
-    names = [_COMPONENTS.get(int(kind), f"type{int(kind)}") for kind in types]
     place = _SCOPES.get(int(scope), f"scope{int(scope)}")
+    m, n, k = (int(size) for size in sizes)
+    a, b, c, result = (_COMPONENTS.get(int(kind), f"type{int(kind)}") for kind in types)
     return MatrixShape(
-        *map(int, sizes), *names, bool(saturating), place, flexible, int(invocations)
+        m, n, k, a, b, c, result, bool(saturating), place, flexible, int(invocations)
     )

@@ -37,7 +37,7 @@ class ShaderModule(DeviceObject):
 
     def __init__(self, device: Device, code: Any) -> None:
         view = memoryview(code).cast("B")
-        if view.nbytes < 20 or view.nbytes % 4 or view[:4] != b"\x03\x02\x23\x07":
+        if view.nbytes < 20 or view.nbytes % 4 or view[:4].tobytes() != b"\x03\x02\x23\x07":
             raise InputError(
                 f"{view.nbytes} bytes are not a SPIR-V module",
                 why="a module is whole 32-bit words, at least 5, and begins with 0x07230203",
@@ -198,7 +198,8 @@ class PipelineCache(DeviceObject):
             functions.vkGetPipelineCacheData(vk_device, self.handle, size, data),
             "vkGetPipelineCacheData",
         )
-        return vk.ffi.buffer(data, size[0])[:]
+        content: bytes = vk.ffi.buffer(data, size[0])[:]
+        return content
 
 
 @dataclass(frozen=True)
@@ -269,10 +270,12 @@ class ComputePipeline(DeviceObject):
             stage.module = module.handle
             stage.pName = name
             stage.pSpecializationInfo = _specialization(specialization or {}, label, kept)
-            use_cache = cache is not None and device.features.pipeline_cache
+            kept_in = vk.NULL
+            if cache is not None and device.features.pipeline_cache:
+                kept_in = cache.handle
             handle = vk.ffi.new("VkPipeline *")
             result = functions.vkCreateComputePipelines(
-                vk_device, cache.handle if use_cache else vk.NULL, 1, info, vk.NULL, handle
+                vk_device, kept_in, 1, info, vk.NULL, handle
             )
             vk.check(result, "vkCreateComputePipelines", where=label)
         finally:
@@ -326,24 +329,24 @@ def create_pipelines(
         return pipeline
 
     if wanted == 1 or len(specs) < 2:
-        jobs = []
+        jobs: list[concurrent.futures.Future[ComputePipeline]] = []
         for spec in specs:
             jobs.append(concurrent.futures.Future())
             try:
                 jobs[-1].set_result(make(spec))
-            except Exception as error:
-                jobs[-1].set_exception(error)
+            except Exception as raised:
+                jobs[-1].set_exception(raised)
                 break
     else:
         with concurrent.futures.ThreadPoolExecutor(min(wanted, len(specs))) as pool:
             jobs = [pool.submit(make, spec) for spec in specs]
-    failed = next((job for job in jobs if job.exception() is not None), None)
-    if failed is None:
+    error = next((found for job in jobs if (found := job.exception()) is not None), None)
+    if error is None:
         return [job.result() for job in jobs]
     for job in jobs:
         if job.exception() is None:
             job.result().destroy()
-    raise failed.exception()
+    raise error
 
 
 def _subgroup_size(device: Device, size: int | None, label: str, kept: list[Any]) -> Any:

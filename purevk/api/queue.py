@@ -175,8 +175,9 @@ class Queue:
         if len(state.pending) > _MANY:
             for submission in list(state.pending.values()):
                 submission.done()
-        info = getattr(commands, "submit_info", None)
-        if info is None:
+        if not isinstance(commands, Sequence):
+            info = commands.submit_info
+        else:
             handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
             info = vk.struct(
                 "VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles

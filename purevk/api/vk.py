@@ -23,6 +23,7 @@ def _load_ffi() -> Any:
         path = os.path.join(folder, "_vulkancache.py")
         if os.path.exists(path):
             own = importlib.util.spec_from_file_location("purevk.api._vulkan_types", path)
+            assert own is not None and own.loader is not None  # so for every path to a .py file
             module = importlib.util.module_from_spec(own)
             own.loader.exec_module(module)
             return module.ffi
@@ -95,7 +96,7 @@ class Functions:
 
     def has(self, name: str) -> bool:
         """Whether the driver offers the function."""
-        return self._get_address(self._owner, name.encode()) != NULL
+        return bool(self._get_address(self._owner, name.encode()) != NULL)
 
 
 @functools.cache
@@ -163,7 +164,8 @@ def enumerate_all(name: str, function: Any, kind: str, *arguments: Any) -> list[
 
 def text(array: Any) -> str:
     """The text of a zero-terminated char array."""
-    return ffi.string(array).decode("utf-8", "replace")
+    data: bytes = ffi.string(array)
+    return data.decode("utf-8", "replace")
 
 
 def version(number: int) -> tuple[int, int, int]:

@@ -277,7 +277,7 @@ def show(data: dict[str, Any], out: Output) -> None:
         ],
         indent=0,
     )
-    loads = [(name, data[name]) for name in ("cold", "warm") if name in data]
+    loads: list[tuple[str, Any]] = [(name, data[name]) for name in ("cold", "warm") if name in data]
     loads = loads or [("this process", data["load"])]
     out.table(
         [

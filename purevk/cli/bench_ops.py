@@ -137,7 +137,7 @@ def build(case: Case) -> tuple[Graph, int]:
     values: dict[int, Value] = {}
     for tensor in _tensors(case):
         if tensor.constant:
-            data = memoryview(_random(tensor).reshape(-1).view(np.uint8))
+            data = _random(tensor).reshape(-1).view(np.uint8).data
             values[id(tensor)] = importer.constant(data, TensorType(tensor.dtype, tensor.dims))
         else:
             values[id(tensor)] = importer.input(tensor.dtype, tensor.dims, False)
@@ -148,7 +148,7 @@ def build(case: Case) -> tuple[Graph, int]:
         return values[id(arg)] if isinstance(arg, Tensor) else arg
 
     results = importer.emit(case.op, filled(case.args), [], [], case.op)
-    written = sum(math.prod(value.type.dims) * value.type.dtype.itemsize for value in results)
+    written = sum(value.type.nbytes for value in results)
     read = sum(
         min(tensor.nbytes, int(written * tensor.sparse) or tensor.nbytes)
         for tensor in _tensors(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def pick_method(names: Any, wanted: str | None, where: str) -> str:
+def pick_method(names: Iterable[str], wanted: str | None, where: str) -> str:
     """The method that a command works on: the one named, "forward", or the only one.
 
     Raises:

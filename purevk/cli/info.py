@@ -8,11 +8,11 @@ from typing import Any
 
 from purevk import api
 from purevk.api.features import FEATURES, choose
+from purevk.cache import default_cache
 from purevk.cli.command import Command, add_device
 from purevk.cli.machine import compiler, versions
 from purevk.cli.output import Output, error_data, size, version_text
 from purevk.errors import DeviceError
-from purevk.graph.context import default_cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -57,7 +57,7 @@ def describe_value(value: Any) -> dict[str, Any]:
 def type_text(data: dict[str, Any]) -> str:
     """The same as text: "float32[1, s0]"."""
     if data["kind"] != "tensor":
-        return data["kind"]
+        return str(data["kind"])
     return f"{data['dtype']}[{', '.join(map(str, data['dims']))}]"
 
 

@@ -180,8 +180,8 @@ def _rows(nbytes: int) -> Iterator[Case]:
             listed = (
                 dim if op in ("prod.dim_int", "argmax.default", "all.dim", "max.dim") else (dim,)
             )
-            args = (x, 2.0, listed) if op.startswith("linalg") else (x, listed)
-            yield Case("reductions", f"aten.{op}", args, form)
+            given = (x, 2.0, listed) if op.startswith("linalg") else (x, listed)
+            yield Case("reductions", f"aten.{op}", given, form)
     yield Case("reductions", "aten.sum.dim_IntList", (half, (1,)), "last dim, half")
     yield Case("reductions", "aten.sum.default", (x,), "all")
     yield Case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
         "flops_per_second" (None where unknown), "limit_share": the least time that the limits allow
         over the time taken, and "bound": "memory" or "arithmetic", whichever asks for more of it.
     """
-    keys = {
+    keys: Callable[[int, Timing], Any] = {
         "operator": lambda at, t: label_operator(t.label),
         "template": lambda at, t: t.template,
         "dispatch": lambda at, t: (at, t.label),

@@ -72,7 +72,9 @@ def _tensor(value: Any) -> dict[str, Any]:
 
 
 def _write(path: str, outputs: list[Any]) -> None:
-    named = {f"output_{n}": np.asarray(each) for n, each in enumerate(outputs) if each is not None}
+    named: dict[str, Any] = {
+        f"output_{n}": np.asarray(each) for n, each in enumerate(outputs) if each is not None
+    }
     try:
         np.savez(path, **named)
     except (OSError, zipfile.LargeZipFile) as error:

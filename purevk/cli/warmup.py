@@ -9,6 +9,7 @@ from typing import Any
 
 from purevk import knobs
 from purevk import progress as progress_bars
+from purevk.cache import default_cache
 from purevk.cli import lowered
 from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import device_data, device_line, open_context
@@ -16,7 +17,7 @@ from purevk.cli.output import Output, count, duration, size
 from purevk.errors import InputError
 from purevk.frontends.files import open_file
 from purevk.graph import fragments
-from purevk.graph.context import Context, default_cache
+from purevk.graph.context import Context
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class MemoryReport:
     state: int
 
 
+_Owned = TypeVar("_Owned", bound=api.DeviceObject)
+
+
 class ComputeGraph:
     """Dispatches with their memory, ready to run.
 
@@ -83,15 +86,16 @@ class ComputeGraph:
     ) -> None:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
-        self._owned: list[Any] = []
+        self._owned: list[api.DeviceObject] = []
         self._places: dict[Value, Place] = {}
         for store in fixed:
             for key, place in store.places.items():
+                assert isinstance(key, Value)  # stores of a program keep values
                 self._places[key] = place
         for window, (storage, first, nbytes) in (windows or {}).items():
-            place = self._places.get(storage)
-            if place is not None:
-                self._places[window] = Place(place.buffer, place.offset + first, nbytes)
+            whole = self._places.get(storage)
+            if whole is not None:
+                self._places[window] = Place(whole.buffer, whole.offset + first, nbytes)
         self._copies: dict[Value, Place] = {}  # downloads that a copy command fetches
         self.plan: MemoryPlan = plan([])
         self.input_bytes = self.output_bytes = 0
@@ -110,13 +114,13 @@ class ComputeGraph:
             self.close()
             raise
         self._tables = [_Tables(self, cut) for cut in self.cuts]
-        self._recordings: list[collections.OrderedDict[tuple, api.CommandBuffer]] = [
-            collections.OrderedDict() for _ in self.cuts
-        ]
+        self._recordings: list[
+            collections.OrderedDict[tuple[int | None, ...], api.CommandBuffer]
+        ] = [collections.OrderedDict() for _ in self.cuts]
         self.recorded = 0
 
     # -- memory -----------------------------------------------------------------------------------
-    def _own(self, item: Any) -> Any:
+    def _own(self, item: _Owned) -> _Owned:
         self._owned.append(item)
         return item
 
@@ -201,6 +205,7 @@ class ComputeGraph:
         ]
         for block in blocks:
             arena, offset = self.plan.places[block.key]
+            assert isinstance(block.key, Value)  # as given above
             self._places[block.key] = Place(arenas[arena], offset, block.nbytes)
 
     def _is_mapped(self, value: Value) -> bool:
@@ -247,7 +252,7 @@ class ComputeGraph:
 
     def _make_sets(self) -> list[Any]:
         items = []
-        views: dict[tuple, api.BufferView] = {}
+        views: dict[tuple[object, ...], api.BufferView] = {}
         for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
             bindings: list[Any] = []
             for binding in dispatch.bindings:
@@ -268,7 +273,7 @@ class ComputeGraph:
         return arena.make(items)
 
     def _view(
-        self, views: dict[tuple, api.BufferView], place: Place, skip: int, form: str
+        self, views: dict[tuple[object, ...], api.BufferView], place: Place, skip: int, form: str
     ) -> api.BufferView:
         """The bytes of a place as texels: whole ones, also where the last is only partly the
         place's."""
@@ -440,7 +445,7 @@ class ComputeGraph:
                 self.device.queue.run(commands)
                 times += list(np.diff(np.reshape(queries.read(), (together, count + 1)), axis=1))
             commands.destroy()
-            return np.median(np.array(times), axis=0).tolist()
+            return [float(median) for median in np.median(np.array(times), axis=0)]
         finally:
             queries.destroy()
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import threading
 import weakref
+from typing import Protocol
 
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
@@ -46,6 +47,12 @@ _lock = threading.Lock()
 _default: Context | None = None
 
 
+class Closable(Protocol):
+    """What a context closes before its device: a program."""
+
+    def close(self) -> None: ...
+
+
 class Context:
     """A device and its kernels.
 
@@ -63,7 +70,7 @@ class Context:
             self.traits = dataclasses.replace(
                 self.traits, fragment_order=fragment_order(self.kernels)
             )
-        self.programs: weakref.WeakSet = weakref.WeakSet()
+        self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
 
     @property
     def closed(self) -> bool:

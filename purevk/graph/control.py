@@ -31,7 +31,9 @@ class _Call:
         self._read = {value for node in graph.nodes for value in node.inputs} | set(
             values_in(graph.outputs)
         )
-        self._read |= {source.value for source in graph.symbols.values()}
+        self._read |= {
+            source.value for source in graph.symbols.values() if source.value is not None
+        }
         self._symbols = [
             (symbol, source)
             for symbol, source in graph.symbols.items()
@@ -99,24 +101,29 @@ class ControlStep:
         return results
 
     def _cond(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
-        predicate, _, _, *operands, _, _ = self.node.args
-        chosen = 0 if _is_true(_given(predicate, read, env)) else 1
-        return self._calls[chosen](_lazy(operands[chosen], read, env), env)
+        node = self.node
+        chosen = 0 if _is_true(_given(node.arg("predicate"), read, env)) else 1
+        operands = node.arg_list("true_operands" if chosen == 0 else "false_operands")
+        return self._calls[chosen](_lazy(operands, read, env), env)
 
     def _while(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
-        _, _, carried, *operands, _, _ = self.node.args
+        node = self.node
         condition, body = self._calls
-        current: list[Any] = [_given(arg, read, env) for arg in carried]
-        fixed = [_lazy(each, read, env) for each in operands]
+        current: list[Any] = [_given(arg, read, env) for arg in node.arg_list("carried")]
+        fixed = [
+            _lazy(node.arg_list(each), read, env)
+            for each in ("condition_operands", "body_operands")
+        ]
         while _is_true(condition([*current, *fixed[0]], env)[0]):
             current = list(body([*current, *fixed[1]], env))
         return [np.asarray(each) for each in current]
 
     def _scan(self, read: Read, env: dict[Symbol, int]) -> Sequence[np.ndarray]:
-        _, length, carried, scanned, operands, _, _ = self.node.args
-        count = _dims.evaluate(length, env)
-        current: list[Any] = [_given(arg, read, env) for arg in carried]
-        tensors, fixed = [read(each) for each in scanned], _lazy(operands, read, env)
+        node = self.node
+        count = _dims.evaluate(node.size("length"), env)
+        current: list[Any] = [_given(arg, read, env) for arg in node.arg_list("carried")]
+        tensors = [read(each) for each in node.tensors("scanned")]
+        fixed = _lazy(node.arg_list("operands"), read, env)
         rows = [
             np.empty(
                 tuple(_dims.evaluate(size, env) for size in value.type.dims), value.type.dtype.numpy

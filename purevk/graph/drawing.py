@@ -150,9 +150,8 @@ class _Collector:
             self._edge(value, name)
         for value in node.results:
             self.made.setdefault(self._storage(value), name)
-        row = registry.find(node.op)
-        for at in row.mutates if row else ():
-            target = self._storage(node.args[at])
+        for written in registry.mutated(node):
+            target = self._storage(written)
             if target in self.graph.states:
                 self.edges.append(
                     {"from": name, "to": self.made[target], "value": target.name, "type": "written"}

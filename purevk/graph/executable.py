@@ -56,8 +56,8 @@ class Executable:
         self._run_once()
         self.seconds["constants"] = time.perf_counter() - start
         start = time.perf_counter()
-        self._segment_of = {}
-        cuts = []
+        self._segment_of: dict[int, int] = {}
+        cuts: list[Cut] = []
         for number, (step, span) in enumerate(zip(plan.steps, plan.ranges)):
             if step.on_device:
                 self._segment_of[number] = len(cuts)
@@ -72,9 +72,9 @@ class Executable:
             )
             for node, plans in plan.inner.items()
         }
-        for step in self._control.values():
-            for inner in step.inner:
-                for phase, seconds in inner.seconds.items():
+        for control in self._control.values():
+            for executable in control.inner:
+                for phase, seconds in executable.seconds.items():
                     self.seconds[phase] += seconds
         self.input_symbols = [
             (symbol, source)
@@ -109,7 +109,7 @@ class Executable:
         first = {value: constant for value, constant in plan.placed.graph.states.items()}
         self.states.upload(
             [
-                (value, None if first[value] is None else first[value].data[: value.type.nbytes])
+                (value, None if (each := first[value]) is None else each.data[: value.type.nbytes])
                 for value in new_states
             ]
         )
@@ -264,6 +264,7 @@ class Executable:
         self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
     ) -> None:
         name, _, args = node.args
+        assert isinstance(name, str)  # as `passes.placement` wraps nodes
         arrays = {value: self._host_array(value, host, env) for value in node.inputs}
         known = _evaluated(args, env)
         made = fallback.run(
@@ -285,6 +286,7 @@ class Executable:
         if stage is None:
             return
         for symbol, source in stage.symbols:
+            assert source.value is not None  # a stage has what steps bring about
             array = self._host_array(source.value, host, env)
             env[symbol] = (
                 array.shape[source.dim]

@@ -61,7 +61,7 @@ def run_fragment(device: api.Device, pipeline: api.ComputePipeline) -> np.ndarra
     commands.barrier(api.Access.COMPUTE, api.Access.HOST)
     commands.end()
     device.queue.run(commands)
-    made = np.frombuffer(out.read(0, 512), np.float32).reshape(16, 8).copy()
+    made: np.ndarray = np.frombuffer(out.read(0, 512), np.float32).reshape(16, 8).copy()
     for each in (pool, arena, out):
         each.destroy()
     return made

@@ -38,6 +38,9 @@ class KernelReport:
     templates: dict[str, int] = field(default_factory=dict)
 
 
+_Source = tuple[str, tuple[tuple[str, str], ...]]  # a template and its macros
+
+
 class KernelStore:
     """The pipelines of a device.
 
@@ -51,7 +54,7 @@ class KernelStore:
             weakref.WeakValueDictionary()
         )
         self._sources: dict[str, str] = {}
-        self._keys: dict[tuple, CacheKey] = {}
+        self._keys: dict[_Source, CacheKey] = {}
         self._lock = threading.RLock()
         self._driver_cache: api.PipelineCache | None = None
         self._dirty = False
@@ -109,8 +112,9 @@ class KernelStore:
             The pipelines. Who needs them keeps the list: a pipeline that nobody holds is released.
         """
         with self._lock:
-            found = {spec: self._pipelines.get(spec) for spec in specs}
-            missing = [spec for spec, pipeline in found.items() if pipeline is None]
+            wanted = list(dict.fromkeys(specs))
+            found = {spec: held for spec in wanted if (held := self._pipelines.get(spec))}
+            missing = [spec for spec in wanted if spec not in found]
             if not missing:
                 return list(found.values())
             spirv = self._spirv(missing, progress)
@@ -128,7 +132,7 @@ class KernelStore:
             self.report.pipelines += len(made)
             self.report.pipeline_seconds += time.perf_counter() - start
             self._dirty = True
-            return list(found.values())
+            return [found[spec] for spec in wanted]
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
         """The pipeline of a spec that was prepared and is held."""
@@ -136,9 +140,9 @@ class KernelStore:
 
     def _spirv(
         self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None
-    ) -> dict[tuple, bytes]:
-        found: dict[tuple, bytes] = {}
-        jobs: dict[tuple, CompileJob] = {}
+    ) -> dict[_Source, bytes]:
+        found: dict[_Source, bytes] = {}
+        jobs: dict[_Source, CompileJob] = {}
         for spec in specs:
             short = (spec.template, spec.macros)
             if short in found or short in jobs:

@@ -64,8 +64,9 @@ class Learning:
         }
         self._known: dict[Symbol, int] = {}
         for symbol, source in graph.symbols.items():
-            inner = source.value is not None and source.value not in graph.inputs
-            self._known[symbol] = made_by.get(source.value, -1) if inner else -1
+            value = source.value
+            inner = value is not None and value not in graph.inputs
+            self._known[symbol] = made_by.get(value, -1) if value is not None and inner else -1
             stage = self._stage({symbol})
             if inner:
                 stage.symbols.append((symbol, source))

@@ -154,7 +154,7 @@ def _best(
         if queries is not None:
             commands.write_timestamp(queries, 1)
         commands.end()
-        times = []
+        times: list[float] = []
         end = time.perf_counter() + seconds
         while len(times) < _ROUNDS or time.perf_counter() < end:
             start = time.perf_counter()

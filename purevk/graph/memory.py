@@ -92,7 +92,11 @@ class DeviceStore:
             self._stage(staged, done, total, progress)
 
     def _stage(
-        self, work: list, done: int, total: int, progress: Callable[[int, int], None] | None
+        self,
+        work: list[tuple[Place, memoryview | None]],
+        done: int,
+        total: int,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         size = min(
             _CHUNK, max(place.nbytes for place, _ in work) + sum(place.nbytes for place, _ in work)
@@ -170,7 +174,11 @@ def _write(place: Place, data: memoryview | None) -> None:
         place.buffer.write(place.offset, data)
 
 
-def _pieces(work: list[tuple[Place, memoryview | None]], limit: int) -> Iterable[tuple]:
+# A place, its content (None: zeros), and the first byte and number of bytes of a piece.
+_Piece = tuple[Place, "memoryview | None", int, int]
+
+
+def _pieces(work: list[tuple[Place, memoryview | None]], limit: int) -> Iterable[_Piece]:
     for place, data in work:
         length = place.nbytes if data is None else len(data)
         for start in range(0, length, limit):

@@ -153,7 +153,7 @@ def node_costs(
         made: dict[Node, list[tuple[int, int]]] = {}
         for node, dispatch in zip(each.nodes_of, each.dispatches):
             made.setdefault(node, []).append(
-                tuple(_value(size, chosen) for size in (dispatch.nbytes, dispatch.flops))
+                (_value(dispatch.nbytes, chosen), _value(dispatch.flops, chosen))
             )
         for node, parts in made.items():
             seconds = None
@@ -166,7 +166,7 @@ def node_costs(
     return found
 
 
-class _Values(dict):
+class _Values(dict[Symbol, int]):
     def __init__(self, chosen: Mapping[str, int]) -> None:
         super().__init__()
         self.chosen = chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class SizeTable:
     """
 
     def __init__(self, sizes: Iterable[Size]) -> None:
-        places: dict[tuple, int] = {}
+        places: dict[Any, int] = {}
         self._expressions: list[Dim] = []
         numbers, at, which = [], [], []
         for place, size in enumerate(sizes):
@@ -37,7 +38,7 @@ class SizeTable:
 
     def evaluate(self, env: Mapping[Symbol, int]) -> np.ndarray:
         """The numbers, int64, where each symbol has the value that `env` gives it."""
-        numbers = self._fixed.copy()
+        numbers: np.ndarray = self._fixed.copy()
         if self._expressions:
             values = np.array([_dims.evaluate(size, env) for size in self._expressions], np.int64)
             numbers[self._at] = values[self._which]

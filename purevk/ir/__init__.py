@@ -1,25 +1,25 @@
 """The intermediate representation: sizes, types, graphs, their grammar and their printed form. No
 Vulkan, no torch."""
 
+from purevk.ir.arguments import Arg, Attribute, Scalar
 from purevk.ir.dims import Bound, Dim, Guard, GuardLog, Size, Symbol
 from purevk.ir.graph import (
-    Arg,
     Constant,
     FixedInput,
     Graph,
     Label,
     Node,
     SymbolSource,
-    Value,
     map_leaves,
     map_values,
     values_in,
 )
 from purevk.ir.signature import Parameter, Signature, StructureError, Tree
-from purevk.ir.types import Layout, TensorType, contiguous_strides
+from purevk.ir.types import Layout, TensorType, Value, contiguous_strides
 
 __all__ = [
     "Arg",
+    "Attribute",
     "Bound",
     "Constant",
     "Dim",
@@ -31,6 +31,7 @@ __all__ = [
     "Layout",
     "Node",
     "Parameter",
+    "Scalar",
     "Signature",
     "Size",
     "StructureError",

@@ -364,7 +364,7 @@ def specialize(size: Size) -> int:
     return number
 
 
-class _Hints(dict):
+class _Hints(dict[Symbol, int]):
     def __missing__(self, symbol: Symbol) -> int:
         known = expected(symbol.name)
         return symbol.upper if known is None else known.hint
@@ -414,7 +414,9 @@ def _decide(left: Size, op: str, right: Size) -> bool:
             return at_low
     elif low == high:
         return at_low
-    elif low > 0 or high < 0 or _differs_unless_special(difference):
+    elif low > 0 or high < 0:
+        return op == "!="
+    elif isinstance(difference, Dim) and _differs_unless_special(difference):
         return op == "!="
     answer = _COMPARE[op](hint(difference), 0)
     log = _log.get()
@@ -447,9 +449,7 @@ def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
 
 def apply(kind: str, left: Size, right: Size) -> Size:
     """`//`, `%`, `min` or `max` of two sizes."""
-    return {"//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum}[kind](
-        left, right
-    )
+    return _APPLY[kind](left, right)
 
 
 def _differs_unless_special(difference: Dim) -> bool:
@@ -533,6 +533,11 @@ def maximum(left: Size, right: Size) -> Size:
     if c >= b:
         return right
     return _atom("max", left, right)
+
+
+_APPLY: dict[str, Callable[[Size, Size], Size]] = {
+    "//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum,
+}  # fmt: skip
 
 
 def gcd_of(size: Size) -> int:

@@ -13,35 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
+from purevk.ir.arguments import Arg, Arguments
 from purevk.ir.dims import Dim, Guard, Symbol
 from purevk.ir.signature import Signature
-from purevk.ir.types import TensorType
+from purevk.ir.types import TensorType, Value
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
-    """A tensor that a node makes, or an input, constant or state of the graph."""
-
-    name: str
-    type: TensorType
-
-    def __repr__(self) -> str:
-        return f"%{self.name}"
-
-
-# What an argument of a node can be. Sizes and integers known only at a call are `Dim`s.
-Arg = Value | Dim | int | float | bool | str | DType | None | tuple | Any
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
+class Node(Arguments):
     """One application of an operator: `results = op(*args)`.
 
     `args` follow the operator's schema by position, keyword-only ones included. `source` says where
     in the file it stood, for messages. `alias` is the name that the file used, if it is another one
-    of the same operator.
+    of the same operator. Code for one operator reads its arguments by name, as `Arguments` has it:
+    `node.tensor("weight")`.
     """
 
     op: str
@@ -63,6 +49,10 @@ class Node:
     def graphs(self) -> tuple[Graph, ...]:
         """The sub-graphs among the arguments, in order."""
         return tuple(arg for arg in self.args if isinstance(arg, Graph))
+
+    def graph(self, name: str) -> Graph:
+        """A sub-graph among the arguments, by the name of the parameter."""
+        return self.attribute(name, Graph)
 
 
 def values_in(args: Iterable[Arg]) -> Iterator[Value]:
@@ -111,9 +101,7 @@ class Constant:
 
     @classmethod
     def of(cls, array: np.ndarray) -> Constant:
-        return cls(
-            memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
-        )
+        return cls(np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b""))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from purevk.ir.graph import Graph, Node, Value
+from purevk.ir.graph import Graph, Node
+from purevk.ir.types import Value
 
 
 def _arg(arg: Any) -> str:
@@ -18,7 +19,7 @@ def _arg(arg: Any) -> str:
     if type(arg).__name__ == "Expression":
         names = [f"${n}" for n in range(len(arg.inputs) + len(arg.scalars))]
         body, outputs = arg.glsl(names[: len(arg.inputs)], names[len(arg.inputs) :])
-        return "{" + body + " -> " + ", ".join(outputs) + "}"
+        return f"{{{body} -> {', '.join(outputs)}}}"
     return repr(arg)
 
 

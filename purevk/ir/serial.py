@@ -18,16 +18,16 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import dims as _dims
 from purevk.ir.dims import Dim, Guard, Size, Symbol
-from purevk.ir.graph import Constant, FixedInput, Graph, Label, Node, SymbolSource, Value
+from purevk.ir.graph import Constant, FixedInput, Graph, Label, Node, SymbolSource
 from purevk.ir.signature import KINDS, LEAF, LEAF_TREE, Parameter, Signature, Tree
-from purevk.ir.types import TensorType
+from purevk.ir.types import TensorType, Value
 
 _SYMBOL = [each.name for each in fields(Symbol)]
 _NODE = [each.name for each in fields(Node)]
 _SOURCE = [each.name for each in fields(SymbolSource)]
 
 
-def to_data(size: Size) -> int | list:
+def to_data(size: Size) -> Any:
     """A size as plain data: an integer, or the list of its terms `[factor, [atom, ...]]`, where an
     atom is the name of a symbol, or `[kind, left, right]` for `//`, `%`, `min` and `max` of two
     sizes."""
@@ -47,7 +47,7 @@ def to_data(size: Size) -> int | list:
     ]
 
 
-def from_data(data: int | list, symbols: Mapping[str, Symbol]) -> Size:
+def from_data(data: Any, symbols: Mapping[str, Symbol]) -> Size:
     """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or
     TypeError for other data."""
     if isinstance(data, int):

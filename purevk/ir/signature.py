@@ -72,8 +72,8 @@ class Tree:
             f"{key}: {item}" if self.kind in (DICT, OBJECT) else str(item)
             for key, item in zip(self.keys or range(len(self.items)), self.items)
         )
-        opening, closing = {TUPLE: "()", LIST: "[]", DICT: "{}"}.get(self.kind, "()")
-        return f"{self.name}{opening}{items}{closing}"
+        brackets = {LIST: "[]", DICT: "{}"}.get(self.kind, "()")
+        return f"{self.name}{brackets[0]}{items}{brackets[1]}"
 
 
 LEAF_TREE = Tree(LEAF)
@@ -103,8 +103,7 @@ def _children(value: Any, tree: Tree) -> Sequence[Any]:
         expected: type = tuple if tree.kind == TUPLE else list
         if type(value) is not expected:
             raise StructureError(f"a {expected.__name__} is expected, not {type(value).__name__}")
-        children: Sequence[Any] = value
-        return children
+        return list(value)
     if tree.kind == DICT:
         if not isinstance(value, Mapping) or set(value) != set(tree.keys):
             given = list(value) if isinstance(value, Mapping) else type(value).__name__
@@ -113,7 +112,7 @@ def _children(value: Any, tree: Tree) -> Sequence[Any]:
     if tree.kind == NAMED_TUPLE:
         if not isinstance(value, tuple) or getattr(value, "_fields", None) != tree.keys:
             raise StructureError(f"{tree} is expected, not {type(value).__name__}")
-        return value
+        return list(value)
     return _object_children(value, tree)
 
 
@@ -155,13 +154,13 @@ def unflatten(leaves: Iterator[Any], tree: Tree) -> Any:
     pairs = dict(zip(tree.keys, children)) if tree.keys else dict(enumerate(children))
     if tree.type in (None, dict):
         return pairs
-    return tree.type(pairs)  # type: ignore[call-arg]  # a class of dicts
+    return tree.type(pairs)
 
 
 def _named_tuple(tree: Tree) -> type:
     key = (tree.name, tree.keys)
     if key not in _NAMED:
-        _NAMED[key] = collections.namedtuple(  # type: ignore[misc]
+        _NAMED[key] = collections.namedtuple(
             tree.name if tree.name.isidentifier() else "Outputs", tree.keys, rename=True
         )
     return _NAMED[key]

@@ -45,6 +45,18 @@ class TensorType:
         return f"{self.dtype.name}[{','.join(map(str, self.dims))}]"
 
 
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor that a node makes, or an input, constant or state of the graph. Compared by
+    identity."""
+
+    name: str
+    type: TensorType
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
 def contiguous_strides(
     sizes: Sequence[Size], order: Sequence[int] | None = None
 ) -> tuple[Size, ...]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from purevk.errors import GraphError
 from purevk.ir import dims as _dims
-from purevk.ir.graph import Graph, Node, Value, values_in
+from purevk.ir.graph import Graph, Node, values_in
+from purevk.ir.types import Value
 
 
 def verify(graph: Graph, after: str = "") -> None:

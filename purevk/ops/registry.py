@@ -21,7 +21,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Node, Size, TensorType, Value, map_values, values_in
+from purevk.ir import Node, Size, TensorType, Value, map_values, schema, values_in
 
 Types = TensorType | tuple[TensorType, ...] | None
 
@@ -233,6 +233,7 @@ def register(row: Operator) -> Operator:
     _rows[row.name] = row
     for name in (row.name, *row.names):
         _canonical[name] = row.name
+        schema.declare(name, row.shape)
     return row
 
 
@@ -241,6 +242,7 @@ def unregister(name: str) -> None:
     row = _rows.pop(_canonical[name])
     for each in (row.name, *row.names):
         del _canonical[each]
+        schema.withdraw(each)
 
 
 def find(name: str) -> Operator | None:

@@ -308,7 +308,8 @@ def _of_torch(tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.view(torch.uint16)
-    return tensor.numpy()
+    array: np.ndarray = tensor.numpy()
+    return array
 
 
 def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:

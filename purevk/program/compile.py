@@ -64,7 +64,10 @@ def compile(
         given = {"forward": (model, example_inputs, dynamic_shapes)}
         label = type(model).__name__
     mutable: set[str] = set()
-    sources = {name: _source(name, *each, kwargs or {}, mutable) for name, each in given.items()}
+    sources = {
+        name: _source(name, each, inputs, shapes, kwargs or {}, mutable)
+        for name, (each, inputs, shapes) in given.items()
+    }
     return Program(
         label,
         sources,

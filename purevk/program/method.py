@@ -12,7 +12,7 @@ import numpy as np
 
 from purevk.errors import InputError, SignatureError, SizeConstraintError
 from purevk.graph.executable import Executable
-from purevk.ir import Graph
+from purevk.ir import Graph, Value
 from purevk.program.arguments import (
     Given,
     bind,
@@ -286,7 +286,9 @@ def _alike(one: Graph, two: Graph) -> bool:
     if one.signature != two.signature or one.updates != two.updates:
         return False
     return all(
-        type(a) is type(b) and ((hasattr(a, "type") and a.type.dtype is b.type.dtype) or a == b)
+        a.type.dtype is b.type.dtype
+        if isinstance(a, Value) and isinstance(b, Value)
+        else type(a) is type(b) and a == b
         for a, b in zip(one.inputs, two.inputs)
     )
 

@@ -302,6 +302,7 @@ class Program:
         self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]
     ) -> None:
         for value, constant in graph.constants.items():
+            key: Any
             address = (
                 np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
             )

@@ -64,7 +64,9 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def _read(self, value: Value) -> np.ndarray:
         nbytes = value.type.nbytes
         data = self._program.states.read(value, max(nbytes, 4))[:nbytes]
-        return np.frombuffer(data, value.type.dtype.numpy).reshape(value.type.dims).copy()
+        array = np.frombuffer(data, value.type.dtype.numpy).reshape(value.type.dims)
+        copy: np.ndarray = array.copy()
+        return copy
 
     def __setitem__(self, name: str, array: Any) -> None:
         self.update({name: array})
@@ -89,39 +91,40 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             for name, array in given.items()
         ]
         with self._program.held():
-            self._program.states.upload(
-                [(value, memoryview(data)) for value, data in items if data.size]
-            )
+            self._program.states.upload([(value, data.data) for value, data in items if data.size])
 
     def _bytes(self, name: str, value: Value, array: Any) -> np.ndarray:
         """The bytes of an array that is to be a state's content."""
         dtype: DType | None
+        given: np.ndarray
         if hasattr(array, "detach"):
             from purevk.fallback import to_numpy
 
-            array, dtype = to_numpy(array), DType.from_torch(array.dtype)
+            given, dtype = to_numpy(array), DType.from_torch(array.dtype)
         else:
-            array = np.asarray(array)
-            dtype = DType.from_numpy(array.dtype)
-            if value.type.dtype is DType.bfloat16 and array.dtype == np.uint16:
+            given = np.asarray(array)
+            dtype = DType.from_numpy(given.dtype)
+            if value.type.dtype is DType.bfloat16 and given.dtype == np.uint16:
                 dtype = DType.bfloat16
-        if dtype is not value.type.dtype or array.shape != value.type.dims:
+        if dtype is not value.type.dtype or given.shape != value.type.dims:
             raise InputError(
                 f"state {name!r} is {value.type}",
                 where=self._program.name,
-                why=f"{array.dtype if dtype is None else dtype.name}{list(array.shape)} was given",
+                why=f"{given.dtype if dtype is None else dtype.name}{list(given.shape)} was given",
                 next="give an array of the state's dtype and sizes",
             )
         return (
-            array.reshape(-1).view(np.uint8)
-            if array.flags.c_contiguous
-            else array.flatten().view(np.uint8)
+            given.reshape(-1).view(np.uint8)
+            if given.flags.c_contiguous
+            else given.flatten().view(np.uint8)
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all states into an .npz file."""
         with self._program.held():
-            arrays = {name: self._read(value) for name, value in self._values().items()}
+            arrays: dict[str, Any] = {
+                name: self._read(value) for name, value in self._values().items()
+            }
         with open(path, "wb") as stream:
             np.savez(stream, **arrays)
 

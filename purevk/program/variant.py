@@ -20,7 +20,7 @@ from purevk.errors import (
 )
 from purevk.graph.executable import Executable
 from purevk.graph.learning import Replan
-from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Symbol, Value
+from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
@@ -297,26 +297,17 @@ class Variant:
         return chosen, env
 
     def _grow(
-        self, first: Specialization, sizes: Sizes, arrays: Sequence[Any]
+        self,
+        first: Specialization,
+        sizes: Sequence[tuple[int, ...] | None],
+        arrays: Sequence[Any],
     ) -> Specialization | None:
         """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next
         power of two; None where the method does not take bounds of its own."""
-        wanted: list[tuple[int | Bound, ...] | None] = []
-        for value, given in zip(first.graph.inputs, sizes):
-            dims = value.type.dims if isinstance(value, Value) else (value,)
-            if given is None:
-                wanted.append(None)
-                continue
-            wanted.append(
-                tuple(
-                    size
-                    if isinstance(size, int)
-                    else Bound(
-                        _dims.upper(size) if number <= _dims.upper(size) else _next_power(number)
-                    )
-                    for size, number in zip(dims, given)
-                )
-            )
+        wanted = [
+            None if given is None else tuple(map(_room, _dims_of(value), given))
+            for value, given in zip(first.graph.inputs, sizes)
+        ]
         if self.program.bounds == "strict":
             raise SizeConstraintError(
                 f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}",
@@ -412,6 +403,18 @@ def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:
         sized = any(symbol.is_size for symbol in _dims.symbols(value))
         return (array,) if sized and isinstance(array, int) else None
     return tuple(array.shape) if isinstance(array, np.ndarray) else None
+
+
+def _dims_of(value: Any) -> tuple[Size, ...]:
+    """The sizes of an input; an integer counts as one."""
+    return value.type.dims if isinstance(value, Value) else (value,)
+
+
+def _room(size: Size, number: int) -> int | Bound:
+    """What a size is lowered for so that `number` fits."""
+    if isinstance(size, int):
+        return size
+    return Bound(_dims.upper(size) if number <= _dims.upper(size) else _next_power(number))
 
 
 def _next_power(number: int) -> int:

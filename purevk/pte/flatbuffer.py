@@ -10,12 +10,21 @@ the bytes visited keeps tables that are shared many times from multiplying.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 from flatbuffers import number_types
 
 from purevk.errors import FileFormatError
+
+
+class NumberType(Protocol):
+    """A number type of the flatbuffers package."""
+
+    py_type: Callable[[Any], Any]
+    packer_type: struct.Struct
+    bytewidth: int
+
 
 _U16 = number_types.Uint16Flags.packer_type
 _U32 = number_types.Uint32Flags.packer_type
@@ -63,7 +72,8 @@ class Reader:
     def target(self, pos: int, name: str) -> int:
         """The position that the offset stored at `pos` points to."""
         self.need(pos, 4, name)
-        return pos + _U32.unpack_from(self.data, pos)[0]
+        offset: int = _U32.unpack_from(self.data, pos)[0]
+        return pos + offset
 
     def vector(self, pos: int, width: int, name: str) -> tuple[int, int]:
         """First item and number of items of the vector whose offset is stored at `pos`; all items
@@ -149,7 +159,7 @@ class Scalar(Kind):
 
     __slots__ = ("flags", "packer", "width")
 
-    def __init__(self, flags: type, default: Any = 0) -> None:
+    def __init__(self, flags: NumberType, default: Any = 0) -> None:
         super().__init__(flags.py_type(default))
         self.flags, self.packer, self.width = flags, flags.packer_type, flags.bytewidth
 
@@ -163,11 +173,11 @@ class Numbers(Kind):
 
     __slots__ = ("code", "width")
 
-    def __init__(self, flags: type) -> None:
+    def __init__(self, flags: NumberType) -> None:
         super().__init__(())
         self.code, self.width = flags.packer_type.format.lstrip("<"), flags.bytewidth
 
-    def read(self, reader: Reader, pos: int, name: str) -> tuple:
+    def read(self, reader: Reader, pos: int, name: str) -> tuple[Any, ...]:
         first, count = reader.vector(pos, self.width, name)
         reader.need(first, count * self.width, name)
         return struct.unpack_from(f"<{count}{self.code}", reader.data, first)

@@ -259,7 +259,11 @@ _VALUES: dict[Schema, Callable[[Table], EValue]] = {
 }
 
 # What the items of a list may refer to.
-_ITEM_TYPES = {BoxedIntList: (Int,), TensorList: (Tensor,), OptionalTensorList: (Tensor, Null)}
+_ITEM_TYPES: dict[type[EValue], tuple[type[EValue], ...]] = {
+    BoxedIntList: (Int,),
+    TensorList: (Tensor,),
+    OptionalTensorList: (Tensor, Null),
+}
 
 
 def _check_value(
@@ -278,9 +282,9 @@ def _check_value(
                 f"the plan has arenas 1 to {len(arenas) - 1} of {list(arenas[1:17])} bytes",
             )
         return
-    accepted = _ITEM_TYPES.get(type(value))
-    if accepted is None:
+    if not isinstance(value, (BoxedIntList, TensorList, OptionalTensorList)):
         return
+    accepted = _ITEM_TYPES[type(value)]
     optional = isinstance(value, OptionalTensorList)
     for item in value.items:
         if optional and item == -1:

@@ -111,11 +111,12 @@ def _read(source: Source) -> DataFile:
             row.fail(
                 f"{row['key']!r} is in segment {index}", f"the file has {len(segments)} segments"
             )
+        offset, size = segments[index]
         described = None
         if layout is not None:
             sizes = layout["sizes"]
             described = TensorLayout(
                 layout["scalar_type"], sizes, layout["dim_order"] or tuple(range(len(sizes)))
             )
-        entries.setdefault(row["key"], DataEntry(*segments[index], described))
+        entries.setdefault(row["key"], DataEntry(offset, size, described))
     return DataFile(entries, source)

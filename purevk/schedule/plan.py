@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from purevk.errors import GraphError
 from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import Dispatch, Lowering, Requirement
+from purevk.lower.lowering import DeviceTraits, Dispatch, KernelSpec, Lowering, Requirement
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import Segment, on_host, segments
@@ -58,7 +59,7 @@ class Plan:
                 yield from plan.nested()
 
     @property
-    def kernels(self) -> list:
+    def kernels(self) -> list[KernelSpec]:
         """The specs of all pipelines, those of sub-graphs included."""
         return list(
             dict.fromkeys(
@@ -69,10 +70,10 @@ class Plan:
         )
 
 
-def make_plan(graph: Graph, context_traits: Any) -> Plan:
+def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     """Places, segments and lowers an optimized graph."""
     placed = place_values(graph, context_traits)
-    storage_of = lambda value: placed.storages.get(value, value)  # noqa: E731
+    storage_of: Callable[[Value], Value] = lambda value: placed.storages.get(value, value)  # noqa: E731
     split = split_constant(placed.graph, storage_of)
     kept = split.kept
     once = Lowering(context_traits, placed.storages, placed.layouts)
@@ -88,7 +89,9 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
             _lower(main, node)
             made[node] = main.dispatches[first:]
     steps = segments(split.graph, storage_of, _needs(split.graph, made))
-    ranges, nodes_of, dispatches = [], [], []
+    ranges: list[tuple[int, int]] = []
+    nodes_of: list[Node] = []
+    dispatches: list[Dispatch] = []
     for step in steps:
         first = len(dispatches)
         if step.on_device:
@@ -103,7 +106,9 @@ def make_plan(graph: Graph, context_traits: Any) -> Plan:
                 -(-binding.storage.type.nbytes // 4) * 4, 4
             )  # kernels may read whole words
     windows = {**once.windows, **main.windows}
-    whole = lambda storage: windows[storage][0] if storage in windows else storage  # noqa: E731
+    whole: Callable[[Value], Value] = lambda storage: (  # noqa: E731
+        windows[storage][0] if storage in windows else storage
+    )
     for storage, _, _ in windows.values():
         sizes[storage] = storage.type.nbytes
     used = {whole(b.storage) for d in dispatches for b in d.bindings}
@@ -174,13 +179,19 @@ def _sizes_in(arg: Any) -> list[Dim]:
 def _lower(lowering: Lowering, node: Node) -> None:
     lowering.node = node
     form = registry.row_of(node).form
+    if not isinstance(form, registry.Kernel):
+        raise GraphError(
+            f"{node.op} cannot be lowered",
+            where=node.source,
+            why=f"its form is {type(form).__name__}; kernels alone are lowered",
+        )
     form.lower(lowering, node)
     lowering.node = None
 
 
 def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     """What each device segment needs written before it and read after it."""
-    graph, storage_of = plan.placed.graph, lambda value: plan.placed.storages.get(value, value)
+    graph, storages = plan.placed.graph, plan.placed.storages
     on_device: set[Value] = set()
     made_by: dict[Value, int] = {}
     for number, step in enumerate(plan.steps):
@@ -195,7 +206,8 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
     resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
-    uploads, downloads = [], []
+    uploads: list[tuple[Value, ...]] = []
+    downloads: list[tuple[Value, ...]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if not step.on_device:
             uploads.append(())
@@ -218,7 +230,7 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
         on_device.update(written)
         reads = []
         for value in host_reads:
-            storage = storage_of(value)
+            storage = storages.get(value, value)
             if storage in written and storage not in reads:
                 reads.append(storage)
         downloads.append(tuple(reads))

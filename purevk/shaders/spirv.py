@@ -48,7 +48,10 @@ def forbid_contraction(spirv: bytes) -> bytes:
     has contracted already (it makes GLSL.std.450's Fma of a product and a sum) is taken apart
     before."""
     words = list(memoryview(spirv).cast("I"))
-    decorated, results, body, at, place = set(), [], [], 5, None
+    decorated: set[int] = set()
+    results: list[int] = []
+    body: list[int] = []
+    at, place = 5, None
     while at < len(words):
         length, op = words[at] >> 16, words[at] & 0xFFFF
         if not length:

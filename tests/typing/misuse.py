@@ -1,0 +1,19 @@
+"""Mistakes that mypy has to see in a user's program: each line that ends in a comment has the error
+of that code. It is not run."""
+
+from __future__ import annotations
+
+import purevk
+from purevk.errors import PurevkError
+
+purevk.lod("model.pte")  # attr-defined
+program = purevk.load(3)  # arg-type
+program.forwrd()  # attr-defined
+count: int = program.name  # assignment
+for name, method in program.methods.items():
+    name.nodes  # attr-defined
+    method.submitted()  # attr-defined
+try:
+    program.close(True)  # call-arg
+except PurevkError as error:
+    error.because  # attr-defined
