@@ -14,9 +14,9 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.errors import ShaderCompilerError
 from purevk.lower.lowering import DeviceTraits, KernelSpec
-from purevk.ops.templates import find_template
 from purevk.shaders.cache_entry import CacheKey
 from purevk.shaders.source import CompileJob, find_include_beside
+from purevk.shaders.templates import find_template
 
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 

@@ -21,7 +21,7 @@ from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import operator_row
 from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
-from purevk.ops.templates import add_template
+from purevk.shaders.templates import add_template
 
 LOCAL_ID = 100  # specialization constant: invocations of a workgroup
 _MAX_NUMBERS = 32  # parameters that common.glslh knows

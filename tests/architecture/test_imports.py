@@ -29,7 +29,7 @@ BELOW = {
     "shaders": set(),
     "cache": {"shaders"},
     "lower": {"ir"},
-    "ops": {"lower", "ir"},
+    "ops": {"lower", "shaders", "ir"},
     "passes": {"ops", "lower", "ir"},
     "schedule": {"passes", "ops", "lower", "ir"},
     "fallback": {"ops", "ir"},
