@@ -563,8 +563,8 @@ def models_page() -> str:
             )
         ),
         "```sh\n"
-        "python scripts/models.py resnet18                        # runs one model\n"
-        "python scripts/models.py --json docs/data/models.json    # measures all of them\n"
+        "python scripts/models.py mobilenet_v2                    # runs one model\n"
+        "python scripts/models.py --json docs/data/models.json    # measures new models\n"
         "```",
         _prose(
             f"There are {len(rows)} models and {len(ways)} runs. {one} runs are one GPU segment with"
