@@ -66,7 +66,7 @@ CACHE_MAX_BYTES = Knob(
     1 << 30,
     "Size limit of the on-disk cache, in bytes. The least recently used entries are removed first.",
 )
-SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of a libshaderc to try before any other.")
+SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
 VULKAN_SDK = Knob("VULKAN_SDK", str, "", "Folder of the Vulkan SDK. Its libshaderc is tried last.")
 VALIDATION = Knob(
     "PUREVK_VALIDATION",
