@@ -105,88 +105,73 @@ def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
     return list(found)
 
 
-# The families of docs/ops.md: the heading, what is in it, and the modules of purevk.ops whose
-# operators it has (by the module of the shape function).
-FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+# The families of docs/ops.md: the heading, what is in it, and the modules of its operators (those of
+# the shape functions): a module or a package of purevk.ops, or a module of one of its packages.
+FAMILIES: dict[str, tuple[str, str]] = {
     "Elementwise": (
         "arithmetic, comparisons, activations, casts, losses",
-        ("pointwise", "special", "functions", "elementwise"),
+        "elementwise pointwise special functions",
     ),
     "Movement": (
         "views, permutations, concatenation, padding, flips, pixel shuffle",
-        ("views", "rearrange", "pointwise_kernel", "movement"),
+        "movement views rearrange pointwise_kernel elementwise.kernels",
     ),
-    "Creation": ("tensors of constants and ranges", ("creation", "fill")),
-    "Reductions": (
-        "sums, means, extremes, norms, variances",
-        ("reduction", "statistics", "reduce"),
-    ),
+    "Creation": ("tensors of constants and ranges", "creation fill"),
+    "Reductions": ("sums, means, extremes, norms, variances", "reduction statistics"),
     "Softmax and normalization": (
         "softmax, batch, layer, group, instance and RMS normalization",
-        ("softmax", "normalization", "group_norm", "norm"),
+        "softmax normalization group_norm",
     ),
-    "Scans": ("cumulative sums, products and extremes", ("scan",)),
-    "Sorting and selection": (
-        "sort, top k, medians, quantiles, searches",
-        ("sort", "selection"),
-    ),
-    "Indexing": (
-        "gather, scatter, embedding, masks",
-        ("gather", "indexing", "scatter", "masked", "index"),
-    ),
+    "Scans": ("cumulative sums, products and extremes", "scan"),
+    "Sorting and selection": ("sort, top k, medians, quantiles, searches", "sort selection"),
+    "Indexing": ("gather, scatter, embedding, masks", "gather indexing scatter masked"),
     "Data-dependent sizes": (
         "results whose sizes depend on the elements of a tensor",
-        ("counted", "data_dependent"),
+        "counted data_dependent",
     ),
-    "Histograms and segments": ("histograms, modes, segment reductions", ("segments", "histogram")),
-    "Matrix multiplication": ("linear, matmul, outer products, distances", ("matmul", "linalg")),
+    "Histograms and segments": (
+        "histograms, modes, segment reductions",
+        "segments sort.histogram",
+    ),
+    "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
     "Factorizations": (
         "LU, Cholesky, QR, singular values and what follows from them",
-        ("factorize", "spectra"),
+        "factorize spectra linalg.factorize linalg.spectra",
     ),
     "Convolution": (
         "1-D to 3-D, transposed, grouped, depthwise",
-        ("convolution", "convolution_nd", "conv"),
+        "conv convolution convolution_nd",
     ),
-    "Pooling": ("average, maximum and adaptive pooling", ("pooling", "windows", "pool_nd")),
-    "Resampling": ("upsampling, grid sampling", ("resample",)),
-    "Attention": (
-        "scaled dot product attention, KV caches, rotary embeddings",
-        ("attention", "rotary"),
-    ),
-    "Recurrent": ("RNN, LSTM, GRU", ("recurrent",)),
+    "Pooling": ("average, maximum and adaptive pooling", "pooling windows pool_nd"),
+    "Resampling": ("upsampling, grid sampling", "resample"),
+    "Attention": ("scaled dot product attention, KV caches, rotary embeddings", "attention rotary"),
+    "Recurrent": ("RNN, LSTM, GRU", "recurrent matmul.recurrent"),
     "Quantized": (
         "quantize, dequantize, int8 and 4-bit linear, convolution and embedding",
-        (
-            "quantize",
-            "quantize_parameters",
-            "quantized_convolution",
-            "quantized_embedding",
-            "quantized_linear",
-            "quantized_pointwise",
-            "quantized",
-        ),
+        "quantized quantize quantize_parameters quantized_convolution quantized_embedding"
+        " quantized_linear quantized_pointwise",
     ),
-    "Random": ("random numbers, dropout", ("random",)),
-    "Training": ("ExecuTorch's operators for training on a device", ("training",)),
+    "Random": ("random numbers, dropout", "random creation.random"),
+    "Training": ("ExecuTorch's operators for training on a device", "training"),
     "Older ExecuTorch releases": (
         "operators that only files of older releases have",
-        ("earlier", "legacy_executorch"),
+        "earlier legacy",
     ),
 }
 
 
 def family_of(name: str) -> str:
-    """The family of docs/ops.md that an operator stands in."""
+    """The family of docs/ops.md that an operator is in: that of its module, else of its package,
+    else of its module's own name."""
     definition = registry.find(name)
     if isinstance(definition.form, registry.View):
         return "Movement"
-    modules = definition.shape.__module__.split(".")
-    for part in reversed(modules):
-        for family, (_, parts) in FAMILIES.items():
-            if part in parts:
-                return family
-    raise LookupError(f"{name}: add the module {modules[-1]!r} to FAMILIES in {__file__}")
+    module = definition.shape.__module__.removeprefix("purevk.ops.")
+    homes = {key: family for family, (_, keys) in FAMILIES.items() for key in keys.split()}
+    for key in (module, module.split(".")[0], module.split(".")[-1]):
+        if key in homes:
+            return homes[key]
+    raise LookupError(f"{name}: add the module {module!r} to FAMILIES in {__file__}")
 
 
 def ops_page() -> str:
