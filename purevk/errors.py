@@ -1,7 +1,7 @@
-"""Every error that purevk raises on purpose, as one small tree.
+"""All errors that purevk raises.
 
-Each says *what* happened, *where* (file, node, input), *why* (what was offered and what is
-accepted) and what to do *next*. They pickle, so they survive a process pool.
+Each error says *what* happened, *where* (file, node, input), *why* (what was given and what is
+accepted) and what to do *next*. Errors can be pickled, so they pass through a process pool.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class PurevkError(Exception):
 
     Args:
         what: one sentence, with numbers.
-        where: file, method, node or input concerned.
-        why: what was offered against what is accepted.
-        next: what the user can do about it.
+        where: the file, method, node or input.
+        why: what was given, and what is accepted.
+        next: what the user can do.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
@@ -38,26 +38,26 @@ def _rebuild(cls: type[PurevkError], what: str, where: str, why: str, next_: str
 
 
 class FileFormatError(PurevkError, ValueError):
-    """The bytes are not the file that they should be: wrong identifier, truncated, or an offset out
+    """A file is damaged or has another format: a wrong identifier, missing bytes, or an offset out
     of range."""
 
 
 class UnsupportedProgramError(PurevkError):
-    """A well-formed file asks for something that purevk does not run, such as another backend's
-    delegate."""
+    """A valid program needs something that purevk cannot run, such as a delegate of another
+    backend."""
 
 
 class UnsupportedOperatorError(PurevkError):
-    """An operator has neither a kernel nor a CPU function."""
+    """An operator has no kernel and no CPU function."""
 
 
 class GraphError(PurevkError):
-    """A graph breaks the grammar of the IR. Raised by `purevk.ir.verify`; a bug of a front end or a
-    pass."""
+    """A graph breaks a rule of the IR. `purevk.ir.verify` raises it; the cause is a bug in a front
+    end or a pass."""
 
 
 class InputError(PurevkError, ValueError):
-    """The inputs of a call do not fit the method: number, rank, dtype or size."""
+    """The inputs of a call do not match the method: their number, rank, dtype or sizes."""
 
 
 class SignatureError(InputError):
@@ -71,15 +71,15 @@ class SizeConstraintError(InputError):
 
 
 class DeviceError(PurevkError, RuntimeError):
-    """No usable Vulkan device, or a Vulkan call failed."""
+    """There is no usable Vulkan device, or a Vulkan call failed."""
 
 
 class OutOfDeviceMemoryError(DeviceError, MemoryError):
-    """An allocation did not fit into the device's memory."""
+    """The device has too little memory for an allocation."""
 
 
 class DeviceLostError(DeviceError):
-    """The device was lost: a driver reset, or a kernel that ran for too long."""
+    """The device was lost: the driver reset it, or a kernel ran for too long."""
 
 
 class ValidationError(DeviceError):
@@ -87,9 +87,9 @@ class ValidationError(DeviceError):
 
 
 class ShaderCompilerError(PurevkError, RuntimeError):
-    """No shaderc library could be loaded, or it refused a shader."""
+    """No shaderc library could be loaded, or it rejected a shader."""
 
 
 class FallbackError(PurevkError, RuntimeError):
-    """A node has to run on the CPU and cannot: torch is missing, or the operator is unknown to
-    it."""
+    """A node must run on the CPU but cannot: torch is not installed, or does not know the
+    operator."""

@@ -54,86 +54,87 @@ DEVICE = Knob(
     "PUREVK_DEVICE",
     str,
     "",
-    "Index or part of the name of the Vulkan device to use; empty: the best one.",
+    "Vulkan device to use: its index, or a part of its name. Empty: the best device.",
 )
 CACHE_DIR = Knob(
-    "PUREVK_CACHE_DIR", str, "", "Folder of the on-disk cache; empty: the user's cache folder."
+    "PUREVK_CACHE_DIR", str, "", "Folder of the on-disk cache. Empty: the user's cache folder."
 )
-CACHE = Knob("PUREVK_CACHE", _flag, True, "0 neither reads nor writes the on-disk cache.")
+CACHE = Knob("PUREVK_CACHE", _flag, True, "0 turns the on-disk cache off.")
 CACHE_MAX_BYTES = Knob(
     "PUREVK_CACHE_MAX_BYTES",
     int,
     1 << 30,
-    "Bytes that the on-disk cache may take; the least recently used entries go.",
+    "Size limit of the on-disk cache, in bytes. The least recently used entries are removed first.",
 )
-SHADERC = Knob(
-    "PUREVK_SHADERC", str, "", "Path of the libshaderc to load, before any other is tried."
-)
-VULKAN_SDK = Knob(
-    "VULKAN_SDK", str, "", "Folder of the Vulkan SDK; its libshaderc is the last one tried."
-)
+SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
+VULKAN_SDK = Knob("VULKAN_SDK", str, "", "Folder of the Vulkan SDK. Its libshaderc is tried last.")
 VALIDATION = Knob(
     "PUREVK_VALIDATION",
     _flag,
     False,
-    "1 switches the Khronos validation layer on; each message raises ValidationError.",
+    "1 turns the Khronos validation layer on. Each message raises ValidationError.",
 )
 DISABLE = Knob(
     "PUREVK_DISABLE",
     _names,
     (),
-    "Optional device features to leave off, separated by commas (names as `purevk info` prints them).",
+    "Optional device features not to use, separated by commas. `purevk info` prints their names.",
 )
 TEXELS = Knob(
     "PUREVK_TEXELS",
     _flag,
     True,
-    "0 reads tensors as storage buffers also where texel buffers are faster.",
+    "0 reads all tensors as storage buffers. 1 also uses texel buffers where they are faster.",
 )
 COMPILE_THREADS = Knob(
-    "PUREVK_COMPILE_THREADS", int, 0, "Threads that compile shaders; 0: one a core."
+    "PUREVK_COMPILE_THREADS", int, 0, "Number of threads that compile shaders. 0: one per core."
 )
-VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the IR after every pass.")
+VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the graph after every pass.")
 DUMP = Knob(
     "PUREVK_DUMP",
     str,
     "",
-    "Folder into which graphs (after each pass), GLSL and SPIR-V are written.",
+    "Folder to write the graph to, after each pass.",
 )
-PROGRESS = Knob("PUREVK_PROGRESS", _flag, True, "0 shows no progress bars, also on a terminal.")
+PROGRESS = Knob(
+    "PUREVK_PROGRESS", _flag, True, "0 hides progress bars. They only appear on a terminal."
+)
 TIMEOUT = Knob(
-    "PUREVK_TIMEOUT", float, 120.0, "Seconds to wait for the device before DeviceLostError."
+    "PUREVK_TIMEOUT",
+    float,
+    120.0,
+    "Seconds to wait for the device before DeviceLostError is raised.",
 )
 FRAGMENTS = Knob(
     "PUREVK_FRAGMENTS",
     _flag,
     True,
-    "0 keeps kernels (products with quantized weights, attention) from filling the fragments of"
-    " matrix units themselves.",
+    "0 turns off the kernels that fill matrix-core fragments element by element (quantized matmul,"
+    " attention).",
 )
 POLL = Knob(
     "PUREVK_POLL",
     float,
     0.002,
-    "Seconds that a call polls a GPU before it sleeps until the end, which costs tens of"
-    " microseconds; 0 sleeps at once.",
+    "Seconds that a call polls a GPU before it sleeps. Waking up costs tens of microseconds. 0:"
+    " sleep at once.",
 )
 SEED = Knob(
     "PUREVK_SEED",
     int,
     0,
-    "Seed of random operators (rand, randn, dropout, ...), read when a program is loaded.",
+    "Seed of random operators (rand, randn, dropout, ...). Read when a program is loaded.",
 )
 RECORDINGS = Knob(
     "PUREVK_RECORDINGS",
     int,
     16,
-    "Recorded command buffers kept per segment, one per input signature.",
+    "Number of recorded command buffers to keep per segment. Each input signature needs one.",
 )
 VK_DRIVER_FILES = Knob(
-    "VK_DRIVER_FILES", str, "", "Read by the Vulkan loader: the only driver manifests to use."
+    "VK_DRIVER_FILES", str, "", "Driver manifests for the Vulkan loader. It uses no others."
 )
-VK_ICD_FILENAMES = Knob("VK_ICD_FILENAMES", str, "", "The older name of VK_DRIVER_FILES.")
+VK_ICD_FILENAMES = Knob("VK_ICD_FILENAMES", str, "", "Old name of VK_DRIVER_FILES.")
 
 ALL: tuple[Knob, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Knob)

@@ -1,17 +1,19 @@
-#!/usr/bin/env python3
-"""Writes docs/knobs.md, docs/ops.md and docs/models.md from the tables that they describe.
+"""Writes the generated pages under docs/ from the tables that they describe.
 
 python scripts/make_docs.py            writes them
-python scripts/make_docs.py --check    exits with 1 if one is not what would be written
+python scripts/make_docs.py --check    exits with 1 if a page differs from what would be written
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
+import inspect
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,30 +21,58 @@ sys.path.insert(0, str(ROOT))
 
 from purevk import knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
+from purevk.frontends import exported, higher_order  # noqa: E402
+from purevk.frontends.decompose import PYTHON  # noqa: E402
+from purevk.frontends.names import INTEGER_OPERATORS  # noqa: E402
+from purevk.ops import registry  # noqa: E402
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"
 SAMPLES = ROOT / "docs" / "data" / "opinfo.json"
 TYPES = ROOT / "docs" / "data" / "operator_dtypes.json"
 MODELS = ROOT / "docs" / "data" / "models.json"
 _MADE = "<!-- Made by scripts/make_docs.py; do not edit. -->\n\n"
-# What the front end takes care of, so that no row is needed.
-_NO_ROW = ("operator.", "aten._assert_scalar", "aten.sym_")
+# The front ends handle these operators, so that they need no operator definition.
+_NO_DEFINITION = ("operator.", "aten._assert_scalar", "aten.sym_")
+
+
+def _prose(text: str) -> str:
+    """One paragraph or list item, in lines of at most 100 columns; code and links stay whole."""
+    depth = len(text) - len(text.lstrip(" "))
+    indent = " " * (depth + 2) if text.lstrip().startswith("- ") else ""
+    whole = re.sub(r"`[^`]+`|\[[^\]]+\]\(", lambda found: found[0].replace(" ", "\0"), text)
+    filled = textwrap.fill(
+        whole, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return filled.replace("\0", " ")
+
+
+def _page(title: str, *parts: str) -> str:
+    """A generated page: parts are paragraphs, lists, headings and tables."""
+    return f"# {title}\n{_MADE}" + "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _table(header: str, rows: list[str]) -> str:
+    columns = header.count(" | ") + 1
+    return "\n".join([f"| {header} |", f"|{'---|' * columns}", *rows])
 
 
 def knobs_page() -> str:
     """The environment variables, as Markdown."""
-    lines = [
-        "# Environment variables\n",
-        _MADE,
-        "A variable is read when it is used, so it may be set at any time. 1, true, yes and on mean yes; 0, false, no,"
-        " off and nothing mean no.\n\n",
-        "| variable | default | what it does |\n",
-        "|---|---|---|\n",
-    ]
-    lines += [
-        f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |\n" for knob in knobs.ALL
-    ]
-    return "".join(lines)
+    return _page(
+        "Environment variables",
+        _prose(
+            "purevk reads a variable when it uses it, so you may set it at any time. `1`, `true`,"
+            " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no."
+        ),
+        "```sh\nPUREVK_DEVICE=llvmpipe PUREVK_VERIFY=1 purevk run model.pte\n```",
+        _table(
+            "variable | default | what it does",
+            [
+                f"| `{knob.name}` | {_default(knob.default)} | {_cell(knob.doc)} |"
+                for knob in knobs.ALL
+            ],
+        ),
+    )
 
 
 def _default(value: object) -> str:
@@ -75,58 +105,229 @@ def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
     return list(found)
 
 
+# The families of docs/ops.md: the heading, what is in it, and the modules of its operators (those of
+# the shape functions): a module or a package of purevk.ops, or a module of one of its packages.
+FAMILIES: dict[str, tuple[str, str]] = {
+    "Elementwise": (
+        "arithmetic, comparisons, activations, casts, losses",
+        "elementwise pointwise special functions",
+    ),
+    "Movement": (
+        "views, permutations, concatenation, padding, flips, pixel shuffle",
+        "movement views rearrange pointwise_kernel elementwise.kernels",
+    ),
+    "Creation": ("tensors of constants and ranges", "creation fill"),
+    "Reductions": ("sums, means, extremes, norms, variances", "reduction statistics"),
+    "Softmax and normalization": (
+        "softmax, batch, layer, group, instance and RMS normalization",
+        "softmax normalization group_norm",
+    ),
+    "Scans": ("cumulative sums, products and extremes", "scan"),
+    "Sorting and selection": ("sort, top k, medians, quantiles, searches", "sort selection"),
+    "Indexing": ("gather, scatter, embedding, masks", "gather indexing scatter masked"),
+    "Data-dependent sizes": (
+        "results whose sizes depend on the elements of a tensor",
+        "counted data_dependent",
+    ),
+    "Histograms and segments": (
+        "histograms, modes, segment reductions",
+        "segments sort.histogram",
+    ),
+    "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
+    "Factorizations": (
+        "LU, Cholesky, QR, singular values and what follows from them",
+        "factorize spectra linalg.factorize linalg.spectra",
+    ),
+    "Convolution": (
+        "1-D to 3-D, transposed, grouped, depthwise",
+        "conv convolution convolution_nd",
+    ),
+    "Pooling": ("average, maximum and adaptive pooling", "pooling windows pool_nd"),
+    "Resampling": ("upsampling, grid sampling", "resample"),
+    "Attention": ("scaled dot product attention, KV caches, rotary embeddings", "attention rotary"),
+    "Recurrent": ("RNN, LSTM, GRU", "recurrent matmul.recurrent"),
+    "Quantized": (
+        "quantize, dequantize, int8 and 4-bit linear, convolution and embedding",
+        "quantized quantize quantize_parameters quantized_convolution quantized_embedding"
+        " quantized_linear quantized_pointwise",
+    ),
+    "Random": ("random numbers, dropout", "random creation.random"),
+    "Training": ("ExecuTorch's operators for training on a device", "training"),
+    "Older ExecuTorch releases": (
+        "operators that only files of older releases have",
+        "earlier legacy",
+    ),
+}
+
+
+def family_of(name: str) -> str:
+    """The family of docs/ops.md that an operator is in: that of its module, else of its package,
+    else of its module's own name."""
+    definition = registry.find(name)
+    if isinstance(definition.form, registry.View):
+        return "Movement"
+    module = definition.shape.__module__.removeprefix("purevk.ops.")
+    homes = {key: family for family, (_, keys) in FAMILIES.items() for key in keys.split()}
+    for key in (module, module.split(".")[0], module.split(".")[-1]):
+        if key in homes:
+            return homes[key]
+    raise LookupError(f"{name}: add the module {module!r} to FAMILIES in {__file__}")
+
+
 def ops_page() -> str:
     """The operators, as Markdown."""
     table = read_etvk()
     types = json.loads(TYPES.read_text(encoding="utf-8"))["rows"]
     refused = read_refusals()
-    rows = [row for row in operators() if not row["operator"].startswith("purevk.")]
+    found = [each for each in operators() if not each["operator"].startswith("purevk.")]
     seen: set[str] = set()
-    body = []
-    for row in rows:
-        names = etvk_names([row["operator"], *row["names"]], table)
+    families: dict[str, list[str]] = {family: [] for family in FAMILIES}
+    for each in found:
+        names = etvk_names([each["operator"], *each["names"]], table)
         seen.update(names)
         limits = [(name, table[name]) for name in names if table[name]]
         shown = "; ".join(
             f"`{name}`: {limit}" if len(names) > 1 else limit for name, limit in limits
         )
         etvk = (shown or "yes") if names else "no"
-        others = ", ".join(f"`{name}`" for name in row["names"])
-        entry = types.get(row["operator"])
+        others = ", ".join(f"`{name}`" for name in each["names"])
+        entry = types.get(each["operator"])
         limit = limits_here(
             entry,
-            [why for name in (row["operator"], *row["names"]) for why in refused.get(name, ())],
+            [why for name in (each["operator"], *each["names"]) for why in refused.get(name, ())],
         )
-        body.append(
-            f"| `{row['operator']}` | {others} | {row['form']} | {dtypes_here(entry)} |"
-            f" {_cell(limit)} | {_cell(etvk)} |\n"
+        families[family_of(each["operator"])].append(
+            f"| `{each['operator']}` | {others} | {each['form']} | {dtypes_here(entry)} |"
+            f" {_cell(limit)} | {_cell(etvk)} |"
         )
-    missing = [name for name in table if name not in seen and not name.startswith(_NO_ROW)]
-    lines = [
-        "# Operators\n",
-        _MADE,
-        f"{sum(row['form'] != 'cpu' for row in rows)} operators have a kernel. Every other operator of ATen runs on the"
-        " CPU through torch (`purevk ops --check model.pte` says which of a model's do, and why).\n\n"
-        "Forms: *pointwise*, an expression per element, chains of which become one kernel; *view*, another layout of"
-        " the same bytes, so nothing runs; *rewrite*, expressed by other operators; *kernel*, templates of its own;"
-        " *cpu*, no kernel yet. *Dtypes* are those of the first argument that run on the device,"
-        " of those that eager torch takes;"
-        " nothing is said of what torch takes apart before it can be asked, and of formats with dtypes of their own"
-        " (`python scripts/operator_dtypes.py --update` finds out). *Runs on the CPU*: what no"
-        " kernel takes. The last column says"
-        " whether ExecuTorch's Vulkan backend (1.5.1) takes the operator, and its limit there.\n\n",
-        "| operator | other names | form | dtypes | runs on the CPU | in ExecuTorch's Vulkan backend |\n",
-        "|---|---|---|---|---|---|\n",
-        *body,
+    missing = [name for name in table if name not in seen and not name.startswith(_NO_DEFINITION)]
+    count = sum(each["form"] != "cpu" for each in found)
+    overview = [
+        f"| [{family}](#{_anchor(family)}) | {len(families[family])} | {text} |"
+        for family, (text, _) in FAMILIES.items()
     ]
-    if missing:
-        lines += [
-            "\n## In ExecuTorch's Vulkan backend, without a kernel here\n\n",
-            "| operator | limit there |\n",
-            "|---|---|\n",
-            *[f"| `{name}` | {_cell(table[name])} |\n" for name in sorted(missing)],
-        ]
-    return "".join(lines) + samples_section()
+    sections = [
+        part
+        for family, rows in families.items()
+        if rows
+        for part in (
+            f"## {family}",
+            _table(
+                "operator | other names | form | dtypes on the GPU | runs on the CPU | ET-VK", rows
+            ),
+        )
+    ]
+    return _page(
+        "Operators",
+        _prose(
+            f"purevk runs {count} operators on the GPU. Every other ATen operator runs on the CPU"
+            " through torch. To see where each operator of a model runs, and why:"
+        ),
+        "```sh\npurevk ops --check model.pte\n```",
+        "## Families",
+        _table("family | operators | what it has", overview),
+        _prose(
+            "Some operators need neither a kernel nor torch:"
+            " [handled without a kernel](#handled-without-a-kernel). Your own operators:"
+            " [extending.md](extending.md)."
+        ),
+        "## How to read the tables",
+        "\n".join(map(_prose, _COLUMNS)),
+        *sections,
+        *_without_kernel(),
+        *(
+            (
+                "## In ExecuTorch's Vulkan backend, without a kernel here",
+                _table(
+                    "operator | limit there",
+                    [f"| `{name}` | {_cell(table[name])} |" for name in sorted(missing)],
+                ),
+            )
+            if missing
+            else ()
+        ),
+        *samples_summary(),
+    )
+
+
+_COLUMNS = (
+    "- *operator*, *other names*: names as `namespace.operator.overload`. All names of a line share"
+    " one operator definition.",
+    "- *form*: how the operator runs.",
+    "  - *pointwise*: a GLSL expression for one element. A chain of these becomes one kernel.",
+    "  - *view*: new strides over the same bytes. Nothing runs.",
+    "  - *rewrite*: a graph of other operators.",
+    "  - *kernel*: GLSL templates of its own.",
+    "- *dtypes on the GPU*: dtypes of the first argument that run on the device. *floats* are"
+    " float32, float16 and bfloat16. *integers* are int64, int32, int16, int8 and uint8. The cell is"
+    " empty for operators that torch decomposes before export, and for formats with dtypes of their"
+    " own. `python scripts/operator_dtypes.py --update` measures this column.",
+    "- *runs on the CPU*: dtypes and cases that have no kernel, and why.",
+    "- *ET-VK*: whether ExecuTorch's own Vulkan backend (1.5.1) supports the operator, and its limit"
+    " there.",
+)
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
+# What the reader of exported programs does with the operators that its source names. The test of
+# stale pages fails if the source names one that is missing here.
+_READER = {
+    "aten.sym_size.int": "becomes a size expression",
+    "aten.sym_numel.default": "becomes a size expression",
+    "aten.item.default": "an integer becomes a symbol, unbacked if it is known only during the call; a"
+    " float stays a tensor on the device",
+    "aten._local_scalar_dense.default": "the same",
+    "aten._assert_scalar.default": "a comparison of data-dependent sizes is checked at each call",
+    "aten._assert": "the other assertions are dropped",
+    "aten.sym_constrain": "`aten.sym_constrain_range`, `aten.sym_constrain_range_for_size`: dropped,"
+    " since the exported program states the range of each symbol",
+    "aten.copy_.default": "in a branch or a loop body: writes a buffer of the module",
+}
+
+
+def _without_kernel() -> tuple[str, ...]:
+    """What front ends handle themselves: operators on sizes, assertions, control flow."""
+    source = ast.parse(inspect.getsource(exported))
+    named = {
+        node.value
+        for node in ast.walk(source)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"aten\.\w+(\.\w+)?", node.value)
+    }
+    if named != set(_READER):
+        raise LookupError(f"update _READER in {__file__}: {sorted(named ^ set(_READER))}")
+    python = ", ".join(f"`operator.{function.__name__}`" for function in PYTHON)
+    prims = ", ".join(f"`{name}`" for name in INTEGER_OPERATORS)
+    control = ", ".join(f"`{name}`" for name in higher_order.NAMES)
+    rows = [
+        f"| {python} | arithmetic and comparisons of sizes are computed on the host. With a number"
+        " that is known only during a call, they run on the GPU |",
+        "| `operator.getitem` | picks one result of an operator that has several |",
+        "| `torch.sym_max`, `torch.sym_min`, `torch.sym_not`, `torch.sym_int`, `torch.sym_float` |"
+        " computed on the host |",
+        *(
+            f"| `{name}{'*' * (name.count('.') == 1)}` | {_cell(text)} |"
+            for name, text in _READER.items()
+        ),
+        f"| {control} (`torch.ops.higher_order`) | [control flow](control_flow.md) |",
+        "| `auto_functionalized`, `auto_functionalized_v2`, `with_effects` | the operator inside"
+        " runs as any other |",
+        f"| `.pte` files: {prims} | arithmetic and comparisons of sizes, as above |",
+        "| `.pte` files: `et_vk.prepack`, `et_vk.select_as_symint` | a weight or a buffer; an"
+        " element of a tensor that is used as a number |",
+    ]
+    return (
+        "## Handled without a kernel",
+        _prose(
+            "The front ends handle these operators while they build the graph. No operator"
+            " definition and no kernel is needed."
+        ),
+        _table("operator | what purevk does", rows),
+    )
 
 
 _KINDS = {
@@ -174,54 +375,67 @@ def read_refusals() -> dict[str, list[str]]:
     return {name: list(reasons) for name, reasons in found.items()}
 
 
-def samples_section(path: Path = SAMPLES) -> str:
-    """What scripts/opinfo.py counted, as Markdown: totals, then every operator; nothing where there
-    is no file."""
+def samples_summary(path: Path = SAMPLES) -> tuple[str, ...]:
+    """What scripts/opinfo.py counted, by dtype; nothing without its file."""
     if not path.is_file():
-        return ""
+        return ()
     table = json.loads(path.read_text(encoding="utf-8"))
-    operators = table["operators"]
-    used = list(
-        dict.fromkeys(dtype for entry in operators.values() for dtype in entry if dtype != "why")
-    )
-    dtypes = [dtype for dtype in DTYPES if dtype in used]
-    lines = [
-        "\n## PyTorch's samples\n\n",
-        f"PyTorch {table['torch']} tests its operators with samples (`torch.testing`, op_db). Here"
-        f" each is exported with"
-        " torch.export and takes the way of a model, on lavapipe; results are held against eager"
-        " torch, with the tolerances of"
-        ' `torch.testing.assert_close` or those of the operator\'s OpInfo. "On the CPU" are'
-        " samples that agree and of which a"
-        " node ran on the CPU; skipped are those without a result to compare (random numbers, sparse tensors, what"
-        " torch.export refuses).\n\n"
-        "`python scripts/opinfo.py --update` runs what is new, with `--again --ops REGEX` some again, and"
-        " `python scripts/make_docs.py` remakes this page.\n\n",
-        "| dtype | samples | on the device | on the CPU | failed | skipped | samples an operator |\n",
-        "|---|---|---|---|---|---|---|\n",
-    ]
-    for dtype in dtypes:
+    rows = []
+    for dtype in _sample_dtypes(table):
         counts = [
             sum(column)
             for column in zip(
-                *(_four(entry[dtype]) for entry in operators.values() if dtype in entry)
+                *(_four(entry[dtype]) for entry in table["operators"].values() if dtype in entry),
+                strict=True,
             )
         ]
         limit = table["limits"].get(dtype)
-        lines.append(
-            f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} | {f'at most {limit}' if limit else 'all'} |\n"
+        rows.append(
+            f"| {dtype} | {sum(counts)} | {' | '.join(map(str, counts))} |"
+            f" {f'at most {limit}' if limit else 'all'} |"
         )
-    lines.append(
-        "\nIn float64 kernels that are written for float32 are expressed by others, which are"
-        " slower. It is left out of what follows.\n"
+    return (
+        "## PyTorch's samples",
+        _prose(
+            f"PyTorch {table['torch']} has sample inputs for its operators (`op_db` in"
+            " `torch.testing`). Each sample was exported with `torch.export` and ran like a model,"
+            " on lavapipe. The results were compared with eager torch, with the tolerances of"
+            " `torch.testing.assert_close` or of the operator's OpInfo."
+            " [op_samples.md](op_samples.md) has the counts of each operator."
+        ),
+        "\n".join(
+            map(
+                _prose,
+                (
+                    "- *on the GPU*: samples that agree, with no node on the CPU.",
+                    "- *on the CPU*: samples that agree, with at least one node on the CPU.",
+                    "- *skipped*: samples without a result to compare, such as random numbers,"
+                    " sparse tensors, and what `torch.export` refuses.",
+                ),
+            )
+        ),
+        _table(
+            "dtype | samples | on the GPU | on the CPU | failed | skipped | samples per operator",
+            rows,
+        ),
+        _prose(
+            "`python scripts/opinfo.py --update` runs new samples. Add `--again --ops REGEX` to run"
+            " some again. `python scripts/make_docs.py` then writes this page again."
+        ),
     )
-    dtypes = [dtype for dtype in dtypes if dtype != "float64"]
+
+
+def samples_page(path: Path = SAMPLES) -> str:
+    """What scripts/opinfo.py counted, by operator, as Markdown."""
+    table = json.loads(path.read_text(encoding="utf-8"))
+    # Kernels written for float32 are replaced by slower operators in float64: it is left out.
+    dtypes = [dtype for dtype in _sample_dtypes(table) if dtype != "float64"]
     done, rest = [], []
-    for name, entry in sorted(operators.items()):
+    for name, entry in sorted(table["operators"].items()):
         total = sum(sum(entry[dtype]) for dtype in dtypes if dtype in entry)
         passed = sum(_four(entry[dtype])[0] for dtype in dtypes if dtype in entry)
         if total == passed:
-            done.append(f"`{name}` {total}")
+            done.append(f"| `{name}` | {total} |")
             continue
         shown = [
             "" if dtype not in entry else f"{_four(entry[dtype])[0]}/{sum(entry[dtype])}"
@@ -234,16 +448,25 @@ def samples_section(path: Path = SAMPLES) -> str:
                 if of != ["float64"]
             )
         )
-        rest.append(f"| `{name}` | {' | '.join(shown)} | {_cell(why)} |\n")
-    lines += [
-        f"\nAll samples of {len(done)} operators pass on the device (name and number of samples of all dtypes): ",
-        ", ".join(done),
-        f".\n\nThe other {len(rest)}, passed on the device of all, and why not the rest:\n\n",
-        f"| operator | {' | '.join(dtypes)} | why |\n",
-        f"|---|{'---|' * len(dtypes)}---|\n",
-        *rest,
-    ]
-    return "".join(lines)
+        rest.append(f"| `{name}` | {' | '.join(shown)} | {_cell(why)} |")
+    return _page(
+        "PyTorch's operator samples",
+        _prose(
+            "[ops.md](ops.md#pytorchs-samples) says what a sample is and how it is run. The counts"
+            " below leave out float64: where a kernel is written for float32, float64 uses other,"
+            " slower operators."
+        ),
+        f"## Operators with samples that do not pass on the GPU ({len(rest)})",
+        _prose("Each cell has the samples that pass on the GPU, of all samples."),
+        _table(f"operator | {' | '.join(dtypes)} | why", rest),
+        f"## Operators whose samples all pass on the GPU ({len(done)})",
+        _table("operator | samples", done),
+    )
+
+
+def _sample_dtypes(table: dict) -> list[str]:
+    used = {dtype for entry in table["operators"].values() for dtype in entry if dtype != "why"}
+    return [dtype for dtype in DTYPES if dtype in used]
 
 
 DTYPES = (
@@ -288,40 +511,74 @@ def models_page() -> str:
     exporter = sum(way.get("failed", "").startswith("NotExported") for way in ways)
     one = sum(way["segments"] == 1 and not way["cpu"] for way in agree)
     packages = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    lines = [
-        "# Models\n",
-        _MADE,
-        "Small models of many architectures, each with seeded random weights (tests/models/gallery has them), run by"
-        " `python scripts/models.py --json docs/data/models.json` in two ways: straight from torch"
-        " with `purevk.compile`, and"
-        " as a `.pte` that ExecuTorch's VulkanPartitioner made (a few after ExecuTorch's own"
-        " folding of constants, without"
-        " which it cannot lower them). Both are compared with eager torch.\n\n"
-        f"{len(rows)} models; of {len(ways)} runs {one} are one GPU segment with nothing on the CPU"
-        f", {exporter} could not be exported by ExecuTorch, and {len(ways) - len(agree) - exporter} failed.\n\n"
-        f"Device: {data['device']}, 2 cores; {packages}.\n\n"
-        "- *error*: the largest difference from eager torch over all outputs and calls, relative"
-        " to the largest output.\n"
-        "- *ms*: one call, the fastest of a few (batch 1; the last of the recorded calls, so one"
-        " token for models with a"
-        " cache). Eager torch uses both cores, as lavapipe does; weights and inputs are small, so"
-        " that this compares what a"
-        " call costs rather than peak speed ([bench/RESULTS.md](../bench/RESULTS.md) has that).\n"
-        "- *s*: `purevk.compile` of the exported program (with torch's own decompositions), and `purevk.load` of the"
-        " file, with no kernel in any cache.\n"
-        "- *delegates*: delegate calls in the `.pte`, and after the + the CPU kernels that"
-        " ExecuTorch would run between them.\n"
-        "- *segments*: command buffers on the GPU, and the nodes on the CPU between them.\n",
+    sections = [
+        part
+        for library in dict.fromkeys(row["library"] for row in rows.values())
+        for part in (
+            f"## {library}",
+            "\n".join(
+                [
+                    "| model | what | parameters | eager ms | compile: segments | error | ms | s |"
+                    " `.pte`: delegates | segments | error | ms | s |",
+                    "|---|---|--:|--:|---|--:|--:|--:|--:|---|--:|--:|--:|",
+                    *[
+                        _model_line(name, row)
+                        for name, row in rows.items()
+                        if row["library"] == library
+                    ],
+                ]
+            ),
+        )
     ]
-    for library in dict.fromkeys(row["library"] for row in rows.values()):
-        lines += [
-            f"\n## {library}\n\n",
-            "| model | what | parameters | eager ms | straight: segments | error | ms | s |"
-            " `.pte`: delegates | segments | error | ms | s |\n",
-            "|---|---|--:|--:|---|--:|--:|--:|--:|---|--:|--:|--:|\n",
-            *[_model_line(name, row) for name, row in rows.items() if row["library"] == library],
-        ]
-    return "".join(lines)
+    return _page(
+        "Models",
+        _prose(
+            "These are small models of many architectures, with seeded random weights."
+            " `tests/models/gallery` defines them. Each model ran in two ways, and both results were"
+            " compared with eager torch:"
+        ),
+        "\n".join(
+            map(
+                _prose,
+                (
+                    "- *compile*: straight from torch, with `purevk.compile`.",
+                    "- *`.pte`*: a file that ExecuTorch's VulkanPartitioner made. A few models need"
+                    " ExecuTorch's constant folding first: ExecuTorch cannot lower them without it.",
+                ),
+            )
+        ),
+        "```sh\n"
+        "python scripts/models.py mobilenet_v2                    # runs one model\n"
+        "python scripts/models.py --json docs/data/models.json    # measures new models\n"
+        "```",
+        _prose(
+            f"There are {len(rows)} models and {len(ways)} runs. {one} runs are one GPU segment with"
+            f" nothing on the CPU. ExecuTorch could not export {exporter}. {len(ways) - len(agree) - exporter}"
+            " failed."
+        ),
+        _prose(f"Device: {data['device']}, 2 cores; {packages}."),
+        "\n".join(
+            map(
+                _prose,
+                (
+                    "- *error*: the largest difference from eager torch over all outputs and calls,"
+                    " relative to the largest output.",
+                    "- *ms*: the fastest of a few calls. The batch size is 1. For models with a"
+                    " cache it is the last call, with one token. Eager torch uses both cores, and so"
+                    " does lavapipe. Weights and inputs are small, so these figures compare the cost"
+                    " of a call rather than peak speed; for that see"
+                    " [bench/RESULTS.md](../bench/RESULTS.md).",
+                    "- *s*: seconds of `purevk.compile` of the exported program (torch's"
+                    " decompositions included), or of `purevk.load` of the file, with empty caches.",
+                    "- *delegates*: delegate calls in the `.pte` file. The number after the + counts"
+                    " the CPU kernels that ExecuTorch would run between them.",
+                    "- *segments*: command buffers on the GPU, and the nodes that run on the CPU"
+                    " between them.",
+                ),
+            )
+        ),
+        *sections,
+    )
 
 
 def _model_line(name: str, row: dict) -> str:
@@ -329,7 +586,7 @@ def _model_line(name: str, row: dict) -> str:
     shown = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
     cells = [f"`{name}`", row["about"], shown, _number(row["eager_ms"])]
     cells += _way_cells(row.get("compile")) + _way_cells(row.get("pte"), file=True)
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
 def _way_cells(way: dict | None, file: bool = False) -> list[str]:
@@ -364,7 +621,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"docs/knobs.md": knobs_page, "docs/ops.md": ops_page, "docs/models.md": models_page}
+PAGES = {
+    "docs/knobs.md": knobs_page,
+    "docs/ops.md": ops_page,
+    "docs/op_samples.md": samples_page,
+    "docs/models.md": models_page,
+}
 
 
 def stale() -> list[str]:

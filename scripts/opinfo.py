@@ -17,8 +17,8 @@ OpInfo states for tests of its own. Eager torch rounds too: to agree with its fl
 good, and so is to be no further from that than twice what eager torch is. Places of equal elements
 may be others (sort, topk and the like).
 
-`--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes a part
-of docs/ops.md; operators that are there are not run again, unless `--again` says so.
+`--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes
+docs/op_samples.md; operators that are there are not run again, unless `--again` says so.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="purevk",
         description="Runs PyTorch models on any Vulkan device.",
-        epilog="`purevk COMMAND --help` explains a command; docs/cli.md has examples and the structure of --json.",
+        epilog="`purevk COMMAND --help` explains a command. docs/cli.md has examples and describes --json.",
     )
     parser.add_argument("--version", action="version", version=f"purevk {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -48,7 +48,7 @@ def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object instead of tables"
         )
         common.add_argument(
-            "--traceback", action="store_true", help="show where in purevk an error was raised"
+            "--traceback", action="store_true", help="show the Python traceback of an error"
         )
         sub.set_defaults(chosen=command)
     return parser

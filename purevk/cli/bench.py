@@ -42,15 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="*",
         metavar="PATTERN",
-        help="time operators alone, at a small and a large size: all, or those whose name or family fits, such as"
-        " 'softmax' or 'quantized'",
+        help="time single operators at a small and a large size: all of them, or those whose name or"
+        " family matches, such as 'softmax' or 'quantized'",
     )
     group.add_argument(
         "--mib",
         type=float,
         action="append",
         metavar="N",
-        help="size of the operators' tensors; may be repeated (default: 1/16 and 64, on a CPU 1/16 and 16)",
+        help="size of the operators' tensors in MiB; may be repeated (default: 1/16 and 64; on a CPU"
+        " 1/16 and 16)",
     )
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
@@ -58,33 +59,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs",
         type=positive,
         metavar="N",
-        help="timed calls (default: as many as fit into --seconds)",
+        help="number of timed calls (default: as many as fit into --seconds)",
     )
     group.add_argument(
         "--seconds",
         type=float,
         default=5.0,
         metavar="S",
-        help="time for the timed calls (default: 5)",
+        help="total time of the timed calls (default: 5)",
     )
     group.add_argument(
         "--no-load",
         action="store_true",
-        help="leave out cold and warm loading in processes of their own",
+        help="do not measure cold and warm loading",
     )
     group.add_argument(
-        "--profile", action="store_true", help="time every dispatch, against what the device can do"
+        "--profile",
+        action="store_true",
+        help="time every dispatch and compare it with the device's limits",
     )
     group.add_argument(
         "--by",
         choices=("operator", "template", "dispatch"),
         default="operator",
-        help="rows of the profile (default: operator)",
+        help="what a row of the profile is (default: operator)",
     )
     group.add_argument(
         "--remeasure",
         action="store_true",
-        help="measure the device's limits also if they are known",
+        help="measure the device's limits again",
     )
     group.add_argument(
         "--load-only", action="store_true", help=argparse.SUPPRESS
@@ -363,9 +366,9 @@ def _show_profile(profile: dict[str, Any], out: Output) -> None:
     out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
     out.line(
         f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
-        f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units)."
-        " of limit: the least time they allow, over the time taken (above 100%: from caches); m: held by memory, a: by"
-        " arithmetic",
+        f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."
+        " of limit: the shortest time that the limits allow, divided by the time taken (above 100%:"
+        " data came from caches); m: memory-bound, a: compute-bound",
         "dim",
     )
 
@@ -386,8 +389,8 @@ COMMAND = Command(
     add_arguments,
     collect,
     show,
-    description="Loads the model in new processes with an empty and with a filled cache, then times calls one by one"
-    " in this one.",
+    description="Measures loading in two new processes, with an empty and with a filled cache. Then times calls\n"
+    "in this process, one by one.",
     epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
     "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
 )

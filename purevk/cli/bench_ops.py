@@ -198,11 +198,10 @@ def show(data: dict[str, Any], out: Output) -> None:
     out.line(
         f"{count(len(data['rows']), 'measurement')}. Limits measured on this device:"
         f" {limits['bytes_per_second'] / 1e9:.1f}"
-        f" GB/s, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix units)."
-        f" of limit: the least time that"
-        " they allow for arguments and results, each moved once, over the time taken (above 100%:"
-        " from caches, or by matrix"
-        " units); m: held by memory, a: by arithmetic",
+        f" GB/s, {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."
+        " of limit: the shortest time that the limits allow, with arguments and results moved once,"
+        " divided by the time taken (above 100%: from caches, or with matrix cores);"
+        " m: memory-bound, a: compute-bound",
         "dim",
     )
 

@@ -38,20 +38,20 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
     group.add_argument(
         "--device",
         metavar="NAME",
-        help="index or part of the name of the Vulkan device (default: PUREVK_DEVICE, or the best)",
+        help="Vulkan device: its index, or a part of its name (default: PUREVK_DEVICE, or the best)",
     )
     if no_device:
         group.add_argument(
-            "--no-device", action="store_true", help="use no Vulkan: assume a typical desktop GPU"
+            "--no-device",
+            action="store_true",
+            help="do not use Vulkan; assume a typical desktop GPU",
         )
 
 
 def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
     """Adds the file, its data files and the method."""
     nargs = "?" if optional else None
-    parser.add_argument(
-        "model", metavar="MODEL", nargs=nargs, help="the program: a .pte or .pvk file"
-    )
+    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="a .pte or .pvk file")
     add_data(parser)
     if method:
         parser.add_argument(
@@ -79,9 +79,10 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         metavar="SPEC",
         action="append",
         default=[],
-        help="one for each input, in order; the last one serves those that follow: FILE.npy; FILE.npz (several"
-        " inputs, in the file's order) or FILE.npz:PATTERN (the arrays whose names fit, such as x.npz:in_*); a number;"
-        " random, random:N (integers below N), ones or zeros (default: random)",
+        help="one input; repeat it for further inputs, in order; the last word or number serves the rest."
+        " FILE.npy; FILE.npz (all its arrays); FILE.npz:PATTERN (the arrays with matching names, such"
+        " as x.npz:in_*); a number; random; random:N (integers below N); ones; zeros"
+        " (default: random)",
     )
     group.add_argument(
         "--size",
@@ -89,9 +90,10 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=size_argument,
-        help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect` lists them",
+        help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect`"
+        " lists the sizes",
     )
-    group.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    group.add_argument("--seed", type=int, default=0, help="seed of random inputs (default: 0)")
 
 
 def size_argument(text: str) -> tuple[str, int]:

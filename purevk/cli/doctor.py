@@ -311,7 +311,7 @@ def show(data: dict[str, Any], out: Output) -> None:
 
 COMMAND = Command(
     "doctor",
-    "checks what is missing on this machine, and says what mends it",
+    "shows what is missing on this machine, and the commands that install it",
     add_arguments,
     collect,
     show,

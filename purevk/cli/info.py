@@ -166,7 +166,7 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
                 ]
                 for s in data["matrix_shapes"]
             ],
-            title="matrix units",
+            title="matrix cores",
         )
 
 

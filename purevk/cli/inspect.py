@@ -26,17 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
     parser.add_argument(
-        "--graph", action="store_true", help="print the optimized graph, a node a line"
+        "--graph", action="store_true", help="print the optimized graph, one node per line"
     )
     parser.add_argument(
         "--node-table",
         action="store_true",
-        help="list everything that runs, in order, with its kernels",
+        help="list all nodes in the order in which they run, with their kernels",
     )
     parser.add_argument(
         "--format",
         choices=("text", "json", "mermaid"),
-        help="print the optimized graph of one method, and nothing else",
+        help="print only the optimized graph of one method",
     )
     add_device(parser, no_device=True)
 

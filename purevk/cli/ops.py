@@ -20,12 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pattern",
         nargs="?",
         metavar="PATTERN",
-        help="only operators whose name fits, such as '*norm*'",
+        help="only operators whose name matches, such as '*norm*'",
     )
     parser.add_argument(
         "--check",
         metavar="MODEL",
-        help="say for each operator of a model where it would run, and why",
+        help="show where each operator of a model would run, and why",
     )
     add_data(parser)
     add_device(parser, no_device=True)
@@ -161,11 +161,11 @@ def _short(name: str) -> str:
 
 COMMAND = Command(
     "ops",
-    "lists the operators, or checks which of a model's run where",
+    "lists the operators, or shows where each operator of a model runs",
     add_arguments,
     collect,
     show,
-    description="Lists the operators that have a kernel; others run on the CPU through torch. With --check: what a"
-    " model needs,\nand where each node would run before the passes fuse them.",
+    description="Lists the operators that have a kernel. All others run on the CPU through torch.\nWith --check: lists"
+    " the operators of a model, before fusion, and where each would run.",
     epilog="examples:\n  purevk ops\n  purevk ops softmax\n  purevk ops --check model.pte --no-device",
 )

@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
     parser.add_argument(
-        "--output", "-o", metavar="FILE.npz", help="write the outputs, as output_0, output_1, ..."
+        "--output",
+        "-o",
+        metavar="FILE.npz",
+        help="write the outputs to a file, as output_0, output_1, ...",
     )
     add_device(parser)
 

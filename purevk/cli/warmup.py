@@ -22,11 +22,13 @@ from purevk.graph.context import Context
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "models", metavar="MODEL", nargs="*", help="programs whose kernels to make ready"
+        "models", metavar="MODEL", nargs="*", help="models whose kernels to compile"
     )
     add_data(parser)
     parser.add_argument(
-        "--bundle", metavar="FILE.zip", help="write the compiled SPIR-V of the models into one file"
+        "--bundle",
+        metavar="FILE.zip",
+        help="also write the compiled SPIR-V of the models to one file",
     )
     parser.add_argument(
         "--from-bundle",
@@ -153,9 +155,9 @@ COMMAND = Command(
     add_arguments,
     collect,
     show,
-    description="Compiles the kernels of models into the cache, so that the first load finds them."
+    description="Compiles the kernels of models into the cache, so that the first load compiles nothing."
     " Weights are not read.",
     epilog="examples:\n  purevk warmup model.pte\n"
     "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
-    "  purevk warmup --from-bundle kernels.zip      on one without: purevk.load then needs none",
+    "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
 )

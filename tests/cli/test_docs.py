@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,29 @@ def test_every_argument_is_described(command) -> None:
         names = [name for name in action.option_strings if name.startswith("--")]
         if names and names[0] not in ("--help", "--json", "--traceback", "--load-only"):
             assert names[0] in (usage if names[0] != "--from-bundle" else part), names[0]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "README.md",
+        ROOT / "bench" / "RESULTS.md",
+        ROOT / "packaging" / "README.md",
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_lines_and_links_of_pages(page: Path) -> None:
+    """Lines have at most 100 columns, except tables and printed graphs; links lead somewhere."""
+    text = page.read_text(encoding="utf-8")
+    long = [line for line in text.splitlines() if len(line) > 100 and line[0] not in "|%"]
+    assert long == []
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if target.startswith("http"):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            made = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert anchor in made, f"{target}#{anchor}"
