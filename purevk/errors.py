@@ -90,6 +90,11 @@ class ShaderCompilerError(PurevkError, RuntimeError):
     """No shaderc library could be loaded, or it rejected a shader."""
 
 
+class KernelInterfaceError(PurevkError, ValueError):
+    """A dispatch passes what its kernel template does not declare, or not all that it declares: a
+    parameter, a specialization constant or a macro. A bug of an operator or a template."""
+
+
 class FallbackError(PurevkError, RuntimeError):
     """A node must run on the CPU but cannot: torch is not installed, or does not know the
     operator."""

@@ -13,6 +13,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.shaders.templates import template_interface
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
 TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
@@ -261,9 +262,10 @@ class Lowering:
         buffers: Sequence[tuple[Operand | Value, str]],
         *,
         macros: Mapping[str, Any] | None = None,
-        params: Sequence[Size] = (),
-        constants: Mapping[int, int] | None = None,
-        specialize: Iterable[int] = (),
+        helpers: Mapping[str, Any] | None = None,
+        params: Mapping[str, Size] | Sequence[Size] = (),
+        constants: Mapping[str, int] | Mapping[int, int] | None = None,
+        specialize: Iterable[str] | Iterable[int] = (),
         grid: tuple[Size, Size, Size],
         subgroup_size: int | None = None,
         flops: Size = 0,
@@ -275,20 +277,41 @@ class Lowering:
         Args:
             buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may
                 end in ":" and a texel format.
-            params: parameter i of the template, a push constant (macro PUSH_i) unless i is in
-                `specialize` and it is known.
-            constants: further specialization constants.
-            specialize: numbers of parameters that become specialization constants where they are
+            macros: those that the template declares, or some of them.
+            helpers: further macros, which only the texts of `macros` name.
+            params: all parameters that the template declares for these macros, by name. They are
+                push constants, but for those in `specialize` that are known.
+            constants: all other specialization constants that it declares, by name.
+            specialize: names of parameters that become specialization constants where they are
                 known.
+
+        Raises:
+            KernelInterfaceError: a name is unknown, missing or declared twice.
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
+        further = {name: str(value) for name, value in (helpers or {}).items()}
+        if isinstance(params, Mapping):
+            interface = template_interface(template)
+            interface.check_macros(text, further)
+            text |= further
+            takes = interface.kernel(text)
+            constants = constants or {}
+            takes.check(params, constants, specialize)
+            numbered = {takes.params[name]: size for name, size in params.items()}
+            special = {takes.params[name] for name in specialize}
+            fixed = {takes.constants[name]: value for name, value in constants.items()}
+        else:  # by position: goes when all families pass names
+            text |= further
+            numbered, special, fixed = (
+                dict(enumerate(params)),
+                set(specialize),
+                dict(constants or {}),
+            )
         if any("fn_" in value for value in text.values()):
             text["PV_FUNCTIONS"] = "1"
-        fixed = dict(constants or {})
-        specialize = set(specialize)
         words: list[Size] = []
-        for number, size in enumerate(params):
-            if isinstance(size, int) and number in specialize:
+        for number, size in sorted(numbered.items(), key=lambda item: item[0]):
+            if isinstance(size, int) and number in special:
                 fixed[number] = size
             else:
                 text[f"PUSH_{number}"] = "1"
@@ -357,11 +380,13 @@ class Lowering:
         )
         return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
 
-    def fixed(self, count: int, others: Iterable[int] = ()) -> Iterable[int]:
-        """Numbers of the parameters, of `count`, to make constants of a pipeline: all on a GPU,
-        whose compilers are fast and make good use of them (a tenth to a quarter of the time of
-        small kernels); `others` on a software device."""
-        return others if self.traits.is_cpu else range(count)
+    def fixed(self, params: Any, others: Any = ()) -> Any:
+        """Names of parameters to make constants of a pipeline: all of `params` on a GPU, whose
+        compilers are fast and make good use of them (a tenth to a quarter of the time of small
+        kernels); `others` on a software device."""
+        if isinstance(params, int):  # by position: goes when all families pass names
+            params = range(params)
+        return tuple(others) if self.traits.is_cpu else tuple(params)
 
     def places(self, count: Size, many: int) -> int:
         """Places of `count` that an invocation takes, so that all it reads is under way at once:

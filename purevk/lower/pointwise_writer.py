@@ -105,7 +105,7 @@ class Writer:
         label: str,
         macros: Mapping[str, Any] | None = None,
     ) -> None:
-        """Appends the dispatch; parameter 0 is `work`."""
+        """Appends the dispatch; `work` is the invocations that have some."""
         # Sizes and strides are written as names; those known are specialization constants where
         # there is index arithmetic to save, and the count of a plain loop stays a parameter, so
         # that one pipeline serves all sizes.
@@ -123,7 +123,7 @@ class Writer:
         names += [f"s{n}_{k}" for n in range(rank) for k in range(count)] + [
             f"c{n}" for n in range(len(self.scalars))
         ]
-        declared, push, constants, literal = [], [], {}, {}
+        declared, words, constants, literal = [], {}, {}, {}
         for number, (name, size) in enumerate(zip(names, params)):
             if isinstance(size, int) and (
                 (size in (0, 1) and name[0] in "os") or (plain and name[0] in "os")
@@ -131,12 +131,12 @@ class Writer:
                 literal[name] = str(size)
             elif isinstance(size, int) and not plain:
                 place = number if number < LOCAL_ID else number + 1
-                constants[place] = size
-                declared.append(f"layout(constant_id = {place}) const int {name} = 1;")
+                constants[name] = size
+                declared.append(f"SPEC_CONSTANT({place}, {name})")
             else:
-                declared.append(f"int {name} = push.p[{len(push) + 1}];")
-                push.append(size)
-        constants[LOCAL_ID] = local
+                words[name] = size
+                declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
+        constants["local_size_x"] = local
         buffers = [
             (operand, "r" if number < self.first_output else "w")
             for number, operand in enumerate(self.operands)
@@ -151,7 +151,7 @@ class Writer:
                 **self._extensions(),
                 **(macros or {}),
             },
-            params=[work, *push],
+            params={"work": work, **words},
             constants=constants,
             grid=grid,
             label=label,

@@ -21,10 +21,10 @@ from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import operator_row
 from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
-from purevk.shaders.templates import add_template
+from purevk.shaders.interface import macro_name
+from purevk.shaders.templates import add_template, template_interface
 
-LOCAL_ID = 100  # specialization constant: invocations of a workgroup
-_MAX_NUMBERS = 32  # parameters that common.glslh knows
+_MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
 _own: dict[str, tuple[str, ...]] = {}  # rows registered here, with the dtypes that they take
 
@@ -294,39 +294,39 @@ class _Template:
                 "OUT" if len(node.results) == 1 else f"OUT{number}", lowering.operand(value)
             )
         macros = self.macros(**typed) if callable(self.macros) else self.macros
-        words: list[Size] = [count]
+        params: dict[str, Size] = {"COUNT": count}
         declared, fixed = [], []
         for name, number in {
             **(self.params(**typed) if self.params else {}),
             **buffers.offsets,
         }.items():
+            word = f"{name}_bits" if isinstance(number, float) else name
             if name in self.specialize:
-                fixed.append(len(words))
-            declared.append(_declaration(len(words), name, number))
-            words.append(_word(number))
-        if len(words) > _MAX_NUMBERS:
+                fixed.append(word)
+            declared.append(f"PARAM({len(params)}, {word})")
+            if isinstance(number, float):
+                declared.append(f"float {name} = intBitsToFloat({word});")
+            params[word] = _word(number)
+        if len(params) > _MAX_NUMBERS:
             raise InputError(
-                f"{node.op} has {len(words) - 1} parameters",
+                f"{node.op} has {len(params) - 1} parameters",
                 why=f"a template has at most {_MAX_NUMBERS - 1}, offsets of its tensors included",
                 next="pass what follows from others as macros",
             )
+        given = {**buffers.macros(), "PARAMETERS": " ".join(declared), **(macros or {})}
+        known = template_interface(self.template).macros
         lowering.dispatch(
             self.template,
             buffers.bindings,
-            macros={**buffers.macros(), "PARAMETERS": " ".join(declared), **(macros or {})},
-            params=words,
-            constants={LOCAL_ID: self.local_size},
+            macros={name: text for name, text in given.items() if macro_name(name) in known},
+            helpers={name: text for name, text in given.items() if macro_name(name) not in known},
+            params=params,
+            constants={"local_size_x": self.local_size},
             specialize=fixed,
             grid=self.groups(**typed)
             if self.groups
             else lowering.linear_grid(count, self.local_size),
         )
-
-
-def _declaration(number: int, name: str, value: Size | float) -> str:
-    if isinstance(value, float):
-        return f"PARAM_{number}({name}_bits) float {name} = intBitsToFloat({name}_bits);"
-    return f"PARAM_{number}({name})"
 
 
 def _word(value: Size | float) -> Size:

@@ -79,11 +79,11 @@ def find_include_beside(folder: Path | None) -> IncludeFunction:
 
 @lru_cache(maxsize=64)
 def _folder_include(folder: str) -> IncludeFunction:
-    root = Path(folder)
-
     def find(name: str) -> tuple[str, str]:
-        path = os.path.normpath(root / name)
-        if os.path.isabs(name) or not Path(path).is_relative_to(os.path.normpath(root)):
+        path = os.path.normpath(os.path.join(folder, name))
+        if os.path.isabs(name) or (
+            os.pardir in name and not Path(path).is_relative_to(os.path.normpath(folder))
+        ):
             raise ShaderCompilerError(
                 f"#include {name!r} leaves the folder of the templates", where=folder
             )

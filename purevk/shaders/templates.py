@@ -1,10 +1,15 @@
-"""GLSL templates that do not come with purevk: texts by the names that kernel specs call them."""
+"""GLSL templates by the names that kernel specs call them: what each declares, and the texts of
+those that do not come with purevk."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+
+from purevk.shaders.interface import TemplateInterface
+from purevk.shaders.source import find_include, find_include_beside
 
 
 @dataclass(frozen=True)
@@ -28,3 +33,17 @@ def add_template(stem: str, text: str, folder: Path | None = None) -> str:
 def find_template(name: str) -> Template | None:
     """A template of `add_template`; None for one of purevk's own."""
     return _templates.get(name)
+
+
+@lru_cache(maxsize=1024)
+def template_interface(name: str) -> TemplateInterface:
+    """What a template declares, purevk's own or one of `add_template`. It is read once.
+
+    Raises:
+        ShaderCompilerError: the template, or a file that it includes, cannot be read.
+        KernelInterfaceError: its conditionals do not match.
+    """
+    own = find_template(name)
+    if own is not None:
+        return TemplateInterface.parse(own.text, name, find_include_beside(own.folder))
+    return TemplateInterface.parse(find_include(None)(name)[1], name)

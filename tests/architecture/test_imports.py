@@ -28,7 +28,7 @@ BELOW = {
     "api": set(),
     "shaders": set(),
     "cache": {"shaders"},
-    "lower": {"ir"},
+    "lower": {"shaders", "ir"},
     "ops": {"lower", "shaders", "ir"},
     "passes": {"ops", "lower", "ir"},
     "schedule": {"passes", "ops", "lower", "ir"},

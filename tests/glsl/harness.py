@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from purevk import api
+from purevk.errors import KernelInterfaceError
 from purevk.shaders import shaderc
+from purevk.shaders.templates import template_interface
 
 SENTINEL = 0xC5
 PUSH_WORDS = 32
@@ -78,14 +80,31 @@ def subgroup_size() -> int:
     return device().physical.subgroup_size
 
 
+def numbered(
+    template: str, macros: Mapping[str, object], params: Mapping[str | int, int]
+) -> dict[int, int]:
+    """Parameters and constants by their numbers in the template.
+
+    Raises KernelInterfaceError for a name that the template does not declare with these macros.
+    """
+    takes = template_interface(template).kernel({name: str(v) for name, v in macros.items()})
+    known = {**takes.params, **takes.constants}
+    unknown = {name for name in params if isinstance(name, str)} - set(known)
+    if unknown:
+        raise KernelInterfaceError(
+            f"unknown: {', '.join(sorted(unknown))}", where=template, why=f"known: {list(known)}"
+        )
+    return {known.get(name, name): value for name, value in params.items()}
+
+
 class Kernel:
     """A template made ready for its parameters.
 
     Args:
         template: file name in purevk/glsl.
         macros: its macros.
-        params: parameter index -> value, as specialization constants, or push constants (`push`;
-            index below 32).
+        params: parameter name -> value, as specialization constants, or push constants (`push`;
+            number below 32). Those left out are what an unset constant is.
         n_buffers: bindings.
         local: invocations of a workgroup.
     """
@@ -94,7 +113,7 @@ class Kernel:
         self,
         template: str,
         macros: Mapping[str, object],
-        params: Mapping[int, int],
+        params: Mapping[str | int, int],
         n_buffers: int,
         local: int = 64,
         push: bool = False,
@@ -102,7 +121,7 @@ class Kernel:
         macros = {"LOCAL": local, **macros}
         words = [0] * PUSH_WORDS
         constants: dict[int, int | float | bool] = {100: local}
-        for index, value in params.items():
+        for index, value in numbered(template, macros, params).items():
             if push and index < PUSH_WORDS:
                 macros[f"PUSH_{index}"] = 1
                 words[index] = value
@@ -170,7 +189,7 @@ class Kernel:
 def run(
     template: str,
     buffers: Sequence[np.ndarray | Out],
-    params: Mapping[int, int],
+    params: Mapping[str | int, int],
     *,
     groups: int,
     macros: Mapping[str, object] | None = None,

@@ -17,6 +17,7 @@ from tests.glsl.harness import (
     Out,
     compile_template,
     device,
+    numbered,
     subgroup_size,
 )
 
@@ -38,7 +39,7 @@ class Texel:
 
 
 class Heavy(Kernel):
-    """A template with its parameters: push constants, but for the numbers in `constants`.
+    """A template with its parameters: push constants, but for the names in `constants`.
 
     `bindings` is how many storage buffers there are, or the kind of each binding ("storage" or
     "texel").
@@ -48,13 +49,16 @@ class Heavy(Kernel):
         self,
         template: str,
         macros: Mapping[str, object],
-        params: Sequence[int],
+        params: Mapping[str, int] | Sequence[int],
         bindings: int | Sequence[str],
-        constants: Sequence[int] = (),
+        constants: Sequence[str] | Sequence[int] = (),
     ) -> None:
         macros, words, special = dict(macros), [0] * PUSH_WORDS, {}
-        for index, value in enumerate(params):
-            if index in constants:
+        if not isinstance(params, Mapping):  # by position: goes when all tests pass names
+            params = dict(enumerate(params))
+        fixed = set(numbered(template, macros, dict.fromkeys(constants, 0)))
+        for index, value in numbered(template, macros, params).items():
+            if index in fixed:
                 special[index] = value
             else:
                 macros[f"PUSH_{index}"] = 1

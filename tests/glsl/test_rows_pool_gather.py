@@ -43,11 +43,15 @@ def pool(
     x_strides = strides_of(stored)
     out_strides = strides_of(np.empty(shape, np.uint8))
     outputs = n * c * oh * ow
-    params = {0: 4, 1: 8, 2: outputs, 3: c, 4: h, 5: w, 6: oh, 7: ow, 24: divisor, 25: 12}
-    for i in range(2):
-        params |= {8 + i: kernel[i], 10 + i: stride[i], 12 + i: padding[i], 14 + i: dilation[i]}
-    for i in range(4):
-        params |= {16 + i: x_strides[order[i]], 20 + i: out_strides[order[i]]}
+    params = {"x_offset": 4, "out_offset": 8, "outputs": outputs, "C": c, "H": h, "W": w}
+    params |= {"OH": oh, "OW": ow}
+    params |= {"divisor": divisor} if macros.get("AVERAGE") else {}
+    params |= {"index_offset": 12} if macros.get("INDICES") else {}
+    window = {"kernel": kernel, "stride": stride, "pad": padding, "dilation": dilation}
+    if not macros.get("ADAPTIVE"):
+        params |= {f"{k}_{axis}": v for k, pair in window.items() for axis, v in zip("hw", pair)}
+    for i, axis in enumerate("nhwc"):
+        params |= {f"x_{axis}": x_strides[order[i]], f"out_{axis}": out_strides[order[i]]}
     dtype = x.dtype.type
     macros = {"T_X": GLSL[dtype], "T_OUT": GLSL[dtype], "CHANNELS_LAST": int(last), **macros}
     buffers = [np.concatenate([np.zeros(4, dtype), stored.reshape(-1)]), Out(shape, dtype, 8)]
@@ -160,14 +164,12 @@ def gather(x, indices, sizes, x_strides, limits, macros=None, *, push=False, vec
     step) of each."""
     dtype, index_dtype = x.dtype.type, indices[0][0].dtype.type
     outputs = int(np.prod(sizes, dtype=int))
-    params = {0: 8, 1: 4, 2: outputs}
-    for d, (size, stride) in enumerate(zip(reversed(sizes), reversed(x_strides))):
-        params[6 + d] = stride
-        if d < 3:
-            params[3 + d] = size
+    params = {"x_offset": 8, "out_offset": 4, "outputs": outputs}
+    params |= {f"x_stride_{d}": stride for d, stride in enumerate(reversed(x_strides))}
+    params |= {f"size_{d}": size for d, size in enumerate(reversed(sizes[1:]))}
     for k, ((_, strides), (limit, step)) in enumerate(zip(indices, limits)):
-        params |= {10 + 7 * k: 3, 11 + 7 * k: limit, 12 + 7 * k: step}
-        params |= {13 + 7 * k + d: stride for d, stride in enumerate(reversed(strides))}
+        params |= {f"offset_i{k}": 3, f"limit_i{k}": limit, f"step_i{k}": step}
+        params |= {f"stride_i{k}_{d}": stride for d, stride in enumerate(reversed(strides))}
     macros = {
         "T_X": GLSL[dtype],
         "T_INDEX": "int" if words == 2 else GLSL[index_dtype],

@@ -28,8 +28,8 @@
 #include "attention/attention_io.glslh"
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
-PARAM_26(splits)
-PARAM_27(split_size)
+PARAM(26, splits)
+PARAM(27, split_size)
 #if SPLIT
 layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { vec4 buf_out[]; };
 #else

@@ -12,16 +12,16 @@
 #ifndef T_OUT
 #define T_OUT float
 #endif
-PARAM_0(S)
-PARAM_1(DV)
-PARAM_2(splits)
-PARAM_3(o_batch)
-PARAM_4(o_head)
-PARAM_5(o_row)
+PARAM(0, S)
+PARAM(1, DV)
+PARAM(2, splits)
+PARAM(3, o_batch)
+PARAM(4, o_head)
+PARAM(5, o_row)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_6(offset_shares)
-PARAM_7(offset_o)
+PARAM(6, offset_shares)
+PARAM(7, offset_o)
 
 layout(set = 0, binding = 0) readonly buffer BufShares { vec4 buf_shares[]; };
 layout(set = 0, binding = 1) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };

@@ -25,6 +25,7 @@
 // hold along y.
 #include "core/common.glslh"
 #include "core/math.glslh"
+#pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
 #endif
@@ -69,31 +70,31 @@
 #define EPILOGUE4(v, at, n) (v)
 #endif
 
-PARAM_0(offset_a)
-PARAM_1(offset_b)
-PARAM_2(offset_o)
+PARAM(0, offset_a)
+PARAM(1, offset_b)
+PARAM(2, offset_o)
 #if BIAS
-PARAM_3(offset_bias)
+PARAM(3, offset_bias)
 #endif
-PARAM_4(batches)
-PARAM_5(IC)
-PARAM_6(OC)
-PARAM_7(channels)
-PARAM_8(H)
-PARAM_9(W)
-PARAM_10(OH)
-PARAM_11(OW)
-layout(constant_id = 12) const int KH = 1;
-layout(constant_id = 13) const int KW = 1;
-layout(constant_id = 14) const int stride_y = 1;
-layout(constant_id = 15) const int stride_x = 1;
-layout(constant_id = 16) const int pad_y = 1;
-layout(constant_id = 17) const int pad_x = 1;
-layout(constant_id = 18) const int dilation_y = 1;
-layout(constant_id = 19) const int dilation_x = 1;
-PARAM_20(image_a)
-PARAM_21(channel_a)
-PARAM_22(row_a)
+PARAM(4, batches)
+PARAM(5, IC)
+PARAM(6, OC)
+PARAM(7, channels)
+PARAM(8, H)
+PARAM(9, W)
+PARAM(10, OH)
+PARAM(11, OW)
+SPEC_CONSTANT(12, KH)
+SPEC_CONSTANT(13, KW)
+SPEC_CONSTANT(14, stride_y)
+SPEC_CONSTANT(15, stride_x)
+SPEC_CONSTANT(16, pad_y)
+SPEC_CONSTANT(17, pad_x)
+SPEC_CONSTANT(18, dilation_y)
+SPEC_CONSTANT(19, dilation_x)
+PARAM(20, image_a)
+PARAM(21, channel_a)
+PARAM(22, row_a)
 
 layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
 #if VEC4_B

@@ -40,6 +40,7 @@
 // Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
 #include "core/common.glslh"
 #include "core/math.glslh"
+#pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
 #endif
@@ -121,31 +122,31 @@
 #define BLOCKS_X (ALONG_X != 0 ? BLOCKS : 1)
 #define BLOCKS_Y (ALONG_X != 0 ? 1 : BLOCKS)
 
-PARAM_0(offset_a)
-PARAM_1(offset_b)
-PARAM_2(offset_o)
+PARAM(0, offset_a)
+PARAM(1, offset_b)
+PARAM(2, offset_o)
 #if BIAS
-PARAM_3(offset_bias)
+PARAM(3, offset_bias)
 #endif
-PARAM_4(IC)
-PARAM_5(columns)
-PARAM_6(all_columns)
-PARAM_7(H)
-PARAM_8(W)
-PARAM_9(OH)
-PARAM_10(OW)
-PARAM_11(tiles_x)
-layout(constant_id = 12) const int KH = 1;
-layout(constant_id = 13) const int KW = 1;
-layout(constant_id = 14) const int stride_y = 1;
-layout(constant_id = 15) const int stride_x = 1;
-layout(constant_id = 16) const int pad_y = 1;
-layout(constant_id = 17) const int pad_x = 1;
-layout(constant_id = 18) const int dilation_y = 1;
-layout(constant_id = 19) const int dilation_x = 1;
-PARAM_20(image_a)
-PARAM_21(channel_a)
-PARAM_22(row_a)
+PARAM(4, IC)
+PARAM(5, columns)
+PARAM(6, all_columns)
+PARAM(7, H)
+PARAM(8, W)
+PARAM(9, OH)
+PARAM(10, OW)
+PARAM(11, tiles_x)
+SPEC_CONSTANT(12, KH)
+SPEC_CONSTANT(13, KW)
+SPEC_CONSTANT(14, stride_y)
+SPEC_CONSTANT(15, stride_x)
+SPEC_CONSTANT(16, pad_y)
+SPEC_CONSTANT(17, pad_x)
+SPEC_CONSTANT(18, dilation_y)
+SPEC_CONSTANT(19, dilation_x)
+PARAM(20, image_a)
+PARAM(21, channel_a)
+PARAM(22, row_a)
 
 #if VEC4_A
 layout(set = 0, binding = 0) readonly buffer BufA { VEC4_OF(T_A) buf_a[]; };

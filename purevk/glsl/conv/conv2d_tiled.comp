@@ -22,34 +22,34 @@
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
 
-PARAM_0(batches)
-PARAM_1(H)
-PARAM_2(W)
-PARAM_3(IC)
-PARAM_4(OH)
-PARAM_5(OW)
-PARAM_6(OC)
-PARAM_7(pixel_a)
-PARAM_8(pixel_o)
-PARAM_9(ldb)
-PARAM_10(KH)
-PARAM_11(KW)
-PARAM_12(stride_y)
-PARAM_13(stride_x)
-PARAM_14(pad_y)
-PARAM_15(pad_x)
-PARAM_16(dilation_y)
-PARAM_17(dilation_x)
+PARAM(0, batches)
+PARAM(1, H)
+PARAM(2, W)
+PARAM(3, IC)
+PARAM(4, OH)
+PARAM(5, OW)
+PARAM(6, OC)
+PARAM(7, pixel_a)
+PARAM(8, pixel_o)
+PARAM(9, ldb)
+PARAM(10, KH)
+PARAM(11, KW)
+PARAM(12, stride_y)
+PARAM(13, stride_x)
+PARAM(14, pad_y)
+PARAM(15, pad_x)
+PARAM(16, dilation_y)
+PARAM(17, dilation_x)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_18(offset_a)
-PARAM_19(offset_b)
-PARAM_20(offset_o)
-PARAM_21(offset_bias)
+PARAM(18, offset_a)
+PARAM(19, offset_b)
+PARAM(20, offset_o)
+PARAM(21, offset_bias)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
-PARAM_22(splits)
-PARAM_23(split_size)
+PARAM(22, splits)
+PARAM(23, split_size)
 
 #include "matmul/matmul_io.glslh"
 

@@ -8,6 +8,7 @@
 // workgroup counts the call. It is
 //   written once all others have read it, so that they see the same number, `calls`. An invocation
 //   goes over several places.
+#pragma purevk macro COUNTED
 #include "elementwise/map.glslh"
 
 #ifndef BODY

@@ -4,16 +4,17 @@
 // comes in as macros, written by lower/pointwise_writer.py; the defaults add 1 to a float array.
 //
 // BUFFERS  declarations of the bindings, b0, b1, ...
-// DECLARE  declarations of sizes, strides and offsets: specialization constants, or words of
-// `push`. BODY     statements; `id` is the number of the invocation.
-// Parameters: 0 invocations with work; the words after it belong to DECLARE.
-// Specialization constant 100: invocations of a workgroup.
+// DECLARE  declarations of sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
+// BODY     statements; `id` is the number of the invocation.
+// Parameter `work`: invocations with work.
 // Grid: workgroups along x, and along y what x cannot hold.
 #include "core/common.glslh"
+#pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
 #endif
+#pragma purevk macro HAS_16BIT
 #ifdef HAS_16BIT
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int16 : enable
@@ -24,6 +25,7 @@
 #include "core/math.glslh"
 
 layout(local_size_x_id = 100) in;
+RAW_PUSH_CONSTANT(0, work)
 
 #ifndef BUFFERS
 #define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { float b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { float b1[]; };

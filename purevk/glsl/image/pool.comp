@@ -3,12 +3,7 @@
 // Max pooling (with or without indices) and average pooling over windows of H x W; 1-D is H = 1.
 //
 // Bindings: 0 x, 1 out, 2 indices (if INDICES), then what EXTRA_BUFFERS declares.
-// Parameters (in elements):
-//   0 offset of x  1 offset of out  2 number of outputs (N * C * OH * OW)  3 C  4 H  5 W  6 OH  7
-//   OW 8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W; unused if
-//   ADAPTIVE) 16, 17, 18, 19 strides of n, h, w, c in x  20, 21, 22, 23 the same in out and in the
-//   indices 24 divisor (if AVERAGE; 0: the number of elements)  25 offset of the indices
-//   26 and above are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements. Parameters from number 26 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and
 //   conversions TEXEL_X 1        x is a uniform texel buffer: rows.glslh
@@ -21,8 +16,8 @@
 //   strides and offsets are
 //                    multiples of 4
 //   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small
-//   windows on GPUs. Parameters
-//                    8 to 15 are specialization constants
+//   windows on GPUs. The
+//                    parameters of the window are specialization constants
 //   EPILOGUE(v, at)  at: the output's element index without the offset
 // ceil_mode is in OH and OW.
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups /
@@ -81,37 +76,37 @@
 #define EXTRA_BUFFERS
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(outputs)
-PARAM_3(C)
-PARAM_4(H)
-PARAM_5(W)
-PARAM_6(OH)
-PARAM_7(OW)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, outputs)  // N * C * OH * OW
+PARAM(3, C)
+PARAM(4, H)
+PARAM(5, W)
+PARAM(6, OH)
+PARAM(7, OW)
 #if !ADAPTIVE
-PARAM_8(kernel_h)
-PARAM_9(kernel_w)
-PARAM_10(stride_h)
-PARAM_11(stride_w)
-PARAM_12(pad_h)
-PARAM_13(pad_w)
-PARAM_14(dilation_h)
-PARAM_15(dilation_w)
+PARAM(8, kernel_h)
+PARAM(9, kernel_w)
+PARAM(10, stride_h)
+PARAM(11, stride_w)
+PARAM(12, pad_h)
+PARAM(13, pad_w)
+PARAM(14, dilation_h)
+PARAM(15, dilation_w)
 #endif
-PARAM_16(x_n)
-PARAM_17(x_h)
-PARAM_18(x_w)
-PARAM_19(x_c)
-PARAM_20(out_n)
-PARAM_21(out_h)
-PARAM_22(out_w)
-PARAM_23(out_c)
+PARAM(16, x_n)  // strides
+PARAM(17, x_h)
+PARAM(18, x_w)
+PARAM(19, x_c)
+PARAM(20, out_n)  // strides of out and of the indices
+PARAM(21, out_h)
+PARAM(22, out_w)
+PARAM(23, out_c)
 #if AVERAGE
-PARAM_24(divisor)
+PARAM(24, divisor)  // 0: the number of elements
 #endif
 #if INDICES
-PARAM_25(index_offset)
+PARAM(25, index_offset)
 #endif
 
 #if VEC4

@@ -5,11 +5,7 @@
 // and reduced to one element.
 //
 // Bindings: 0 x, 1 out, 2 indices (if INDICES).
-// Parameters (in elements):
-//   0 offset of x  1 offset of out  2 planes (N * C)  3 C  4 H  5 W  6 OH  7 OW
-//   8, 9 kernel  10, 11 stride  12, 13 padding  14, 15 dilation (each of H, W), specialization
-//   constants only 16, 17, 18 strides of n, c, h in x; that of w is 1. The results are dense
-//   19 divisor (if AVERAGE; 0: the number of elements)  20 offset of the indices
+// Offsets and strides are in elements. The stride of w in x is 1, and the results are dense.
 // Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES,
 // T_INDEX, TO_INDEX(v) as
 //   in pool.comp.
@@ -54,30 +50,30 @@
 #define TO_INDEX(v) T_INDEX(v)
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(planes)
-PARAM_3(C)
-PARAM_4(H)
-PARAM_5(W)
-PARAM_6(OH)
-PARAM_7(OW)
-layout(constant_id = 8) const int kernel_h = 1;
-layout(constant_id = 9) const int kernel_w = 1;
-layout(constant_id = 10) const int stride_h = 1;
-layout(constant_id = 11) const int stride_w = 1;
-layout(constant_id = 12) const int pad_h = 1;
-layout(constant_id = 13) const int pad_w = 1;
-layout(constant_id = 14) const int dilation_h = 1;
-layout(constant_id = 15) const int dilation_w = 1;
-PARAM_16(x_n)
-PARAM_17(x_c)
-PARAM_18(x_h)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, planes)  // N * C
+PARAM(3, C)
+PARAM(4, H)
+PARAM(5, W)
+PARAM(6, OH)
+PARAM(7, OW)
+SPEC_CONSTANT(8, kernel_h)
+SPEC_CONSTANT(9, kernel_w)
+SPEC_CONSTANT(10, stride_h)
+SPEC_CONSTANT(11, stride_w)
+SPEC_CONSTANT(12, pad_h)
+SPEC_CONSTANT(13, pad_w)
+SPEC_CONSTANT(14, dilation_h)
+SPEC_CONSTANT(15, dilation_w)
+PARAM(16, x_n)  // strides
+PARAM(17, x_c)
+PARAM(18, x_h)
 #if AVERAGE
-PARAM_19(divisor)
+PARAM(19, divisor)  // 0: the number of elements
 #endif
 #if INDICES
-PARAM_20(index_offset)
+PARAM(20, index_offset)
 layout(set = 0, binding = 2) writeonly buffer BufIndex { T_INDEX buf_index[]; };
 #endif
 layout(set = 0, binding = 1) writeonly buffer BufOut { T_OUT buf_out[]; };

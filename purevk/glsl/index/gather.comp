@@ -12,11 +12,9 @@
 // read.
 //
 // Bindings: 0 x, 1 .. INDICES the index tensors, then out, then what EXTRA_BUFFERS declares.
-// Parameters (in elements; out is dense; dim 0 is its innermost):
-//   0 offset of x  1 offset of out  2 number of outputs  3, 4, 5 sizes of the dims 0, 1, 2  6, 7,
-//   8, 9 strides of x and for index tensor k, from 10 + 7 k on: offset, size_k, step_k, strides of
-//   the dims 0, 1, 2, 3 32 and above (of the fourth index tensor) are specialization constants
-//   only. What INDICES leaves unused is free for EXTRA_BUFFERS.
+// Offsets and strides are in elements; out is dense, and dim 0 is its innermost. limit_ik is size_k,
+// stride_ik_d the stride of dim d in index tensor k. The numbers of parameters that INDICES leaves
+// unused are free for EXTRA_BUFFERS.
 // Macros:
 //   DIMS 1..4, INDICES 1..4
 //   T_X, T_OUT      element types. Without ACC, elements are copied
@@ -66,6 +64,7 @@
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
 #endif
+#pragma purevk macro ACC PART
 #ifndef PLACES
 #define PLACES 1
 #endif
@@ -76,89 +75,83 @@
 #define INDICES 1
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(outputs)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, outputs)
 #if DIMS > 1
-PARAM_3(size_0)
-PARAM_7(x_stride_1)
+PARAM(3, size_0)
+PARAM(7, x_stride_1)
 #endif
 #if DIMS > 2
-PARAM_4(size_1)
-PARAM_8(x_stride_2)
+PARAM(4, size_1)
+PARAM(8, x_stride_2)
 #endif
 #if DIMS > 3
-PARAM_5(size_2)
-PARAM_9(x_stride_3)
+PARAM(5, size_2)
+PARAM(9, x_stride_3)
 #endif
-PARAM_6(x_stride_0)
+PARAM(6, x_stride_0)
 #if INDICES > 0
-PARAM_10(offset_i0)
-PARAM_11(limit_i0)
-PARAM_12(step_i0)
-PARAM_13(stride_i0_0)
+PARAM(10, offset_i0)
+PARAM(11, limit_i0)
+PARAM(12, step_i0)
+PARAM(13, stride_i0_0)
 #if DIMS > 1
-PARAM_14(stride_i0_1)
+PARAM(14, stride_i0_1)
 #endif
 #if DIMS > 2
-PARAM_15(stride_i0_2)
+PARAM(15, stride_i0_2)
 #endif
 #if DIMS > 3
-PARAM_16(stride_i0_3)
+PARAM(16, stride_i0_3)
 #endif
 layout(set = 0, binding = 1) readonly buffer BufIndex0 { T_INDEX buf_index0[]; };
 #endif
 #if INDICES > 1
-PARAM_17(offset_i1)
-PARAM_18(limit_i1)
-PARAM_19(step_i1)
-PARAM_20(stride_i1_0)
+PARAM(17, offset_i1)
+PARAM(18, limit_i1)
+PARAM(19, step_i1)
+PARAM(20, stride_i1_0)
 #if DIMS > 1
-PARAM_21(stride_i1_1)
+PARAM(21, stride_i1_1)
 #endif
 #if DIMS > 2
-PARAM_22(stride_i1_2)
+PARAM(22, stride_i1_2)
 #endif
 #if DIMS > 3
-PARAM_23(stride_i1_3)
+PARAM(23, stride_i1_3)
 #endif
 layout(set = 0, binding = 2) readonly buffer BufIndex1 { T_INDEX buf_index1[]; };
 #endif
 #if INDICES > 2
-PARAM_24(offset_i2)
-PARAM_25(limit_i2)
-PARAM_26(step_i2)
-PARAM_27(stride_i2_0)
+PARAM(24, offset_i2)
+PARAM(25, limit_i2)
+PARAM(26, step_i2)
+PARAM(27, stride_i2_0)
 #if DIMS > 1
-PARAM_28(stride_i2_1)
+PARAM(28, stride_i2_1)
 #endif
 #if DIMS > 2
-PARAM_29(stride_i2_2)
+PARAM(29, stride_i2_2)
 #endif
 #if DIMS > 3
-PARAM_30(stride_i2_3)
+PARAM(30, stride_i2_3)
 #endif
 layout(set = 0, binding = 3) readonly buffer BufIndex2 { T_INDEX buf_index2[]; };
 #endif
 #if INDICES > 3
-#define PARAM_32(name) layout(constant_id = 32) const int name = 1;
-#define PARAM_33(name) layout(constant_id = 33) const int name = 1;
-#define PARAM_34(name) layout(constant_id = 34) const int name = 1;
-#define PARAM_35(name) layout(constant_id = 35) const int name = 1;
-#define PARAM_36(name) layout(constant_id = 36) const int name = 1;
-#define PARAM_37(name) layout(constant_id = 37) const int name = 1;
-PARAM_31(offset_i3)
-PARAM_32(limit_i3)
-PARAM_33(step_i3)
-PARAM_34(stride_i3_0)
+PARAM(31, offset_i3)
+PARAM(32, limit_i3)
+PARAM(33, step_i3)
+PARAM(34, stride_i3_0)
 #if DIMS > 1
-PARAM_35(stride_i3_1)
+PARAM(35, stride_i3_1)
 #endif
 #if DIMS > 2
-PARAM_36(stride_i3_2)
+PARAM(36, stride_i3_2)
 #endif
 #if DIMS > 3
-PARAM_37(stride_i3_3)
+PARAM(37, stride_i3_3)
 #endif
 layout(set = 0, binding = 4) readonly buffer BufIndex3 { T_INDEX buf_index3[]; };
 #endif

@@ -6,15 +6,13 @@
 // wrap(i): i + columns if i < 0, then clamped to 0 .. columns - 1.
 //
 // Bindings: 0 x, 1 the index tensor, 2 out (dense).
-// Parameters (in elements): 0 rows  1 columns of x  2 columns of out  3 offset of x  4 offset of
-// out  5 from one row of x to
-//   the next  6, 7, 8 of the index tensor: offset, strides of rows and columns
+// Offsets and strides are in elements.
 // Macros: VEC4 1: columns of x, its offset and stride are multiples of 4. T_INDEX: int, int64_t,
 // ... COLUMNS: the room for a
 //   row, a multiple of 4. PLACES: columns of out of an invocation at a time
-// Specialization constant 100: invocations of a workgroup.
 // Grid: a workgroup a row, spread over x and y.
 #include "core/common.glslh"
+#pragma purevk macro HAS_INT64
 #ifdef HAS_INT64
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 #endif
@@ -31,15 +29,15 @@
 #define PLACES 4
 #endif
 
-PARAM_0(rows)
-PARAM_1(columns)
-PARAM_2(outputs)
-PARAM_3(x_offset)
-PARAM_4(out_offset)
-PARAM_5(x_stride)
-PARAM_6(index_offset)
-PARAM_7(index_row)
-PARAM_8(index_column)
+PARAM(0, rows)
+PARAM(1, columns)  // of x
+PARAM(2, outputs)  // columns of out
+PARAM(3, x_offset)
+PARAM(4, out_offset)
+PARAM(5, x_stride)  // from one row to the next
+PARAM(6, index_offset)
+PARAM(7, index_row)  // strides of the index tensor
+PARAM(8, index_column)
 
 layout(local_size_x_id = 100) in;
 #if VEC4

@@ -55,12 +55,12 @@
 layout(local_size_x_id = 100) in;
 #include "core/before.glslh"
 
-PARAM_0(elements)
-PARAM_1(mask_offset)
-PARAM_2(x_offset)
-PARAM_3(source_offset)
-PARAM_4(out_offset)
-PARAM_5(source_length)
+PARAM(0, elements)
+PARAM(1, mask_offset)
+PARAM(2, x_offset)
+PARAM(3, source_offset)
+PARAM(4, out_offset)
+PARAM(5, source_length)
 
 #if WORDS
 layout(set = 0, binding = 0) readonly buffer BufMask { uvec4 buf_mask[]; };

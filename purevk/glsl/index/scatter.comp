@@ -26,6 +26,7 @@
 //   INTEGERS     defined if ACC is int, where elements are joined in shared memory
 //   SOURCE       1: entries are in a buffer; 0: all of them are VALUE
 // Specialization constant 100: LOCAL.
+#pragma purevk macro INTEGERS
 #include "core/rows.glslh"
 #include "core/math.glslh"
 
@@ -63,28 +64,28 @@
 #define INDEX_WORDS 1
 #endif
 
-PARAM_0(outer)
-PARAM_1(n)
-PARAM_2(inner)
-PARAM_3(m)
-PARAM_4(x_offset)
-PARAM_5(x_outer)
-PARAM_6(x_along)
-PARAM_7(x_inner)
-PARAM_8(out_offset)
-PARAM_9(out_outer)
-PARAM_10(out_along)
-PARAM_11(out_inner)
-PARAM_12(index_offset)
-PARAM_13(index_outer)
-PARAM_14(index_along)
-PARAM_15(index_inner)
-PARAM_16(source_offset)
-PARAM_17(source_outer)
-PARAM_18(source_along)
-PARAM_19(source_inner)
-PARAM_20(parts)
-PARAM_21(blocks)
+PARAM(0, outer)
+PARAM(1, n)
+PARAM(2, inner)
+PARAM(3, m)
+PARAM(4, x_offset)
+PARAM(5, x_outer)
+PARAM(6, x_along)
+PARAM(7, x_inner)
+PARAM(8, out_offset)
+PARAM(9, out_outer)
+PARAM(10, out_along)
+PARAM(11, out_inner)
+PARAM(12, index_offset)
+PARAM(13, index_outer)
+PARAM(14, index_along)
+PARAM(15, index_inner)
+PARAM(16, source_offset)
+PARAM(17, source_outer)
+PARAM(18, source_along)
+PARAM(19, source_inner)
+PARAM(20, parts)
+PARAM(21, blocks)
 
 layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
 #if VEC4

@@ -19,6 +19,7 @@
 //   INTEGERS     defined if the elements are int32 rather than float32
 //   COMBINE(a, b), IDENTITY  what is joined, and what changes nothing
 // Specialization constant 100: LOCAL.
+#pragma purevk macro INTEGERS
 #include "core/common.glslh"
 #include "core/math.glslh"
 
@@ -31,29 +32,30 @@
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
 #endif
+#pragma purevk macro IDENTITY
 #ifndef COMBINE
 #define COMBINE(a, b) ((a) + (b))
 #define IDENTITY -0.0
 #endif
 
-PARAM_0(outer)
-PARAM_1(n)
-PARAM_2(inner)
-PARAM_3(m)
-PARAM_4(x_offset)
-PARAM_5(x_outer)
-PARAM_6(x_along)
-PARAM_7(out_offset)
-PARAM_8(out_outer)
-PARAM_9(out_along)
-PARAM_10(index_offset)
-PARAM_11(index_outer)
-PARAM_12(index_along)
-PARAM_13(source_offset)
-PARAM_14(source_outer)
-PARAM_15(source_along)
-PARAM_16(parts)
-PARAM_17(blocks)
+PARAM(0, outer)
+PARAM(1, n)
+PARAM(2, inner)
+PARAM(3, m)
+PARAM(4, x_offset)
+PARAM(5, x_outer)
+PARAM(6, x_along)
+PARAM(7, out_offset)
+PARAM(8, out_outer)
+PARAM(9, out_along)
+PARAM(10, index_offset)
+PARAM(11, index_outer)
+PARAM(12, index_along)
+PARAM(13, source_offset)
+PARAM(14, source_outer)
+PARAM(15, source_along)
+PARAM(16, parts)
+PARAM(17, blocks)
 
 #if INDEX_WORDS == 2
 #define INDICES uvec4

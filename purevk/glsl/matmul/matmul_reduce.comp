@@ -16,18 +16,18 @@
 #endif
 #define INPUTS 1
 
-PARAM_0(M)
-PARAM_1(N)
-PARAM_2(splits)
-PARAM_3(ldo)
-PARAM_4(batch_o)
-PARAM_5(inner_batches)
-PARAM_6(outer_o)
+PARAM(0, M)
+PARAM(1, N)
+PARAM(2, splits)
+PARAM(3, ldo)
+PARAM(4, batch_o)
+PARAM(5, inner_batches)
+PARAM(6, outer_o)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_7(offset_a)
-PARAM_8(offset_o)
-PARAM_9(offset_bias)
+PARAM(7, offset_a)
+PARAM(8, offset_o)
+PARAM(9, offset_bias)
 
 #include "matmul/matmul_io.glslh"
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;

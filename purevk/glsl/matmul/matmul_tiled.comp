@@ -20,29 +20,29 @@
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
 
-PARAM_0(M)
-PARAM_1(N)
-PARAM_2(K)
-PARAM_3(lda)
-PARAM_4(ldb)
-PARAM_5(ldo)
-PARAM_6(batch_a)
-PARAM_7(batch_b)
-PARAM_8(batch_o)
-PARAM_9(inner_batches)
-PARAM_10(outer_a)
-PARAM_11(outer_b)
-PARAM_12(outer_o)
+PARAM(0, M)
+PARAM(1, N)
+PARAM(2, K)
+PARAM(3, lda)
+PARAM(4, ldb)
+PARAM(5, ldo)
+PARAM(6, batch_a)
+PARAM(7, batch_b)
+PARAM(8, batch_o)
+PARAM(9, inner_batches)
+PARAM(10, outer_a)
+PARAM(11, outer_b)
+PARAM(12, outer_o)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_13(offset_a)
-PARAM_14(offset_b)
-PARAM_15(offset_o)
-PARAM_16(offset_bias)
+PARAM(13, offset_a)
+PARAM(14, offset_b)
+PARAM(15, offset_o)
+PARAM(16, offset_bias)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
-PARAM_17(splits)
-PARAM_18(split_size)
+PARAM(17, splits)
+PARAM(18, split_size)
 
 #include "matmul/matmul_io.glslh"
 

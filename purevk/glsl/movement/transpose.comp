@@ -14,19 +14,21 @@
 // LOCAL, CHUNK  invocations; vectors that are under way at a time, a divisor of LOADS
 // TILES       tiles
 // BUFFERS     declarations of the bindings b0, b1, ...
-// DECLARE     sizes, strides and offsets: specialization constants, or words of `push`; J_SIZE and
-// K_SIZE are among them PLACE       from `group`, the number of the workgroup: the first element of
+// DECLARE     sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
+// J_SIZE, K_SIZE  those of these names that are the sizes of J and K
+// PLACE       from `group`, the number of the workgroup: the first element of
 // the tile (k_first, j_first), and for each tile
 //             what STAGE needs
 // STAGE       stage(n, ...) for each tile
 // BODY        for the group of elements j .. at k (from `at`, its place in the first tile, on)
-// Parameters: 0 workgroups with work; the words after it belong to DECLARE.
-// Specialization constant 100: invocations of a workgroup, LOCAL.
+// Parameter `work`: workgroups with work.
 #include "core/common.glslh"
+#pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
 #endif
+#pragma purevk macro HAS_16BIT
 #ifdef HAS_16BIT
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int16 : enable
@@ -36,8 +38,10 @@
 #endif
 #include "core/math.glslh"
 
-layout(local_size_x_id = 100) in;
+layout(local_size_x_id = 100) in;  // LOCAL
+RAW_PUSH_CONSTANT(0, work)
 
+#pragma purevk macro BUFFERS ITEM KT JG VECTOR LOCAL CHUNK TILES LOADED DECLARE J_SIZE K_SIZE PLACE STAGE BODY
 #ifndef BUFFERS
 #define ITEM 4
 #define KT 64

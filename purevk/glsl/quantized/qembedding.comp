@@ -49,18 +49,18 @@
 #define T_OUT float
 #endif
 
-PARAM_0(count)
-PARAM_1(D)
-PARAM_2(rows)
-PARAM_3(groups)
-PARAM_4(group)
-PARAM_5(row_bytes)
-PARAM_6(index_step)
+PARAM(0, count)
+PARAM(1, D)
+PARAM(2, rows)
+PARAM(3, groups)
+PARAM(4, group)
+PARAM(5, row_bytes)
+PARAM(6, index_step)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_7(offset_table)
-PARAM_8(offset_index)
-PARAM_9(offset_out)
+PARAM(7, offset_table)
+PARAM(8, offset_index)
+PARAM(9, offset_out)
 
 layout(local_size_x_id = 100) in;
 layout(set = 0, binding = 0) readonly buffer Table { uint table[]; };

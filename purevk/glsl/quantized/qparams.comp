@@ -14,6 +14,7 @@
 //   default 1
 // Grid: (rows), spread over y
 #include "core/common.glslh"
+#pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
 #endif
@@ -52,16 +53,16 @@
 #endif
 #include "core/math.glslh"
 
-PARAM_0(rows)
-PARAM_1(K)
-PARAM_2(stride)
-PARAM_3(low_bits)
-PARAM_4(high_bits)
-PARAM_5(eps_bits)
-PARAM_6(middle)
+PARAM(0, rows)
+PARAM(1, K)
+PARAM(2, stride)
+PARAM(3, low_bits)
+PARAM(4, high_bits)
+PARAM(5, eps_bits)
+PARAM(6, middle)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM_7(offset)
+PARAM(7, offset)
 
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 #if VEC4_A

@@ -99,31 +99,31 @@
 #define AHEAD 1
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(rows)
-PARAM_3(columns)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, rows)
+PARAM(3, columns)
 #if GROUP != 2
-PARAM_4(x_row)
-PARAM_5(out_row)
+PARAM(4, x_row)
+PARAM(5, out_row)
 #endif
-PARAM_6(eps_bits)
+PARAM(6, eps_bits)
 #if HAS_WEIGHT
-PARAM_7(weight_offset)
+PARAM(7, weight_offset)
 #endif
 #if HAS_BIAS
-PARAM_8(bias_offset)
+PARAM(8, bias_offset)
 #endif
 #if STATS
 #if !RMS
-PARAM_9(mean_offset)
+PARAM(9, mean_offset)
 #endif
-PARAM_10(rstd_offset)
+PARAM(10, rstd_offset)
 #endif
 #if GROUP
-PARAM_11(group_channels)
-PARAM_12(area)
-PARAM_13(groups)
+PARAM(11, group_channels)
+PARAM(12, area)
+PARAM(13, groups)
 #endif
 
 #define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)

@@ -123,41 +123,41 @@
 #error ARG and VARIANCE need SPLIT 0
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(outputs)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, outputs)
 #if REDUCE_DIMS > 1
-PARAM_3(size_r0)
-PARAM_5(stride_r0)
+PARAM(3, size_r0)
+PARAM(5, stride_r0)
 #else
 #define size_r0 1
 #endif
-PARAM_4(size_r1)
+PARAM(4, size_r1)
 #if VEC4 && !COLUMN
 #define stride_r1 1
 #else
-PARAM_6(stride_r1)
+PARAM(6, stride_r1)
 #endif
-PARAM_7(stride_0)
+PARAM(7, stride_0)
 #if OUTER_DIMS > 1
-PARAM_8(stride_1)
-PARAM_11(size_0)
+PARAM(8, stride_1)
+PARAM(11, size_0)
 #endif
 #if OUTER_DIMS > 2
-PARAM_9(stride_2)
-PARAM_12(size_1)
+PARAM(9, stride_2)
+PARAM(12, size_1)
 #endif
 #if OUTER_DIMS > 3
-PARAM_10(stride_3)
-PARAM_13(size_2)
+PARAM(10, stride_3)
+PARAM(13, size_2)
 #endif
 #if ARG == 2
-PARAM_14(index_offset)
+PARAM(14, index_offset)
 #endif
 #if SPLIT
-PARAM_15(part)
+PARAM(15, part)
 #elif PARTS
-PARAM_15(reduced)
+PARAM(15, reduced)
 #endif
 
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };

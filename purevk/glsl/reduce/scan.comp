@@ -77,29 +77,29 @@
 #define T_INDEX int
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(rows)
-PARAM_3(row_length)
-PARAM_4(x_step)
-PARAM_5(out_step)
-PARAM_6(x_0)
-PARAM_7(x_1)
-PARAM_8(x_2)
-PARAM_9(x_3)
-PARAM_10(out_0)
-PARAM_11(out_1)
-PARAM_12(out_2)
-PARAM_13(out_3)
-PARAM_14(size_0)
-PARAM_15(size_1)
-PARAM_16(size_2)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, rows)
+PARAM(3, row_length)
+PARAM(4, x_step)
+PARAM(5, out_step)
+PARAM(6, x_0)
+PARAM(7, x_1)
+PARAM(8, x_2)
+PARAM(9, x_3)
+PARAM(10, out_0)
+PARAM(11, out_1)
+PARAM(12, out_2)
+PARAM(13, out_3)
+PARAM(14, size_0)
+PARAM(15, size_1)
+PARAM(16, size_2)
 #if TOTALS
-PARAM_17(part)
-PARAM_18(parts)
+PARAM(17, part)
+PARAM(18, parts)
 #endif
 #if ARG
-PARAM_19(index_offset)
+PARAM(19, index_offset)
 #endif
 
 #if VEC4

@@ -71,21 +71,21 @@
 #define AHEAD 1
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(out_offset)
-PARAM_2(rows)
-PARAM_3(columns)
-PARAM_6(x_stride_0)
-PARAM_9(out_stride_0)
+PARAM(0, x_offset)
+PARAM(1, out_offset)
+PARAM(2, rows)
+PARAM(3, columns)
+PARAM(6, x_stride_0)
+PARAM(9, out_stride_0)
 #if OUTER_DIMS > 1
-PARAM_7(x_stride_1)
-PARAM_10(out_stride_1)
-PARAM_12(size_0)
+PARAM(7, x_stride_1)
+PARAM(10, out_stride_1)
+PARAM(12, size_0)
 #endif
 #if OUTER_DIMS > 2
-PARAM_8(x_stride_2)
-PARAM_11(out_stride_2)
-PARAM_13(size_1)
+PARAM(8, x_stride_2)
+PARAM(11, out_stride_2)
+PARAM(13, size_1)
 #endif
 
 #if VEC4
@@ -94,8 +94,8 @@ layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
 #endif
 #if COLUMN || !VEC4
-PARAM_4(x_column)
-PARAM_5(out_column)
+PARAM(4, x_column)
+PARAM(5, out_column)
 #else
 #define x_column 1
 #define out_column 1

@@ -33,6 +33,7 @@
 //   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
 //   INDEXED      1: x has indices beside it; 0: an element's index is its place
 // Specialization constant 100: LOCAL.
+#pragma purevk macro INTEGERS
 #include "core/rows.glslh"
 #include "core/math.glslh"
 #include "core/order.glslh"
@@ -90,34 +91,34 @@
 #define GROUPS 0
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(rows)
-PARAM_2(whole_length)
-PARAM_3(step)
-PARAM_4(stride_0)
-PARAM_5(stride_1)
-PARAM_6(stride_2)
-PARAM_7(stride_3)
-PARAM_8(size_0)
-PARAM_9(size_1)
-PARAM_10(size_2)
-PARAM_11(keep)
-PARAM_12(parts)
-PARAM_13(part_length)
-PARAM_14(v_offset)
-PARAM_15(v_step)
-PARAM_16(v_stride_0)
-PARAM_17(v_stride_1)
-PARAM_18(v_stride_2)
-PARAM_19(v_stride_3)
-PARAM_20(v_part)
-PARAM_21(p_offset)
-PARAM_22(p_step)
-PARAM_23(p_stride_0)
-PARAM_24(p_stride_1)
-PARAM_25(p_stride_2)
-PARAM_26(p_stride_3)
-PARAM_27(p_part)
+PARAM(0, x_offset)
+PARAM(1, rows)
+PARAM(2, whole_length)
+PARAM(3, step)
+PARAM(4, stride_0)
+PARAM(5, stride_1)
+PARAM(6, stride_2)
+PARAM(7, stride_3)
+PARAM(8, size_0)
+PARAM(9, size_1)
+PARAM(10, size_2)
+PARAM(11, keep)
+PARAM(12, parts)
+PARAM(13, part_length)
+PARAM(14, v_offset)
+PARAM(15, v_step)
+PARAM(16, v_stride_0)
+PARAM(17, v_stride_1)
+PARAM(18, v_stride_2)
+PARAM(19, v_stride_3)
+PARAM(20, v_part)
+PARAM(21, p_offset)
+PARAM(22, p_step)
+PARAM(23, p_stride_0)
+PARAM(24, p_stride_1)
+PARAM(25, p_stride_2)
+PARAM(26, p_stride_3)
+PARAM(27, p_part)
 
 #if INDEXED
 layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };

@@ -48,21 +48,21 @@
 #define MERGE 0
 #endif
 
-PARAM_0(x_offset)
-PARAM_1(rows)
-PARAM_2(row_length)
-PARAM_3(step)
-PARAM_4(stride_0)
-PARAM_5(stride_1)
-PARAM_6(stride_2)
-PARAM_7(stride_3)
-PARAM_8(size_0)
-PARAM_9(size_1)
-PARAM_10(size_2)
-PARAM_11(blocks)
-PARAM_12(keep)
-PARAM_13(key_offset)
-PARAM_14(out_length)
+PARAM(0, x_offset)
+PARAM(1, rows)
+PARAM(2, row_length)
+PARAM(3, step)
+PARAM(4, stride_0)
+PARAM(5, stride_1)
+PARAM(6, stride_2)
+PARAM(7, stride_3)
+PARAM(8, size_0)
+PARAM(9, size_1)
+PARAM(10, size_2)
+PARAM(11, blocks)
+PARAM(12, keep)
+PARAM(13, key_offset)
+PARAM(14, out_length)
 
 #if INDEXED
 layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };

@@ -26,6 +26,7 @@
 // Specialization constant 100: LOCAL.
 #undef VEC4
 #define VEC4 0
+#pragma purevk macro INTEGERS
 #include "core/rows.glslh"
 #include "core/math.glslh"
 #include "core/order.glslh"
@@ -63,30 +64,30 @@
 #endif
 #define IN_ORDER(key) (DESCENDING == 1 ? ~(key) : (key))
 
-PARAM_0(x_offset)
-PARAM_1(rows)
-PARAM_2(row_length)
-PARAM_3(step)
-PARAM_4(stride_0)
-PARAM_5(stride_1)
-PARAM_6(stride_2)
-PARAM_7(stride_3)
-PARAM_8(size_0)
-PARAM_9(size_1)
-PARAM_10(size_2)
-PARAM_11(keep)
-PARAM_12(v_offset)
-PARAM_13(v_step)
-PARAM_14(v_stride_0)
-PARAM_15(v_stride_1)
-PARAM_16(v_stride_2)
-PARAM_17(v_stride_3)
-PARAM_18(p_offset)
-PARAM_19(p_step)
-PARAM_20(p_stride_0)
-PARAM_21(p_stride_1)
-PARAM_22(p_stride_2)
-PARAM_23(p_stride_3)
+PARAM(0, x_offset)
+PARAM(1, rows)
+PARAM(2, row_length)
+PARAM(3, step)
+PARAM(4, stride_0)
+PARAM(5, stride_1)
+PARAM(6, stride_2)
+PARAM(7, stride_3)
+PARAM(8, size_0)
+PARAM(9, size_1)
+PARAM(10, size_2)
+PARAM(11, keep)
+PARAM(12, v_offset)
+PARAM(13, v_step)
+PARAM(14, v_stride_0)
+PARAM(15, v_stride_1)
+PARAM(16, v_stride_2)
+PARAM(17, v_stride_3)
+PARAM(18, p_offset)
+PARAM(19, p_step)
+PARAM(20, p_stride_0)
+PARAM(21, p_stride_1)
+PARAM(22, p_stride_2)
+PARAM(23, p_stride_3)
 
 layout(set = 0, binding = 1) writeonly buffer BufKeys { T_KEY buf_keys[]; };
 layout(set = 0, binding = 2) writeonly buffer BufPlaces { T_INDEX buf_places[]; };

@@ -8,7 +8,6 @@ from purevk.lower.copies import emit_copy
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.pointwise import LOCAL, emit_pointwise
-from purevk.lower.pointwise_writer import LOCAL_ID
 from purevk.ops.registry import Kernel, Operator, register
 
 
@@ -84,8 +83,8 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
             "BODY": f"b0[id] = {out.dtype.glsl}({acc}(id));",
             **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
         },
-        params=[count],
-        constants={LOCAL_ID: local},
+        params={"work": count},
+        constants={"local_size_x": local},
         grid=lowering.linear_grid(count, local),
     )
 

@@ -87,26 +87,35 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         # An index is not negative and takes 32 bits, so that no arithmetic of 64 is needed.
         wide = {"T_INDEX": "uvec2", "TO_INDEX(v)": "uvec2(uint(v), 0u)"}
         macros |= wide if indices is DType.int64 else {"T_INDEX": "int"}
-    window = [*kernel, *stride, *padding, *dilation]
+    window = {
+        f"{name}_{axis}": size
+        for name, sizes_ in zip(
+            ("kernel", "stride", "pad", "dilation"), (kernel, stride, padding, dilation)
+        )
+        for axis, size in zip("hw", sizes_)
+    }
+    common: dict[str, Size] = {
+        "C": channels,
+        "H": height,
+        "W": width,
+        "OH": sizes[0],
+        "OW": sizes[1],
+        **({"divisor": divisor} if average else {}),
+        **({"index_offset": second.offset} if second is not None else {}),
+    }
     flops = out.type.numel * kernel[0] * kernel[1]
     rows = column_rows(lowering.traits, out.dims, kernel, stride, dilation)
     if as_planes(x) and as_planes(out) and rows:
         buffers = [(x, "r"), (out, "w"), *([(second, "w")] if second is not None else [])]
-        params = [
-            x.offset,
-            out.offset,
-            batches * channels,
-            channels,
-            height,
-            width,
-            *sizes,
-            *window,
-            x.strides[n],
-            x.strides[c],
-            x.strides[h],
-            divisor,
-            second.offset if second is not None else 0,
-        ]
+        params = {
+            "x_offset": x.offset,
+            "out_offset": out.offset,
+            "planes": batches * channels,
+            **common,
+            "x_n": x.strides[n],
+            "x_c": x.strides[c],
+            "x_h": x.strides[h],
+        }
         local = min(256, lowering.traits.max_invocations)
         work = batches * channels * _dims.ceil_div(sizes[0], rows) * sizes[1]
         lowering.dispatch(
@@ -114,8 +123,8 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
             buffers,
             macros={**macros, "ROWS": rows},
             params=params,
-            specialize=range(len(params)),
-            constants={100: local},
+            constants={**window, "local_size_x": local},
+            specialize=params,
             grid=lowering.linear_grid(work, local),
             flops=flops,
         )
@@ -138,28 +147,23 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     buffers = [binding, (out, "w"), *([(second, "w")] if second is not None else [])]
     count = out.type.numel
     local = 64
-    order = (n, h, w, c)
-    params = [
-        x.offset,
-        out.offset,
-        count,
-        channels,
-        height,
-        width,
-        *sizes,
-        *window,
-        *(x.strides[d] for d in order),
-        *(out.strides[d] for d in order),
-        divisor,
-        second.offset if second is not None else 0,
-    ]
+    order = {"n": n, "h": h, "w": w, "c": c}
+    params = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "outputs": count,
+        **common,
+        **window,
+        **{f"x_{axis}": x.strides[d] for axis, d in order.items()},
+        **{f"out_{axis}": out.strides[d] for axis, d in order.items()},
+    }
     lowering.dispatch(
         "image/pool.comp",
         buffers,
         macros=macros,
         params=params,
-        specialize=lowering.fixed(len(params), range(8, 16)),
-        constants={100: local},
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params, window),
         grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
         flops=flops,
     )

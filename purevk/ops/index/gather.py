@@ -53,7 +53,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         list(reversed(mine)) or [0],
         [list(reversed(t)) or [0] for t in theirs],
     )
-    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
     zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
     vector = (
         isinstance(mine[0], int)
@@ -62,9 +61,20 @@ def _lower(lowering: Lowering, node: Node) -> None:
         and x.dtype in (DType.float32, DType.float16, DType.int32)
         and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in steps))
     )
-    params: list[Size] = [x.offset, out.offset, out.type.numel, *pad(loop, 3), *pad(mine, 4)]
-    for index, strides, dim in zip(indices, theirs, steps):
-        params += [index.offset, x.dims[dim], x.strides[dim], *pad(strides, 4)]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "outputs": out.type.numel,
+        **{f"size_{d}": size for d, size in enumerate(loop[:-1])},
+        **{f"x_stride_{d}": stride for d, stride in enumerate(mine)},
+    }
+    for k, (index, strides, dim) in enumerate(zip(indices, theirs, steps)):
+        params |= {
+            f"offset_i{k}": index.offset,
+            f"limit_i{k}": x.dims[dim],
+            f"step_i{k}": x.strides[dim],
+            **{f"stride_i{k}_{d}": stride for d, stride in enumerate(strides)},
+        }
     count = out.type.numel
     work = _ceil4(count) if vector else count
     parts = 1 if vector else _parts(x, loop, mine[0], count)
@@ -86,16 +96,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "INDEX_WORDS": words,
             "PARTS": parts,
             "PART": (_PART // x.dtype.itemsize).bit_length() - 1,
-            **(
-                {"HAS_INT64": "1"}
-                if x.dtype is DType.int64 or (words == 1 and indices[0].dtype is DType.int64)
-                else {}
-            ),
-            **({"HAS_8BIT": "1"} if x.dtype.itemsize == 1 else {}),
         },
         params=params,
-        constants={100: local},
-        specialize=lowering.fixed(64, range(31, 64)),
+        constants={"local_size_x": local},
+        # Those of the fourth index lie beyond the words that push constants have.
+        specialize=lowering.fixed(params, [name for name in params if "_i3" in name]),
         grid=lowering.linear_grid(work, local * places),
         nbytes=2 * count * x.dtype.itemsize
         + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
@@ -141,7 +146,17 @@ def _gather_rows(
         return False
     vector = gcd4(length, x.offset, mine[0])
     local = min(256, traits.max_invocations)
-    params = [loop[0], length, loop[1], x.offset, out.offset, mine[0], index.offset, *theirs]
+    params = {
+        "rows": loop[0],
+        "columns": length,
+        "outputs": loop[1],
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "x_stride": mine[0],
+        "index_offset": index.offset,
+        "index_row": theirs[0],
+        "index_column": theirs[1],
+    }
     lowering.dispatch(
         "index/gather_rows.comp",
         [(x, "r"), (index, "r"), (out, "w")],
@@ -152,8 +167,8 @@ def _gather_rows(
             **({"HAS_INT64": "1"} if index.dtype is DType.int64 else {}),
         },
         params=params,
-        constants={100: local},
-        specialize=lowering.fixed(9),
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(loop[0], 1),
         nbytes=(loop[0] * length + out.type.numel) * 4 + index.type.numel * index.dtype.itemsize,
     )

@@ -1,0 +1,94 @@
+"""What every template declares, held against what the compiler makes of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from purevk.errors import KernelInterfaceError
+from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.shaders.source import GLSL_FOLDER, source_files
+from purevk.shaders.templates import template_interface
+from tests.glsl.harness import compile_template
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = sorted(path.relative_to(GLSL_FOLDER).as_posix() for path in GLSL_FOLDER.rglob("*.comp"))
+OWN = ("PUREVK_", "PUSH_", "PARAMS_BUFFER")  # what is no macro of a dispatch
+TESTED = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*?)(?://.*)?$", re.MULTILINE)
+DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+NAME = re.compile(r"\b[A-Za-z_]\w*")
+
+
+def spec_ids(code: bytes) -> set[int]:
+    """The specialization constants of a SPIR-V module."""
+    words, at, found = np.frombuffer(code, np.uint32), 5, set()
+    while at < len(words):
+        count, op = int(words[at]) >> 16, int(words[at]) & 0xFFFF
+        if op == 71 and words[at + 2] == 1:  # OpDecorate SpecId
+            found.add(int(words[at + 3]))
+        at += count
+    return found
+
+
+def lower(template: str, **given) -> None:
+    Lowering(DeviceTraits(frozenset()), {}, {}).dispatch(template, [], grid=(1, 1, 1), **given)
+
+
+def test_wrong_names_are_refused() -> None:
+    """For each template without macros: all names are taken, and none may lack or be too many."""
+    for template in TEMPLATES:
+        takes = template_interface(template).kernel({})
+        given = {
+            "params": dict.fromkeys(takes.params, 1),
+            "constants": dict.fromkeys(takes.constants, 1),
+        }
+        lower(template, **given)
+        lower(template, **given, specialize=set(takes.params) - takes.push_only)
+        for kind, names in given.items():
+            for name in names:
+                less = {other: value for other, value in names.items() if other != name}
+                with pytest.raises(KernelInterfaceError, match=rf"missing \w+: {name}\n"):
+                    lower(template, **{**given, kind: less})
+            with pytest.raises(KernelInterfaceError, match=r"unknown \w+: no_such_name\n"):
+                lower(template, **{**given, kind: {**names, "no_such_name": 1}})
+        with pytest.raises(KernelInterfaceError, match="unknown macros: NO_SUCH_MACRO"):
+            lower(template, **given, macros={"NO_SUCH_MACRO": 1})
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_compiler_sees_the_same_constants(template: str) -> None:
+    takes = template_interface(template).kernel({})
+    declared = {takes.params[name] for name in set(takes.params) - takes.push_only}
+    # The optimizer drops those that are not used.
+    assert spec_ids(compile_template(template, {})) <= declared | set(takes.constants.values())
+
+
+def test_every_macro_of_a_condition_is_declared() -> None:
+    """A macro that a condition reads has a default, is declared, or is defined by the template."""
+    wrong = {}
+    for template in TEMPLATES:
+        files = source_files((GLSL_FOLDER / template).read_text(encoding="utf-8"), name=template)
+        known = set(template_interface(template).macros) | {"defined"}
+        tested = set()
+        for text in files.values():
+            known |= set(DEFINED.findall(text))
+            tested |= {name for line in TESTED.findall(text) for name in NAME.findall(line)}
+        wrong[template] = {name for name in tested - known if not name.startswith(OWN)}
+    assert not {template: names for template, names in wrong.items() if names}
+
+
+def test_numbers_stand_in_declarations_only() -> None:
+    """No line takes a specialization constant without declaring its name."""
+    for path in GLSL_FOLDER.rglob("*.*"):
+        if path.name not in ("common.glslh", "params.glslh"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.findall(r"\bPARAM_\d+|\bconstant_id\b", text), path.name
+
+
+def test_the_ladder_is_current() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_params.py", "--check"], check=True)
