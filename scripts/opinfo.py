@@ -192,7 +192,7 @@ class Runner:
                     for step in program.method("forward").executable.plan.steps
                     if not step.on_device
                 }
-                made = program.forward(*tensors)
+                made = program.method("forward").run_flat(tensors)
         except PurevkError as error:
             self._smaller(
                 samples,
@@ -212,7 +212,7 @@ class Runner:
                 f"{_short(error)} ({Path(where.filename).name}:{where.lineno})",
             )
             return
-        made = list(made) if isinstance(made, tuple) else [made]
+        made = list(made)
         sources = _sources(graph)
         at = 0
         for sample in samples:

@@ -100,9 +100,8 @@ def _is_number_list(value: Any) -> bool:
 
 def _children(value: Any, tree: Tree) -> Sequence[Any]:
     if tree.kind in (TUPLE, LIST):
-        expected: type = tuple if tree.kind == TUPLE else list
-        if type(value) is not expected:
-            raise StructureError(f"a {expected.__name__} is expected, not {type(value).__name__}")
+        if type(value).__name__ != tree.kind or not isinstance(value, (tuple, list)):
+            raise StructureError(f"a {tree.kind} is expected, not {type(value).__name__}")
         return list(value)
     if tree.kind == DICT:
         if not isinstance(value, Mapping) or set(value) != set(tree.keys):

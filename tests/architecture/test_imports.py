@@ -78,6 +78,7 @@ CIRCLES_OF_TYPES = [
         "purevk.frontends.higher_order",
     },
     {"purevk.graph.control", "purevk.graph.executable"},
+    {"purevk.ir.arguments", "purevk.ir.graph"},
 ]
 MOST_FILES = 20  # of one folder
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from purevk.ops.expression import Expression
 
 import purevk.ops  # noqa: F401  # fills the table of schemas
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Dim, Graph, Node, Symbol, TensorType, Value, schema
+from purevk.lower.expression import Expression
 from purevk.ops import registry
 
 X = Value("x", TensorType(DType.float32, (3, 5)))

@@ -376,7 +376,7 @@ def program_of(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> Pr
             [value for value in pytree.tree_leaves(made) if value is not None]
         )
 
-    return Program("test", {"forward": source}, context())
+    return Program("test", {"forward": source}, context(), bounds="grow")
 
 
 def tensor(
