@@ -27,8 +27,8 @@ from torch._guards import TracingContext
 
 from purevk.errors import UnsupportedProgramError
 from purevk.fallback import to_torch
-from purevk.frontends.aot import AotGraph
-from purevk.frontends.decompose import decompositions
+from purevk.frontends.torch.aot import AotGraph
+from purevk.frontends.torch.decompose import decompositions
 from purevk.graph.context import Context, default_context
 from purevk.program import Program
 

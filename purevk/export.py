@@ -30,10 +30,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError
-from purevk.frontends import call_record
-from purevk.frontends.exported import read_inputs
+from purevk.frontends.executorch import call_record
+from purevk.frontends.executorch.names import INTEGER_OPERATORS
 from purevk.frontends.importer import Importer
-from purevk.frontends.names import INTEGER_OPERATORS
+from purevk.frontends.torch.exported import read_inputs
 from purevk.graph.context import typical_traits
 from purevk.ir import TensorType
 from purevk.ops import registry
@@ -167,7 +167,7 @@ class PurevkPartitioner(Partitioner):
 
 
 def _calls(program: ExportedProgram) -> list[CompileSpec]:
-    """What the file says of the calls that it takes; see `purevk.frontends.call_record`."""
+    """What the file says of the calls that it takes; see `purevk.frontends.executorch.call_record`."""
     try:
         graph = read_inputs(program)
     except PurevkError:

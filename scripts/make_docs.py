@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 from purevk import knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
-from purevk.frontends import exported, higher_order  # noqa: E402
-from purevk.frontends.decompose import PYTHON  # noqa: E402
-from purevk.frontends.names import INTEGER_OPERATORS  # noqa: E402
+from purevk.frontends.executorch.names import INTEGER_OPERATORS  # noqa: E402
+from purevk.frontends.torch import exported, higher_order  # noqa: E402
+from purevk.frontends.torch.decompose import PYTHON  # noqa: E402
 from purevk.ops import registry  # noqa: E402
 
 ETVK = ROOT / "docs" / "data" / "etvk-op-support.csv"

@@ -43,8 +43,8 @@ sys.path.insert(0, str(ROOT))
 
 from purevk import api  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
-from purevk.frontends.decompose import decompose  # noqa: E402
-from purevk.frontends.exported import read_exported  # noqa: E402
+from purevk.frontends.torch.decompose import decompose  # noqa: E402
+from purevk.frontends.torch.exported import read_exported  # noqa: E402
 from purevk.graph.context import Context  # noqa: E402
 from purevk.ir import Graph, Value  # noqa: E402
 from purevk.program import Program  # noqa: E402

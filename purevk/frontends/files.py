@@ -43,7 +43,7 @@ class ModelFile:
         """
         if self.kind == "pvk":
             return self.content.graph(method, sizes)
-        from purevk.frontends.pte import read_method
+        from purevk.frontends.executorch.methods import read_method
 
         return read_method(self.content, method, sizes)
 

@@ -41,6 +41,7 @@ _INTEGER: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
 _ELEMENTWISE = {
     "+": "aten.add.Tensor",
     "-": "aten.sub.Tensor",

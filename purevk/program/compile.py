@@ -46,7 +46,7 @@ def compile(
         UnsupportedProgramError: the model holds something that has no kernel and no CPU function.
         InputError: `model` is nothing of the above.
     """
-    from purevk.frontends.module import Weights
+    from purevk.frontends.torch.module import Weights
 
     if isinstance(model, Mapping):
         if kwargs:
@@ -89,7 +89,7 @@ def _source(
     """The graphs of one method."""
     import torch
 
-    from purevk.frontends.module import ModuleSource, ProgramSource
+    from purevk.frontends.torch.module import ModuleSource, ProgramSource
 
     if isinstance(model, torch.export.ExportedProgram):
         return ProgramSource(name, model, mutable)

@@ -198,8 +198,8 @@ def _plan_file(path: str | os.PathLike[str], method: str, traits: Any) -> Plan:
 def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Graph:
     import torch
 
-    from purevk.frontends.decompose import export
-    from purevk.frontends.exported import read_exported
+    from purevk.frontends.torch.decompose import export
+    from purevk.frontends.torch.exported import read_exported
 
     if isinstance(model, torch.nn.Module):
         tensors = [*model.parameters(), *model.buffers()]

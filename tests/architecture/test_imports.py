@@ -73,9 +73,9 @@ CIRCLES_OF_TYPES = [
         "purevk.program.variant",
     },
     {
-        "purevk.frontends.decompose",
-        "purevk.frontends.exported",
-        "purevk.frontends.higher_order",
+        "purevk.frontends.torch.decompose",
+        "purevk.frontends.torch.exported",
+        "purevk.frontends.torch.higher_order",
     },
     {"purevk.graph.control", "purevk.graph.executable"},
     {"purevk.ir.arguments", "purevk.ir.graph"},

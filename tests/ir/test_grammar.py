@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from purevk.dtypes import DType
-from purevk.frontends.decompose import decompose
-from purevk.frontends.exported import read_exported
 from purevk.frontends.importer import Importer
+from purevk.frontends.torch.decompose import decompose
+from purevk.frontends.torch.exported import read_exported
 from purevk.ir import TensorType
 from purevk.ir.printer import to_text
 from purevk.ir.verify import verify

@@ -20,7 +20,7 @@ from purevk.errors import (
     PurevkError,
     UnsupportedProgramError,
 )
-from purevk.frontends.jumps import structure
+from purevk.frontends.executorch.control_flow import structure
 from tests.programs.conftest import DATA
 from tests.programs.models import exported
 from tests.programs.process import python

@@ -11,7 +11,7 @@ pytest.importorskip("torchao")
 pytest.importorskip("executorch")
 
 from purevk import pte  # noqa: E402
-from purevk.frontends.pte import read_method  # noqa: E402
+from purevk.frontends.executorch.methods import read_method  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from tests.models import quantized  # noqa: E402
 from tests.ops.harness import context, host_nodes  # noqa: E402

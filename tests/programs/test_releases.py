@@ -12,8 +12,8 @@ import pytest
 
 import purevk
 from purevk import pte
-from purevk.frontends.names import INTEGER_OPERATORS, vulkan_name
-from purevk.frontends.pte import read_method
+from purevk.frontends.executorch.methods import read_method
+from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.ir.printer import to_text
 from purevk.ops import registry
 from tests.ops.harness import context

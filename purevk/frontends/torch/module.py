@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import InputError, SizeConstraintError
-from purevk.frontends.decompose import decompose
-from purevk.frontends.exported import mutated_buffers, read_exported
-from purevk.frontends.signatures import signature_of
+from purevk.frontends.torch.decompose import decompose
+from purevk.frontends.torch.exported import mutated_buffers, read_exported
+from purevk.frontends.torch.signatures import signature_of
 from purevk.ir import Graph, Signature
 
 _log = logging.getLogger("purevk")

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from purevk.frontends import higher_order
+from purevk.frontends.torch import higher_order
 from purevk.ops import registry
 
 PYTHON = {

@@ -83,8 +83,6 @@ INTEGER_OPERATORS = {
     "sym_min": "min", "truediv": "/",
 }  # fmt: skip
 
-RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
-
 
 def vulkan_name(name: str) -> str:
     """The name "namespace.op.overload" of an operator of a Vulkan graph."""

@@ -254,7 +254,7 @@ def test_a_context_of_ones_own() -> None:
 
 def test_torch_finds_the_backend() -> None:
     assert "purevk" in torch._dynamo.list_backends()
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     (line,) = (
         each
         for each in text.split('"torch_dynamo_backends"]')[1].splitlines()[:2]

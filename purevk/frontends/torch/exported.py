@@ -10,19 +10,18 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends import higher_order
-from purevk.frontends.conditions import conditions, environments, relations
-from purevk.frontends.decompose import (
+from purevk.frontends.importer import NUMBERS, RELATIONS, Importer, settled
+from purevk.frontends.torch import higher_order
+from purevk.frontends.torch.conditions import conditions, environments, relations
+from purevk.frontends.torch.decompose import (
     BATCH_NORM,
     BATCH_NORM_INFERENCE,
     PYTHON,
     name_of,
     out_of_place,
 )
-from purevk.frontends.functionalized import is_taken_over, refuse_views
-from purevk.frontends.importer import NUMBERS, Importer, settled
-from purevk.frontends.names import RELATIONS
-from purevk.frontends.signatures import signature_of
+from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
+from purevk.frontends.torch.signatures import signature_of
 from purevk.ir import (
     Arg,
     Bound,

@@ -9,17 +9,25 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends import call_record, control
-from purevk.frontends.importer import NUMBERS, Importer, settled
-from purevk.frontends.jumps import Choice, Loop, Step, Uses, instructions_of, place_of, structure
-from purevk.frontends.names import (
+from purevk.frontends import control
+from purevk.frontends.executorch import call_record
+from purevk.frontends.executorch.control_flow import (
+    Choice,
+    Loop,
+    Step,
+    Uses,
+    instructions_of,
+    place_of,
+    structure,
+)
+from purevk.frontends.executorch.delegates import VulkanDelegate
+from purevk.frontends.executorch.names import (
     INTEGER_OPERATORS,
     OUT_ARGUMENTS,
-    RELATIONS,
     is_out_variant,
     plan_name,
 )
-from purevk.frontends.vulkan import VulkanDelegate
+from purevk.frontends.importer import NUMBERS, RELATIONS, Importer, settled
 from purevk.ir import Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.pte import program as P

@@ -7,8 +7,8 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.frontends.importer import Importer, integer
-from purevk.frontends.names import INTEGER_OPERATORS, vulkan_name
 from purevk.ir import Arg, Dim, Label, TensorType, Value
 from purevk.ops import registry
 from purevk.pte import values as V

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
-from purevk.frontends.decompose import decompose, is_decomposed  # noqa: E402
+from purevk.frontends.torch.decompose import decompose, is_decomposed  # noqa: E402
 
 pytestmark = pytest.mark.device
 

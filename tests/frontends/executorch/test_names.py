@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from purevk.frontends.names import OUT_ARGUMENTS, plan_name
+from purevk.frontends.executorch.names import OUT_ARGUMENTS, plan_name
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ from purevk.frontends import control
 from purevk.ir import Arg, Value
 
 if TYPE_CHECKING:
-    from purevk.frontends.exported import Reader
+    from purevk.frontends.torch.exported import Reader
 
 NAMES = ("cond", "while_loop", "map_impl", "scan")
 _lock = threading.Lock()

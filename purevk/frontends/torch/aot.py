@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.exported import Reader
 from purevk.frontends.importer import settled
+from purevk.frontends.torch.exported import Reader
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource
 from purevk.ir import dims as _dims
 

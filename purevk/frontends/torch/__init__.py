@@ -1,0 +1,1 @@
+"""Programs of torch as graphs: `torch.export`, `torch.compile`, modules. Everything here imports torch."""
