@@ -11,8 +11,9 @@ import numpy as np
 from purevk.cli.lowered import label_operator
 from purevk.graph.executable import Executable
 from purevk.graph.limits import DeviceLimits
-from purevk.ir import Graph, Symbol, Value
+from purevk.ir import Value
 from purevk.ir import dims as _dims
+from purevk.ir.binding import bind_symbols, input_symbols
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
@@ -26,24 +27,6 @@ class Timing:
     seconds: float
     nbytes: int
     flops: int
-
-
-def input_env(graph: Graph, inputs: Sequence[Any]) -> dict[Symbol, int]:
-    """The values of the symbols that the inputs of a call (arrays and integers) bring."""
-    env: dict[Symbol, int] = {}
-    place = {value: n for n, value in enumerate(graph.inputs) if isinstance(value, Value)}
-    for symbol, source in graph.symbols.items():
-        if source.value is None:
-            if isinstance(inputs[source.element], int):
-                env[symbol] = inputs[source.element]
-        elif source.value in place:
-            array = inputs[place[source.value]]
-            env[symbol] = (
-                array.shape[source.dim]
-                if source.dim is not None
-                else int(array.reshape(-1)[source.element])
-            )
-    return env
 
 
 def time_dispatches(
@@ -62,7 +45,7 @@ def time_dispatches(
         DeviceError: the device has no timestamps.
     """
     graph = executable.plan.placed.graph
-    env = input_env(graph, inputs)
+    env = bind_symbols(input_symbols(graph), inputs)
     tensors = {
         value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)
     }

@@ -14,6 +14,7 @@ import numpy as np
 from purevk.errors import InputError
 from purevk.ir import Arg, Dim, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
+from purevk.ir.binding import bind_symbols, input_symbols
 
 if TYPE_CHECKING:
     from purevk.graph.executable import Executable
@@ -34,31 +35,19 @@ class _Call:
         self._read |= {
             source.value for source in graph.symbols.values() if source.value is not None
         }
-        self._symbols = [
-            (symbol, source)
-            for symbol, source in graph.symbols.items()
-            if source.value is None or source.value in graph.inputs
-        ]
+        self._symbols = input_symbols(graph)
 
     def __call__(self, args: Sequence[Any], env: dict[Symbol, int]) -> list[np.ndarray]:
         """The outputs for arguments: arrays, numbers, or functions that give an array if need
         be."""
         given: dict[Value, np.ndarray] = {}
-        numbers: dict[int, int] = {}
+        inputs: list[Any] = [None] * len(self.inputs)
         for position, (value, arg) in enumerate(zip(self.inputs, args)):
-            if isinstance(value, Value):
-                if value in self._read:
-                    given[value] = arg() if callable(arg) else arg
-            else:
-                numbers[position] = int(arg)
-        inside = dict(env)
-        for symbol, source in self._symbols:
-            if source.value is None:
-                inside[symbol] = numbers[source.element]
-            elif source.dim is not None:
-                inside[symbol] = given[source.value].shape[source.dim]
-            else:
-                inside[symbol] = int(given[source.value].reshape(-1)[source.element])
+            if not isinstance(value, Value):
+                inputs[position] = int(arg)
+            elif value in self._read:
+                given[value] = inputs[position] = arg() if callable(arg) else arg
+        inside = {**env, **bind_symbols(self._symbols, inputs)}
         return [np.asarray(output) for output in self.executable.run(given, inside)]
 
 

@@ -288,11 +288,7 @@ class Executable:
         for symbol, source in stage.symbols:
             assert source.value is not None  # a stage has what steps bring about
             array = self._host_array(source.value, host, env)
-            env[symbol] = (
-                array.shape[source.dim]
-                if source.dim is not None
-                else int(array.reshape(-1)[source.element])
-            )
+            env[symbol] = source.read(array)
         self._learning.check(stage, env, self.plan.graph)
 
     def _output(

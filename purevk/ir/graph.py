@@ -117,6 +117,13 @@ class SymbolSource:
     dim: int | None = None
     element: int = 0
 
+    def read(self, array: Any) -> int:
+        """The symbol's value, from the array that `value` stands for."""
+        if self.dim is not None:
+            size: int = array.shape[self.dim]
+            return size
+        return int(array.reshape(-1)[self.element])
+
 
 @dataclass(frozen=True)
 class Label:

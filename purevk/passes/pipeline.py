@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from purevk import knobs
@@ -32,8 +33,30 @@ from purevk.passes.widen import widen_halves
 Pass = Callable[[Graph], Graph]
 
 
-def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
-    """All passes up to (but without) the placing of values, in order."""
+@dataclass(frozen=True)
+class Phase:
+    """Passes with one aim, in their order.
+
+    Attributes:
+        name: names the phase in dumps of graphs.
+    """
+
+    name: str
+    passes: tuple[Pass, ...]
+
+
+def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
+    """The phases that a graph goes through before each value gets a storage.
+
+    - legalize: control flow and dtypes that the device lacks are replaced, and nodes that it cannot
+      run are wrapped. Later phases make operators of purevk's own, which always run.
+    - canonicalize: what means the same is written the same way.
+    - recognize: groups of operators that one kernel runs are found, before their parts are expanded.
+    - expand: operators that are expressed by others are, until only kernels, views and pointwise
+      programs are left.
+    - fuse: pointwise programs are joined, and attached to the kernels that make their inputs.
+    - clean up: what nothing reads goes.
+    """
 
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
@@ -44,41 +67,52 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     def sub_graphs(graph: Graph) -> Graph:
         return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits))
 
-    legal = () if traits.has("storage_16bit") else (widen_halves,)
+    dtypes = () if traits.has("storage_16bit") else (widen_halves,)
     return (
-        settle_control,
-        *legal,
-        drop_unused,
-        drop_unread,
-        place_on_host,
-        drop_no_ops,
-        merge_equal,
-        fold_batch_norm,
-        guard_softmax,
-        drop_unused,
-        find_attention,
-        keep_weights_quantized,
-        expand,
-        widen_bfloat16,
-        drop_no_ops,
-        merge_equal,
-        share_cats,
-        drop_unused,
-        merge_products,
-        to_programs,
-        merge_equal,
-        drop_unused,
-        move_views,
-        drop_no_ops,
-        merge_equal,
-        drop_unused,
-        sub_graphs,
-        drop_unused,
-        fuse_pointwise,
-        fuse_epilogues,
-        drop_empty,
-        drop_unused,
+        Phase(
+            "legalize",
+            (settle_control, *dtypes, drop_unused, drop_unread, place_on_host),
+        ),
+        Phase(
+            "canonicalize",
+            (drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused),
+        ),
+        Phase("recognize", (find_attention, keep_weights_quantized)),
+        Phase(
+            "expand",
+            (
+                expand,
+                widen_bfloat16,
+                drop_no_ops,
+                merge_equal,
+                share_cats,
+                drop_unused,
+                merge_products,
+                to_programs,
+                merge_equal,
+                drop_unused,
+            ),
+        ),
+        Phase(
+            "fuse",
+            (
+                move_views,
+                drop_no_ops,
+                merge_equal,
+                drop_unused,
+                sub_graphs,
+                drop_unused,
+                fuse_pointwise,
+                fuse_epilogues,
+            ),
+        ),
+        Phase("clean up", (drop_empty, drop_unused)),
     )
+
+
+def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
+    """All passes, in order."""
+    return tuple(each for phase in phases(traits) for each in phase.passes)
 
 
 def optimize(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -89,12 +123,15 @@ def optimize(graph: Graph, traits: DeviceTraits) -> Graph:
         verify(graph, "front end")
     if folder:
         _dump(graph, folder, 0, "front_end")
-    for number, each in enumerate(passes(traits), 1):
-        graph = each(graph)
-        if check:
-            verify(graph, each.__name__)
-        if folder:
-            _dump(graph, folder, number, each.__name__)
+    number = 0
+    for phase in phases(traits):
+        for each in phase.passes:
+            graph = each(graph)
+            number += 1
+            if check:
+                verify(graph, f"{phase.name}: {each.__name__}")
+            if folder:
+                _dump(graph, folder, number, f"{phase.name.replace(' ', '_')}.{each.__name__}")
     return graph
 
 

@@ -22,6 +22,7 @@ from purevk.graph.executable import Executable
 from purevk.graph.learning import Replan
 from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_given, describe_inputs, name_of_input
@@ -62,6 +63,7 @@ class Specialization:
         self.graph, self.guards, self.executable = graph, tuple(guards), executable
         self.sizes, self.expected = sizes, dict(expected or {})
         self.preferred: Specialization | None = None
+        self._symbols = input_symbols(graph)
         self.used = 0
         self._outer = [
             guard
@@ -75,19 +77,7 @@ class Specialization:
 
     def environment(self, arrays: Sequence[Any]) -> dict[Symbol, int]:
         """The values of the symbols that the inputs of a call bring."""
-        env: dict[Symbol, int] = {}
-        place = {id(value): n for n, value in enumerate(self.graph.inputs)}
-        for symbol, source in self.graph.symbols.items():
-            if source.value is None:
-                if source.element < len(arrays) and isinstance(arrays[source.element], int):
-                    env[symbol] = arrays[source.element]
-            elif id(source.value) in place:
-                array = arrays[place[id(source.value)]]
-                if source.dim is not None:
-                    env[symbol] = array.shape[source.dim]
-                else:
-                    env[symbol] = int(array.reshape(-1)[source.element])
-        return env
+        return bind_symbols(self._symbols, arrays)
 
     def takes(self, arrays: Sequence[Any]) -> bool:
         """Whether the inputs have the sizes, and the integers the values, that are fixed here."""
