@@ -8,6 +8,8 @@ import pytest
 from tests.kernels.harness import Out, bits, subgroup_size
 from tests.kernels.heavy import GLSL, Heavy, Texel, ceil_div, close
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim

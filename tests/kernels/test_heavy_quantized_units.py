@@ -20,7 +20,7 @@ from purevk.ops.lowering import DeviceTraits
 from tests.kernels.harness import PUSH_WORDS, Kernel, Out, bits, device
 from tests.kernels.heavy import ceil_div
 
-ON_UNITS = device().features.cooperative_matrix
+pytestmark = pytest.mark.device
 
 
 def pipeline(template, macros, bindings, units):
@@ -31,7 +31,7 @@ def pipeline(template, macros, bindings, units):
     (code,) = shaderc.compile_many(
         [shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1
     )
-    if units and not ON_UNITS:
+    if units and not device().features.cooperative_matrix:
         pytest.skip("the device has no matrix units")
     return api.ComputePipeline(
         device(), code, bindings, required_subgroup_size=32 if units else None
