@@ -1,18 +1,22 @@
 # make demo             semantic search on the best Vulkan device; installs what is missing, the second time it starts at once
-# make test             the whole test suite on lavapipe; ARGS go to pytest
-# make test-fast        what takes under two minutes of it
+# make lint             the formatter, the linter and the type checker, without changes
+# make test             the whole test suite on lavapipe, as test-full; ARGS go to pytest
+# make test-unit        the tests that need no device
+# make test-fast        what takes minutes of the test suite
+# make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
 # make test-validation  the fast tests under the Vulkan validation layer
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo test test-fast test-validation bench setup
+.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation bench setup
 demo:
 	@scripts/demo.sh $(ARGS)
-test:
-	@scripts/test.sh $(ARGS)
-test-fast:
-	@scripts/test.sh --fast $(ARGS)
+lint:
+	@scripts/test.sh lint
+test: test-full
+test-unit test-fast test-traits test-full: test-%:
+	@scripts/test.sh $* $(ARGS)
 test-validation:
-	@scripts/test.sh --fast --validation $(ARGS)
+	@scripts/test.sh fast --validation $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

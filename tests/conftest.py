@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if function in seen:
             item.add_marker("sweep")
         seen.add(function)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu_traits() -> Iterator[None]:
+    """With PUREVK_TEST_TRAITS=gpu, a software device is taken for a small GPU, so that the kernels
+    and tiles of GPUs are tested where there is none."""
+    if os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
+        yield
+        return
+    from purevk.graph import context
+
+    traits_of = context.traits_of
+
+    def as_gpu(*args: Any) -> Any:
+        traits = traits_of(*args)
+        return dataclasses.replace(traits, is_cpu=False, cores=1) if traits.is_cpu else traits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "traits_of", as_gpu)
+        yield

@@ -40,6 +40,7 @@ def test_bytes_count_once() -> None:
     assert build(Case("", "aten.take.default", (alone, rows)))[1] == 3 * 8 + 3 * 32 + 3 * 4
 
 
+@pytest.mark.device
 def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     known = DeviceLimits(bytes_per_second=1e10, flops_per_second=1e10)
     monkeypatch.setattr("purevk.cli.bench_ops.device_limits", lambda context, again: known)
@@ -56,6 +57,7 @@ def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "products" in shown and "16 KiB: time" in shown
 
 
+@pytest.mark.device
 def test_a_model_or_operators(cli) -> None:
     assert "takes a model or --ops" in cli("bench").err
     assert "no operator fits" in cli("bench", "--ops", "nothing_of_the_kind").err

@@ -145,6 +145,7 @@ def test_inputs_are_those_of_the_file(cli, data: Path, name: str) -> None:
     assert [(each["dtype"], each["dims"]) for each in method["inputs"]][: len(wanted)] == wanted
 
 
+@pytest.mark.device
 def test_a_saved_program(cli, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "saved.pvk"
     with purevk.load(data / "topk.pte") as program:

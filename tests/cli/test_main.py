@@ -61,6 +61,7 @@ def test_an_error_says_what_where_why_and_next(cli, tmp_path: Path) -> None:
     assert str(file) in ran.err and "  why: " in ran.err and "Traceback" not in ran.err
 
 
+@pytest.mark.device
 def test_an_error_as_json(cli, tmp_path: Path) -> None:
     ran = cli("run", tmp_path / "none.pte", "--json")
     assert ran.code == 1 and not ran.err
@@ -71,6 +72,7 @@ def test_an_error_as_json(cli, tmp_path: Path) -> None:
     assert error["why"] == "No such file or directory"
 
 
+@pytest.mark.device
 def test_a_traceback_where_asked_for(cli, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         cli("run", tmp_path / "none.pte", "--traceback")

@@ -7,6 +7,8 @@ import pytest
 
 from tests.glsl.harness import Out, run
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 

@@ -108,8 +108,8 @@ def test_results_do_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, kinds = run("0", monkeypatch)
     assert kinds == {"storage"}
     texel, kinds = run("1", monkeypatch)
-    with api.open_device() as device:
-        if device.kind == "cpu":
+    with Context(api.open_device()) as context:
+        if context.traits.is_cpu:
             assert {"texel:r32f", "texel:rgba32f"} <= kinds
     wanted = [tensor for case in cases() for tensor in expected_of(case)]
     assert len(plain) == len(texel) == len(wanted)

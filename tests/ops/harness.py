@@ -3,9 +3,7 @@ and held against torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,12 +35,8 @@ ran_on_host: list[str] = []
 
 
 def context() -> Context:
-    """The device of the tests. With PUREVK_TEST_TRAITS=gpu a software device is taken for a GPU, so
-    that the kernels and tiles of GPUs are tested where there is none."""
-    made = default_context()
-    if os.environ.get("PUREVK_TEST_TRAITS") == "gpu" and made.traits.is_cpu:
-        made.traits = dataclasses.replace(made.traits, is_cpu=False, cores=1)
-    return made
+    """The device of the tests."""
+    return default_context()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tests.ops.harness import Case, aten, check, context, host_nodes, program_of
 pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(
-        "float64" not in context().traits.features, reason="the device has no double precision"
+        "'float64' not in context().traits.features", reason="the device has no double precision"
     ),
 ]
 D = torch.float64

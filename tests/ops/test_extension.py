@@ -99,6 +99,7 @@ class Picks(torch.nn.Module):
         return rows, large, plain
 
 
+@pytest.mark.device
 def test_the_page_runs(clean: None) -> None:
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -176,6 +177,7 @@ def test_pointwise_kernels_take_all_floats(clean: None, library: Any) -> None:
             torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.device
 def test_files_without_torch(library: Any, tmp_path: Path) -> None:
     """An out-variant in a file: through torch here, and by what is registered in a process without
     torch."""

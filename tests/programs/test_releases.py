@@ -91,6 +91,7 @@ def digest(file: str) -> str:
     return made.hexdigest()
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("file", FILES)
 def test_file(file):
     """Results are those of eager torch, and the whole method is one segment of the device. What

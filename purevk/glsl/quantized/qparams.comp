@@ -125,5 +125,7 @@ void main() {
     float low = intBitsToFloat(low_bits), high = intBitsToFloat(high_bits), eps = intBitsToFloat(eps_bits);
     float s = SCALE;
     buf_scale[row] = T_SCALE(s);
-    buf_zero[row] = T_ZERO(ZERO);
+    // Not T_ZERO(ZERO): older compilers cannot make a specialization constant a byte.
+    int zero = ZERO;
+    buf_zero[row] = T_ZERO(zero);
 }

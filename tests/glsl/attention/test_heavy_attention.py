@@ -8,6 +8,8 @@ import pytest
 from tests.glsl.harness import Out, bits, subgroup_size
 from tests.glsl.heavy import GLSL, Heavy, Texel, ceil_div, close
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim

@@ -17,6 +17,8 @@ from tests.glsl.heavy import (
     tile_macros,
 )
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 # batch, channels, height, width, channels out, (kh, kw), (stride), (padding), (dilation), groups

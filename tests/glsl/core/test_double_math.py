@@ -10,6 +10,8 @@ import pytest
 
 from tests.glsl.core.test_rows_math import INF, NAN, evaluate
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 mpmath = pytest.importorskip("mpmath")
 

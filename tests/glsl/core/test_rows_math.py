@@ -7,6 +7,8 @@ import pytest
 
 from tests.glsl.harness import Out, run
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 NAN, INF = np.nan, np.inf

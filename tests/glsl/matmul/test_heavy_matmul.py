@@ -18,6 +18,8 @@ from tests.glsl.heavy import (
     tile_macros,
 )
 
+pytestmark = pytest.mark.device
+
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
 TILES = [(64, 64, 16, 4, 4), (32, 32, 32, 4, 4), (32, 64, 16, 4, 8), (128, 64, 8, 8, 8)]

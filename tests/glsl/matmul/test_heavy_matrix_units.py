@@ -13,6 +13,8 @@ from purevk.shaders import shaderc
 from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device
 from tests.glsl.heavy import ceil_div, close
 
+pytestmark = pytest.mark.device
+
 NAMES = ("TILE_M", "TILE_N", "TILE_K", "SUBGROUP_M", "SUBGROUP_N", "SLICES")
 TILES = [
     (32, 32, 64, 16, 16, 1),

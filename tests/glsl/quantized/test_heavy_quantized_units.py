@@ -21,7 +21,7 @@ from purevk.shaders import shaderc
 from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device
 from tests.glsl.heavy import ceil_div
 
-ON_UNITS = device().features.cooperative_matrix
+pytestmark = pytest.mark.device
 
 
 def pipeline(template, macros, bindings, units):
@@ -32,7 +32,7 @@ def pipeline(template, macros, bindings, units):
     (code,) = shaderc.compile_many(
         [shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1
     )
-    if units and not ON_UNITS:
+    if units and not device().features.cooperative_matrix:
         pytest.skip("the device has no matrix units")
     return api.ComputePipeline(
         device(), code, bindings, required_subgroup_size=32 if units else None

@@ -7,6 +7,8 @@ import pytest
 
 from tests.glsl.harness import Out, run, subgroup_size
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 T = {

@@ -7,6 +7,8 @@ import pytest
 
 from tests.glsl.harness import Out, bits, run, subgroup_size
 
+pytestmark = pytest.mark.device
+
 torch = pytest.importorskip("torch")
 
 GLSL = {np.float32: "float", np.float16: "float16_t"}

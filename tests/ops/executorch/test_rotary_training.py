@@ -14,6 +14,8 @@ from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Recorder, context, host_nodes, tensor  # noqa: E402
 from tests.ops.quantized.harness import pack_low_first, run  # noqa: E402
 
+pytestmark = pytest.mark.device
+
 et_vk = torch.ops.et_vk
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -14,6 +14,8 @@ from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
 from tests.ops.quantized.harness import codes_of, kernels_of, pad_last, run, run_with_templates  # noqa: E402
 
+pytestmark = pytest.mark.device
+
 X_SCALE, X_ZERO = 0.031, -7
 
 

@@ -13,6 +13,8 @@ from purevk.program import Program  # noqa: E402
 from tests.ops.harness import Case, Recorder, check, context, dispatches, program_of, tensor  # noqa: E402
 from tests.ops.quantized.harness import kernels_of  # noqa: E402
 
+pytestmark = pytest.mark.device
+
 qd = torch.ops.quantized_decomposed
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-(2**15), 2**15 - 1)}
 

@@ -11,6 +11,8 @@ from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
 from tests.ops.quantized.harness import kernels_of, pack_high_first, pack_low_first, run  # noqa: E402
 
+pytestmark = pytest.mark.device
+
 
 def pack_2bit(codes: torch.Tensor) -> torch.Tensor:
     """Codes in [-2, 1], the first of a byte in its lowest bits."""

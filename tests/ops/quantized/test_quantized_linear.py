@@ -28,6 +28,8 @@ from tests.ops.quantized.harness import (  # noqa: E402
     run_with_templates,
 )
 
+pytestmark = pytest.mark.device
+
 # Sums of K products in another order, of float32 numbers: K roundings of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 2e-5}
 HALF = {"rtol": 2e-3, "atol": 4e-3}

@@ -1,0 +1,77 @@
+"""The tiers of checks have the same names everywhere, and nothing is skipped without a reason."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIERS = ("lint", "unit", "fast", "traits", "full")
+FILES = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tier_has_one_name(tier: str) -> None:
+    script = (ROOT / "scripts" / "test.sh").read_text(encoding="utf-8")
+    assert f"#   {tier} " in script and f"{tier}" in script.partition("case ${1:-} in")[2]
+    assert tier in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert ("\nlint:" if tier == "lint" else f"test-{tier}") in makefile
+    assert f"`{tier}`" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def _has_reason(call: ast.Call, position: int) -> bool:
+    return len(call.args) > position or any(each.arg == "reason" for each in call.keywords)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _skips_without_reason(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = _called(node)
+            bare = (name in ("skip", "xfail") and not _has_reason(node, 0)) or (
+                name == "skipif" and not _has_reason(node, 1)
+            )
+        else:
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            bare = name in ("skip", "xfail", "skipif") and node not in called
+        if bare:
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def test_every_skip_has_a_reason() -> None:
+    """`importorskip` has one of its own: what could not be imported."""
+    assert [each for path in FILES for each in _skips_without_reason(path)] == []
+
+
+def test_the_recipes_name_files_that_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"^\[(\w+)\]: (\S+)$", text, re.MULTILINE))
+    assert [path for path in files.values() if not (ROOT / path).exists()] == []
+    prose = re.sub(r"```.*?```|^\[\w+\]: .*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"(?<!\w)\[([a-z_]+)\](?!\()", prose))
+    assert named - {"brackets"} == set(files)
+    new = set(re.findall(r"A new (?:file|test), `(\S+)`", text))
+    for line in re.findall(r"-m pytest.*", text):
+        for path in re.findall(r"tests/\S*\w", line):
+            assert (ROOT / path).exists() or path in new, path
+
+
+def test_an_unknown_tier_is_refused() -> None:
+    run = ROOT / ".ci" / "run"
+    if os.name == "nt":
+        pytest.skip("it is a script of bash")
+    made = subprocess.run(["bash", run, "quick"], capture_output=True, text=True, timeout=60)
+    assert made.returncode == 2 and "no tier quick" in made.stderr
