@@ -198,6 +198,8 @@ class _CompiledGraph:
         for number, value in enumerate(outputs):
             if isinstance(value, np.ndarray):  # where no input is a tensor
                 outputs[number] = to_torch(value, method.graph.outputs[number].type.dtype)
+        for number, kind in self.aot.numbers:
+            outputs[number] = kind(outputs[number])
         _lay_out(outputs, self.aot, iter(made[len(outputs) :]))
         return outputs
 

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.errors import FileFormatError, GraphError, SizeConstraintError
+from purevk.errors import (
+    FileFormatError,
+    GraphError,
+    SizeConstraintError,
+    UnsupportedProgramError,
+)
 from purevk.ir import (
     Arg,
     Bound,
@@ -282,11 +287,42 @@ class Importer:
     def arithmetic(self, op: str, args: Sequence[Any], source: str) -> Any:
         """One step of arithmetic on numbers: sizes, or numbers that operators gave as tensors of
         one element."""
-        if op == "same" or not any(isinstance(arg, Value) for arg in args):
+        if op == "same" or not any(isinstance(arg, (Value, Dim)) for arg in args):
             return integer(op, *args)
+        if op == "**" and isinstance(args[1], int) and args[1] >= 0 and isinstance(args[0], Dim):
+            return _dims.product([args[0]] * args[1])
+        fractional = op in ("/", "**") or any(isinstance(arg, float) for arg in args)
+        if not fractional and not any(isinstance(arg, Value) for arg in args):
+            return integer(op, *args)
+        if op == "**" and isinstance(args[1], Dim):
+            raise UnsupportedProgramError(
+                f"a power of {args[1]} cannot be followed", where=f"{self.where}, {source}"
+            )
+        if fractional or not isinstance(args[0], Value):
+            args = [self.number(arg, source) for arg in args]
         result = self.emit(_ELEMENTWISE[op], tuple(args), [], [], source)[0]
         self.numbers.add(result)
         return result
+
+    def number(self, given: Any, source: str) -> Value:
+        """A number as a tensor of one element, a size or a float in double precision."""
+        if isinstance(given, Value):
+            return given
+        made = self.emit(
+            "aten.full.default",
+            ((), given, DType.float64, None, None, None),
+            [NUMBERS[float]],
+            [False],
+            source,
+        )[0]
+        self.numbers.add(made)
+        return made
+
+    def function(self, op: str, given: Any, source: str) -> Value:
+        """A function of a number."""
+        made = self.emit(op, (self.number(given, source),), [NUMBERS[float]], [False], source)[0]
+        self.numbers.add(made)
+        return made
 
     def check(self, left: Size, op: str, right: Size, message: str) -> None:
         """Has a relation of sizes that come about during a call checked at every call; bounds of
@@ -433,6 +469,15 @@ class Importer:
                 where=f"{self.where}, {source}",
                 why=str(error),
                 next="the file is damaged, or its exporter and purevk disagree on this operator",
+            ) from error
+        except (
+            TypeError
+        ) as error:  # a size, or a number of a tensor, where a plain number is needed
+            raise UnsupportedProgramError(
+                f"{row.name} cannot take its arguments",
+                where=f"{self.where}, {source}",
+                why=str(error),
+                next="make the number a constant of the model",
             ) from error
         types = []
         for number, type in enumerate(inferred):

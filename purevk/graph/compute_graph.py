@@ -16,7 +16,7 @@ import numpy as np
 
 from purevk import api, knobs
 from purevk.api import vk
-from purevk.errors import UnsupportedOperatorError
+from purevk.errors import InputError, UnsupportedOperatorError
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore, Place
 from purevk.graph.size_table import SizeTable
@@ -354,7 +354,7 @@ class ComputeGraph:
         tables = self._tables[number]
         if not tables.params:
             return
-        words = tables.buffered.evaluate(env).astype(np.int32)
+        words = _words(tables.buffered.evaluate(env))
         start = 0
         buffers = set()
         for dispatch in tables.params:
@@ -376,7 +376,7 @@ class ComputeGraph:
         self.recorded += 1
         commands = self._pool.buffer()
         cut, tables = self.cuts[number], self._tables[number]
-        push = tables.pushed.evaluate(env).astype(np.int32)
+        push = _words(tables.pushed.evaluate(env))
         pointer = vk.ffi.cast("char *", push.ctypes.data)
         grids = tables.grids.evaluate(env).tolist()
         commands.begin()
@@ -490,6 +490,23 @@ class _Tables:
             if value in graph._copies:
                 found |= _dims.symbols(value.type.numel)
         self.symbols = tuple(sorted(found, key=lambda symbol: symbol.name))
+
+
+def _words(numbers: np.ndarray) -> np.ndarray:
+    """Numbers as shaders take them.
+
+    Raises:
+        InputError: one has more than 32 bits.
+    """
+    words = numbers.astype(np.int32)
+    if not np.array_equal(words, numbers):
+        (largest,) = numbers[np.argmax(np.abs(numbers))][None]
+        raise InputError(
+            f"the sizes or integers of this call make the number {largest}",
+            why="kernels take whole numbers of up to 32 bits",
+            next="pass the number as a tensor",
+        )
+    return words
 
 
 def _overlaps(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:

@@ -229,7 +229,7 @@ Size = int | Dim
 
 
 def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:
-    return value._terms if isinstance(value, Dim) else (((), int(value)),)
+    return value._terms if isinstance(value, Dim) else (((), operator.index(value)),)
 
 
 def _build(terms: dict[tuple[_Atom, ...], int]) -> Size:

@@ -149,6 +149,9 @@ class GraphWriter:
             "order": list(signature.order),
             "defaults": {name: self._arg(value) for name, value in signature.defaults.items()},
             "outputs": self._tree(signature.outputs),
+            "numbers": [list(each) for each in signature.numbers],
+            "free": list(signature.free),
+            "exact": signature.exact,
         }
 
     def _tree(self, tree: Tree) -> list[Any] | None:
@@ -274,6 +277,9 @@ class GraphReader:
             tuple(map(str, data["order"])),
             {str(name): self._arg(value) for name, value in data["defaults"].items()},
             self._tree(data["outputs"]),
+            tuple((int(position), str(kind)) for position, kind in data.get("numbers", ())),
+            tuple(map(str, data.get("free", ()))),
+            bool(data.get("exact", False)),
         )
 
     def _tree(self, data: Sequence[Any] | None) -> Tree:

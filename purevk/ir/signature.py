@@ -79,16 +79,22 @@ class Tree:
 LEAF_TREE = Tree(LEAF)
 
 
-def flatten(value: Any, tree: Tree) -> list[Any]:
-    """The leaves of a value that is nested as `tree` says. Raises `StructureError` if it is not."""
+def flatten(value: Any, tree: Tree, exact: bool = False) -> list[Any]:
+    """The leaves of a value that is nested as `tree` says. Raises `StructureError` if it is not.
+
+    Args:
+        exact: dicts must have their keys in the same order.
+    """
     if tree.kind == LEAF:
         if isinstance(value, (tuple, list, dict)) and not _is_number_list(value):
             raise StructureError(f"a {type(value).__name__} was given where one value is expected")
         return [value]
-    children = _children(value, tree)
+    children = _children(value, tree, exact)
     if len(children) != len(tree.items):
         raise StructureError(f"{len(children)} items were given, {len(tree.items)} are expected")
-    return [leaf for child, item in zip(children, tree.items) for leaf in flatten(child, item)]
+    return [
+        leaf for child, item in zip(children, tree.items) for leaf in flatten(child, item, exact)
+    ]
 
 
 def _is_number_list(value: Any) -> bool:
@@ -98,7 +104,7 @@ def _is_number_list(value: Any) -> bool:
     )
 
 
-def _children(value: Any, tree: Tree) -> Sequence[Any]:
+def _children(value: Any, tree: Tree, exact: bool = False) -> Sequence[Any]:
     if tree.kind in (TUPLE, LIST):
         if type(value).__name__ != tree.kind or not isinstance(value, (tuple, list)):
             raise StructureError(f"a {tree.kind} is expected, not {type(value).__name__}")
@@ -107,6 +113,10 @@ def _children(value: Any, tree: Tree) -> Sequence[Any]:
         if not isinstance(value, Mapping) or set(value) != set(tree.keys):
             given = list(value) if isinstance(value, Mapping) else type(value).__name__
             raise StructureError(f"a dict with the keys {list(tree.keys)} is expected, not {given}")
+        if exact and tuple(value) != tree.keys:
+            raise StructureError(
+                f"a dict with its keys in the order {list(tree.keys)} is expected, not {list(value)}"
+            )
         return [value[key] for key in tree.keys]
     if tree.kind == NAMED_TUPLE:
         if not isinstance(value, tuple) or getattr(value, "_fields", None) != tree.keys:
@@ -214,12 +224,21 @@ class Signature:
         defaults: default values of parameters that have a simple one, also of those that are no
             inputs of the graph.
         outputs: how the outputs are nested.
+        numbers: outputs that the model returns as Python numbers, by position, each with its type:
+            "float" or "bool".
+        free: keywords that no parameter of the module declares.
+        exact: what the model may tell apart is told apart: the order of dict keys and of keywords
+            that no parameter declares, and a Python number from a tensor. So it is where the module
+            can be exported again; an exported program of torch goes by names.
     """
 
     parameters: tuple[Parameter, ...]
     order: tuple[str, ...]
     defaults: Mapping[str, Any]
     outputs: Tree
+    numbers: tuple[tuple[int, str], ...] = ()
+    free: tuple[str, ...] = ()
+    exact: bool = False
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -255,12 +274,16 @@ class Signature:
             if name in given:
                 raise StructureError(f"{name} was given twice")
             given[name] = value
+        if self.exact:
+            free = [name for name in kwargs if name in self.free]
+            if free != [name for name in self.free if name in kwargs]:
+                raise StructureError(f"keywords are expected in the order {list(self.free)}")
         inputs: list[Any] = []
         for parameter in self.parameters:
             if parameter.name not in given and parameter.name not in self.defaults:
                 raise StructureError(f"{parameter.name} is missing")
             value = given.pop(parameter.name, self.defaults.get(parameter.name))
-            inputs += self._flatten(parameter.name, value, parameter.tree)
+            inputs += self._flatten(parameter.name, value, parameter.tree, self.exact)
         for name, value in given.items():
             if name not in self.defaults:
                 taken = ", ".join(each.name for each in self.parameters)
@@ -272,9 +295,9 @@ class Signature:
         return inputs
 
     @staticmethod
-    def _flatten(name: str, value: Any, tree: Tree) -> list[Any]:
+    def _flatten(name: str, value: Any, tree: Tree, exact: bool = False) -> list[Any]:
         try:
-            return flatten(value, tree)
+            return flatten(value, tree, exact)
         except StructureError as error:
             raise StructureError(f"{name}: {error}") from None
 
@@ -299,6 +322,12 @@ class Signature:
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The outputs of the graph as the model returned them."""
+        if self.numbers:
+            outputs = list(outputs)
+            for position, kind in self.numbers:
+                number = outputs[position]
+                number = number.item() if hasattr(number, "item") else number
+                outputs[position] = bool(number) if kind == "bool" else float(number)
         return unflatten(iter(outputs), self.outputs)
 
 

@@ -17,6 +17,7 @@ from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
 from purevk.ir.signature import same_literal
 
+_NUMBERS = (bool, int, float, complex)
 # DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
 # memory of CUDA.
 _HOST_MEMORY = (1, 3, 11, 13)
@@ -141,6 +142,7 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
         )
     arrays: list[Any] = []
     any_torch, bfloat16 = False, None
+    exact = graph.signature is not None and graph.signature.exact
     for position, (given, value) in enumerate(zip(inputs, expected)):
         if not isinstance(value, Value):
             arrays.append(_read_number(graph, given, value, position, where))
@@ -150,6 +152,12 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
                 f"{name_of_input(graph, position)} is {given!r}",
                 where=where,
                 why=f"{_describe(value)} is expected",
+            )
+        if exact and type(given) in _NUMBERS:
+            raise SignatureError(
+                f"{name_of_input(graph, position)} is {given!r}",
+                where=where,
+                why=f"{_describe(value)} is expected, and torch computes otherwise with Python numbers",
             )
         if _is_torch(given):
             any_torch = True
@@ -314,6 +322,13 @@ def _of_torch(tensor: Any) -> np.ndarray:
 
 def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
     if isinstance(given, np.ndarray):
+        if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
+            raise InputError(
+                f"{name} is a masked array",
+                where=where,
+                why="the mask would be lost",
+                next="fill it: x.filled(0)",
+            )
         return given
     if isinstance(given, (bool, int, float, complex, list, tuple)):
         array = np.asarray(given)

@@ -126,7 +126,7 @@ class Specialization:
 
 def _within(graph: Graph, symbol: Symbol, value: int) -> bool:
     lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
-    return lower <= value and (upper is None or value <= upper)
+    return lower <= value <= (_dims.UNBOUNDED if upper is None else upper)
 
 
 class Variant:
@@ -235,6 +235,8 @@ class Variant:
             if symbol not in graph.ranges and (not symbol.is_size or lenient):
                 continue
             lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
+            if upper is None and not symbol.is_size:
+                upper = _dims.UNBOUNDED
             value = env[symbol]
             if bounds == "strict" and symbol.is_size:
                 upper = symbol.upper if upper is None else upper
@@ -250,6 +252,8 @@ class Variant:
                 next="export it with other bounds (torch.export.Dim with min and max)"
                 + (', or load it with bounds="grow"' if symbol.is_size else ""),
             )
+        if self.specializations[0].above_bounds(env):
+            return  # guards are over the bounds; a lowering for larger ones has its own
         for guard in graph.constraints:
             if guard.symbols <= env.keys() and not guard.holds(env):
                 values = ", ".join(

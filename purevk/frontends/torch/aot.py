@@ -13,7 +13,7 @@ from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import settled
-from purevk.frontends.torch.exported import Reader
+from purevk.frontends.torch.exported import Reader, number_kind
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource
 from purevk.ir import dims as _dims
 
@@ -30,6 +30,7 @@ class AotGraph:
 
     Attributes:
         tensors: positions of tensor arguments.
+        numbers: results that are Python numbers, and their types, except whole ones.
         memories: for each result, a number that it shares with the results that are views of the
             same memory.
         strided: for each result, its rank if it shares its memory, was traced with other strides
@@ -64,6 +65,11 @@ class AotGraph:
                 first.prepend(self._nodes[at])
         (output,) = module.graph.find_nodes(op="output")
         self.results = [getattr(each, "meta", {}).get("val") for each in output.args[0]]
+        self.numbers = [
+            (number, kind)
+            for number, each in enumerate(self.results)
+            if (kind := number_kind(each)) in (float, bool)
+        ]
         self.memories = [_memory(each, number) for number, each in enumerate(self.results)]
         self.strided = [
             _strided(each, self.memories.count(memory) > 1)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends.torch.ratios import Ratios
 from purevk.ir import Guard, Size
+from purevk.ir import dims as _dims
 
 _RELATIONS = {
     "Equality": "==",
@@ -18,7 +20,6 @@ _RELATIONS = {
     "StrictGreaterThan": ">",
     "GreaterThan": ">=",
 }
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 def conditions(program: Any, users: Sequence[Any]) -> list[Any]:
@@ -66,14 +67,46 @@ def relations(condition: Any, size: Callable[[Any], Size]) -> Iterator[Guard]:
     if kind == "And":
         for part in condition.args:
             yield from relations(part, size)
-    elif kind == "Not" and type(condition.args[0]).__name__ in _RELATIONS:
-        inner = condition.args[0]
-        op = _OPPOSITE[_RELATIONS[type(inner).__name__]]
-        yield Guard(size(inner.args[0]), op, size(inner.args[1]), True)
     elif kind in _RELATIONS:
-        yield Guard(size(condition.args[0]), _RELATIONS[kind], size(condition.args[1]), True)
+        ratios = Ratios(size)
+        yield from _compared(condition, ratios)
+        yield from ratios.limits
+    elif kind in ("Or", "Not"):
+        ratios = Ratios(size)
+        yield Guard(_truth(condition, ratios), ">=", 1, True)
+        yield from ratios.limits
     elif kind != "BooleanTrue":
         raise UnsupportedProgramError(f"the condition {condition} cannot be followed")
+
+
+def _compared(condition: Any, ratios: Ratios) -> Iterator[Guard]:
+    """A comparison as guards that must all hold, given the limits that `ratios` notes."""
+    left, right = condition.args
+    op = _RELATIONS[type(condition).__name__]
+    if left.is_integer and right.is_integer:
+        yield Guard(ratios.whole(left), op, ratios.whole(right), True)
+    else:
+        yield from ratios.compare(left, op, right)
+
+
+def _truth(condition: Any, ratios: Ratios) -> Size:
+    """A condition as a size that is 1 where it holds and 0 where not."""
+    kind = type(condition).__name__
+    if kind in ("BooleanTrue", "BooleanFalse"):
+        return int(kind == "BooleanTrue")
+    if kind == "Not":
+        return 1 - _truth(condition.args[0], ratios)
+    if kind in ("And", "Or"):
+        parts = [_truth(part, ratios) for part in condition.args]
+        if kind == "And":
+            return _dims.product(parts)
+        return 1 - _dims.product([1 - part for part in parts])
+    if kind not in _RELATIONS:
+        raise UnsupportedProgramError(f"the condition {condition} cannot be followed")
+    found = [
+        _dims.indicator(each.left, each.op, each.right) for each in _compared(condition, ratios)
+    ]
+    return _dims.product([int(each) if isinstance(each, bool) else each for each in found])
 
 
 # -- guards as text ------------------------------------------------------------------------------
@@ -81,6 +114,15 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+}
+
+_FUNCTIONS = {
+    "math.floor": "FloorToInt",
+    "math.ceil": "CeilToInt",
+    "math.trunc": "TruncToInt",
+    "round": "RoundToInt",
+    "torch.sym_float": "ToFloat",
+    "float": "ToFloat",
 }
 
 
@@ -171,13 +213,16 @@ class _Text:
 
     def _size(self, node: ast.expr) -> Any:
         import sympy
-        from torch.utils._sympy.functions import FloorDiv, Mod
+        import torch.utils._sympy.functions as functions
+        from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, Mod
 
         text = ast.unparse(node)
         if text in self.by_source:
             return sympy.sympify(self.by_source[text])
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return sympy.Integer(node.value)
+        if isinstance(node, ast.Constant) and type(node.value) is float:
+            return sympy.Float(node.value, precision=53)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self._size(node.operand)
         if isinstance(node, ast.BinOp):
@@ -186,10 +231,17 @@ class _Text:
                 return FloorDiv(left, right)
             if isinstance(node.op, ast.Mod):
                 return Mod(left, right)
+            if isinstance(node.op, ast.Div):
+                divide = IntTrueDiv if left.is_integer and right.is_integer else FloatTrueDiv
+                return divide(left, right)
             if type(node.op) in _BINARY:
                 return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             join = {"max": sympy.Max, "min": sympy.Min}.get(node.func.id)
             if join is not None and not node.keywords:
                 return join(*map(self._size, node.args))
+        if isinstance(node, ast.Call) and len(node.args) == 1:
+            made = _FUNCTIONS.get(ast.unparse(node.func))
+            if made is not None:
+                return getattr(functions, made)(self._size(node.args[0]))
         raise UnsupportedProgramError("unknown size")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from purevk.frontends.torch.decompose import (
     out_of_place,
 )
 from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
+from purevk.frontends.torch.ratios import Ratios, is_rounded
 from purevk.frontends.torch.signatures import signature_of
 from purevk.ir import (
     Arg,
@@ -37,6 +40,9 @@ from purevk.ir import (
 )
 from purevk.ir import dims as _dims
 from purevk.ops import registry
+
+# Functions of numbers for which torch has one of its own, such as torch._sym_sqrt.
+_FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
 
 
 def mutated_buffers(program: Any) -> frozenset[str]:
@@ -425,6 +431,12 @@ class Reader:
                     why="no input has it as a size of its own",
                 )
             return self.symbols[str(expression)]
+        if is_rounded(expression):
+            ratios = Ratios(self._size)
+            found = ratios.rounded(expression)
+            for guard in ratios.limits:
+                self.importer.constrain(guard)
+            return found
         args = [self._size(arg) for arg in expression.args]
         kind = type(expression).__name__
         if kind in ("Add", "Mul"):
@@ -437,8 +449,7 @@ class Reader:
         if kind in ("Mod", "PythonMod"):
             return args[0] % args[1]
         if kind in ("Max", "Min"):
-            join = _dims.maximum if kind == "Max" else _dims.minimum
-            return join(args[0], args[1])
+            return functools.reduce(_dims.maximum if kind == "Max" else _dims.minimum, args)
         if kind == "Pow" and isinstance(args[1], int):
             return _dims.product([args[0]] * args[1])
         raise UnsupportedProgramError(
@@ -544,8 +555,12 @@ class Reader:
             if name == "sym_not":
                 self.env[node] = _dims.invert(self.arg(node.args[0]))
                 return
-            if name in ("sym_float", "sym_int"):
-                self.env[node] = self.arg(node.args[0])
+            if name in ("sym_float", "sym_int", "ceil", "floor", "trunc", "round"):
+                self.env[node] = self._converted(node, name)
+                return
+            if "sym_" in name and name.rpartition("sym_")[2] in _FUNCTIONS:
+                function = f"aten.{name.rpartition('sym_')[2]}.default"
+                self.env[node] = self.importer.function(function, self.arg(node.args[0]), node.name)
                 return
             if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
                 # An operator that may raise: (token, operator, arguments...) -> (token,
@@ -568,6 +583,20 @@ class Reader:
                 why="it is no operator of torch.ops",
             )
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
+
+    def _converted(self, node: Any, name: str) -> Any:
+        """A number as a float, or a float as a whole number."""
+        given = self.arg(node.args[0])
+        if name == "sym_float":
+            return self.importer.number(given, node.name) if isinstance(given, Dim) else given
+        if isinstance(given, Dim):
+            return given
+        expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
+        if expression is None or node.args[1:] not in ((), (None,)):
+            raise UnsupportedProgramError(
+                f"{name} cannot be run", where=f"{self.importer.where}, {node.name}"
+            )
+        return self._size(expression)
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         name = out_of_place(node, target)
@@ -616,7 +645,7 @@ class Reader:
         `host`: of torch's own."""
         types: list[TensorType] = []
         for example in _leaves(examples):
-            kind = _number_kind(example)
+            kind = number_kind(example)
             recorded = () if kind else tuple(self._recorded(size) for size in example.shape)
             types.append(
                 NUMBERS[kind] if kind else TensorType(self._dtype(example.dtype), recorded)
@@ -633,7 +662,7 @@ class Reader:
             if example is None:
                 return None
             value = next(results)
-            kind = _number_kind(example)
+            kind = number_kind(example)
             if kind is int:
                 found = self.importer.element(value, 0)
                 self.learn(example, found)
@@ -744,6 +773,7 @@ class Reader:
     # -- outputs ----------------------------------------------------------------------------------
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Value]) -> Graph:
         outputs: list[Arg] = []
+        numbers: list[tuple[int, str]] = []
         updates: dict[int, Arg] = {}
         given = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         for arg, spec in zip(node.args[0], signature.output_specs):
@@ -758,6 +788,9 @@ class Reader:
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 updates[given.index(spec.target)] = value
             elif spec.kind.name == "USER_OUTPUT":
+                kind = number_kind(getattr(arg, "meta", {}).get("val"))
+                if kind in (float, bool):
+                    numbers.append((len(outputs), kind.__name__))
                 outputs.append(value)
             elif spec.kind.name != "TOKEN":
                 raise UnsupportedProgramError(
@@ -765,6 +798,8 @@ class Reader:
                     where=self.importer.where,
                     why="user outputs, mutated inputs and mutated buffers are accepted",
                 )
+        if numbers and self.importer.signature is not None:
+            self.importer.signature = replace(self.importer.signature, numbers=tuple(numbers))
         return self.importer.finish([*outputs, *updates.values()], tuple(updates))
 
 
@@ -786,7 +821,7 @@ def _leaves(examples: Any) -> Iterator[Any]:
         yield examples
 
 
-def _number_kind(example: Any) -> type | None:
+def number_kind(example: Any) -> type | None:
     """bool, int or float for a number, also one that a call alone knows; None for a tensor."""
     import torch
 

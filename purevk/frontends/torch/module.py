@@ -68,10 +68,11 @@ class ModuleSource:
 
         self.name, self.module, self.mutable = name, module, mutable
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
-        self._example, self._shapes = (tuple(args), dict(kwargs)), dynamic_shapes
+        args, kwargs = _distinct((tuple(args), dict(kwargs)))
+        self._example, self._shapes = (args, kwargs), dynamic_shapes
         with torch.no_grad():
             exported = torch.export.export(
-                module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
         self.signature = signature_of(exported, module)
         self.program = decompose(exported)
@@ -233,11 +234,31 @@ class _Declared:
         found: dict[str, Any] = {}
         for name, value in self._named(args, kwargs).items():
             other = before.get(name)
-            if type(value) is int and type(other) is int and other != value > 1:
+            varies = type(value) is int and type(other) is int and other != value
+            if varies and 1 < value < 2**31:
                 found[name] = auto
             else:
                 found[name] = _automatic(value, self.by_name.get(name), auto)
         return found if any(_has_dims(spec) for spec in found.values()) else None
+
+
+def _distinct(value: Any) -> Any:
+    """Example inputs, each a tensor of its own: torch.export takes two that are one object for one
+    input, whatever a call gives."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    return tree_map(own, value)
 
 
 def _as_torch(leaf: Any) -> Any:

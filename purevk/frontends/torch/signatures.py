@@ -33,12 +33,24 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
         Parameter(str(key), item, positional=False) for key, item in zip(kwargs.keys, kwargs.items)
     ]
     outputs = program.call_spec.out_spec
+    free = () if module is None else _undeclared(module, [each.name for each in parameters[count:]])
     return Signature(
         tuple(parameters),
         tuple(order),
         defaults,
         Tree("tuple", items=()) if outputs is None else tree_of(outputs),
+        free=free,
+        exact=module is not None,
     )
+
+
+def _undeclared(module: Any, keywords: Sequence[str]) -> tuple[str, ...]:
+    """The keywords of a call that go into `**kwargs` of the module's `forward`."""
+    try:
+        declared = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return tuple(keywords)
+    return tuple(name for name in keywords if name not in declared)
 
 
 def _declared(module: Any, names: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:

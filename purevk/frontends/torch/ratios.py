@@ -1,0 +1,191 @@
+"""Sizes in float arithmetic: `n / 2 > 1.5`, `math.ceil(n / 3)`, as comparisons and sizes of whole
+numbers.
+
+Python rounds each step to the nearest double. What is here follows that exactly, or refuses: a step
+whose operands were rounded already is not followed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from purevk.errors import UnsupportedProgramError
+from purevk.ir import Dim, Guard, Size
+from purevk.ir import dims as _dims
+
+# Below it, no fraction a/b is so near to a whole number, or to the middle between two, that rounding
+# to a double would make it one.
+_LARGEST = 2**51
+_DIGITS = 2**20  # largest factor of a size that leaves all digits of the product in a double
+_ROUNDED = ("FloorToInt", "CeilToInt", "TruncToInt", "RoundToInt")
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The double that is nearest to above / below, where `below` is positive.
+
+    Attributes:
+        exact: the quotient is a double itself.
+    """
+
+    above: Size
+    below: Size
+    exact: bool = True
+
+
+class Ratios:
+    """Reads sympy expressions of floats over sizes.
+
+    Args:
+        size: gives the size for a sympy expression of integers.
+
+    Attributes:
+        limits: what must hold of the sizes, so that nothing is rounded which is taken for exact.
+    """
+
+    def __init__(self, size: Callable[[Any], Size]) -> None:
+        self._size = size
+        self.limits: list[Guard] = []
+
+    def whole(self, expression: Any) -> Size:
+        """A whole number."""
+        return self._size(expression)
+
+    def rounded(self, expression: Any) -> Size:
+        """A whole number that `math.floor`, `ceil`, `trunc` or `round` gives."""
+        found = self.read(expression.args[0])
+        above, below, kind = found.above, found.below, type(expression).__name__
+        if not _few_digits(above):
+            raise _unknown(expression)
+        if kind == "CeilToInt":
+            return -((-above) // below)
+        if kind == "RoundToInt":
+            upper, twice = 2 * above + below, 2 * below
+            number, rest = upper // twice, upper % twice
+            return number - _dims.indicator(rest, "==", 0) * (number % 2)  # halves go to even ones
+        if kind == "TruncToInt":
+            self._limit(Guard(above, ">=", 0, True))
+        return above // below
+
+    def compare(self, left: Any, op: str, right: Any) -> Iterator[Guard]:
+        """A comparison of floats as comparisons that all hold."""
+        one, two = self.read(left), self.read(right)
+        if one.exact and two.exact:
+            yield Guard(one.above * two.below, op, two.above * one.below, True)
+        elif isinstance(two.above, int) and isinstance(two.below, int) and two.exact:
+            yield from _against(one, op, Fraction(two.above, two.below))
+        elif isinstance(one.above, int) and isinstance(one.below, int) and one.exact:
+            yield from _against(two, _MIRRORED[op], Fraction(one.above, one.below))
+        else:
+            raise _unknown(f"{left} {op} {right}")
+
+    def read(self, expression: Any) -> Ratio:
+        """A float.
+
+        Raises:
+            UnsupportedProgramError: it cannot be followed.
+        """
+        kind = type(expression).__name__
+        if expression.is_Float or kind in ("Float", "Half", "Rational"):
+            number = Fraction(float(expression))
+            return Ratio(number.numerator, number.denominator)
+        if kind == "ToFloat":
+            return self.read(expression.args[0])
+        if kind in ("IntTrueDiv", "FloatTrueDiv"):
+            one, two = map(self._exact, expression.args)
+            return self._made(one.above * two.below, one.below * two.above)
+        if kind in ("Mul", "Add") and not expression.is_integer:
+            first, *others = expression.args
+            found = self.read(first)
+            for each in others:
+                one, two = self._kept(found, expression), self._exact(each)
+                if kind == "Mul":
+                    found = self._made(one.above * two.above, one.below * two.below)
+                else:
+                    found = self._made(
+                        one.above * two.below + two.above * one.below, one.below * two.below
+                    )
+            return found
+        if not expression.is_integer:
+            raise _unknown(expression)
+        return self._made(self._size(expression), 1)
+
+    def _exact(self, expression: Any) -> Ratio:
+        return self._kept(self.read(expression), expression)
+
+    @staticmethod
+    def _kept(found: Ratio, expression: Any) -> Ratio:
+        if not found.exact:
+            raise _unknown(expression)
+        return found
+
+    def _made(self, above: Size, below: Size) -> Ratio:
+        if isinstance(below, int) and below < 0:
+            above, below = -above, -below
+        if isinstance(below, int) and below == 0:
+            raise _unknown("a division by 0")
+        self._limit(Guard(below, ">", 0, True))
+        few = _few_digits(above)
+        if few and isinstance(above, Dim):
+            self._limit(Guard(above, "<", _LARGEST, True))
+            if _dims.range_of(above)[0] < 0:
+                self._limit(Guard(above, ">", -_LARGEST, True))
+        whole = isinstance(below, int) and below & (below - 1) == 0
+        return Ratio(above, below, few and whole)
+
+    def _limit(self, guard: Guard) -> None:
+        if guard.symbols:
+            self.limits.append(guard)
+        elif not guard.holds({}):
+            raise _unknown(guard)
+
+
+def _few_digits(size: Size) -> bool:
+    if isinstance(size, int):
+        return abs(size) < _LARGEST
+    return all(abs(factor) <= _DIGITS for _, factor in size.terms)
+
+
+def _against(found: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
+    """A float that may have been rounded, compared with a number: by the ends of what is rounded to
+    the number."""
+    double = float(number)
+    if Fraction(double) != number:
+        raise _unknown(number)
+    ends = [
+        (Fraction(double) + Fraction(math.nextafter(double, towards))) / 2
+        for towards in (-math.inf, math.inf)
+    ]
+    belongs = [end.numerator / end.denominator == double for end in ends]
+
+    def side(at: int, relation: str) -> Guard:
+        end = ends[at]
+        return Guard(found.above * end.denominator, relation, found.below * end.numerator, True)
+
+    if op in (">=", "=="):
+        yield side(0, ">=" if belongs[0] else ">")
+    if op in ("<=", "=="):
+        yield side(1, "<=" if belongs[1] else "<")
+    if op == ">":
+        yield side(1, ">" if belongs[1] else ">=")
+    if op == "<":
+        yield side(0, "<" if belongs[0] else "<=")
+    if op == "!=":
+        raise _unknown(f"!= {double}")
+
+
+def is_rounded(expression: Any) -> bool:
+    """Whether an expression is a whole number made from a float."""
+    return type(expression).__name__ in _ROUNDED
+
+
+def _unknown(what: Any) -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        f"{what} cannot be followed",
+        why="it is float arithmetic on sizes that rounds several times",
+    )
