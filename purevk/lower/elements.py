@@ -28,8 +28,6 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
         macros["HAS_INT64"] = "1"
     if acc == "double":
         macros["HAS_FLOAT64"] = "1"
-    if source.itemsize == 1 or target.itemsize == 1:
-        macros["HAS_8BIT"] = "1"
     if source is DType.bfloat16:
         macros["FROM_X(v)"] = "uintBitsToFloat(uint(v) << 16)"
     if target is DType.bfloat16:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from purevk.dtypes import DType
@@ -135,6 +136,15 @@ def bind_x(
     time."""
     texel = lowering.texel(x, vector) if x.dtype.is_float else ""
     return {"TEXEL_X": int(bool(texel))}, (x, "r" + texel)
+
+
+def by_dim(
+    name: str, sizes: Iterable[Size], dims: int | None = None, fill: int = 0
+) -> dict[str, Size]:
+    """Parameters `name`_0, `name`_1, ...: one for each of `sizes`. Where a template always declares
+    `dims` of them, just so many: missing ones are `fill`, and further sizes are left out."""
+    given = {f"{name}_{d}": size for d, size in enumerate(islice(sizes, dims))}
+    return {f"{name}_{d}": fill for d in range(dims or 0)} | given
 
 
 def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from purevk.shaders.templates import template_interface
 from tests.glsl.harness import compile_template
 
 TEMPLATES = [
@@ -40,7 +41,8 @@ def test_compiles_without_macros(template):
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_compiles_with_all_parameters_pushed(template):
-    assert compile_template(template, {f"PUSH_{i}": 1 for i in range(32)})
+    numbers = template_interface(template).kernel({}).params.values()
+    assert compile_template(template, {f"PUSH_{number}": 1 for number in numbers})
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

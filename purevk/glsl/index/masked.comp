@@ -4,13 +4,12 @@
 // of 16 LOCAL elements: first the counts of the blocks (COUNT), then their elements.
 //
 // Bindings: 0 mask, then (if COUNT) counts, else x, source, counts and out.
-// Parameters: 0 elements  1, 2, 3, 4 offsets of mask, x, source and out  5 elements of the source
 // Macros:
 //   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements of x, source and out, the type that is
 //   computed in, and conversions COUNT 1  blocks are counted
 //   WORDS 1  16 bytes of the mask are read at once; VEC4 1: 4 elements of x and out
 //   LOCAL, SUBGROUP  before.glslh
-// Grid: blocks. Specialization constant 100: LOCAL.
+// Grid: blocks. local_size_x is LOCAL.
 #include "core/common.glslh"
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
 #extension GL_EXT_shader_explicit_arithmetic_types_int16 : enable
@@ -55,7 +54,7 @@
 layout(local_size_x_id = 100) in;
 #include "core/before.glslh"
 
-PARAM(0, elements)
+PARAM(0, elements)  // of the mask, x and out
 PARAM(1, mask_offset)
 PARAM(2, x_offset)
 PARAM(3, source_offset)

@@ -14,9 +14,7 @@
 //         (VEC4) four.
 //
 // Bindings: 0 x, 1 index, then the source (if SOURCE), then out.
-// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer, n or m, and
-// inner of
-//   4 x  8 out  12 index  16 source; 20 parts of n  21 parts of inner
+// Offsets and strides are in elements.
 // Macros:
 //   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and
 //   conversions LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
@@ -25,7 +23,7 @@
 //   REACH        how many of the n a workgroup makes; if ROWS a multiple of LOCAL / WIDTH
 //   INTEGERS     defined if ACC is int, where elements are joined in shared memory
 //   SOURCE       1: entries are in a buffer; 0: all of them are VALUE
-// Specialization constant 100: LOCAL.
+// local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/rows.glslh"
 #include "core/math.glslh"
@@ -69,7 +67,7 @@ PARAM(1, n)
 PARAM(2, inner)
 PARAM(3, m)
 PARAM(4, x_offset)
-PARAM(5, x_outer)
+PARAM(5, x_outer)  // strides along outer, n (of index and source: m) and inner
 PARAM(6, x_along)
 PARAM(7, x_inner)
 PARAM(8, out_offset)
@@ -84,8 +82,8 @@ PARAM(16, source_offset)
 PARAM(17, source_outer)
 PARAM(18, source_along)
 PARAM(19, source_inner)
-PARAM(20, parts)
-PARAM(21, blocks)
+PARAM(20, parts)  // of n
+PARAM(21, blocks)  // parts of inner
 
 layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
 #if VEC4

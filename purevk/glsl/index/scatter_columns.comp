@@ -10,15 +10,13 @@
 // what comes of it is kept in the place of the entries.
 //
 // Bindings: 0 x, 1 index, 2 the source, 3 out.
-// Parameters: 0 outer  1 n  2 inner  3 m, then the offset and the strides along outer and n or m
-// (all even) of
-//   4 x  7 out  10 index  13 source; 16 parts of n  17 blocks of 8 columns
+// Offsets and strides are in elements, and even.
 // Macros:
 //   LOCAL, EACH  EACH is even; REACH is LOCAL / 4 * EACH, less than 65535
 //   INDEX_WORDS  2 if the indices are int64, of which the low words are read
 //   INTEGERS     defined if the elements are int32 rather than float32
 //   COMBINE(a, b), IDENTITY  what is joined, and what changes nothing
-// Specialization constant 100: LOCAL.
+// local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/common.glslh"
 #include "core/math.glslh"
@@ -43,7 +41,7 @@ PARAM(1, n)
 PARAM(2, inner)
 PARAM(3, m)
 PARAM(4, x_offset)
-PARAM(5, x_outer)
+PARAM(5, x_outer)  // strides along outer and n (of index and source: m)
 PARAM(6, x_along)
 PARAM(7, out_offset)
 PARAM(8, out_outer)
@@ -54,8 +52,8 @@ PARAM(12, index_along)
 PARAM(13, source_offset)
 PARAM(14, source_outer)
 PARAM(15, source_along)
-PARAM(16, parts)
-PARAM(17, blocks)
+PARAM(16, parts)  // of n
+PARAM(17, blocks)  // of 8 columns
 
 #if INDEX_WORDS == 2
 #define INDICES uvec4

@@ -6,12 +6,7 @@
 // Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if
 // STATS; RMS: rstd only),
 //   then what EXTRA_BUFFERS declares.
-// Parameters (in elements):
-//   0 offset of x  1 offset of out  2 rows  3 columns (elements normalized together)
-//   4, 5 stride of a row in x, in out (GROUP 0 and 1)  6 eps, the bits of a float
-//   7, 8, 9, 10 offsets of weight, bias, mean, rstd
-//   11 channels of a group  12 H * W  13 groups (if GROUP)
-//   14 and above are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
 //   FROM_X(v), FROM_W(v), TO_OUT(v), TO_OUT4(v), TO_STATS(v)  conversions to and from float
@@ -102,12 +97,12 @@
 PARAM(0, x_offset)
 PARAM(1, out_offset)
 PARAM(2, rows)
-PARAM(3, columns)
+PARAM(3, columns)  // elements normalized together
 #if GROUP != 2
-PARAM(4, x_row)
+PARAM(4, x_row)  // strides of a row
 PARAM(5, out_row)
 #endif
-PARAM(6, eps_bits)
+PARAM(6, eps_bits)  // of a float
 #if HAS_WEIGHT
 PARAM(7, weight_offset)
 #endif
@@ -121,8 +116,8 @@ PARAM(9, mean_offset)
 PARAM(10, rstd_offset)
 #endif
 #if GROUP
-PARAM(11, group_channels)
-PARAM(12, area)
+PARAM(11, group_channels)  // of one group
+PARAM(12, area)  // H * W
 PARAM(13, groups)
 #endif
 

@@ -4,14 +4,9 @@
 // all, argmax, var...
 //
 // Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost, the fastest to vary in
-// the output; those of dims that OUTER_DIMS and REDUCE_DIMS leave out are not declared):
-//   0 offset of x  1 offset of out  2 number of outputs
-//   3, 4 sizes of the reduction dims r0 (outer) and r1 (inner)  5, 6 their strides in x
-//   7, 8, 9, 10 strides in x of the outer dims 0, 1, 2, 3  11, 12, 13 sizes of the outer dims 0, 1,
-//   2 14 offset of the indices (if ARG 2)
-//   15 length of a part (if SPLIT), or number of elements that were reduced in all (if PARTS)
-//   16 and above are free for EXTRA_BUFFERS.
+// Offsets and strides (in x) are in elements. Of the reduction dims, r0 is the outer and r1 the
+// inner one; outer dim 0 is the innermost, the fastest to vary in the output. Parameters from number
+// 16 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT, ACC          element types, and the type that is computed in
 //   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a
@@ -28,13 +23,13 @@
 //   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies
 //   first) LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD
 //   applies first) AHEAD    elements, or vec4s, that an invocation reads before it uses the first
-//   of them, by default 1 SPLIT s > 0: a row is cut into s parts of `parameter 15` elements (the
+//   of them, by default 1 SPLIT s > 0: a row is cut into s parts of `part` elements (the
 //   last ones may be shorter); out is partial
 //          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second
 //          dispatch reduces those. Not with ARG and VARIANCE. An invocation should not do more than
 //          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves
 //          them after that many.
-//   PARTS 1: x is such partial results; n is parameter 15.
+//   PARTS 1: x is such partial results; n is `reduced`.
 //   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands
 //   (rows = outputs).
@@ -155,9 +150,9 @@ PARAM(13, size_2)
 PARAM(14, index_offset)
 #endif
 #if SPLIT
-PARAM(15, part)
+PARAM(15, part)  // length of one
 #elif PARTS
-PARAM(15, reduced)
+PARAM(15, reduced)  // elements in all
 #endif
 
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };

@@ -4,11 +4,7 @@
 // logcumsumexp, cummax, cummin.
 //
 // Bindings: 0 x, 1 out, then 2 the indices (if ARG), or the totals of the parts (if TOTALS).
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 offset of out  2 number of rows  3 length of a row  4, 5 stride along a row in
-//   x and in out 6, 7, 8, 9 strides in x of the outer dims 0 .. 3  10, 11, 12, 13 those in out  14,
-//   15, 16 sizes of the outer dims 0 .. 2 17 length of a part  18 parts of a row  19 offset of the
-//   indices
+// Offsets and strides are in elements; outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and
 //   conversions INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of
@@ -81,9 +77,9 @@ PARAM(0, x_offset)
 PARAM(1, out_offset)
 PARAM(2, rows)
 PARAM(3, row_length)
-PARAM(4, x_step)
+PARAM(4, x_step)  // strides along a row
 PARAM(5, out_step)
-PARAM(6, x_0)
+PARAM(6, x_0)  // strides of the outer dims
 PARAM(7, x_1)
 PARAM(8, x_2)
 PARAM(9, x_3)
@@ -91,12 +87,12 @@ PARAM(10, out_0)
 PARAM(11, out_1)
 PARAM(12, out_2)
 PARAM(13, out_3)
-PARAM(14, size_0)
+PARAM(14, size_0)  // of the outer dims
 PARAM(15, size_1)
 PARAM(16, size_2)
 #if TOTALS
-PARAM(17, part)
-PARAM(18, parts)
+PARAM(17, part)  // length of one
+PARAM(18, parts)  // of a row
 #endif
 #if ARG
 PARAM(19, index_offset)

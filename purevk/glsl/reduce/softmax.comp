@@ -4,10 +4,8 @@
 // sums in float.
 //
 // Bindings: 0 x, 1 out, then what EXTRA_BUFFERS declares.
-// Parameters (in elements; outer dim 0 is the innermost of up to three that count the rows):
-//   0 offset of x  1 offset of out  2 rows  3 columns  4, 5 stride of a column in x, in out
-//   6, 7, 8 strides of the outer dims 0, 1, 2 in x  9, 10, 11 the same in out  12, 13 sizes of the
-//   outer dims 0, 1 14 and above are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements; outer dim 0 is the innermost of up to three that count the
+// rows. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_OUT  float or float16_t; FROM_X(v), TO_OUT(v), TO_OUT4(v) convert to and from float
 //   TEXEL_X 1     x is a uniform texel buffer: rows.glslh
@@ -75,7 +73,7 @@ PARAM(0, x_offset)
 PARAM(1, out_offset)
 PARAM(2, rows)
 PARAM(3, columns)
-PARAM(6, x_stride_0)
+PARAM(6, x_stride_0)  // of the outer dims
 PARAM(9, out_stride_0)
 #if OUTER_DIMS > 1
 PARAM(7, x_stride_1)
@@ -94,7 +92,7 @@ layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
 layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
 #endif
 #if COLUMN || !VEC4
-PARAM(4, x_column)
+PARAM(4, x_column)  // strides along a row
 PARAM(5, out_column)
 #else
 #define x_column 1

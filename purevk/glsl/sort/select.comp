@@ -10,13 +10,8 @@
 // counted.
 //
 // Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements
-// and their indices. Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
-//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2
-//   11 how many come first, or (RANK) the rank, from 1 on
-//   12 parts of a row, each a row of its own; the first in the grid is the innermost  13 length of
-//   a part 14 offset of the elements  15 stride along a row of them  16, 17, 18, 19 strides of the
-//   outer dims  20 stride of the parts 21 .. 27 the same of the indices
+// and their indices.
+// Offsets and strides are in elements; outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and
 //   conversions VEC4         1: 4 neighbours are read at once
@@ -32,7 +27,7 @@
 //   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
 //   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
 //   INDEXED      1: x has indices beside it; 0: an element's index is its place
-// Specialization constant 100: LOCAL.
+// local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/rows.glslh"
 #include "core/math.glslh"
@@ -93,26 +88,26 @@
 
 PARAM(0, x_offset)
 PARAM(1, rows)
-PARAM(2, whole_length)
-PARAM(3, step)
-PARAM(4, stride_0)
+PARAM(2, whole_length)  // of a row
+PARAM(3, step)  // stride along a row
+PARAM(4, stride_0)  // of the outer dims
 PARAM(5, stride_1)
 PARAM(6, stride_2)
 PARAM(7, stride_3)
-PARAM(8, size_0)
+PARAM(8, size_0)  // of the outer dims
 PARAM(9, size_1)
 PARAM(10, size_2)
-PARAM(11, keep)
-PARAM(12, parts)
+PARAM(11, keep)  // how many come first, or (RANK) the rank, from 1 on
+PARAM(12, parts)  // of a row, each a row of its own; the first in the grid is the innermost
 PARAM(13, part_length)
-PARAM(14, v_offset)
+PARAM(14, v_offset)  // of the elements that are stored
 PARAM(15, v_step)
 PARAM(16, v_stride_0)
 PARAM(17, v_stride_1)
 PARAM(18, v_stride_2)
 PARAM(19, v_stride_3)
-PARAM(20, v_part)
-PARAM(21, p_offset)
+PARAM(20, v_part)  // stride of the parts
+PARAM(21, p_offset)  // of their indices
 PARAM(22, p_step)
 PARAM(23, p_stride_0)
 PARAM(24, p_stride_1)

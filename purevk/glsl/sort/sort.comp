@@ -6,17 +6,14 @@
 //
 // Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted
 // elements and their indices (int), both dense.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
-//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2  11 blocks of a row  12 elements
-//   that are kept of each block 13 offset of the sorted elements  14 length of a row of them
+// Offsets and strides are in elements; outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY, ACC, FROM_X(v), FROM_KEY(v), TO_KEY(v)  element types, the type that is compared
 //   in, and conversions BLOCK        elements of a block, a power of 2
 //   DESCENDING   0 or 1
 //   INDEXED 1    x has indices beside it; 0: an element's index is its place
 //   MERGE 1      blocks are bitonic: only the last log2(BLOCK) steps are made, in place of x
-// Grid: blocks of all rows, flat; specialization constant 100: invocations of a workgroup.
+// Grid: blocks of all rows, flat; any local_size_x.
 #undef VEC4
 #define VEC4 0
 #include "core/rows.glslh"
@@ -51,18 +48,18 @@
 PARAM(0, x_offset)
 PARAM(1, rows)
 PARAM(2, row_length)
-PARAM(3, step)
-PARAM(4, stride_0)
+PARAM(3, step)  // stride along a row
+PARAM(4, stride_0)  // of the outer dims
 PARAM(5, stride_1)
 PARAM(6, stride_2)
 PARAM(7, stride_3)
-PARAM(8, size_0)
+PARAM(8, size_0)  // of the outer dims
 PARAM(9, size_1)
 PARAM(10, size_2)
-PARAM(11, blocks)
-PARAM(12, keep)
-PARAM(13, key_offset)
-PARAM(14, out_length)
+PARAM(11, blocks)  // of a row
+PARAM(12, keep)  // elements of each block that are stored
+PARAM(13, key_offset)  // of the sorted elements
+PARAM(14, out_length)  // of a row of them
 
 #if INDEXED
 layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };

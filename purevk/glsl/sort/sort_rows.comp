@@ -9,11 +9,7 @@
 // else. A workgroup takes a row.
 //
 // Bindings: 0 x, 1 the sorted elements, 2 their indices.
-// Parameters (sizes and strides in elements; outer dim 0 is the innermost):
-//   0 offset of x  1 number of rows  2 length of a row  3 stride along a row  4, 5, 6, 7 strides of
-//   the outer dims 0 .. 3 8, 9, 10 sizes of the outer dims 0 .. 2  11 elements that are kept
-//   12 offset of the sorted elements  13 stride along a row of them  14, 15, 16, 17 strides of the
-//   outer dims 18 .. 23 the same of the indices
+// Offsets and strides are in elements; outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to
 //   (float or int), and conversions T_INDEX      type of the indices
@@ -23,7 +19,7 @@
 //   CROWD        elements of a bin, at most
 //   DESCENDING   0 or 1
 //   SUBGROUP     before.glslh
-// Specialization constant 100: LOCAL.
+// local_size_x is LOCAL.
 #undef VEC4
 #define VEC4 0
 #pragma purevk macro INTEGERS
@@ -67,22 +63,22 @@
 PARAM(0, x_offset)
 PARAM(1, rows)
 PARAM(2, row_length)
-PARAM(3, step)
-PARAM(4, stride_0)
+PARAM(3, step)  // stride along a row
+PARAM(4, stride_0)  // of the outer dims
 PARAM(5, stride_1)
 PARAM(6, stride_2)
 PARAM(7, stride_3)
-PARAM(8, size_0)
+PARAM(8, size_0)  // of the outer dims
 PARAM(9, size_1)
 PARAM(10, size_2)
-PARAM(11, keep)
-PARAM(12, v_offset)
+PARAM(11, keep)  // elements of a row that are stored
+PARAM(12, v_offset)  // of the sorted elements
 PARAM(13, v_step)
 PARAM(14, v_stride_0)
 PARAM(15, v_stride_1)
 PARAM(16, v_stride_2)
 PARAM(17, v_stride_3)
-PARAM(18, p_offset)
+PARAM(18, p_offset)  // of their indices
 PARAM(19, p_step)
 PARAM(20, p_stride_0)
 PARAM(21, p_stride_1)

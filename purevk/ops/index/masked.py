@@ -49,9 +49,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "SUBGROUP": int(subgroup),
         "WORDS": int(words),
         "VEC4": int(vector),
-        "HAS_8BIT": 1,
     }
-    params = [count, mask.offset, x.offset, source.offset, out.offset, source.dims[0]]
+    params = {
+        "elements": count,
+        "mask_offset": mask.offset,
+        "x_offset": x.offset,
+        "source_offset": source.offset,
+        "out_offset": out.offset,
+        "source_length": source.dims[0],
+    }
     grid = lowering.linear_grid(blocks, 1)
     for counting, buffers in (
         (1, [(mask, "r"), (counts, "w")]),
@@ -62,7 +68,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             buffers,
             macros={**macros, "COUNT": counting},
             params=params,
-            constants={100: local},
+            constants={"local_size_x": local},
             grid=grid,
             flops=count,
         )

@@ -74,6 +74,16 @@ class _Shape:
                     mine[place] = theirs[0]
         self.fits &= all(isinstance(size, int) for size in (*self.sizes, entries))
 
+    def params(self, offsets: Sequence[Size], dims: Sequence[str]) -> dict[str, Size]:
+        """Parameters: the sizes, and of x, the result, the indices and the source the offset and
+        the strides along `dims`."""
+        outer, n, inner = self.sizes
+        made: dict[str, Size] = {"outer": outer, "n": n, "inner": inner, "m": self.entries}
+        for name, offset, steps in zip(("x", "out", "index", "source"), offsets, self.steps):
+            made[f"{name}_offset"] = offset
+            made |= {f"{name}_{dim}": step for dim, step in zip(dims, steps)}
+        return made
+
 
 def emit_tiles(
     lowering: Lowering,
@@ -158,9 +168,11 @@ def emit_tiles(
     names: dict[str, Any] = conversions(dtype, dtype, acc)
     if acc == "int":
         names["INTEGERS"] = "1"
-    params = [*shape.sizes, entries]
-    for offset, steps in zip(offsets, shape.steps):
-        params += [offset, *steps]
+    params = {
+        **shape.params(offsets, ("outer", "along", "inner")),
+        "parts": parts,
+        "blocks": blocks,
+    }
     groups = outer * parts * blocks
     given = [(source, "r")] if source is not None else []
     moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
@@ -181,9 +193,9 @@ def emit_tiles(
             "SOURCE": int(source is not None),
             **({} if source is not None else {"VALUE": value}),
         },
-        params=[*params, parts, blocks],
-        constants={100: local},
-        specialize=lowering.fixed(22),
+        params=params,
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(groups, 1),
         flops=outer * inner * entries,
         nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
@@ -223,9 +235,7 @@ def _emit_columns(
     ):
         return False
     each = min((-(-n * 4 // (parts * local)) + 3) // 4 * 4, each)
-    params = [*shape.sizes, shape.entries]
-    for offset, steps in zip(offsets, shape.steps):
-        params += [offset, *steps[:2]]
+    params = {**shape.params(offsets, ("outer", "along")), "parts": parts, "blocks": blocks}
     count = outer * shape.entries * inner
     lowering.dispatch(
         "index/scatter_columns.comp",
@@ -238,9 +248,9 @@ def _emit_columns(
             "IDENTITY": _NOTHING[mode][out.dtype],
             **({"INTEGERS": 1} if out.dtype is DType.int32 else {}),
         },
-        params=[*params, parts, blocks],
-        constants={100: local},
-        specialize=lowering.fixed(18),
+        params=params,
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(outer * parts * blocks, 1),
         flops=count,
         nbytes=2 * out.type.nbytes + count * (index.dtype.itemsize + out.dtype.itemsize),

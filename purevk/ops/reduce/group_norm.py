@@ -113,7 +113,7 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
         eps,
         vector,
         {"GROUP": 2 if last else 1},
-        (inner, area, groups),
+        {"group_channels": inner, "area": area, "groups": groups},
         epilogue,
         extras,
         place,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from purevk.dtypes import DType
@@ -59,7 +59,7 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
         eps,
         gcd4(columns, *offsets),
         {"RMS": int(rms)},
-        (),
+        {},
         epilogue,
         extras,
         place,
@@ -77,7 +77,7 @@ def emit_norm(
     eps: float,
     vector: bool,
     macros: dict[str, Any],
-    group: tuple[Size, ...],
+    group: Mapping[str, Size],
     epilogue: Any,
     extras: tuple,
     place: dict[str, Any],
@@ -87,7 +87,7 @@ def emit_norm(
     Args:
         vector: all that VEC4 reads and writes 4 at a time is aligned.
         macros: those of the kind of norm.
-        group: parameters 11 and following.
+        group: parameters of group norm alone.
         place: the keywords of `make_epilogue` that say where an element is.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
@@ -95,6 +95,7 @@ def emit_norm(
     made = make_epilogue(
         lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place
     )
+    made.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
     texel, binding = bind_x(lowering, x, vector)
     forms = [lowering.texel(operand, vector and macros.get("GROUP") != 1) for operand in scales]
     buffers: list[tuple[Operand, str]] = [binding]
@@ -102,18 +103,20 @@ def emit_norm(
         (operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)
     ]
     buffers += [(out, "w"), *made.buffers]
-    params = [
-        x.offset,
-        out.offset,
-        rows,
-        columns,
-        columns,
-        columns,
-        bits_of(eps),
-        weight.offset if weight else 0,
-        bias.offset if bias else 0,
-        *((0, 0, *group) if group else ()),
-    ]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "rows": rows,
+        "columns": columns,
+        "eps_bits": bits_of(eps),
+        **group,
+    }
+    if macros.get("GROUP") != 2:
+        params |= {"x_row": columns, "out_row": columns}
+    if weight is not None:
+        params["weight_offset"] = weight.offset
+    if bias is not None:
+        params["bias_offset"] = bias.offset
     lowering.dispatch(
         "reduce/norm.comp",
         buffers,
@@ -131,8 +134,8 @@ def emit_norm(
             **made.macros,
         },
         params=params,
-        constants={100: work.local},
-        specialize=lowering.fixed(len(params), range(11, len(params))),
+        constants={"local_size_x": work.local},
+        specialize=lowering.fixed(params, group),
         grid=work.grid(rows),
         flops=8 * x.type.numel,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import LINE, bind_x, collapse, spread
+from purevk.lower.rows import LINE, bind_x, by_dim, collapse, spread
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import reduced, wrap_all
@@ -122,7 +123,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         **conversions(x.dtype, partial, acc),
         **{k: v for k, v in names.items() if k.startswith("FROM_X")},
     }
-    _emit(lowering, x, [some], walk, {**macros, "SPLIT": parts}, parts, part)
+    _emit(lowering, x, [some], walk, {**macros, "SPLIT": parts}, parts, {"part": part})
     inner = (
         _Walk([outputs], [1], [1, parts], [0, outputs])
         if columns
@@ -134,7 +135,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         outs,
         inner,
         {**conversions(partial, out.dtype, acc), **joined, **last, "PARTS": 1},
-        last=length * walk.inner[0],
+        further={"reduced": length * walk.inner[0]},
     )
 
 
@@ -182,10 +183,10 @@ def _emit(
     walk: _Walk,
     macros: dict[str, Any],
     parts: int = 1,
-    last: Size = 0,
+    further: Mapping[str, Size] | None = None,
 ) -> None:
-    """Appends one dispatch of the template; `parts` of each row are reduced for themselves, `last`
-    is parameter 15."""
+    """Appends one dispatch of the template; `parts` of each row are reduced for themselves.
+    `further`: the parameter that SPLIT or PARTS takes."""
     outer, outer_steps, inner, inner_steps = (
         walk.outer,
         walk.outer_steps,
@@ -244,27 +245,28 @@ def _emit(
         n for n in (8, 4, 2, 1) if n <= most and (n <= _dims.upper(each) or n == 1)
     )
     texel, binding = bind_x(lowering, x, vector)
-    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
-    params = [
-        x.offset,
-        out.offset,
-        outputs,
-        inner[0],
-        inner[1],
-        inner_steps[0],
-        inner_steps[1],
-        *pad(outer_steps, 4),
-        *pad(outer, 3),
-        outs[-1].offset,
-        last,
-    ]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "outputs": outputs,
+        "size_r1": inner[1],
+        **by_dim("stride", outer_steps),
+        **by_dim("size", outer[:-1]),
+        **(further or {}),
+    }
+    if macros["REDUCE_DIMS"] > 1:
+        params |= {"size_r0": inner[0], "stride_r0": inner_steps[0]}
+    if column or not vector:
+        params["stride_r1"] = inner_steps[1]
+    if len(outs) > 1:
+        params["index_offset"] = outs[1].offset
     lowering.dispatch(
         "reduce/reduce.comp",
         [binding, *((each, "w") for each in outs)],
         macros={**macros, **texel},
         params=params,
-        constants={100: local},
-        specialize=lowering.fixed(len(params)),
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=grid,
         flops=_dims.product(outer) * inner[0] * inner[1],
     )

@@ -13,7 +13,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import LINE, collapse
+from purevk.lower.rows import LINE, by_dim, collapse
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
 from purevk.ops.shapes import is_empty, wrap
@@ -180,29 +180,29 @@ def emit_scan(
     elif vector:
         macros["ITEMS"] = 16
     macros["LOCAL"] = local
-    pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
-    params = [
-        x.offset,
-        out.offset,
-        rows,
-        length,
-        step,
-        out_step,
-        *pad(mine, 4, 0),
-        *pad(theirs, 4, 0),
-        *pad(sizes, 3, 1),
-        PART,
-        parts,
-        outs[-1].offset,
-    ]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "rows": rows,
+        "row_length": length,
+        "x_step": step,
+        "out_step": out_step,
+        **by_dim("x", mine, 4),
+        **by_dim("out", theirs, 4),
+        **by_dim("size", sizes, 3, fill=1),
+    }
+    if cut:
+        params |= {"part": PART, "parts": parts}
+    if how.beats:
+        params["index_offset"] = outs[1].offset
     units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
         "reduce/scan.comp",
         buffers,
         macros=macros,
         params=params,
-        constants={100: local},
-        specialize=lowering.fixed(len(params)),
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(units, width),
         flops=rows * length,
     )

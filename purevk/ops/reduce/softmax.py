@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import bind_x, collapse, spread, spread_columns
+from purevk.lower.rows import bind_x, by_dim, collapse, spread, spread_columns
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import wrap
 
@@ -55,18 +55,17 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     else:
         vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
         work = spread(lowering.traits, rows, columns, vector, cache=True)
-    pad = lambda items, count: [*items, *([0] * count)][:count]  # noqa: E731
-    params = [
-        x.offset,
-        out.offset,
-        rows,
-        columns,
-        step,
-        out_step,
-        *pad(mine, 3),
-        *pad(theirs, 3),
-        *pad(sizes, 2),
-    ]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "rows": rows,
+        "columns": columns,
+        **by_dim("x_stride", mine),
+        **by_dim("out_stride", theirs),
+        **by_dim("size", sizes[:-1]),
+    }
+    if "COLUMN" in work.macros or not vector:
+        params |= {"x_column": step, "out_column": out_step}
     texel, binding = bind_x(lowering, x, vector)
     lowering.dispatch(
         "reduce/softmax.comp",
@@ -82,8 +81,8 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
             **texel,
         },
         params=params,
-        constants={100: work.local},
-        specialize=lowering.fixed(len(params)),
+        constants={"local_size_x": work.local},
+        specialize=lowering.fixed(params),
         grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows),
         flops=5 * x.type.numel,
     )

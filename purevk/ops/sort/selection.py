@@ -12,7 +12,7 @@ from purevk.lower.elements import conversions
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
-from purevk.lower.rows import bind_x, collapse
+from purevk.lower.rows import bind_x, by_dim, collapse
 from purevk.ops.registry import Kernel, Operator, register
 from purevk.ops.shapes import is_empty
 
@@ -182,16 +182,24 @@ def _emit(
     full = isinstance(part, int) and part % (plan.local * plan.per) == 0 and length == part * parts
     texel, binding = bind_x(lowering, x, vector)
     names = element_macros(dtype, places.dtype)
-    pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
-    outer = pad(reversed(loop), 3, 1)
-    params = [x.offset, rows, length, step, *pad(mine, 4), *outer, count, parts, part]
-    for each, theirs in ((values, strides[1]), (places, strides[2])):
-        params += [
-            each.offset,
-            each.strides[dim],
-            *pad(reversed(theirs), 4),
-            count * each.strides[dim],
-        ]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "rows": rows,
+        "whole_length": length,
+        "step": step,
+        **by_dim("stride", mine, 4),
+        **by_dim("size", reversed(loop), 3, fill=1),
+        "keep": count,
+        "parts": parts,
+        "part_length": part,
+    }
+    for name, each, theirs in (("v", values, strides[1]), ("p", places, strides[2])):
+        params |= {
+            f"{name}_offset": each.offset,
+            f"{name}_step": each.strides[dim],
+            **by_dim(f"{name}_stride", reversed(theirs), 4),
+            f"{name}_part": count * each.strides[dim],
+        }
     groups = rows * parts
     # Short rows are taken in turn: there would be more workgroups than can be started in the time.
     if plan.local <= 64 and not traits.is_cpu:
@@ -219,8 +227,8 @@ def _emit(
             "GROUPS": plan.groups,
         },
         params=params,
-        constants={100: plan.local},
-        specialize=lowering.fixed(len(params)),
+        constants={"local_size_x": plan.local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,
     )

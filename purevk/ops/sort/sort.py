@@ -18,7 +18,7 @@ from purevk.lower.elements import conversions
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, acc_of, coordinates, emit_map
 from purevk.lower.numbers import power_of_two
-from purevk.lower.rows import collapse
+from purevk.lower.rows import by_dim, collapse
 from purevk.ops.mapped import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
@@ -97,12 +97,22 @@ def _sort_rows(
     ):
         return False
     names = element_macros(x.dtype, places.dtype)
-    pad = lambda items, number, fill=0: [*items, *([fill] * number)][:number]  # noqa: E731
     rows = _dims.product(loop)
-    mine, *theirs = (pad(reversed(each), 4) for each in strides)
-    params = [x.offset, rows, x.dims[dim], x.strides[dim], *mine, *pad(reversed(loop), 3, 1), count]
-    for each, steps in zip((values, places), theirs):
-        params += [each.offset, each.strides[dim], *steps]
+    params: dict[str, Size] = {
+        "x_offset": x.offset,
+        "rows": rows,
+        "row_length": x.dims[dim],
+        "step": x.strides[dim],
+        **by_dim("stride", reversed(strides[0]), 4),
+        **by_dim("size", reversed(loop), 3, fill=1),
+        "keep": count,
+    }
+    for name, each, steps in (("v", values, strides[1]), ("p", places, strides[2])):
+        params |= {
+            f"{name}_offset": each.offset,
+            f"{name}_step": each.strides[dim],
+            **by_dim(f"{name}_stride", reversed(steps), 4),
+        }
     lowering.dispatch(
         "sort/sort_rows.comp",
         [(x, "r"), (values, "w"), (places, "w")],
@@ -118,8 +128,8 @@ def _sort_rows(
             ),
         },
         params=params,
-        constants={100: local},
-        specialize=lowering.fixed(len(params)),
+        constants={"local_size_x": local},
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(rows, 1),
         flops=rows * block,
     )
@@ -240,20 +250,18 @@ class _Sorter:
             self.lowering.traits.max_invocations,
             self.block // 2,
         )
-        pad = lambda items, count, fill: [*items, *([fill] * count)][:count]  # noqa: E731
-        out_length = made[0].dims[1]
-        params = [
-            x.offset,
-            self.rows,
-            length,
-            step,
-            *pad(steps, 4, 0),
-            *pad(sizes, 3, 1),
-            blocks,
-            keep,
-            made[0].offset,
-            out_length,
-        ]
+        params: dict[str, Size] = {
+            "x_offset": x.offset,
+            "rows": self.rows,
+            "row_length": length,
+            "step": step,
+            **by_dim("stride", steps, 4),
+            **by_dim("size", sizes, 3, fill=1),
+            "blocks": blocks,
+            "keep": keep,
+            "key_offset": made[0].offset,
+            "out_length": made[0].dims[1],
+        }
         groups = self.rows * blocks
         self.lowering.dispatch(
             "sort/sort.comp",
@@ -266,7 +274,7 @@ class _Sorter:
                 "MERGE": int(merge),
             },
             params=params,
-            constants={100: local},
+            constants={"local_size_x": local},
             grid=self.lowering.linear_grid(groups, 1),
             flops=groups * self.block,
         )

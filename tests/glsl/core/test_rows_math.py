@@ -37,7 +37,8 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
             f" {glsl} wrapped({glsl} v, {glsl} w) {{ return {expression}; }}"
         )
         buffers.append(arguments[1].astype(dtype))
-    params = {0: 0, 1: 0, 2: n, 4: 1, 6: 1, 7: 1}
+    params = {"x_offset": 0, "out_offset": 0, "outputs": n}
+    params |= {"size_r1": 1, "stride_r1": 1, "stride_0": 1}
     return run("reduce/reduce.comp", buffers, params, macros=macros, groups=-(-n // 64))[0]
 
 

@@ -67,13 +67,6 @@ def reduce(
     out_dtype = out_dtype or dtype
     outputs = int(np.prod([size for size, _ in outer], dtype=int)) * max(split, 1)
     (r0, s0), (r1, s1) = ([(1, 0), *list(inner)])[-2:]
-    params = {0: x_offset, 1: 8, 2: outputs, 3: r0, 4: r1, 5: s0, 6: s1}
-    for i, (size, stride) in enumerate(reversed(outer)):
-        params[7 + i] = stride
-        if i < 3:
-            params[11 + i] = size
-    if split:
-        params[15] = -(-r1 // split // 4) * 4
     macros = {
         "T_X": T[dtype],
         "T_OUT": T[out_dtype],
@@ -82,8 +75,16 @@ def reduce(
         **macros,
         **WAYS[way],
     }
+    params = {"x_offset": x_offset, "out_offset": 8, "outputs": outputs, "size_r1": r1}
+    params |= {f"stride_{d}": stride for d, (_, stride) in enumerate(reversed(outer))}
+    params |= {f"size_{d}": size for d, (size, _) in enumerate(reversed(outer[1:]))}
+    if len(inner) > 1:
+        params |= {"size_r0": r0, "stride_r0": s0}
+    if macros.get("COLUMN") or not macros.get("VEC4"):
+        params["stride_r1"] = s1
     if split:
         macros["SPLIT"] = split
+        params["part"] = -(-r1 // split // 4) * 4
     columns = 4 if macros.get("VEC4") and macros.get("COLUMN") else 1
     (out,) = run(
         "reduce/reduce.comp",
@@ -95,6 +96,18 @@ def reduce(
         push=push,
     )
     return out
+
+
+def rows_of(rows, columns, out_offset=0):
+    """The parameters for the rows of a dense matrix."""
+    return {
+        "x_offset": 0,
+        "out_offset": out_offset,
+        "outputs": rows,
+        "size_r1": columns,
+        "stride_r1": 1,
+        "stride_0": columns,
+    }
 
 
 def tolerance(dtype):
@@ -215,7 +228,7 @@ def test_arg(way, better, name, n):
     out = reduce(x, [(13, n)], [(n, 1)], macros, way, out_dtype=np.int32)
     np.testing.assert_array_equal(out, wanted)
     macros = {**macros, "T_OUT": "ivec2", "TO_OUT(v)": "ivec2(v, v >> 31)"}
-    params = {0: 0, 1: 2, 2: 13, 4: n, 6: 1, 7: n}
+    params = rows_of(13, n, out_offset=2)
     buffers = [x, Out((13,), np.int64, 2)]
     (pairs,) = run(
         "reduce/reduce.comp",
@@ -239,7 +252,7 @@ def test_values_and_indices(way):
         "T_INDEX": "int64_t",
         **WAYS[way],
     }
-    params = {0: 0, 1: 4, 2: 11, 4: 53, 6: 1, 7: 53, 14: 3}
+    params = {**rows_of(11, 53, out_offset=4), "index_offset": 3}
     buffers = [x, Out((11,), np.float16, 4), Out((11,), np.int64, 3)]
     values, indices = run(
         "reduce/reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64)
@@ -292,7 +305,7 @@ def test_epilogue_reads_another_buffer():
         "EXTRA_BUFFERS": "layout(set = 0, binding = 2) readonly buffer Scale { float buf_scale[]; };",
         "EPILOGUE(v, o)": "(v * buf_scale[o])",
     }
-    params = {0: 0, 1: 0, 2: 7, 4: 31, 6: 1, 7: 31}
+    params = rows_of(7, 31)
     (out,) = run(
         "reduce/reduce.comp", [x, Out((7,), np.float32), scale], params, macros=macros, groups=7
     )

@@ -44,11 +44,12 @@ def softmax(x, dim, way, macros, dtype, *, cached=False, push=False):
     dims = [d for d in range(x.ndim) if d != dim]
     strides = [stride // x.itemsize for stride in x.strides]
     columns, rows = x.shape[dim], int(np.prod([x.shape[d] for d in dims], dtype=int))
-    params = {0: 4, 1: 8, 2: rows, 3: columns, 4: strides[dim], 5: strides[dim]}
+    params = {"x_offset": 4, "out_offset": 8, "rows": rows, "columns": columns}
+    if not macros.get("VEC4"):
+        params |= {"x_column": strides[dim], "out_column": strides[dim]}
     for i, d in enumerate(reversed(dims)):
-        params[6 + i] = params[9 + i] = strides[d]
-        if i < 2:
-            params[12 + i] = x.shape[d]
+        params |= {f"x_stride_{i}": strides[d], f"out_stride_{i}": strides[d]}
+    params |= {f"size_{i}": x.shape[d] for i, d in enumerate(reversed(dims[1:]))}
     macros = {
         "T_X": GLSL[dtype],
         "T_OUT": GLSL[dtype],
@@ -131,7 +132,9 @@ def test_softmax_load_and_epilogue(way, vec4):
         "EPILOGUE(v, row, col)": "(v + float(row))",
         **WAYS[way][0],
     }
-    params = {0: 0, 1: 0, 2: 9, 3: 36, 4: 1, 5: 1, 6: 36, 9: 36}
+    params = {"x_offset": 0, "out_offset": 0, "rows": 9, "columns": 36}
+    params |= {"x_stride_0": 36, "out_stride_0": 36}
+    params |= {} if vec4 else {"x_column": 1, "out_column": 1}
     (out,) = run(
         "reduce/softmax.comp",
         [x, Out((9, 36), np.float32), mask],
@@ -153,21 +156,16 @@ def norm(
         rows, columns = n * groups, channels // groups * area
     else:
         rows, columns = x.shape
-    params = {
-        0: 8,
-        1: 4,
-        2: rows,
-        3: columns,
-        4: columns,
-        5: columns,
-        6: bits(eps),
-        7: 4,
-        8: 8,
-        9: 3,
-        10: 5,
-    }
+    params = {"x_offset": 8, "out_offset": 4, "rows": rows, "columns": columns}
+    params["eps_bits"] = bits(eps)
+    if group != 2:
+        params |= {"x_row": columns, "out_row": columns}
+    if weight is not None:
+        params["weight_offset"] = 4
+    if bias is not None:
+        params["bias_offset"] = 8
     if group:
-        params |= {11: channels // groups, 12: area, 13: groups}
+        params |= {"group_channels": channels // groups, "area": area, "groups": groups}
     macros = {
         **{name: GLSL[dtype] for name in ("T_X", "T_W", "T_OUT")},
         **macros,
@@ -181,8 +179,11 @@ def norm(
     buffers += [np.concatenate([np.ones(8, dtype), bias])] if bias is not None else []
     buffers.append(Out(x.shape, dtype, 4))
     if macros.get("STATS"):
-        buffers += [] if macros.get("RMS") else [Out((rows,), np.float32, 3)]
+        if not macros.get("RMS"):
+            buffers.append(Out((rows,), np.float32, 3))
+            params["mean_offset"] = 3
         buffers.append(Out((rows,), np.float32, 5))
+        params["rstd_offset"] = 5
     return run(
         "reduce/norm.comp", buffers, params, macros=macros, groups=groups_of(way, rows), push=push
     )
@@ -264,7 +265,8 @@ def test_norm_epilogue():
         "EPILOGUE(v, row, col)": "max(v + buf_more[row * columns + col], 0.0)",
     }
     for vec4 in (0, 1):
-        params = {0: 0, 1: 0, 2: 7, 3: 36, 4: 36, 5: 36, 6: bits(1e-5)}
+        params = {"x_offset": 0, "out_offset": 0, "rows": 7, "columns": 36}
+        params |= {"x_row": 36, "out_row": 36, "eps_bits": bits(1e-5)}
         buffers = [x, Out((7, 36), np.float32), more]
         (out,) = run("reduce/norm.comp", buffers, params, macros={**macros, "VEC4": vec4}, groups=7)
         wanted = torch.relu(
