@@ -9,10 +9,11 @@ template `map.comp` and those beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from purevk.dtypes import DType
+from purevk.errors import KernelInterfaceError
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.expression import in_double
@@ -23,7 +24,7 @@ from purevk.lower.rows import in_one_row, next_place
 _COUNTED_GROUPS = (
     8  # workgroups a processor of a dispatch that counts them: each adds to the same word
 )
-LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
+LOCAL_ID = 100  # specialization constant `local_size_x`, which generated declarations leave out
 _VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
     DType.int16: "i16vec4", DType.bool: "u8vec4",
@@ -50,7 +51,8 @@ class MapSpec:
             the dim of every input that the body reads at just this coordinate, or None for an input
             that is the same for all four.
         template: file of `glsl/`.
-        macros: further macros.
+        macros: further macros that the template declares.
+        helpers: further macros that only the statements name.
         stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a,
             b, v)`, `R1_PUT`, ...
         pushed: numbers that are parameters of the dispatch even where they are known, so that one
@@ -76,6 +78,7 @@ class MapSpec:
     lanes: tuple[tuple[int, tuple[int | None, ...]], ...] = ()
     template: str = "elementwise/map.comp"
     macros: tuple[tuple[str, str], ...] = ()
+    helpers: tuple[tuple[str, str], ...] = ()
     stores: bool = True
     flops: int = 1
     atomic: bool = False
@@ -95,7 +98,7 @@ def emit_map(
     lowering: Lowering,
     spec: MapSpec,
     inputs: Sequence[Operand],
-    numbers: Sequence[Size],
+    numbers: Mapping[str, Size],
     outputs: Sequence[Operand],
     over: Sequence[Size] | None = None,
     label: str = "",
@@ -103,14 +106,22 @@ def emit_map(
     """Appends the dispatch of a `MapSpec`.
 
     Args:
+        numbers: those of `spec.numbers`, by name.
         over: sizes of the space of places; None: those of the first output.
+
+    Raises:
+        KernelInterfaceError: the names of the numbers are others.
     """
+    if set(numbers) != set(spec.numbers):
+        raise KernelInterfaceError(
+            f"the numbers {', '.join(sorted(numbers))} are given",
+            where=spec.template,
+            why=f"the statements name {', '.join(sorted(spec.numbers))}",
+        )
     sizes = tuple(outputs[0].dims if over is None else over)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return
-    _Writer(
-        lowering, spec, tuple(inputs), tuple(numbers), tuple(outputs), sizes, over is None
-    ).emit(label)
+    _Writer(lowering, spec, tuple(inputs), numbers, tuple(outputs), sizes, over is None).emit(label)
 
 
 class _Writer:
@@ -121,7 +132,7 @@ class _Writer:
         lowering: Lowering,
         spec: MapSpec,
         inputs: tuple[Operand, ...],
-        numbers: tuple[Size, ...],
+        numbers: Mapping[str, Size],
         outputs: tuple[Operand, ...],
         sizes: tuple[Size, ...],
         by_output: bool,
@@ -169,7 +180,7 @@ class _Writer:
             and not lowering.traits.is_cpu
             and lowering.traits.has("atomic_float_add")
         )
-        self.values: dict[str, Size] = dict(zip(spec.numbers, numbers))
+        self.values: dict[str, Size] = {name: numbers[name] for name in spec.numbers}
         for name, operand in zip(self.names, self.operands):
             low = name.lower()
             self.values[f"{low}_offset"] = operand.offset
@@ -271,8 +282,8 @@ class _Writer:
 
     def emit(self, label: str) -> None:
         lowering, spec = self.lowering, self.spec
-        macros = self._accessors()
-        macros.update(spec.macros)
+        helpers = {**self._accessors(), **dict(spec.helpers)}
+        macros = dict(spec.macros)
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
         wide = any(operand.dtype is DType.float64 for operand in self.operands)
@@ -280,19 +291,21 @@ class _Writer:
         macros["T_R"] = self._type(len(self.inputs))
         if spec.counted:
             macros["COUNTED"] = "b0"
-        declared, push, constants = [], [], {}
-        text = " ".join((*macros.values(), spec.body))
+        declared: list[str] = []
+        words: dict[str, Size] = {}
+        constants: dict[str, int] = {}
+        text = " ".join((*helpers.values(), *macros.values(), spec.body))
         mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
         for number, (name, size) in enumerate(
             (name, size) for name, size in self.values.items() if name in mentioned
         ):
             if isinstance(size, int) and name not in spec.pushed:
                 place = number if number < LOCAL_ID else number + 1
-                constants[place] = size
-                declared.append(f"layout(constant_id = {place}) const int {name} = 1;")
+                constants[name] = size
+                declared.append(f"SPEC_CONSTANT({place}, {name})")
             else:
-                declared.append(f"int {name} = push.p[{len(push) + 1}];")
-                push.append(size)
+                words[name] = size
+                declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
         macros["DECLARE"] = " ".join(declared)
         macros["BUFFERS"] = " ".join(
             self._declare(number, text) for number in range(len(self.operands))
@@ -308,7 +321,7 @@ class _Writer:
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
-        constants[LOCAL_ID] = local
+        constants["local_size_x"] = local
         buffers = []
         for number, operand in enumerate(self.operands):
             name = self.names[number]
@@ -336,7 +349,8 @@ class _Writer:
             spec.template,
             buffers,
             macros=macros,
-            params=[work, *push],
+            helpers=helpers,
+            params={"work": work, **words},
             constants=constants,
             grid=grid,
             label=label,

@@ -23,7 +23,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         lowering,
         spec,
         [lowering.operand(value) for value in inputs],
-        numbers,
+        dict(zip(spec.numbers, numbers, strict=True)),
         [lowering.operand(value) for value in node.results],
     )
 
@@ -63,12 +63,11 @@ def mapped(
         body,
         tuple(inputs),
         tuple(numbers or {}),
-        order,
-        tuple((d, tuple(dims)) for d, dims in (lanes or {}).items()),
-        template,
-        tuple((name, str(text)) for name, text in (macros or {}).items()),
-        True,
-        flops,
+        order=order,
+        lanes=tuple((d, tuple(dims)) for d, dims in (lanes or {}).items()),
+        template=template,
+        macros=tuple((name, str(text)) for name, text in (macros or {}).items()),
+        flops=flops,
     )
     return builder.emit(
         NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results)
@@ -81,7 +80,7 @@ def _lower_over(lowering: Lowering, node: Node) -> None:
         lowering,
         spec,
         [lowering.operand(value) for value in inputs],
-        numbers,
+        dict(zip(spec.numbers, numbers, strict=True)),
         [lowering.operand(value) for value in node.results],
         over,
     )

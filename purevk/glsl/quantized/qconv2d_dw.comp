@@ -5,8 +5,7 @@
 // KW, channels].
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC
-// unused, and parameter 8
-//   counts bytes from one tap of the weight to the next.
+// unused, and ldw counts bytes from one tap of the weight to the next.
 //   ALIGNED 4: channels, pixels, taps and offsets lie at multiples of 4 bytes; 1: anything.
 //   PX  neighbours along x that an invocation makes (2).
 // Grid: (ceil(ceil(channels / 4) * ceil(OW / PX) / 64), OH, batches)

@@ -5,9 +5,6 @@
 // Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] (if
 // ZEROS), then the indices,
 //   then out.
-// Parameters:
-//   0 count of indices  1 D  2 rows  3 groups of a row  4 codes of a group  5 bytes of a row  6
-//   elements of an index row 7, 8, 9 offset of table (bytes), indices, out (elements)
 // Macros:
 //   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
 //   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has
@@ -15,8 +12,7 @@
 //   array of vec4. QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one
 //   group. INDEX_WORDS 2 if the indices are int64, of which the low words are read.
 //   PLACES n (with QUADS): times 4 elements of an invocation (1), a workgroup's width apart.
-// Specialization constant 100: invocations of a workgroup.
-// Grid: ceil(count * ceil(D / 4) / (that * PLACES)), spread over y
+// Grid: ceil(count * ceil(D / 4) / (local_size_x * PLACES)), spread over y
 #include "core/common.glslh"
 #ifndef BITS
 #define BITS 4
@@ -49,16 +45,16 @@
 #define T_OUT float
 #endif
 
-PARAM(0, count)
+PARAM(0, count)  // of indices
 PARAM(1, D)
 PARAM(2, rows)
-PARAM(3, groups)
-PARAM(4, group)
-PARAM(5, row_bytes)
-PARAM(6, index_step)
+PARAM(3, groups)      // of a row
+PARAM(4, group)       // codes of one
+PARAM(5, row_bytes)   // from one row to the next
+PARAM(6, index_step)  // elements from one index to the next
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(7, offset_table)
+PARAM(7, offset_table)  // bytes
 PARAM(8, offset_index)
 PARAM(9, offset_out)
 

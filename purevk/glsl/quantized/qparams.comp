@@ -3,9 +3,6 @@
 // Scale and zero point of each row, from its least and its largest number: a workgroup a row.
 //
 // Bindings: 0 x [rows, K], 1 scales [rows], 2 zero points [rows].
-// Parameters: 0 rows  1 K  2 row stride of x  3 least code (bits of a float)  4 largest code (bits)
-// 5 least scale (bits)
-//   6 zero point of symmetric codes  7 offset of x
 // Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples
 // of 4.
 //   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also
@@ -55,14 +52,14 @@
 
 PARAM(0, rows)
 PARAM(1, K)
-PARAM(2, stride)
-PARAM(3, low_bits)
-PARAM(4, high_bits)
-PARAM(5, eps_bits)
-PARAM(6, middle)
+PARAM(2, stride)     // of the rows of x
+PARAM(3, low_bits)   // least code, the bits of a float
+PARAM(4, high_bits)  // largest code (bits)
+PARAM(5, eps_bits)   // least scale (bits)
+PARAM(6, middle)     // zero point of symmetric codes
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(7, offset)
+PARAM(7, offset)  // of x
 
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 #if VEC4_A

@@ -51,13 +51,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
         f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, place & 3{more}, r);"
     )
     # Numbers, not text: one kernel serves all random operators of a kind.
-    names = ("number", "low", "span") if kind == "integers" else ("number",)
+    numbers: dict[str, Size] = {"number": number}
+    if kind == "integers":
+        numbers |= {"low": low, "span": span}
+    names = tuple(numbers)
     lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
     spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted)
-    numbers = [number, low, span] if kind == "integers" else [number]
     emit_map(lowering, spec, [calls], numbers, [out])
     if not counted:
-        emit_map(lowering, MapSpec("R_PUT(0, R(0) + 1);", (), stores=False), [], [], [calls], (1,))
+        emit_map(lowering, MapSpec("R_PUT(0, R(0) + 1);", (), stores=False), [], {}, [calls], (1,))
 
 
 register(Operator(NAME, _shape, Kernel(_lower), mutates=(0,)))

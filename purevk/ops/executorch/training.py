@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
@@ -164,24 +164,24 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "THREAD_M": 4,
         "THREAD_N": 4,
     }
-    params = [
-        m,
-        n,
-        k,
-        slopes.strides[0],
-        weight.strides[0] // 4,
-        k,
-        scales.dims[1],
-        group,
-        bits_of(1.0),
-        0,
-        bits_of(1.0),
-        0,
-        0,
-        slopes.offset,
-        weight.offset // 4,
-        out.offset,
-    ]
+    params: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": slopes.strides[0],
+        "ldw": weight.strides[0] // 4,
+        "ldo": k,
+        "groups": scales.dims[1],
+        "group": group,
+        "x_scale": bits_of(1.0),
+        "x_zero": 0,
+        "out_inverse": bits_of(1.0),
+        "out_zero": 0,
+        "out_low": 0,
+        "offset_a": slopes.offset,
+        "offset_w": weight.offset // 4,
+        "offset_o": out.offset,
+    }
     lowering.dispatch(
         "quantized/qmatmul.comp",
         [(slopes, "r"), (weight, "r"), (scales, "r"), (out, "w")],

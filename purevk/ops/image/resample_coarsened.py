@@ -35,9 +35,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     inputs, out = [lowering.operand(value) for value in values], lowering.operand(node.result)
     fits = not strips.fours or gcd4(out.offset, *out.strides[:3])
     if as_planes(inputs[0]) and as_planes(out) and _follow(inputs[0]) and fits:
-        emit_map(lowering, strips, inputs, (), [out], over)
+        emit_map(lowering, strips, inputs, {}, [out], over)
     else:
-        emit_map(lowering, plain, inputs, (), [out])
+        emit_map(lowering, plain, inputs, {}, [out])
 
 
 def _follow(x: Operand) -> bool:

@@ -197,7 +197,7 @@ def _gather_anywhere(
         at[dim] = f"pv_index(INDEX{k}({', '.join(here) or '0'}), x_size_{dim})"
     names = tuple(f"INDEX{k}" for k in range(len(indices)))
     body = f"r = X({', '.join(at[d] for d in range(len(x.dims))) or '0'});"
-    emit_map(lowering, MapSpec(body, ("X", *names)), [x, *indices], [], [out])
+    emit_map(lowering, MapSpec(body, ("X", *names)), [x, *indices], {}, [out])
 
 
 def _ceil4(count: Size) -> Size:

@@ -285,11 +285,11 @@ class _Emitter:
         named = {**self.numbers, **more}
         used = {**self.inputs, **(inputs or {})}
         used = {name: operand for name, operand in used.items() if f"{name}(" in body}
-        macros = (("COMBINE(a, b)", combine),) if combine else ()
+        helpers = (("COMBINE(a, b)", combine),) if combine else ()
         spec = MapSpec(
-            body, tuple(used), tuple(named), macros=macros, stores=False, atomic=atomic, walk=walk
+            body, tuple(used), tuple(named), helpers=helpers, stores=False, atomic=atomic, walk=walk
         )
-        emit_map(self.lowering, spec, list(used.values()), list(named.values()), outputs, over)
+        emit_map(self.lowering, spec, list(used.values()), named, outputs, over)
 
     def each(self, made: str, mode: str) -> None:
         """Every row's entries in their order; `made` sets `b`."""
@@ -333,7 +333,7 @@ class _Emitter:
             return
         winner = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
         nothing = MapSpec("r = 0;", ())
-        emit_map(self.lowering, nothing, [], [], [winner])
+        emit_map(self.lowering, nothing, [], {}, [winner])
         number = f"i{len(places.rows)} + 1"
         self._emit(
             f"{decode} R_MAX({self.target}, {number});", [winner], over, {}, atomic=True, walk=walk
@@ -346,7 +346,7 @@ class _Emitter:
     def mean(self, include_self: bool) -> None:
         """The mean of the entries, and of the element itself if it counts."""
         counts = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
-        emit_map(self.lowering, MapSpec(f"r = {int(include_self)};", ()), [], [], [counts])
+        emit_map(self.lowering, MapSpec(f"r = {int(include_self)};", ()), [], {}, [counts])
         if not include_self:
             self.each(f"b = {self.acc}(0)", "set")
         self.each("b = " + self.entry, "add")
@@ -360,7 +360,7 @@ class _Emitter:
         )
         body = f"int n = COUNT({at}); {self.acc} a = R({at}); if (n > 0) R_PUT({at}, {divide});"
         emit_map(
-            self.lowering, MapSpec(body, ("COUNT",), stores=False), [counts], [], [kept], kept.dims
+            self.lowering, MapSpec(body, ("COUNT",), stores=False), [counts], {}, [kept], kept.dims
         )
 
 

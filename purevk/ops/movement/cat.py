@@ -56,15 +56,15 @@ def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at
 def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> None:
     """Appends one dispatch in which each place chooses the tensor that it comes from."""
     start: Size = 0
-    choices, ends = [], []
+    choices: list[str] = []
+    ends: dict[str, Size] = {}
     for n, piece in enumerate(pieces):
         place = coordinates(len(out.dims), **({f"d{at}": f"i{at} - end_{n - 1}"} if n else {}))
         test = f"if (i{at} < end_{n}) " if n + 1 < len(pieces) else ""
         choices.append(f"{test}r = P{n}({place});")
         start = start + piece.dims[at]
-        ends.append(start)
-    numbers = tuple(f"end_{n}" for n in range(len(pieces)))
-    spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), numbers)
+        ends[f"end_{n}"] = start
+    spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), tuple(ends))
     emit_map(lowering, spec, pieces, ends, [out])
 
 

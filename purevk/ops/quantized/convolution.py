@@ -114,30 +114,37 @@ def _lower(lowering: Lowering, node: Node) -> None:
     buffers.append((out, "w"))
     scale, zero, low = out_codes if out_codes is not None else (1.0, 0, -128)
     row = out_channels if depthwise else weight.strides[0] // 4
-    params = [
-        batches,
-        height,
-        width,
-        1 if depthwise else group_in,
-        out_height,
-        out_width,
-        group_out,
-        pixel,
-        row,
-        out_channels,
-        *kernel,
-        *stride,
-        *padding,
-        *dilation,
-        bits_of(x_scale),
-        x_zero,
-        bits_of(inverse(scale)),
-        zero,
-        low,
-        x.offset,
-        weight.offset // 4,
-        out.offset,
-    ]
+    window = {
+        "KH": kernel[0],
+        "KW": kernel[1],
+        "stride_y": stride[0],
+        "stride_x": stride[1],
+        "pad_y": padding[0],
+        "pad_x": padding[1],
+        "dilation_y": dilation[0],
+        "dilation_x": dilation[1],
+    }
+    params: dict[str, Size] = {
+        "batches": batches,
+        "H": height,
+        "W": width,
+        "IC": 1 if depthwise else group_in,
+        "OH": out_height,
+        "OW": out_width,
+        "OC": group_out,
+        "pixel_a": pixel,
+        "ldw": row,
+        "channels_out": out_channels,
+        **window,
+        "x_scale": bits_of(x_scale),
+        "x_zero": x_zero,
+        "out_inverse": bits_of(inverse(scale)),
+        "out_zero": zero,
+        "out_low": low,
+        "offset_a": x.offset,
+        "offset_w": weight.offset // 4,
+        "offset_o": out.offset,
+    }
     rows = batches * out_height * out_width
     flops = 2 * rows * out_channels * kernel[0] * kernel[1] * (1 if depthwise else group_in)
     if depthwise:
@@ -163,7 +170,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         buffers,
         macros=macros,
         params=params,
-        specialize=range(10, 18),
+        specialize=window,
         grid=grid,
         flops=flops,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
@@ -76,7 +76,18 @@ def _lower(lowering: Lowering, node: Node) -> None:
         macros["T_ZERO"] = parameters[1].dtype.glsl
     if any(each.dtype.itemsize == 1 for each in parameters):
         macros["HAS_8BIT"] = "1"
-    params = [count, width, rows, groups, group, pitch, 1, weight.offset, index.offset, out.offset]
+    params: dict[str, Size] = {
+        "count": count,
+        "D": width,
+        "rows": rows,
+        "groups": groups,
+        "group": group,
+        "row_bytes": pitch,
+        "index_step": 1,
+        "offset_table": weight.offset,
+        "offset_index": index.offset,
+        "offset_out": out.offset,
+    }
     read = (
         weight.dims[1]
         + groups * sum(each.dtype.itemsize for each in parameters)
@@ -87,8 +98,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
         macros=macros,
         params=params,
-        specialize=lowering.fixed(len(params)),
-        constants={100: local},
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
         grid=lowering.linear_grid(work, local * places),
         nbytes=count * (read + width * out.dtype.itemsize),
     )

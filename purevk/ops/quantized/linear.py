@@ -126,24 +126,26 @@ def _lower(lowering: Lowering, node: Node) -> None:
     buffers += made.buffers
     scale, zero, low = out_codes if out_codes is not None else (1.0, 0, -128)
     words = weight.strides[0] // 4
-    params = [
-        m,
-        n,
-        k,
-        x.strides[0],
-        words,
-        n,
-        groups,
-        group or k,
-        bits_of(x_scale),
-        x_zero,
-        bits_of(inverse(scale)),
-        zero,
-        low,
-        x.offset,
-        weight.offset // 4,
-        out.offset,
-    ]
+    lengths: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": x.strides[0],
+        "ldw": words,
+        "ldo": n,
+        "groups": groups,
+        "group": group or k,
+        "offset_a": x.offset,
+        "offset_w": weight.offset // 4,
+        "offset_o": out.offset,
+    }
+    codes: dict[str, Size] = {
+        "x_scale": bits_of(x_scale),
+        "x_zero": x_zero,
+        "out_inverse": bits_of(inverse(scale)),
+        "out_zero": zero,
+        "out_low": low,
+    }
     halves = x.dtype is DType.float16
     form = choose(
         lowering.traits,
@@ -167,9 +169,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         form.template,
         buffers,
         macros={**macros, **form.macros},
-        params=params,
+        params={**lengths, **codes},
         grid=form.grid,
-        specialize=(*range(8), 13, 14, 15) if constant else (),
+        specialize=lengths if constant else (),
         subgroup_size=form.subgroup_size,
         flops=2 * m * n * k,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
@@ -103,22 +103,22 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
         macros["HAS_8BIT"] = "1"
     if zero.dtype is DType.int64:
         macros["HAS_INT64"] = "1"
-    params = [
-        rows,
-        columns,
-        x.strides[0],
-        bits_of(choice.low),
-        bits_of(choice.high),
-        bits_of(choice.epsilon),
-        choice.middle,
-        x.offset,
-    ]
+    params: dict[str, Size] = {
+        "rows": rows,
+        "K": columns,
+        "stride": x.strides[0],
+        "low_bits": bits_of(choice.low),
+        "high_bits": bits_of(choice.high),
+        "eps_bits": bits_of(choice.epsilon),
+        "middle": choice.middle,
+        "offset": x.offset,
+    }
     lowering.dispatch(
         "quantized/qparams.comp",
         [(x, "r"), (scale, "w"), (zero, "w")],
         macros=macros,
         params=params,
-        specialize=lowering.fixed(len(params)),
+        specialize=lowering.fixed(params),
         grid=lowering.linear_grid(rows, 1),
         subgroup_size=lanes if subgroups else None,
     )

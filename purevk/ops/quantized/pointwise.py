@@ -12,7 +12,6 @@ from purevk.ir import Node, TensorType, Value
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
-from purevk.lower.pointwise_writer import LOCAL_ID
 from purevk.ops.elementwise.program import Program
 from purevk.ops.quantized.quantize import code_of, inverse_of
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -136,7 +135,7 @@ SHUFFLED = "purevk.shuffled_codes"
 def _shuffled_lower(lowering: Lowering, node: Node) -> None:
     """Pixels shuffled by 2 and their codes moved to another scale: 16 neighbours of the result an
     invocation, from 8 of each of two channels."""
-    value, numbers = node.args
+    value, (x_zero, x_scale, inverse, zero) = node.args
     x, out = lowering.operand(value), lowering.operand(node.result)
     if x.offset != 0 or not x.layout.is_contiguous(x.dims):
         x = dense(lowering, x)
@@ -153,10 +152,11 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
         macros={
             "BUFFERS": "layout(set = 0, binding = 0) readonly buffer Buffer0 { uvec2 b0[]; };"
             " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
-            "DECLARE": "layout(constant_id = 0) const int height = 1; layout(constant_id = 1) const int eights = 1;"
-            " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(push.p[1]),"
-            " intBitsToFloat(push.p[2]));"
-            " return pv_code_byte(number, intBitsToFloat(push.p[3]), intBitsToFloat(push.p[4]), -128.0, 127.0); }",
+            "DECLARE": "SPEC_CONSTANT(0, height) SPEC_CONSTANT(1, eights) PUSH_CONSTANT(1, x_zero)"
+            " PUSH_CONSTANT(2, x_scale) PUSH_CONSTANT(3, out_inverse) PUSH_CONSTANT(4, out_zero)"
+            " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(x_zero),"
+            " intBitsToFloat(x_scale)); return pv_code_byte(number, intBitsToFloat(out_inverse),"
+            " intBitsToFloat(out_zero), -128.0, 127.0); }",
             "BODY": "int line = int(id) / eights, h = line / 2 % height, channel = line / 2 /"
             " height * 4 + line % 2 * 2;"
             " int at = (channel * height + h) * eights + int(id) % eights;"
@@ -164,8 +164,14 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
             f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {pairs} }}"
             " b1[id] = made;",
         },
-        params=[work, *numbers],
-        constants={0: height, 1: eights, LOCAL_ID: local},
+        params={
+            "work": work,
+            "x_zero": x_zero,
+            "x_scale": x_scale,
+            "out_inverse": inverse,
+            "out_zero": zero,
+        },
+        constants={"height": height, "eights": eights, "local_size_x": local},
         grid=lowering.linear_grid(work, local),
         flops=10 * x.type.numel,
     )

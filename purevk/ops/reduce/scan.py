@@ -276,8 +276,8 @@ def _carry(
     for d in range(rank - 1):
         number = f"({number} * size_{d} + i{d})"
     body = f"int part = i{rank - 1} / {PART}; if (part > 0) R_PUT({at}, COMBINE(SUMS({number}, part - 1), R({at})));"
-    spec = MapSpec(body, ("SUMS",), macros=(("COMBINE(a, b)", how.combine),), stores=False)
-    emit_map(lowering, spec, [sums], [], [target], dims)
+    spec = MapSpec(body, ("SUMS",), helpers=(("COMBINE(a, b)", how.combine),), stores=False)
+    emit_map(lowering, spec, [sums], {}, [target], dims)
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))

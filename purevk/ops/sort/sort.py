@@ -64,7 +64,7 @@ def _count_before(
         f" for (int j = 0; j < x_size_{dim}; j++) if (pv_before(X({other}), j, v, i{dim}, {flag})) before++;"
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )
-    emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], [], [values, places], x.dims)
+    emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, places], x.dims)
 
 
 def _sort_rows(
@@ -291,11 +291,10 @@ class _Sorter:
             f" if (pv_before(b, q, a, p, {flag})) {{ R_PUT(i0, low, b); R_PUT(i0, high, a); R1_PUT(i0, low, q);"
             " R1_PUT(i0, high, p); } }"
         )
-        names = ("span", "mirrored")
+        numbers: dict[str, Size] = {"span": span, "mirrored": int(mirrored)}
+        names = tuple(numbers)
         spec = MapSpec(body, (), names, stores=False, pushed=names)
-        emit_map(
-            self.lowering, spec, [], [span, int(mirrored)], list(made), (self.rows, whole // 2)
-        )
+        emit_map(self.lowering, spec, [], numbers, list(made), (self.rows, whole // 2))
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))

@@ -18,10 +18,12 @@ from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import DeviceTraits
 from purevk.shaders import shaderc
-from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device, numbered
 from tests.glsl.heavy import ceil_div
 
 pytestmark = pytest.mark.device
+
+PRODUCT = "quantized/qmatmul_coopmat.comp"
 
 
 def pipeline(template, macros, bindings, units):
@@ -83,7 +85,6 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         "SEGMENTS": 1 + rows % 2 * (blocks % 2),
         "SUBS_N": subs[0],
         "SUBS_K": subs[1],
-        **{f"PUSH_{i}": 1 for i in range(16)},
     }
     if kind == "codes":
         a = rng.integers(-128, 128, (m, k)).astype(np.int8)
@@ -95,24 +96,25 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         numbers, extra = a.astype(np.float64), []
         macros["T_A"] = "float16_t" if kind == "half" else "float"
     held = packed(codes, width, high_first)
-    words_params = [
-        m,
-        n,
-        k,
-        k,
-        held.nbytes // n // 4,
-        n,
-        groups,
-        group or k,
-        bits(0.5),
-        -5,
-        *[0] * 6,
-    ]
+    params = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": k,
+        "ldw": held.nbytes // n // 4,
+        "ldo": n,
+        "groups": groups,
+        "group": group or k,
+        "x_scale": bits(0.5),
+        "x_zero": -5,
+        **dict.fromkeys(("out_inverse", "out_zero", "out_low"), 0),
+        **dict.fromkeys(("offset_a", "offset_w", "offset_o"), 0),
+    }
+    words = numbered(PRODUCT, macros, params)
+    macros |= {f"PUSH_{number}": 1 for number in words}
     kernel = Kernel.__new__(Kernel)
-    kernel.push = struct.pack(
-        f"<{PUSH_WORDS}i", *words_params, *[0] * (PUSH_WORDS - len(words_params))
-    )
-    kernel.pipeline = pipeline("quantized/qmatmul_coopmat.comp", macros, 4 + len(extra), units)
+    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *(words.get(i, 0) for i in range(PUSH_WORDS)))
+    kernel.pipeline = pipeline(PRODUCT, macros, 4 + len(extra), units)
     grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
     (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
     # Two halves hold 22 bits; sums are rounded to float32.
