@@ -28,13 +28,13 @@ class MemoryPlan:
     """Offsets of blocks in arenas.
 
     Attributes:
-        places: (arena, offset in bytes) of each block.
+        offsets: (arena, offset in bytes) of each block.
         arenas: bytes of each arena.
         naive: bytes if each block had its own memory.
         lower_bound: the most bytes that are needed at one step; no plan can do with less.
     """
 
-    places: Mapping[Hashable, tuple[int, int]]
+    offsets: Mapping[Hashable, tuple[int, int]]
     arenas: tuple[int, ...]
     naive: int
     lower_bound: int
@@ -59,7 +59,7 @@ def plan(
     Management for Deep Neural Net Inference", 2020).
 
     Args:
-        blocks: what to place.
+        blocks: what needs memory.
         alignment: offsets and sizes are multiples of it.
         max_arena: bytes of the largest arena, None for no limit. A block larger than it gets an
             arena of its own.
@@ -67,7 +67,7 @@ def plan(
     sizes = {block.key: _aligned(block.nbytes, alignment) for block in blocks}
     order = sorted(blocks, key=lambda block: (-sizes[block.key], block.first, str(block.key)))
     arenas: list[list[tuple[int, Block]]] = []
-    places: dict[Hashable, tuple[int, int]] = {}
+    offsets: dict[Hashable, tuple[int, int]] = {}
     for block in order:
         size = sizes[block.key]
         chosen: tuple[int, int] | None = None
@@ -82,9 +82,9 @@ def plan(
         placed = arenas[chosen[0]]
         placed.append((chosen[1], block))
         placed.sort(key=lambda item: item[0])
-        places[block.key] = chosen
+        offsets[block.key] = chosen
     extents = tuple(max(offset + sizes[block.key] for offset, block in placed) for placed in arenas)
-    return MemoryPlan(places, extents, sum(sizes.values()), _peak(blocks, sizes))
+    return MemoryPlan(offsets, extents, sum(sizes.values()), _peak(blocks, sizes))
 
 
 def _best_gap(

@@ -96,13 +96,13 @@ class FreeList:
     def free(self, offset: int) -> None:
         """Gives back what `allocate` returned."""
         size = self.used.pop(offset)
-        place = bisect.bisect(self._starts, offset)
-        if place < len(self._starts) and self._starts[place] == offset + size:
+        index = bisect.bisect(self._starts, offset)
+        if index < len(self._starts) and self._starts[index] == offset + size:
             after = offset + size
             size += self._sizes[after]
             self._remove(after)
-        if place and self._starts[place - 1] + self._sizes[self._starts[place - 1]] == offset:
-            self._sizes[self._starts[place - 1]] += size
+        if index and self._starts[index - 1] + self._sizes[self._starts[index - 1]] == offset:
+            self._sizes[self._starts[index - 1]] += size
         else:
             self._insert(offset, size)
 

@@ -111,7 +111,7 @@ class PhysicalDevice:
     """A device of an instance; nothing is allocated for it.
 
     Attributes:
-        index: its place in `Instance.physical_devices`.
+        index: its index in `Instance.physical_devices`.
         name, kind: such as "NVIDIA H200" and "discrete" (discrete, integrated, virtual, cpu,
             other).
         vendor_id, device_id: PCI numbers.
@@ -336,9 +336,7 @@ def _shape(
     flexible: bool = False,
     invocations: int = 0,
 ) -> MatrixShape:
-    place = _SCOPES.get(int(scope), f"scope{int(scope)}")
+    name = _SCOPES.get(int(scope), f"scope{int(scope)}")
     m, n, k = (int(size) for size in sizes)
     a, b, c, result = (_COMPONENTS.get(int(kind), f"type{int(kind)}") for kind in types)
-    return MatrixShape(
-        m, n, k, a, b, c, result, bool(saturating), place, flexible, int(invocations)
-    )
+    return MatrixShape(m, n, k, a, b, c, result, bool(saturating), name, flexible, int(invocations))

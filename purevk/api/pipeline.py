@@ -400,8 +400,8 @@ def _specialization(values: Mapping[int, int | float | bool], label: str, kept: 
     entries = vk.ffi.new(
         "VkSpecializationMapEntry[]",
         [
-            {"constantID": number, "offset": 4 * place, "size": 4}
-            for place, number in enumerate(values)
+            {"constantID": number, "offset": 4 * index, "size": 4}
+            for index, number in enumerate(values)
         ],
     )
     block = vk.ffi.from_buffer(data)

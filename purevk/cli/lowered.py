@@ -176,7 +176,7 @@ def label_operator(label: str) -> str:
 
 
 def label_source(label: str) -> str:
-    """The place in the file of a dispatch's label."""
+    """Where in the file the operator of a dispatch's label is."""
     return label.partition(" @ ")[2]
 
 

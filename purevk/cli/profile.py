@@ -44,7 +44,7 @@ def time_dispatches(
     Raises:
         DeviceError: the device has no timestamps.
     """
-    graph = executable.plan.placed.graph
+    graph = executable.plan.assignment.graph
     env = bind_symbols(input_symbols(graph), inputs)
     tensors = {
         value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)

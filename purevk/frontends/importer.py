@@ -208,7 +208,7 @@ class Importer:
             self.constraints[guard] = None
 
     def constant(self, data: memoryview, type: TensorType) -> Value:
-        """A tensor of the file; equal places give one value."""
+        """A tensor of the file; equal addresses give one value."""
         needed = type.nbytes
         if len(data) < needed:
             raise FileFormatError(
@@ -255,7 +255,7 @@ class Importer:
                 known.upper if upper is None else min(upper, known.upper),
                 0 if lower is None else lower,
                 is_size=False,
-                learned=inner,
+                unbacked=inner,
                 open=known.open and upper is None,
             )
             source = tensor
@@ -330,7 +330,7 @@ class Importer:
         if op in (">=", ">"):
             left, op, right = right, {">=": "<=", ">": "<"}[op], left
         guard = Guard(left, op, right, True)
-        if not any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
+        if not any(symbol.unbacked or not symbol.is_size for symbol in guard.symbols):
             return
         if isinstance(right, int) and op == "<=" and _dims.symbols(left) <= self._derived:
             if self.sizes is not None or _dims.upper(left) <= right:
@@ -348,7 +348,7 @@ class Importer:
     def limit(self, size: Size, bound: int) -> None:
         """Takes notice that a size is at most `bound`."""
         found = _bound_of_symbol(size, bound)
-        if found is not None and (found[0].learned or not found[0].is_size):
+        if found is not None and (found[0].unbacked or not found[0].is_size):
             self._bounds[found[0]] = min(found[1], self._bounds.get(found[0], found[1]))
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Importer:
                 if self.sizes is None and not exact:
                     self._limit(types, recorded, dynamic)
             except registry.UnknownSizes as error:
-                types = self._counted(row, error, recorded, dynamic, exact, source)
+                types = self._data_dependent(row, error, recorded, dynamic, exact, source)
                 if error.types is None:
                     row = None
         else:
@@ -510,7 +510,7 @@ class Importer:
                 ):
                     self.limit(size, bound)
 
-    def _counted(
+    def _data_dependent(
         self,
         row: registry.Operator,
         error: registry.UnknownSizes,
@@ -535,7 +535,7 @@ class Importer:
             stated = recorded[number] if number < len(recorded) else None
             sizes: list[Any] = []
             for dim, size in enumerate(type.dims):
-                if isinstance(size, registry.Counted):
+                if isinstance(size, registry.DataDependentSize):
                     if size.key not in known:
                         bound = (
                             None
@@ -548,7 +548,7 @@ class Importer:
             types.append(TensorType(type.dtype if stated is None else stated.dtype, tuple(sizes)))
         return types
 
-    def _count(self, size: registry.Counted, stated: Any, exact: bool) -> Any:
+    def _count(self, size: registry.DataDependentSize, stated: Any, exact: bool) -> Any:
         """A size that follows from values; `stated`: what the file says of it."""
         if exact and isinstance(stated, (int, Dim)):
             return stated
@@ -590,7 +590,7 @@ class Importer:
         symbol = Symbol(
             name,
             upper if known is None else known.upper,
-            learned=True,
+            unbacked=True,
             open=known is not None and known.open,
         )
         self.symbols[symbol] = SymbolSource(None)
@@ -676,7 +676,7 @@ class Importer:
                     used |= _dims.symbols(size)
         found: dict[str, Expected] = {}
         for symbol in used:
-            if symbol.is_size and not symbol.learned:
+            if symbol.is_size and not symbol.unbacked:
                 continue
             bound = self._bounds.get(symbol, _dims.UNBOUNDED)
             if bound < symbol.upper and (

@@ -56,13 +56,13 @@ class _Respecializer:
         self.values: dict[Value, Value] = {}
         self.symbols: dict[Symbol, Size] = {}
         self.moved: dict[Value, dict[int, Symbol]] = {}  # symbols of inputs, by dim
-        self.placed: dict[
+        self.sources: dict[
             Value, list[tuple[Symbol, SymbolSource]]
         ] = {}  # symbols by the value that they are read from
         for each in graph.nested():
             for symbol, source in each.symbols.items():
                 if source.value is not None:
-                    self.placed.setdefault(source.value, []).append((symbol, source))
+                    self.sources.setdefault(source.value, []).append((symbol, source))
                 elif each is graph:
                     self.importer.symbols[symbol] = source
 
@@ -102,7 +102,7 @@ class _Respecializer:
         else:
             own = {
                 source.dim: symbol
-                for symbol, source in self.placed.get(value, [])
+                for symbol, source in self.sources.get(value, [])
                 if source.dim is not None
             }
         for dim, symbol in own.items():
@@ -144,7 +144,7 @@ class _Respecializer:
         self._elements(value, made)
 
     def _elements(self, value: Value, made: Value) -> None:
-        for symbol, source in self.placed.get(value, []):
+        for symbol, source in self.sources.get(value, []):
             if source.dim is None:
                 known = expected(symbol.name)
                 new = (
@@ -210,13 +210,13 @@ class _Respecializer:
         counted = [
             {
                 source.dim: symbol
-                for symbol, source in self.placed.get(value, [])
+                for symbol, source in self.sources.get(value, [])
                 if source.dim is not None
             }
             for value in node.results
         ]
         if any(counted):
-            made = self._counted(node, args, counted, row)
+            made = self._data_dependent(node, args, counted, row)
         elif row is not None and row.form is not None:
             types = [self._type(value.type) for value in node.results]
             recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
@@ -232,12 +232,12 @@ class _Respecializer:
         for value, new in zip(node.results, made):
             self._define(value, new)
 
-    def _counted(
+    def _data_dependent(
         self, node: Node, args: tuple, counted: Sequence[dict[int, Symbol]], row: Any
     ) -> tuple[Value, ...]:
         """A node that brings sizes about: their bounds follow from those of its inputs, or are what
         they were."""
-        own = {symbol for places in counted for symbol in places.values()}
+        own = {symbol for dims in counted for symbol in dims.values()}
         recorded = []
         for value in node.results:
             sizes: list[Any] = []
@@ -248,14 +248,14 @@ class _Respecializer:
                 sizes.append(Bound(None if open else upper) if mine else self._arg(size))
             recorded.append(value.type.with_dims(sizes))
         self.importer.names_of_sizes = [
-            symbol.name for places in counted for _, symbol in sorted(places.items())
+            symbol.name for dims in counted for _, symbol in sorted(dims.items())
         ]
         made = self.importer.emit(
             node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True
         )
         self.importer.names_of_sizes = []
-        for places, new in zip(counted, made):
-            for dim, symbol in places.items():
+        for dims, new in zip(counted, made):
+            for dim, symbol in dims.items():
                 self.symbols[symbol] = new.type.dims[dim]
         return made
 

@@ -27,7 +27,7 @@ VERSION = 2  # 2 has constraints, ranges and signatures
 ALIGNMENT = 64  # bytes, of tensors within the file
 _HEADER = struct.Struct(
     "<8sIIQQQI"
-)  # magic, version, 0, bytes of the file, place and bytes of the JSON, its checksum
+)  # magic, version, 0, bytes of the file, offset and bytes of the JSON, its checksum
 _CHECK = struct.Struct("<I")  # checksum of the header
 _ZLIB_STEP = 1 << 26
 

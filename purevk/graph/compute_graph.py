@@ -18,7 +18,7 @@ from purevk import api, knobs
 from purevk.api import vk
 from purevk.errors import InputError, UnsupportedOperatorError
 from purevk.graph.context import Context
-from purevk.graph.memory import DeviceStore, Place
+from purevk.graph.memory import BufferRange, DeviceStore
 from purevk.graph.size_table import SizeTable
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
@@ -87,16 +87,16 @@ class ComputeGraph:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
         self._owned: list[api.DeviceObject] = []
-        self._places: dict[Value, Place] = {}
+        self._ranges: dict[Value, BufferRange] = {}
         for store in fixed:
-            for key, place in store.places.items():
+            for key, span in store.ranges.items():
                 assert isinstance(key, Value)  # stores of a program keep values
-                self._places[key] = place
+                self._ranges[key] = span
         for window, (storage, first, nbytes) in (windows or {}).items():
-            whole = self._places.get(storage)
+            whole = self._ranges.get(storage)
             if whole is not None:
-                self._places[window] = Place(whole.buffer, whole.offset + first, nbytes)
-        self._copies: dict[Value, Place] = {}  # downloads that a copy command fetches
+                self._ranges[window] = BufferRange(whole.buffer, whole.offset + first, nbytes)
+        self._copies: dict[Value, BufferRange] = {}  # downloads that a copy command fetches
         self.plan: MemoryPlan = plan([])
         self.input_bytes = self.output_bytes = 0
         try:
@@ -130,7 +130,7 @@ class ComputeGraph:
 
     def _together(
         self, values: Sequence[Value], kind: api.MemoryKind, label: str
-    ) -> dict[Value, Place]:
+    ) -> dict[Value, BufferRange]:
         """Places of values in one buffer of a kind."""
         offsets, total = [], 0
         for value in values:
@@ -141,19 +141,19 @@ class ComputeGraph:
         buffer = self._buffer(total, kind, label)
         ends = [*offsets[1:], total]
         return {
-            value: Place(buffer, start, end - start)
+            value: BufferRange(buffer, start, end - start)
             for value, start, end in zip(values, offsets, ends)
         }
 
     def _place_uploads(self) -> None:
         uploads = list(
             dict.fromkeys(
-                value for cut in self.cuts for value in cut.uploads if value not in self._places
+                value for cut in self.cuts for value in cut.uploads if value not in self._ranges
             )
         )
-        places = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
-        self.input_bytes = sum(place.nbytes for place in places.values())
-        self._places.update(places)
+        spans = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
+        self.input_bytes = sum(span.nbytes for span in spans.values())
+        self._ranges.update(spans)
 
     def _place_outputs_and_temporaries(self) -> None:
         first: dict[Value, int] = {}
@@ -162,7 +162,7 @@ class ComputeGraph:
         for step, dispatch in enumerate(self.dispatches):
             for binding in dispatch.bindings:
                 storage = binding.storage
-                if storage in self._places:
+                if storage in self._ranges:
                     continue
                 first.setdefault(storage, step)
                 last[storage] = step
@@ -177,25 +177,21 @@ class ComputeGraph:
         direct = [
             value
             for value in downloads
-            if value not in self._places
+            if value not in self._ranges
             and (self.device.is_unified or (value not in read and self._sizes[value] < _COPIED))
         ]
-        places = self._together(direct, api.MemoryKind.READBACK, "outputs")
-        copied = [
-            value for value in downloads if value not in places and not self._is_mapped(value)
-        ]
+        spans = self._together(direct, api.MemoryKind.READBACK, "outputs")
+        copied = [value for value in downloads if value not in spans and not self._is_mapped(value)]
         self._copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
-        self.output_bytes = sum(
-            place.nbytes for place in (*places.values(), *self._copies.values())
-        )
-        self._places.update(places)
+        self.output_bytes = sum(span.nbytes for span in (*spans.values(), *self._copies.values()))
+        self._ranges.update(spans)
         for value in copied:
             if value in first:
                 last[value] = max(last[value], downloads[value])
         blocks = [
             Block(value, self._sizes[value], first[value], last[value])
             for value in first
-            if value not in self._places
+            if value not in self._ranges
         ]
         limit = self.device.limits.max_allocation
         self.plan = plan(blocks, max_arena=limit)
@@ -204,12 +200,12 @@ class ComputeGraph:
             for nbytes in self.plan.arenas
         ]
         for block in blocks:
-            arena, offset = self.plan.places[block.key]
+            arena, offset = self.plan.offsets[block.key]
             assert isinstance(block.key, Value)  # as given above
-            self._places[block.key] = Place(arenas[arena], offset, block.nbytes)
+            self._ranges[block.key] = BufferRange(arenas[arena], offset, block.nbytes)
 
     def _is_mapped(self, value: Value) -> bool:
-        return value in self._places and self._places[value].buffer.mapped
+        return value in self._ranges and self._ranges[value].buffer.mapped
 
     def _check_ranges(self) -> None:
         limits = self.device.limits
@@ -232,7 +228,7 @@ class ComputeGraph:
                     )
 
     # -- descriptors and parameters ---------------------------------------------------------------
-    def _make_params(self) -> dict[int, Place]:
+    def _make_params(self) -> dict[int, BufferRange]:
         step = max(ALIGNMENT, 4 * MAX_PUSH)
         wanted = [
             (n, -(-4 * len(d.push) // step) * step)
@@ -244,11 +240,11 @@ class ComputeGraph:
         buffer = self._buffer(
             sum(nbytes for _, nbytes in wanted), api.MemoryKind.UPLOAD, "parameters"
         )
-        places, offset = {}, 0
+        spans, offset = {}, 0
         for number, nbytes in wanted:
-            places[number] = Place(buffer, offset, nbytes)
+            spans[number] = BufferRange(buffer, offset, nbytes)
             offset += nbytes
-        return places
+        return spans
 
     def _make_sets(self) -> list[Any]:
         items = []
@@ -256,38 +252,42 @@ class ComputeGraph:
         for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
             bindings: list[Any] = []
             for binding in dispatch.bindings:
-                place = self._places[binding.storage]
+                span = self._ranges[binding.storage]
                 kind, _, form = binding.kind.partition(":")
                 if kind == "texel":
-                    bindings.append(self._view(views, place, binding.offset, form))
+                    bindings.append(self._view(views, span, binding.offset, form))
                     continue
-                length = min(place.nbytes, self.device.limits.max_storage_buffer_range)
+                length = min(span.nbytes, self.device.limits.max_storage_buffer_range)
                 bindings.append(
-                    (place.buffer, place.offset + binding.offset, length - binding.offset)
+                    (span.buffer, span.offset + binding.offset, length - binding.offset)
                 )
             if dispatch.params_buffer:
-                place = self._params[number]
-                bindings.append((place.buffer, place.offset, place.nbytes))
+                span = self._params[number]
+                bindings.append((span.buffer, span.offset, span.nbytes))
             items.append((pipeline.layout, bindings))
         arena = self._own(api.DescriptorArena(self.device))
         return arena.make(items)
 
     def _view(
-        self, views: dict[tuple[object, ...], api.BufferView], place: Place, skip: int, form: str
+        self,
+        views: dict[tuple[object, ...], api.BufferView],
+        span: BufferRange,
+        skip: int,
+        form: str,
     ) -> api.BufferView:
-        """The bytes of a place as texels: whole ones, also where the last is only partly the
-        place's."""
+        """The bytes of a buffer range as texels: whole ones, also where the range has only part of
+        the last."""
         _, size = api.texel_format(form)
-        start = place.offset + skip
-        count = min(-(-(place.nbytes - skip) // size), (place.buffer.nbytes - start) // size)
+        start = span.offset + skip
+        count = min(-(-(span.nbytes - skip) // size), (span.buffer.nbytes - start) // size)
         key = (
-            place.buffer.number,
+            span.buffer.number,
             start,
             min(count, self.device.limits.max_texel_buffer_elements) * size,
             form,
         )
         if key not in views:
-            views[key] = self._own(api.BufferView(place.buffer, form, start, key[2]))
+            views[key] = self._own(api.BufferView(span.buffer, form, start, key[2]))
         return views[key]
 
     def _hazards(self) -> list[bool]:
@@ -302,36 +302,36 @@ class ComputeGraph:
                 written, touched = [], []
             mine = []
             for binding in dispatch.bindings:
-                place = self._places[binding.storage]
+                span = self._ranges[binding.storage]
                 mine.append(
                     (
-                        (place.buffer.number, place.offset, place.offset + place.nbytes),
+                        (span.buffer.number, span.offset, span.offset + span.nbytes),
                         binding.write,
                     )
                 )
             hit = any(
-                _overlaps(span, other)
-                for span, write in mine
+                _overlaps(touch, other)
+                for touch, write in mine
                 for other in (touched if write else written)
             )
             needed.append(hit)
             if hit:
                 written, touched = [], []
-            for span, write in mine:
-                touched.append(span)
+            for touch, write in mine:
+                touched.append(touch)
                 if write:
-                    written.append(span)
+                    written.append(touch)
         return needed
 
     # -- running ----------------------------------------------------------------------------------
     def host_view(self, value: Value) -> memoryview:
         """The bytes of an upload before its segment, or of a download after it, without a copy."""
-        place = self._copies.get(value) or self._places[value]
-        return place.buffer.view(place.offset, self._sizes[value])
+        span = self._copies.get(value) or self._ranges[value]
+        return span.buffer.view(span.offset, self._sizes[value])
 
-    def place(self, value: Value) -> Place:
+    def span(self, value: Value) -> BufferRange:
         """Where a storage lies."""
-        return self._places[value]
+        return self._ranges[value]
 
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
         """Starts segment `number` for the symbols' values; wait for the result before reading
@@ -358,10 +358,10 @@ class ComputeGraph:
         start = 0
         buffers = set()
         for dispatch in tables.params:
-            place, count = self._params[dispatch], len(self.dispatches[dispatch].push)
-            place.buffer.view(place.offset, 4 * count)[:] = words[start : start + count].tobytes()
+            span, count = self._params[dispatch], len(self.dispatches[dispatch].push)
+            span.buffer.view(span.offset, 4 * count)[:] = words[start : start + count].tobytes()
             start += count
-            buffers.add(place.buffer)
+            buffers.add(span.buffer)
         for buffer in buffers:
             buffer.flush()
 
@@ -405,7 +405,7 @@ class ComputeGraph:
         if copies:
             commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
             for value in copies:
-                source, target = self._places[value], self._copies[value]
+                source, target = self._ranges[value], self._copies[value]
                 commands.copy_buffer(
                     source.buffer,
                     target.buffer,
@@ -457,7 +457,7 @@ class ComputeGraph:
             recordings.clear()
         while self._owned:
             self._owned.pop().destroy()
-        self._places = {}
+        self._ranges = {}
 
 
 class _Tables:

@@ -79,7 +79,7 @@ class GraphDrawing:
 class _Collector:
     def __init__(self, plan: Plan, prefix: str) -> None:
         self.plan, self.prefix = plan, prefix
-        self.graph = plan.placed.graph
+        self.graph = plan.assignment.graph
         self.count = 0
         self.made: dict[Value, str] = {}  # ids by storage
         self.edges: list[dict[str, str]] = []
@@ -138,7 +138,7 @@ class _Collector:
         return {"id": f"{self.prefix}segment{number}_{on}", "on": on, "nodes": nodes}
 
     def _storage(self, value: Value) -> Value:
-        return self.plan.placed.storages.get(value, value)
+        return self.plan.assignment.storages.get(value, value)
 
     def _node(self, node: Node, on: str, dispatches: list[Dispatch]) -> dict[str, Any]:
         name = self._id("n")

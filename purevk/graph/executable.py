@@ -15,8 +15,8 @@ from purevk.errors import FallbackError, InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
-from purevk.graph.learning import Learning, Replan
 from purevk.graph.memory import DeviceStore
+from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.schedule.plan import Plan
@@ -45,7 +45,7 @@ class Executable:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
         self.seconds: dict[str, float] = {}
-        graph = plan.placed.graph
+        graph = plan.assignment.graph
         start = time.perf_counter()
         self._pipelines = context.kernels.prepare(plan.kernels, progress)
         self.seconds["kernels"] = time.perf_counter() - start
@@ -81,7 +81,7 @@ class Executable:
             for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
         ]
-        self._learning = Learning(plan)
+        self._unbacked = UnbackedSymbols(plan)
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Has guards checked whose symbols come about during a call; `run` raises `Replan` where
@@ -90,23 +90,23 @@ class Executable:
         for step in self._control.values():
             for inner in step.inner:
                 inner.watch(guards)
-        self._learning.watch(
-            guards, [inner._learning for step in self._control.values() for inner in step.inner]
+        self._unbacked.watch(
+            guards, [inner._unbacked for step in self._control.values() for inner in step.inner]
         )
 
     def _fill(self, progress: Progress | None) -> None:
         graph, plan = self.plan.graph, self.plan
-        fresh = [value for value in plan.constants if value not in self.weights.places]
+        fresh = [value for value in plan.constants if value not in self.weights.ranges]
         self.weights.reserve([(value, plan.sizes[value]) for value in fresh])
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         self.weights.upload(
             [(value, graph.constants[value].data[: value.type.nbytes]) for value in fresh], report
         )
         new_states = [
-            value for value in plan.placed.graph.states if value not in self.states.places
+            value for value in plan.assignment.graph.states if value not in self.states.ranges
         ]
         self.states.reserve([(value, max(value.type.nbytes, 4)) for value in new_states])
-        first = {value: constant for value, constant in plan.placed.graph.states.items()}
+        first = {value: constant for value, constant in plan.assignment.graph.states.items()}
         self.states.upload(
             [
                 (value, None if (each := first[value]) is None else each.data[: value.type.nbytes])
@@ -122,14 +122,14 @@ class Executable:
         after = contents.after(plan.once, plan.graph.constants, plan.windows, plan.sizes)
         for value in plan.once_kept:
             same = contents.made.get(after[value])
-            if same in self.weights.places:
-                self.weights.places.setdefault(value, self.weights.places[same])
-        if all(value in self.weights.places for value in plan.once_kept):
+            if same in self.weights.ranges:
+                self.weights.ranges.setdefault(value, self.weights.ranges[same])
+        if all(value in self.weights.ranges for value in plan.once_kept):
             return
         self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
         raw = DeviceStore(self.context.device, "constants")
         try:
-            own = [value for value in plan.once_constants if value not in self.weights.places]
+            own = [value for value in plan.once_constants if value not in self.weights.ranges]
             raw.reserve([(value, plan.sizes[value]) for value in own])
             raw.upload(
                 [(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own]
@@ -177,7 +177,7 @@ class Executable:
         """
         saved = [
             (value, memoryview(self.states.read(value, max(value.type.nbytes, 4))))
-            for value in self._learning.unsafe
+            for value in self._unbacked.unsafe
         ]
         try:
             return self._run(inputs, env, targets, meanwhile)
@@ -193,9 +193,9 @@ class Executable:
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
         plan, compute = self.plan, self.graph
-        graph = plan.placed.graph
+        graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
-        self._learn(-1, host, env)
+        self._bind_unbacked(-1, host, env)
         for number, step in enumerate(plan.steps):
             if step.on_device:
                 for value in plan.uploads[number]:
@@ -217,7 +217,7 @@ class Executable:
                 host.update(self._control[step.nodes[0]].run(read, env))
             else:
                 self._run_host(step.nodes[0], host, env)
-            self._learn(number, host, env)
+            self._bind_unbacked(number, host, env)
         if meanwhile is not None:
             meanwhile()
         return [
@@ -232,11 +232,11 @@ class Executable:
         array = host.get(value)
         if array is not None:
             return array
-        graph = self.plan.placed.graph
+        graph = self.plan.assignment.graph
         if value in graph.constants:
             array = graph.constants[value].array(value.type)
         else:
-            storage = self.plan.placed.storages.get(value, value)
+            storage = self.plan.assignment.storages.get(value, value)
             sizes = tuple(_dims.evaluate(size, env) for size in value.type.dims)
             count = math.prod(sizes)
             nbytes = count * value.type.dtype.itemsize
@@ -246,16 +246,16 @@ class Executable:
                 array = (
                     host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
                 )
-            elif storage in self.weights.places or storage in self.states.places:
-                store = self.weights if storage in self.weights.places else self.states
+            elif storage in self.weights.ranges or storage in self.states.ranges:
+                store = self.weights if storage in self.weights.ranges else self.states
                 data = store.read(storage, max(nbytes, 4))[:nbytes]
                 array = np.frombuffer(data, value.type.dtype.numpy).reshape(sizes)
             else:
-                place = self.graph.place(storage)
-                place.buffer.invalidate()
+                span = self.graph.span(storage)
+                span.buffer.invalidate()
                 view = self.graph.host_view(storage)[:nbytes]
                 array = np.frombuffer(view, value.type.dtype.numpy).reshape(sizes)
-            if storage in self.states.places:
+            if storage in self.states.ranges:
                 return array  # a state may change during the call
         host[value] = array
         return array
@@ -279,17 +279,19 @@ class Executable:
         for value, array in zip(node.results, made):
             host[value] = array
 
-    def _learn(self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]) -> None:
+    def _bind_unbacked(
+        self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]
+    ) -> None:
         """Takes over the sizes that step `number` brought about (-1: what is known before the first
         one), and checks them."""
-        stage = self._learning.stages.get(number)
+        stage = self._unbacked.stages.get(number)
         if stage is None:
             return
         for symbol, source in stage.symbols:
             assert source.value is not None  # a stage has what steps bring about
             array = self._host_array(source.value, host, env)
             env[symbol] = source.read(array)
-        self._learning.check(stage, env, self.plan.graph)
+        self._unbacked.check(stage, env, self.plan.graph)
 
     def _output(
         self,

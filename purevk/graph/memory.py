@@ -11,7 +11,7 @@ from purevk.memory_planner import ALIGNMENT
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
 
 
-class Place:
+class BufferRange:
     """Bytes of a buffer."""
 
     __slots__ = ("buffer", "nbytes", "offset")
@@ -30,7 +30,7 @@ class DeviceStore:
 
     def __init__(self, device: api.Device, label: str) -> None:
         self.device, self.label = device, label
-        self.places: dict[object, Place] = {}
+        self.ranges: dict[object, BufferRange] = {}
         self.contents = Contents()
         self._buffers: list[api.Buffer] = []
 
@@ -44,26 +44,26 @@ class DeviceStore:
         wanted = [
             (key, -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT)
             for key, nbytes in items
-            if key not in self.places
+            if key not in self.ranges
         ]
         group: list[tuple[object, int]] = []
         total = 0
         for key, nbytes in wanted:
             if group and total + nbytes > _CHUNK:
-                self._place(group, total)
+                self._reserve_group(group, total)
                 group, total = [], 0
             group.append((key, nbytes))
             total += nbytes
         if group:
-            self._place(group, total)
+            self._reserve_group(group, total)
 
-    def _place(self, group: list[tuple[object, int]], total: int) -> None:
+    def _reserve_group(self, group: list[tuple[object, int]], total: int) -> None:
         usage = api.Usage.DEFAULT | api.Usage.TEXEL
         buffer = api.Buffer(self.device, total, api.MemoryKind.DEVICE, usage, label=self.label)
         self._buffers.append(buffer)
         offset = 0
         for key, nbytes in group:
-            self.places[key] = Place(buffer, offset, nbytes)
+            self.ranges[key] = BufferRange(buffer, offset, nbytes)
             offset += nbytes
 
     def upload(
@@ -71,35 +71,35 @@ class DeviceStore:
         items: Iterable[tuple[object, memoryview | None]],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Fills places with bytes (None: zeros), directly where the host reaches them, otherwise
+        """Fills buffer ranges with bytes (None: zeros), directly where the host reaches them, otherwise
         through a staging buffer.
 
         Args:
             progress: called with (bytes done, bytes in all).
         """
-        work = [(self.places[key], data) for key, data in items]
-        total, done = sum(place.nbytes for place, _ in work), 0
-        staged: list[tuple[Place, memoryview | None]] = []
-        for place, data in work:
-            if place.buffer.mapped:
-                _write(place, data)
-                done += place.nbytes
+        work = [(self.ranges[key], data) for key, data in items]
+        total, done = sum(span.nbytes for span, _ in work), 0
+        staged: list[tuple[BufferRange, memoryview | None]] = []
+        for span, data in work:
+            if span.buffer.mapped:
+                _write(span, data)
+                done += span.nbytes
                 if progress is not None:
                     progress(done, total)
             else:
-                staged.append((place, data))
+                staged.append((span, data))
         if staged:
             self._stage(staged, done, total, progress)
 
     def _stage(
         self,
-        work: list[tuple[Place, memoryview | None]],
+        work: list[tuple[BufferRange, memoryview | None]],
         done: int,
         total: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         size = min(
-            _CHUNK, max(place.nbytes for place, _ in work) + sum(place.nbytes for place, _ in work)
+            _CHUNK, max(span.nbytes for span, _ in work) + sum(span.nbytes for span, _ in work)
         )
         staging = api.Buffer(
             self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
@@ -115,16 +115,12 @@ class DeviceStore:
                     batch.append((used, piece))
                     used += -(-piece[3] // 16) * 16
                 commands.begin()
-                for at, (place, data, start, nbytes) in batch:
+                for at, (span, data, start, nbytes) in batch:
                     if data is None:
-                        commands.fill_buffer(
-                            place.buffer, place.offset + start, -(-nbytes // 4) * 4
-                        )
+                        commands.fill_buffer(span.buffer, span.offset + start, -(-nbytes // 4) * 4)
                     else:
                         staging.write(at, data[start : start + nbytes])
-                        commands.copy_buffer(
-                            staging, place.buffer, nbytes, at, place.offset + start
-                        )
+                        commands.copy_buffer(staging, span.buffer, nbytes, at, span.offset + start)
                 commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
                 commands.end()
                 self.device.queue.run(commands)
@@ -138,9 +134,9 @@ class DeviceStore:
 
     def read(self, key: object, nbytes: int) -> bytes:
         """The bytes of a tensor."""
-        place = self.places[key]
-        if place.buffer.mapped:
-            return place.buffer.read(place.offset, nbytes)
+        span = self.ranges[key]
+        if span.buffer.mapped:
+            return span.buffer.read(span.offset, nbytes)
         back = api.Buffer(
             self.device, nbytes, api.MemoryKind.READBACK, api.Usage.TRANSFER_DST, label="readback"
         )
@@ -149,7 +145,7 @@ class DeviceStore:
         try:
             commands.begin()
             commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.TRANSFER)
-            commands.copy_buffer(place.buffer, back, nbytes, place.offset, 0)
+            commands.copy_buffer(span.buffer, back, nbytes, span.offset, 0)
             commands.barrier(api.Access.TRANSFER, api.Access.HOST)
             commands.end()
             self.device.queue.run(commands)
@@ -164,22 +160,22 @@ class DeviceStore:
         for buffer in self._buffers:
             buffer.destroy()
         self._buffers.clear()
-        self.places.clear()
+        self.ranges.clear()
 
 
-def _write(place: Place, data: memoryview | None) -> None:
+def _write(span: BufferRange, data: memoryview | None) -> None:
     if data is None:
-        place.buffer.write(place.offset, bytes(place.nbytes))
+        span.buffer.write(span.offset, bytes(span.nbytes))
     elif len(data):
-        place.buffer.write(place.offset, data)
+        span.buffer.write(span.offset, data)
 
 
-# A place, its content (None: zeros), and the first byte and number of bytes of a piece.
-_Piece = tuple[Place, "memoryview | None", int, int]
+# A buffer range, its content (None: zeros), and the first byte and number of bytes of a piece.
+_Piece = tuple[BufferRange, "memoryview | None", int, int]
 
 
-def _pieces(work: list[tuple[Place, memoryview | None]], limit: int) -> Iterable[_Piece]:
-    for place, data in work:
-        length = place.nbytes if data is None else len(data)
+def _pieces(work: list[tuple[BufferRange, memoryview | None]], limit: int) -> Iterable[_Piece]:
+    for span, data in work:
+        length = span.nbytes if data is None else len(data)
         for start in range(0, length, limit):
-            yield place, data, start, min(limit, length - start)
+            yield span, data, start, min(limit, length - start)

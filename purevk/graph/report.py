@@ -50,7 +50,7 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     if plan.inner:
         return _nested_memory(plan, unified, max_arena)
     weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
-    states = dict.fromkeys(plan.placed.graph.states)
+    states = dict.fromkeys(plan.assignment.graph.states)
     resident = set(weights) | set(states)
     uploads = dict.fromkeys(
         value for values in plan.uploads for value in values if value not in resident
@@ -106,7 +106,7 @@ def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str
         for each in plans
         for value in (*each.constants, *(each.once_kept if each.once else ()))
     }
-    states = {value for each in plans for value in each.placed.graph.states}
+    states = {value for each in plans for value in each.assignment.graph.states}
     total["weights"] = sum(_aligned(value.type.nbytes) for value in weights)
     total["state"] = sum(_aligned(value.type.nbytes) for value in states)
     return total

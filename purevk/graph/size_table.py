@@ -19,15 +19,15 @@ class SizeTable:
     """
 
     def __init__(self, sizes: Iterable[Size]) -> None:
-        places: dict[Any, int] = {}
+        indices: dict[Any, int] = {}
         self._expressions: list[Dim] = []
         numbers, at, which = [], [], []
-        for place, size in enumerate(sizes):
+        for index, size in enumerate(sizes):
             if isinstance(size, Dim):
-                number = places.setdefault(size.terms, len(places))
+                number = indices.setdefault(size.terms, len(indices))
                 if number == len(self._expressions):
                     self._expressions.append(size)
-                at.append(place)
+                at.append(index)
                 which.append(number)
                 size = 0
             numbers.append(size)

@@ -41,7 +41,7 @@ class Symbol:
 
     Attributes:
         is_size: False for values such as a position.
-        learned: its value comes about during the call: how many elements of a mask are true, say.
+        unbacked: its value comes about during the call: how many elements of a mask are true, say.
         open: `upper` is a guess that a call may exceed; the method is then lowered again for more.
     """
 
@@ -49,7 +49,7 @@ class Symbol:
     upper: int = UNBOUNDED
     lower: int = 0
     is_size: bool = True
-    learned: bool = False
+    unbacked: bool = False
     open: bool = False
 
     def __repr__(self) -> str:
@@ -456,7 +456,7 @@ def _differs_unless_special(difference: Dim) -> bool:
     """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such
     sizes are treated as any other, which gives the same results (torch.export traces its programs
     under the same rule)."""
-    found = [symbol for symbol in symbols(difference) if symbol.learned or not symbol.is_size]
+    found = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
     if not found:
         return False
     low, high = _range_within(difference, {symbol: (2, max(symbol.upper, 2)) for symbol in found})

@@ -187,7 +187,7 @@ class Graph:
     signature: Signature | None = None
 
     @property
-    def learned(self) -> dict[Symbol, SymbolSource]:
+    def unbacked(self) -> dict[Symbol, SymbolSource]:
         """The symbols whose values come about during a call."""
         return {
             symbol: source

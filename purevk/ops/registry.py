@@ -185,7 +185,7 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Counted:
+class DataDependentSize:
     """A size that follows from the values of the arguments.
 
     Attributes:
@@ -206,7 +206,7 @@ class UnknownSizes(ShapeError):
 
     Args:
         text: why.
-        types: the results' types, with `Counted` among their dims; None: only who recorded the node
+        types: the results' types, with `DataDependentSize` among their dims; None: only who recorded the node
             knows more.
     """
 

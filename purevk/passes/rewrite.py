@@ -45,11 +45,11 @@ class Rewriter(Builder):
         self._states[value] = first
         return value
 
-    def learn(self, size: Size, count: Value) -> None:
+    def bind_symbol(self, size: Size, count: Value) -> None:
         """A size that was to be read off a result is the number in a tensor of one element."""
         for symbol in _dims.symbols(size):
             source = self.graph.symbols[symbol]
-            if symbol.learned and source.dim is not None and symbol not in self._sources:
+            if symbol.unbacked and source.dim is not None and symbol not in self._sources:
                 self._sources[symbol] = SymbolSource(count, None, 0)
 
     def resolve(self, arg: Arg) -> Arg:
@@ -84,7 +84,7 @@ class Rewriter(Builder):
         outputs = tuple(self.resolve(output) for output in self.graph.outputs)
         if self._states:
             changes.setdefault("states", {**self.graph.states, **self._states})
-        if self._sources or self.graph.learned:
+        if self._sources or self.graph.unbacked:
             symbols = {**self.graph.symbols, **self._sources}
             changes.setdefault(
                 "symbols", {symbol: self._source(source) for symbol, source in symbols.items()}

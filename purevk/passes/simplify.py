@@ -170,7 +170,7 @@ def merge_equal(graph: Graph) -> Graph:
     """Nodes with the same operator and arguments are computed once."""
     seen: dict[Any, tuple[Value, ...]] = {}
     moving = changing(graph.nodes)
-    measured = {source.value for source in graph.learned.values() if source.dim is not None}
+    measured = {source.value for source in graph.unbacked.values() if source.dim is not None}
 
     def visit(rewriter: Rewriter, node: Node) -> Any:
         row = registry.find(node.op)
@@ -223,14 +223,14 @@ def drop_unused(graph: Graph) -> Graph:
     """Nodes whose results nobody reads, and that write nothing; symbols that come about during a
     call and that nobody needs."""
     needed = set(graph.output_values())
-    learned = graph.learned
+    unbacked = graph.unbacked
     seen: set[Symbol] = set()
 
     def mention(*args: Any) -> None:
-        for symbol in _symbols(args) - seen if learned else ():
+        for symbol in _symbols(args) - seen if unbacked else ():
             seen.add(symbol)
-            if symbol in learned:
-                needed.add(learned[symbol].value)
+            if symbol in unbacked:
+                needed.add(unbacked[symbol].value)
 
     mention(*graph.outputs, *(value.type.dims for value in needed))
     kept: list[Node] = []
@@ -245,8 +245,8 @@ def drop_unused(graph: Graph) -> Graph:
             mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
     nodes = tuple(reversed(kept))
     read = {value for node in nodes for value in node.inputs} | graph.output_values()
-    read |= {source.value for symbol, source in learned.items() if symbol in seen}
-    gone = set(learned) - seen
+    read |= {source.value for symbol, source in unbacked.items() if symbol in seen}
+    gone = set(unbacked) - seen
     return graph.with_nodes(
         nodes,
         constants={value: data for value, data in graph.constants.items() if value in read},

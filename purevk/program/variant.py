@@ -19,7 +19,7 @@ from purevk.errors import (
     UnsupportedProgramError,
 )
 from purevk.graph.executable import Executable
-from purevk.graph.learning import Replan
+from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
@@ -68,7 +68,7 @@ class Specialization:
         self._outer = [
             guard
             for guard in self.guards
-            if all(s.is_size and not s.learned for s in guard.symbols)
+            if all(s.is_size and not s.unbacked for s in guard.symbols)
         ]
         self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
         self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
@@ -112,11 +112,13 @@ class Specialization:
             self._known[key] = found
         return found and all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
 
-    def admits(self, env: Mapping[Symbol, int], learned: Mapping[str, int]) -> bool:
+    def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
         """Whether sizes that came about during a call, by the names of their symbols, keep the
         bounds and the guards too."""
         inner = {
-            symbol: learned[symbol.name] for symbol in self.graph.symbols if symbol.name in learned
+            symbol: unbacked[symbol.name]
+            for symbol in self.graph.symbols
+            if symbol.name in unbacked
         }
         whole = {**env, **inner}
         return all(
@@ -370,11 +372,11 @@ class Variant:
         self, chosen: Specialization, found: Replan, arrays: Sequence[Any]
     ) -> Specialization:
         """What serves a call of whose sizes some became known only during it."""
-        learned = {symbol.name: value for symbol, value in found.values.items()}
+        unbacked = {symbol.name: value for symbol, value in found.values.items()}
         for each in self.specializations:
             if each is not chosen and each.sizes == chosen.sizes and each.takes(arrays):
                 env = each.environment(arrays)
-                if each.serves(env) and each.admits(env, learned):
+                if each.serves(env) and each.admits(env, unbacked):
                     return each
         expected = dict(chosen.expected)
         for symbol, value in found.values.items():

@@ -13,7 +13,7 @@ from purevk.lower.lowering import DeviceTraits, Dispatch, KernelSpec, Lowering, 
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import Segment, on_host, segments
-from purevk.schedule.storage import Placed, place_values
+from purevk.schedule.storage import StorageAssignment, assign_storage
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Plan:
     """A method lowered for a device, before anything is allocated.
 
     Attributes:
-        placed: the graph that runs at each call.
+        assignment: the graph that runs at each call, with the storage and layout of its values.
         steps: its segments.
         dispatches: of all device segments, in order. ranges: for each step, first and last dispatch
             (equal on the CPU).
@@ -34,7 +34,7 @@ class Plan:
     """
 
     graph: Graph
-    placed: Placed
+    assignment: StorageAssignment
     steps: tuple[Segment, ...]
     dispatches: tuple[Dispatch, ...]
     ranges: tuple[tuple[int, int], ...]
@@ -72,16 +72,16 @@ class Plan:
 
 def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     """Places, segments and lowers an optimized graph."""
-    placed = place_values(graph, context_traits)
-    storage_of: Callable[[Value], Value] = lambda value: placed.storages.get(value, value)  # noqa: E731
-    split = split_constant(placed.graph, storage_of)
+    assignment = assign_storage(graph, context_traits)
+    storage_of: Callable[[Value], Value] = lambda value: assignment.storages.get(value, value)  # noqa: E731
+    split = split_constant(assignment.graph, storage_of)
     kept = split.kept
-    once = Lowering(context_traits, placed.storages, placed.layouts)
+    once = Lowering(context_traits, assignment.storages, assignment.layouts)
     once_of: list[Node] = []
     for node in split.once:
         _lower(once, node)
         once_of += [node] * (len(once.dispatches) - len(once_of))
-    main = Lowering(context_traits, placed.storages, placed.layouts)
+    main = Lowering(context_traits, assignment.storages, assignment.layouts)
     made: dict[Node, list[Dispatch]] = {}
     for node in split.graph.nodes:
         if not on_host(node):
@@ -115,7 +115,7 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
     plan = Plan(
         graph=graph,
-        placed=Placed(split.graph, placed.storages, placed.layouts),
+        assignment=StorageAssignment(split.graph, assignment.storages, assignment.layouts),
         steps=steps,
         dispatches=tuple(dispatches),
         ranges=tuple(ranges),
@@ -141,8 +141,8 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
 def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[Symbol]]:
     """The symbols that come about during a call and whose values a node's dispatches, or its CPU
     function, cannot do without."""
-    learned = graph.learned
-    if not learned:
+    unbacked = graph.unbacked
+    if not unbacked:
         return {}
     found = {}
     for node in graph.nodes:
@@ -164,7 +164,7 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
                 sizes += [
                     size for value in (*each.inputs, *each.results) for size in value.type.dims
                 ]
-        needed = set().union(*map(_dims.symbols, sizes)) & set(learned) if sizes else set()
+        needed = set().union(*map(_dims.symbols, sizes)) & set(unbacked) if sizes else set()
         if needed:
             found[node] = needed
     return found
@@ -191,7 +191,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
 def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     """What each device segment needs written before it and read after it."""
-    graph, storages = plan.placed.graph, plan.placed.storages
+    graph, storages = plan.assignment.graph, plan.assignment.storages
     on_device: set[Value] = set()
     made_by: dict[Value, int] = {}
     for number, step in enumerate(plan.steps):

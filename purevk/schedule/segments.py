@@ -36,7 +36,7 @@ def segments(
     the same bytes. A node comes in a later segment than what makes the values of the symbols that
     it needs."""
     producers = graph.producers()
-    counts = {symbol: producers.get(source.value) for symbol, source in graph.learned.items()}
+    counts = {symbol: producers.get(source.value) for symbol, source in graph.unbacked.items()}
     after = {
         node: {counts[symbol] for symbol in symbols if counts.get(symbol) is not None}
         for node, symbols in (needs or {}).items()

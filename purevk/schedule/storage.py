@@ -15,8 +15,8 @@ from purevk.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A graph whose values have places.
+class StorageAssignment:
+    """A graph with a storage and a layout for each value.
 
     Attributes:
         graph: without view nodes; copies are nodes.
@@ -29,7 +29,7 @@ class Placed:
     layouts: Mapping[Value, Layout]
 
 
-def place_values(graph: Graph, traits: DeviceTraits | None = None) -> Placed:
+def assign_storage(graph: Graph, traits: DeviceTraits | None = None) -> StorageAssignment:
     """Turns views into layouts, and gives each kernel's result its order of dims, which may depend
     on the device."""
     return _Placer(graph, traits).run()
@@ -45,7 +45,7 @@ class _Placer:
             self.layout, self._copied, traits, graph.users(), graph.output_values()
         )
 
-    def run(self) -> Placed:
+    def run(self) -> StorageAssignment:
         for node in self.graph.nodes:
             node = self.rewriter.current(node)
             self.rewriter.source = node.source
@@ -78,7 +78,7 @@ class _Placer:
                 )
             symbols[symbol] = type(source)(value, source.dim, source.element)
         graph = self.graph.with_nodes(self.rewriter.nodes, outputs=tuple(outputs), symbols=symbols)
-        return Placed(graph, self.storages, self.layouts)
+        return StorageAssignment(graph, self.storages, self.layouts)
 
     def _control(self, node: Node) -> Node:
         """What the host hands to sub-graphs is dense; states that these touch stay as they are."""

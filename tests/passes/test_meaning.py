@@ -25,7 +25,7 @@ from purevk.passes.placement import assign_hosts
 from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_equal
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import segments
-from purevk.schedule.storage import place_values
+from purevk.schedule.storage import assign_storage
 from tests.ops.harness import Recorder, tensor
 
 aten = torch.ops.aten
@@ -205,22 +205,26 @@ def test_the_whole_order_keeps_the_grammar() -> None:
             graph = each(graph)
             verify(graph, each.__name__)
             assert [value.type for value in graph.outputs] == types, (seed, each.__name__)
-        placed = place_values(graph)
-        defined = set(placed.graph.constants) | set(placed.graph.inputs)
-        for node in placed.graph.nodes:
-            assert all(placed.storages.get(value, value) in defined for value in node.inputs)
+        assignment = assign_storage(graph)
+        defined = set(assignment.graph.constants) | set(assignment.graph.inputs)
+        for node in assignment.graph.nodes:
+            assert all(assignment.storages.get(value, value) in defined for value in node.inputs)
             defined |= set(node.results)
         made = (
-            {value for node in placed.graph.nodes for value in node.results}
-            | set(placed.graph.constants)
-            | set(placed.graph.inputs)
+            {value for node in assignment.graph.nodes for value in node.results}
+            | set(assignment.graph.constants)
+            | set(assignment.graph.inputs)
         )
-        for value, storage in placed.storages.items():
-            assert storage in made and storage not in placed.storages, "a storage is no view itself"
+        for value, storage in assignment.storages.items():
+            assert storage in made and storage not in assignment.storages, (
+                "a storage is no view itself"
+            )
             span = (
                 1
-                + placed.layouts[value].offset
-                + sum((n - 1) * s for n, s in zip(value.type.dims, placed.layouts[value].strides))
+                + assignment.layouts[value].offset
+                + sum(
+                    (n - 1) * s for n, s in zip(value.type.dims, assignment.layouts[value].strides)
+                )
             )
             assert 0 in value.type.dims or span * value.type.dtype.itemsize <= storage.type.nbytes
 

@@ -30,18 +30,18 @@ def test_blocks_needed_together_do_not_overlap(
     blocks: list[Block], alignment: int, max_arena: int | None
 ) -> None:
     made = plan(blocks, alignment, max_arena)
-    assert set(made.places) == {block.key for block in blocks}
+    assert set(made.offsets) == {block.key for block in blocks}
     for block in blocks:
-        arena, offset = made.places[block.key]
+        arena, offset = made.offsets[block.key]
         assert offset % alignment == 0
         assert 0 <= offset and offset + _size(block, alignment) <= made.arenas[arena]
         for other in blocks:
             if (
                 other.key < block.key
                 and block.overlaps(other)
-                and made.places[other.key][0] == arena
+                and made.offsets[other.key][0] == arena
             ):
-                start = made.places[other.key][1]
+                start = made.offsets[other.key][1]
                 assert (
                     offset + _size(block, alignment) <= start
                     or start + _size(other, alignment) <= offset
@@ -70,7 +70,7 @@ def test_one_arena_is_between_the_lower_bound_and_the_naive_sum(
 def test_arenas_keep_their_limit_unless_one_block_is_larger(blocks: list[Block]) -> None:
     made = plan(blocks, 16, 2048)
     for number, size in enumerate(made.arenas):
-        inside = [block for block in blocks if made.places[block.key][0] == number]
+        inside = [block for block in blocks if made.offsets[block.key][0] == number]
         assert (
             size <= 2048
             or len(inside) == 1
@@ -88,7 +88,7 @@ def test_a_chain_needs_two_buffers() -> None:
 
 def test_disjoint_lifetimes_share() -> None:
     made = plan([Block("a", 1000, 0, 3), Block("b", 900, 4, 6), Block("c", 10, 7, 7)])
-    assert made.planned == 1024 and {offset for _, offset in made.places.values()} == {0}
+    assert made.planned == 1024 and {offset for _, offset in made.offsets.values()} == {0}
 
 
 def test_nothing_to_plan() -> None:

@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that run for each place along dim 0 of tensors: `counter` counts them, `length` says
+    """Steps that run for each index along dim 0 of tensors: `counter` counts them, `length` says
     how many there are."""
 
     steps: tuple[Step, ...]
@@ -184,18 +184,18 @@ class Uses:
 
     def wanted_outside(self, first: int, last: int) -> set[int]:
         """The values that instructions other than `first` to `last` touch, or that the method
-        returns; also by the places in memory of those that nobody writes."""
+        returns; also by the addresses of those that nobody writes."""
         others = [at for at in range(len(self.touched)) if not first <= at <= last]
         wanted = self.touched_by(others) | set(self._flat(self.plan.outputs))
-        places = {
-            place_of(self.plan.values[n]) for n in wanted if n >= 0 and n not in self.ever_written
+        addresses = {
+            address_of(self.plan.values[n]) for n in wanted if n >= 0 and n not in self.ever_written
         } - {None}
-        if places:
-            wanted |= {n for n in self.ever_written if place_of(self.plan.values[n]) in places}
+        if addresses:
+            wanted |= {n for n in self.ever_written if address_of(self.plan.values[n]) in addresses}
         return wanted
 
 
-def place_of(value: Any) -> tuple[int, int] | None:
+def address_of(value: Any) -> tuple[int, int] | None:
     """Where in the arenas a tensor lies."""
     if isinstance(value, P.Tensor) and value.allocation is not None:
         return value.allocation.memory_id, value.allocation.offset

@@ -16,8 +16,8 @@ from purevk.frontends.executorch.control_flow import (
     Loop,
     Step,
     Uses,
+    address_of,
     instructions_of,
-    place_of,
     structure,
 )
 from purevk.frontends.executorch.delegates import VulkanDelegate
@@ -62,9 +62,9 @@ class _Plan:
         self.env: dict[int, Any] = {}
         self.delegate_states: dict[int, dict[int, Value]] = {}
         self.states: dict[int, Value] = {}
-        self.places: dict[
+        self.last_written: dict[
             tuple[int, int], int
-        ] = {}  # what was written last to a place in the arenas
+        ] = {}  # the value that was written last to an address in the arenas
 
     def run(self) -> Graph:
         for number in self.plan.inputs:
@@ -124,17 +124,17 @@ class _Plan:
     @contextlib.contextmanager
     def _inside(self, region: control.Region, steps: Sequence[Step]) -> Iterator[None]:
         """Within, nodes go to a region, which takes from around it what its instructions touch."""
-        kept = self.importer, self.env, self.places
+        kept = self.importer, self.env, self.last_written
         env: dict[int, Any] = {}
         for number in self.uses.touched_by(list(instructions_of(steps))):
             source = number if number in self.env else self._alias(number)
             if source is not None:
                 env[source] = region.take(self.env[source])
-        self.importer, self.env, self.places = region.importer, env, dict(self.places)
+        self.importer, self.env, self.last_written = region.importer, env, dict(self.last_written)
         try:
             yield
         finally:
-            self.importer, self.env, self.places = kept
+            self.importer, self.env, self.last_written = kept
 
     def _choice(self, step: Choice) -> None:
         condition = self._arg(step.condition)
@@ -236,15 +236,15 @@ class _Plan:
     def _set(self, number: int, value: Any) -> None:
         """A value is written."""
         self.env[number] = value
-        place = place_of(self.plan.values[number])
-        if place is not None:
-            self.places[place] = number
+        address = address_of(self.plan.values[number])
+        if address is not None:
+            self.last_written[address] = number
 
     def _alias(self, number: int) -> int | None:
         """The value that was written to the memory of one that nobody writes: views without a copy
         share their bytes."""
         tensor = self.plan.values[number] if number >= 0 else None
-        other = self.places.get(place_of(tensor))
+        other = self.last_written.get(address_of(tensor))
         if other not in self.env or number in self.env:
             return None
         found = self.plan.values[other]
@@ -338,12 +338,12 @@ class _Plan:
         return self.states[number]
 
     def _label(self, number: int, tensor: P.Tensor) -> Label:
-        """Buffers that methods share lie at one place of an arena of their own, behind that of each
+        """Buffers that methods share lie at one address of an arena of their own, behind that of each
         method."""
-        place = tensor.allocation
-        shared = place is not None and place.memory_id > 1
-        key = f"arena {place.memory_id} at {place.offset}" if shared else ""
-        name = f"arena_{place.memory_id}.{place.offset}" if shared else f"buffer_{number}"
+        address = tensor.allocation
+        shared = address is not None and address.memory_id > 1
+        key = f"arena {address.memory_id} at {address.offset}" if shared else ""
+        name = f"arena_{address.memory_id}.{address.offset}" if shared else f"buffer_{number}"
         return Label(tensor.name or name, key)
 
     def _dtype(self, tensor: P.Tensor) -> DType:

@@ -46,7 +46,7 @@ _FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos
 
 
 def mutated_buffers(program: Any) -> frozenset[str]:
-    """The buffers that an exported program writes, by their places in memory."""
+    """The buffers that an exported program writes, by their addresses."""
     names = program.graph_signature.buffers_to_mutate.values()
     tensors = (
         program.state_dict[name] if name in program.state_dict else program.constants[name]
@@ -195,7 +195,7 @@ class Reader:
             for node in module.graph.nodes:
                 if node.op == "placeholder":
                     self.env[node] = next(values)
-                    self.learn(node.meta.get("val"), self.env[node])
+                    self.bind_symbol(node.meta.get("val"), self.env[node])
                 elif node.op == "output":
                     found = node.args[0]
                     return tuple(
@@ -470,9 +470,9 @@ class Reader:
         tensor = tensor.detach()
         if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
             if self.planned_only:
-                place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
+                memory = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
                 return (
-                    self.importer.missing(place, type)
+                    self.importer.missing(memory, type)
                     if label is None
                     else self.importer.state(None, type, label)
                 )
@@ -614,7 +614,7 @@ class Reader:
                 else (None, None)
             )
             found = self.importer.item(args[0], node.name, *bounds)
-            self.learn(examples, found)
+            self.bind_symbol(examples, found)
             return found
         if name == "aten._assert_scalar.default" and isinstance(args[0], tuple):
             self.importer.check(*args[0], str(args[1]))
@@ -665,7 +665,7 @@ class Reader:
             kind = number_kind(example)
             if kind is int:
                 found = self.importer.element(value, 0)
-                self.learn(example, found)
+                self.bind_symbol(example, found)
                 return found
             if kind is not None:
                 self.importer.numbers.add(value)
@@ -677,7 +677,7 @@ class Reader:
 
         return shaped(examples)
 
-    def learn(self, example: Any, found: Any) -> None:
+    def bind_symbol(self, example: Any, found: Any) -> None:
         """Notes what torch's symbol for a number that a node gives is here."""
         expression = getattr(getattr(example, "node", None), "expr", None)
         if expression is not None and expression.is_Symbol and not isinstance(found, Value):
@@ -691,12 +691,12 @@ class Reader:
         if bases is None:
             order = [name for name in written if named.get(name) is not None]
         else:
-            place = {name: named.pop(f"_{name}_base_index", None) for name in written}
-            order = [name for name in written if place[name] is not None]
-            if sorted(place[name] for name in order) != list(range(len(bases))):
+            indices = {name: named.pop(f"_{name}_base_index", None) for name in written}
+            order = [name for name in written if indices[name] is not None]
+            if sorted(indices[name] for name in order) != list(range(len(bases))):
                 refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
-            named.update({name: bases[place[name]] for name in order})
-            order.sort(key=place.__getitem__)
+            named.update({name: bases[indices[name]] for name in order})
+            order.sort(key=indices.__getitem__)
         if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
             isinstance(named[name], (list, tuple)) for name in order
         ):

@@ -23,8 +23,8 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
         Whether nothing reads the buffer's value so far after the node, and what the node leaves
         ends in the same buffer.
     """
-    place = {each: at for at, each in enumerate(node.graph.nodes)}
-    if any(place[user] > place[node] for user in base.users):
+    index = {each: at for at, each in enumerate(node.graph.nodes)}
+    if any(index[user] > index[node] for user in base.users):
         return False
     waiting, seen = [(node, result)], set()
     while waiting:

@@ -162,5 +162,5 @@ def _number(reader: Reader, value: Value, example: Any) -> Arg:
     if isinstance(example, torch.Tensor):
         return value
     found = reader.importer.element(value, 0)
-    reader.learn(example, found)
+    reader.bind_symbol(example, found)
     return found

@@ -18,7 +18,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of
 from purevk.ops.index.masked import is_mask
 from purevk.ops.mapped import mapped, mapped_over
-from purevk.ops.registry import Counted, UnknownSizes, row
+from purevk.ops.registry import DataDependentSize, UnknownSizes, row
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.ops.sort.sort import sort
 
@@ -37,7 +37,7 @@ def _flags(builder: Any, x: Value) -> Value:
 def _places(builder: Any, flags: Value, size: Size) -> Value:
     """The running count of the flags; the last one is what `size` is at a call."""
     before = builder.emit("aten.cumsum.default", flags, 0, DType.int32)
-    builder.learn(size, _last(builder, before))
+    builder.bind_symbol(size, _last(builder, before))
     return before
 
 
@@ -103,7 +103,7 @@ def _coordinates(builder: Any, mask: Value, size: Size, dtype: DType) -> Value:
 def _nonzero_shape(x: TensorType) -> TensorType:
     raise UnknownSizes(
         "how many elements are not zero is known only at a call",
-        (TensorType(DType.int64, (Counted(x.numel), x.rank)),),
+        (TensorType(DType.int64, (DataDependentSize(x.numel), x.rank)),),
     )
 
 
@@ -143,7 +143,7 @@ row(
 
 def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:
     # torch.export takes the elements before the broadcast for the most that there can be.
-    count = Counted(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
+    count = DataDependentSize(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
     raise UnknownSizes(
         "how many elements a mask takes is known only at a call", (TensorType(x.dtype, (count,)),)
     )
@@ -168,7 +168,7 @@ def masked_types(x: TensorType, indices: Sequence[Any]) -> tuple[TensorType, ...
     if len(given) != 1:
         return None
     at, mask = given[0], indices[given[0]]
-    return (x.with_dims((*x.dims[:at], Counted(mask.numel), *x.dims[at + mask.rank :])),)
+    return (x.with_dims((*x.dims[:at], DataDependentSize(mask.numel), *x.dims[at + mask.rank :])),)
 
 
 def index_by_mask(builder: Any, node: Node, x: Value, indices: Sequence[Any]) -> Any:
@@ -189,7 +189,7 @@ def index_by_mask(builder: Any, node: Node, x: Value, indices: Sequence[Any]) ->
 
 # -- unique --------------------------------------------------------------------------------------
 def _unique_types(x: TensorType, inverse: bool, counts: bool) -> tuple[TensorType, ...]:
-    size = Counted(x.numel)
+    size = DataDependentSize(x.numel)
     return (
         TensorType(x.dtype, (size,)),
         TensorType(DType.int64, x.dims if inverse else (0,)),
@@ -333,7 +333,7 @@ row(
 def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
     """Along a dim torch gives the inverse and the counts whether they are asked for or not."""
     at = wrap(dim, x.rank)
-    size = Counted(x.dims[at])
+    size = DataDependentSize(x.dims[at])
     return (
         x.with_dims((*x.dims[:at], size, *x.dims[at + 1 :])),
         TensorType(DType.int64, (x.dims[at],)),
@@ -398,7 +398,7 @@ def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> Tenso
     if output_size is not None:
         return repeats.with_dims((output_size,))
     guess = max(64, 4 * _dims.upper(repeats.dims[0]))
-    sizes = repeats.with_dims((Counted(None, guess=guess),))
+    sizes = repeats.with_dims((DataDependentSize(None, guess=guess),))
     raise UnknownSizes("the sum of the repetitions is known only at a call", (sizes,))
 
 
@@ -408,7 +408,7 @@ def _repeat(builder: Any, node: Node, repeats: Value, output_size: Size | None) 
         return _nothing(builder, node)
     ends = builder.emit("aten.cumsum.default", repeats, 0, DType.int32)
     if output_size is None:
-        builder.learn(size, _last(builder, ends))
+        builder.bind_symbol(size, _last(builder, ends))
     body = (
         "int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
         " if (ENDS(m) <= i0) low = m + 1; else high = m; } r = low;"

@@ -15,7 +15,7 @@ from purevk.ops.index.masked import put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.ops.mapped import mapped
 from purevk.ops.registry import (
-    Counted,
+    DataDependentSize,
     Kernel,
     Operator,
     ShapeError,
@@ -324,7 +324,7 @@ def _one_hot(builder: Any, node: Node, x: Value, num_classes: int) -> Value:
 
 def _one_hot_shape(x: TensorType, num_classes: int = -1) -> TensorType:
     if isinstance(num_classes, int) and num_classes < 0:
-        sizes = TensorType(DType.int64, (*x.dims, Counted(None)))
+        sizes = TensorType(DType.int64, (*x.dims, DataDependentSize(None)))
         raise UnknownSizes("the number of classes is known only at a call", (sizes,))
     return TensorType(DType.int64, (*x.dims, num_classes))
 

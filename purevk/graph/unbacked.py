@@ -41,7 +41,7 @@ class Stage:
     guards: list[Guard] = field(default_factory=list)
 
 
-class Learning:
+class UnbackedSymbols:
     """When the symbols of a plan become known, and the rules that they have to keep.
 
     Attributes:
@@ -55,7 +55,7 @@ class Learning:
         self.stages: dict[int, Stage] = {}
         self.unsafe: tuple[Value, ...] = ()
         self.may_replan = False
-        graph = plan.placed.graph
+        graph = plan.assignment.graph
         made_by = {
             value: number
             for number, step in enumerate(plan.steps)
@@ -83,7 +83,7 @@ class Learning:
             max((self._known.get(symbol, -1) for symbol in symbols), default=-1), Stage()
         )
 
-    def watch(self, guards: Iterable[Guard], inner: Sequence[Learning] = ()) -> None:
+    def watch(self, guards: Iterable[Guard], inner: Sequence[UnbackedSymbols] = ()) -> None:
         """Takes note of the guards of symbols that this graph brings about.
 
         Args:
@@ -93,7 +93,7 @@ class Learning:
         for guard in guards:
             own = [symbol for symbol in guard.symbols if symbol in self._known]
             known = len(own) == len(guard.symbols - around) and (own or not around)
-            if known and any(symbol.learned or not symbol.is_size for symbol in guard.symbols):
+            if known and any(symbol.unbacked or not symbol.is_size for symbol in guard.symbols):
                 self._stage(guard.symbols).guards.append(guard)
         last = max(
             (
@@ -106,7 +106,7 @@ class Learning:
         if any(each.may_replan for each in inner):
             last = len(self.plan.steps)
         self.may_replan = last >= 0 or any(stage.guards for stage in self.stages.values())
-        storages = self.plan.placed.storages
+        storages = self.plan.assignment.storages
         self.unsafe = tuple(
             dict.fromkeys(
                 storages.get(value, value)
@@ -121,7 +121,7 @@ class Learning:
         """Raises `InputError` or `Replan` for the first rule that does not hold."""
         for symbol in stage.bounded:
             if symbol.open and env[symbol] > symbol.upper:
-                raise Replan(self._learned(env), True)
+                raise Replan(self._unbacked_values(env), True)
         for guard, message in stage.checks:
             if not guard.holds(env):
                 raise InputError(
@@ -147,9 +147,9 @@ class Learning:
                     next=rule.next,
                 )
         if not all(guard.holds(env) for guard in stage.guards):
-            raise Replan(self._learned(env), False)
+            raise Replan(self._unbacked_values(env), False)
 
-    def _learned(self, env: Mapping[Symbol, int]) -> dict[Symbol, int]:
+    def _unbacked_values(self, env: Mapping[Symbol, int]) -> dict[Symbol, int]:
         return {
-            symbol: value for symbol, value in env.items() if symbol.learned or not symbol.is_size
+            symbol: value for symbol, value in env.items() if symbol.unbacked or not symbol.is_size
         }
