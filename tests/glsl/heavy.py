@@ -4,7 +4,7 @@ takes."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,8 @@ class Texel:
 
 
 class Heavy(Kernel):
-    """A template with its parameters: push constants, but for the names in `constants`.
+    """A template with its parameters: push constants, but for the names in `constants`. Those left
+    out are what an unset constant is.
 
     `bindings` is how many storage buffers there are, or the kind of each binding ("storage" or
     "texel").
@@ -49,13 +50,11 @@ class Heavy(Kernel):
         self,
         template: str,
         macros: Mapping[str, object],
-        params: Mapping[str, int] | Sequence[int],
+        params: Mapping[str, int],
         bindings: int | Sequence[str],
-        constants: Sequence[str] | Sequence[int] = (),
+        constants: Iterable[str] = (),
     ) -> None:
         macros, words, special = dict(macros), [0] * PUSH_WORDS, {}
-        if not isinstance(params, Mapping):  # by position: goes when all tests pass names
-            params = dict(enumerate(params))
         fixed = set(numbered(template, macros, dict.fromkeys(constants, 0)))
         for index, value in numbered(template, macros, params).items():
             if index in fixed:
@@ -128,6 +127,22 @@ def register_grid(macros: Mapping[str, int], m: int, n: int, z: int) -> tuple[in
 
 def tile_macros(tile: Sequence[int]) -> dict[str, int]:
     return dict(zip(("TILE_M", "TILE_N", "TILE_K", "THREAD_M", "THREAD_N", "SLICES"), tile))
+
+
+def dense_product(m: int, n: int, k: int, transposed: bool = False) -> dict[str, int]:
+    """The parameters of a product of dense operands, in batches that follow one another."""
+    return {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": k,
+        "ldb": k if transposed else n,
+        "ldo": n,
+        "batch_a": m * k,
+        "batch_b": n * k,
+        "batch_o": m * n,
+        "inner_batches": 1000,
+    }
 
 
 def close(got: np.ndarray, want: np.ndarray, dtype: type) -> None:

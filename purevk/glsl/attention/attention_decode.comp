@@ -5,12 +5,10 @@
 // invocations side by side read a row of K and the row of V that belongs to it, of KEYS keys at a
 // time, all before the first is used: much is under way from memory.
 //
-// Bindings, parameters and macros: attention_io.glslh. More parameters:
-//   26 splits   27 keys of one split
-// More macros:
+// Bindings, parameters and macros: attention_io.glslh. More macros:
 //   LOCAL  local size (128), a multiple of LANES
 //   SHUFFLE 1: lanes add up by subgroup shuffles: subgroups of a multiple of LANES
-//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset p24 on: the weighted sum
+//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
 //   of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
 //   attention_join.comp
 // Grid: (S * splits, Hq, B); splits is 1 without SPLIT
@@ -29,7 +27,7 @@
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
 PARAM(26, splits)
-PARAM(27, split_size)
+PARAM(27, split_size)  // keys of one split
 #if SPLIT
 layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { vec4 buf_out[]; };
 #else

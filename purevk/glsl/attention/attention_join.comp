@@ -3,9 +3,6 @@
 // Joins the shares of attention_decode.comp (SPLIT 1).
 //
 // Bindings: 0 shares, float [B, Hq, S, splits, DV + 4], 1 out.
-// Parameters: 0 S  1 DV, a multiple of 4  2 splits  3, 4, 5 stride of out: batch, head, row
-// (multiples of 4)
-//   6, 7 offset of shares, out in their buffers (0 if unset)
 // Macros: T_OUT. Local size 128; DV is at most 512.
 // Grid: (S, Hq, B)
 #include "core/common.glslh"
@@ -13,15 +10,15 @@
 #define T_OUT float
 #endif
 PARAM(0, S)
-PARAM(1, DV)
+PARAM(1, DV)  // a multiple of 4
 PARAM(2, splits)
-PARAM(3, o_batch)
+PARAM(3, o_batch)  // strides of out, in elements: multiples of 4
 PARAM(4, o_head)
 PARAM(5, o_row)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(6, offset_shares)
-PARAM(7, offset_o)
+PARAM(6, offset_shares)  // of the shares in their buffer, in elements
+PARAM(7, offset_o)  // of out
 
 layout(set = 0, binding = 0) readonly buffer BufShares { vec4 buf_shares[]; };
 layout(set = 0, binding = 1) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };

@@ -7,15 +7,9 @@
 // Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS),
 // then out
 //   [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
-// Parameters:
-//   0 batches  1 H  2 W  3 IC (input channels of one group)  4 OH  5 OW  6 OC (output channels of
-//   one group) 7 elements from one input pixel to the next   8 the same for out
-//   9 row stride of the weight (OC_total, or more if padded)
-//   10 KH  11 KW  12, 13 stride y, x  14, 15 padding before y, x  16, 17 dilation y, x
-//   18, 19, 20, 21 offset of input, weight, out, bias in their buffers (0 if unset)
 // Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY; not B_TRANSPOSED) and matmul_io.glslh.
-//   VEC4_A needs IC % 4 == 0 and p7 % 4 == 0; VEC4_B OC % 4 == 0 and p9 % 4 == 0; VEC4_OUT OC % 4
-//   == 0 and p8 % 4 == 0; and each the offset.
+//   VEC4_A needs IC and pixel_a that are multiples of 4; VEC4_B OC and ldb; VEC4_OUT OC and
+//   pixel_o; and each the offset.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
 // all. Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
 #include "core/common.glslh"
@@ -23,27 +17,27 @@
 PARAM(0, batches)
 PARAM(1, H)
 PARAM(2, W)
-PARAM(3, IC)
+PARAM(3, IC)  // input channels of one group
 PARAM(4, OH)
 PARAM(5, OW)
-PARAM(6, OC)
-PARAM(7, pixel_a)
-PARAM(8, pixel_o)
-PARAM(9, ldb)
+PARAM(6, OC)  // output channels of one group
+PARAM(7, pixel_a)  // elements from one input pixel to the next
+PARAM(8, pixel_o)  // the same for out
+PARAM(9, ldb)  // stride of the rows of the weight: OC_total, or more if padded
 PARAM(10, KH)
 PARAM(11, KW)
 PARAM(12, stride_y)
 PARAM(13, stride_x)
-PARAM(14, pad_y)
+PARAM(14, pad_y)  // padding before
 PARAM(15, pad_x)
 PARAM(16, dilation_y)
 PARAM(17, dilation_x)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(18, offset_a)
-PARAM(19, offset_b)
-PARAM(20, offset_o)
-PARAM(21, offset_bias)
+PARAM(18, offset_a)  // of the input in its buffer
+PARAM(19, offset_b)  // of the weight
+PARAM(20, offset_o)  // of out
+PARAM(21, offset_bias)  // of the bias
 
 #include "matmul/matmul_io.glslh"
 

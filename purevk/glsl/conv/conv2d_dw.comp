@@ -6,13 +6,8 @@
 // Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW,
 // C],
 //   then what EXTRA_BUFFERS declares.
-// Parameters:
-//   0 batches  1 H  2 W  3 C  4 OH  5 OW  6 elements from one input pixel to the next  7 the same
-//   for out 8 row stride of the weight (C, or more if padded)
-//   9 KH  10 KW  11, 12 stride y, x  13, 14 padding before y, x  15, 16 dilation y, x
-//   17, 18, 19, 20 offset of input, weight, out, bias in their buffers (0 if unset)
-// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C % 4 == 0, and p6, p8, p7 and the
-//   offsets % 4 == 0.
+// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C, pixel_a, ldb, pixel_o and the
+//   offsets to be multiples of 4.
 //   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs
 //   dilation x 1, and KW and the x stride as specialization constants.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
@@ -25,23 +20,23 @@ PARAM(2, W)
 PARAM(3, C)
 PARAM(4, OH)
 PARAM(5, OW)
-PARAM(6, pixel_a)
-PARAM(7, pixel_o)
-PARAM(8, ldb)
+PARAM(6, pixel_a)  // elements from one input pixel to the next
+PARAM(7, pixel_o)  // the same for out
+PARAM(8, ldb)  // stride of the rows of the weight: C, or more if padded
 PARAM(9, KH)
 PARAM(10, KW)
 PARAM(11, stride_y)
 PARAM(12, stride_x)
-PARAM(13, pad_y)
+PARAM(13, pad_y)  // padding before
 PARAM(14, pad_x)
 PARAM(15, dilation_y)
 PARAM(16, dilation_x)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(17, offset_a)
-PARAM(18, offset_b)
-PARAM(19, offset_o)
-PARAM(20, offset_bias)
+PARAM(17, offset_a)  // of the input in its buffer
+PARAM(18, offset_b)  // of the weight
+PARAM(19, offset_o)  // of out
+PARAM(20, offset_bias)  // of the bias
 
 #ifndef PX
 #define PX 4

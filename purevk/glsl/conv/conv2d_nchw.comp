@@ -7,20 +7,15 @@
 // Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense,
 // then what EXTRA_BUFFERS
 //   declares.
-// Parameters (in elements):
-//   0, 1, 2, 3 offset of input, weight, out, bias  4 batches  5 IC (input channels of one group)
-//   6 OC (output channels of one group)  7 OC_total  8 H  9 W  10 OH  11 OW
-//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
-//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
-//   of the column is 1
+// Strides and offsets are in elements.
 // Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
 // matmul_io.glslh.
-//   VEC4_B 1: EACH, OC and p1 are multiples of 4
+//   VEC4_B 1: EACH, OC and offset_b are multiples of 4
 //   LAST 1: the result lies channels last
-//   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and p2 are multiples of 4
+//   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and offset_o are
+//   multiples of 4
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
 //   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
-// Specialization constant 100: invocations of a workgroup.
 // Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot
 // hold along y.
 #include "core/common.glslh"
@@ -70,16 +65,16 @@
 #define EPILOGUE4(v, at, n) (v)
 #endif
 
-PARAM(0, offset_a)
-PARAM(1, offset_b)
-PARAM(2, offset_o)
+PARAM(0, offset_a)  // of the input in its buffer
+PARAM(1, offset_b)  // of the weight
+PARAM(2, offset_o)  // of out
 #if BIAS
-PARAM(3, offset_bias)
+PARAM(3, offset_bias)  // of the bias
 #endif
 PARAM(4, batches)
-PARAM(5, IC)
-PARAM(6, OC)
-PARAM(7, channels)
+PARAM(5, IC)  // input channels of one group
+PARAM(6, OC)  // output channels of one group
+PARAM(7, channels)  // OC_total
 PARAM(8, H)
 PARAM(9, W)
 PARAM(10, OH)
@@ -88,11 +83,11 @@ SPEC_CONSTANT(12, KH)
 SPEC_CONSTANT(13, KW)
 SPEC_CONSTANT(14, stride_y)
 SPEC_CONSTANT(15, stride_x)
-SPEC_CONSTANT(16, pad_y)
+SPEC_CONSTANT(16, pad_y)  // padding before
 SPEC_CONSTANT(17, pad_x)
 SPEC_CONSTANT(18, dilation_y)
 SPEC_CONSTANT(19, dilation_x)
-PARAM(20, image_a)
+PARAM(20, image_a)  // strides of the input; that of the column is 1
 PARAM(21, channel_a)
 PARAM(22, row_a)
 

@@ -12,25 +12,21 @@
 // Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups]
 // (if BIAS), then out,
 //   dense planes, then what EXTRA_BUFFERS declares.
-// Parameters (in elements):
-//   0, 1, 2, 3 offset of input, weight, out, bias  4 IC (input channels of one group)  5 columns of
-//   one group 6 columns of all groups  7 H  8 W  9 OH  10 OW  11 tiles of places along x
-//   12, 13 KH, KW  14, 15 stride y, x  16, 17 padding before y, x  18, 19 dilation y, x,
-//   specialization constants only 20, 21, 22 strides of image, channel and row of the input; that
-//   of the column is 1
+// Strides and offsets are in elements.
 // Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides
 // DEPTH); T_A, T_B,
 //   T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
 //   AHEAD 1: what a step takes from memory is read during the step before, which takes registers.
 //   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the
-//   other. VEC4_A 1: p0, p8, p20, p21 and p22 are multiples of 4.
-//   VEC4_B 1: p1, p5 and p6 are, and the channels of each pixel of a spread.
-//   VEC4_OUT 1: p2 and p10 are multiples of 4.
+//   other.
+//   VEC4_A 1: offset_a, W, image_a, channel_a and row_a are multiples of 4.
+//   VEC4_B 1: offset_b, columns and all_columns are, and the channels of each pixel of a spread.
+//   VEC4_OUT 1: offset_o and OW are multiples of 4.
 //   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of
 //   so many of the result.
 //     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only,
 //     VEC4_B 1.
-//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) p10 is a multiple of 8; neighbours of a subgroup exchange what
+//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) OW is a multiple of 8; neighbours of a subgroup exchange what
 //   they store, so that
 //     it is whole sectors of memory.
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
@@ -122,29 +118,29 @@
 #define BLOCKS_X (ALONG_X != 0 ? BLOCKS : 1)
 #define BLOCKS_Y (ALONG_X != 0 ? 1 : BLOCKS)
 
-PARAM(0, offset_a)
-PARAM(1, offset_b)
-PARAM(2, offset_o)
+PARAM(0, offset_a)  // of the input in its buffer
+PARAM(1, offset_b)  // of the weight
+PARAM(2, offset_o)  // of out
 #if BIAS
-PARAM(3, offset_bias)
+PARAM(3, offset_bias)  // of the bias
 #endif
-PARAM(4, IC)
-PARAM(5, columns)
-PARAM(6, all_columns)
+PARAM(4, IC)  // input channels of one group
+PARAM(5, columns)  // of one group
+PARAM(6, all_columns)  // of all groups
 PARAM(7, H)
 PARAM(8, W)
 PARAM(9, OH)
 PARAM(10, OW)
-PARAM(11, tiles_x)
+PARAM(11, tiles_x)  // tiles of places along x
 SPEC_CONSTANT(12, KH)
 SPEC_CONSTANT(13, KW)
 SPEC_CONSTANT(14, stride_y)
 SPEC_CONSTANT(15, stride_x)
-SPEC_CONSTANT(16, pad_y)
+SPEC_CONSTANT(16, pad_y)  // padding before
 SPEC_CONSTANT(17, pad_x)
 SPEC_CONSTANT(18, dilation_y)
 SPEC_CONSTANT(19, dilation_x)
-PARAM(20, image_a)
+PARAM(20, image_a)  // strides of the input; that of the column is 1
 PARAM(21, channel_a)
 PARAM(22, row_a)
 

@@ -6,9 +6,8 @@
 #endif
 // 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Activations are NHWC.
 //
-// Bindings and parameters 0 to 21: as conv2d.comp. With SPLIT_K also:
-//   22 splits  23 K of one split, a multiple of TILE_K, where K = KH * KW * (IC rounded up to a
-//   multiple of 4)
+// Bindings and parameters: as conv2d.comp, and with SPLIT_K how K = KH * KW * (IC rounded up to a
+// multiple of 4) is split.
 // Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
 // matmul_io.glslh;
 //   VEC4_* as in conv2d.comp.
@@ -46,10 +45,12 @@ PARAM(18, offset_a)
 PARAM(19, offset_b)
 PARAM(20, offset_o)
 PARAM(21, offset_bias)
+#if SPLIT_K
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
 PARAM(22, splits)
-PARAM(23, split_size)
+PARAM(23, split_size)  // K of one split, a multiple of TILE_K
+#endif
 
 #include "matmul/matmul_io.glslh"
 

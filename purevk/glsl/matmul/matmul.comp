@@ -4,11 +4,7 @@
 // invocation.
 //
 // Bindings: 0 A, 1 B, 2 bias (if BIAS), then out, then what EXTRA_BUFFERS declares.
-// Parameters (strides in elements; the last dim of each operand is contiguous):
-//   0 M  1 N  2 K  3 row stride of A  4 row stride of B  5 row stride of out
-//   6, 7, 8    stride of A, B, out from one batch to the next (0 broadcasts)
-//   9 inner batches: batch z is (z / p9, z % p9); 10, 11, 12 stride of A, B, out from one outer
-//   batch to the next 13, 14, 15, 16 offset of A, B, out, bias in their buffers (0 if unset)
+// Strides and offsets are in elements; the last dim of each operand is contiguous.
 // Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*,
 // BIAS, EPILOGUE...).
 //   B_TRANSPOSED 1: B is [N, K] in memory.
@@ -22,22 +18,22 @@
 PARAM(0, M)
 PARAM(1, N)
 PARAM(2, K)
-PARAM(3, lda)
-PARAM(4, ldb)
-PARAM(5, ldo)
-PARAM(6, batch_a)
-PARAM(7, batch_b)
-PARAM(8, batch_o)
-PARAM(9, inner_batches)
-PARAM(10, outer_a)
-PARAM(11, outer_b)
-PARAM(12, outer_o)
+PARAM(3, lda)  // stride of the rows of A
+PARAM(4, ldb)  // of B, or of its columns if B_TRANSPOSED
+PARAM(5, ldo)  // of out
+PARAM(6, batch_a)  // stride of A from one batch to the next (0 broadcasts)
+PARAM(7, batch_b)  // of B
+PARAM(8, batch_o)  // of out
+PARAM(9, inner_batches)  // batch z is (z / inner_batches, z % inner_batches)
+PARAM(10, outer_a)  // stride of A from one outer batch to the next
+PARAM(11, outer_b)  // of B
+PARAM(12, outer_o)  // of out
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(13, offset_a)
-PARAM(14, offset_b)
-PARAM(15, offset_o)
-PARAM(16, offset_bias)
+PARAM(13, offset_a)  // of A in its buffer
+PARAM(14, offset_b)  // of B
+PARAM(15, offset_o)  // of out
+PARAM(16, offset_bias)  // of the bias
 
 #include "matmul/matmul_io.glslh"
 

@@ -4,12 +4,10 @@
 // parts + bias).
 //
 // Bindings: 0 parts, float [splits, batches, M, N], then bias (if BIAS), out, and what
-// EXTRA_BUFFERS declares. Parameters:
-//   0 M  1 N  2 splits  3 row stride of out  4 stride of out from one batch to the next
-//   5 inner batches: batch z is (z / p5, z % p5)   6 stride of out from one outer batch to the next
-//   7, 8, 9 offset of parts, out, bias in their buffers (0 if unset)
-// Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N % 4 == 0 and p7 % 4 == 0. LX: the
-// local size (64). Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)
+// EXTRA_BUFFERS declares.
+// Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N and offset_a that are multiples of 4.
+//   LX: the local size (64).
+// Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)
 #include "core/common.glslh"
 #ifndef LX
 #define LX 64
@@ -19,15 +17,15 @@
 PARAM(0, M)
 PARAM(1, N)
 PARAM(2, splits)
-PARAM(3, ldo)
-PARAM(4, batch_o)
-PARAM(5, inner_batches)
-PARAM(6, outer_o)
+PARAM(3, ldo)  // stride of the rows of out
+PARAM(4, batch_o)  // stride of out from one batch to the next
+PARAM(5, inner_batches)  // batch z is (z / inner_batches, z % inner_batches)
+PARAM(6, outer_o)  // stride of out from one outer batch to the next
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
-PARAM(7, offset_a)
-PARAM(8, offset_o)
-PARAM(9, offset_bias)
+PARAM(7, offset_a)  // of the parts in their buffer
+PARAM(8, offset_o)  // of out
+PARAM(9, offset_bias)  // of the bias
 
 #include "matmul/matmul_io.glslh"
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;

@@ -7,12 +7,11 @@
 // out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared
 // memory: for GPUs.
 //
-// Bindings and parameters 0 to 16: as matmul.comp. With SPLIT_K also:
-//   17 splits  18 K of one split, a multiple of TILE_K
+// Bindings and parameters: as matmul.comp, and with SPLIT_K how K is split.
 // Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
 // matmul_io.glslh,
 //   B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
-//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset p15 on,
+//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset_o on,
 //   without bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
 // Local size: LOCAL of matmul_sizes.glslh.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits +
@@ -39,10 +38,12 @@ PARAM(13, offset_a)
 PARAM(14, offset_b)
 PARAM(15, offset_o)
 PARAM(16, offset_bias)
+#if SPLIT_K
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
 PARAM(17, splits)
-PARAM(18, split_size)
+PARAM(18, split_size)  // K of one split, a multiple of TILE_K
+#endif
 
 #include "matmul/matmul_io.glslh"
 

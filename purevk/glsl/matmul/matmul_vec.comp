@@ -4,7 +4,7 @@
 // is read once, at the speed of memory. A workgroup shares K among its invocations and adds up in
 // shared memory.
 //
-// Bindings and parameters 0 to 16: as matmul.comp.
+// Bindings and parameters: as matmul.comp.
 // Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
 //   ROWS  rows of A at a time (1): as many as M, up to 16 or so
 //   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK *

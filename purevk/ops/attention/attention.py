@@ -86,14 +86,20 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         texel = lowering.texel(operand, True)
         macros[name] = int(bool(texel))
         buffers.append((operand, "r" + texel))
-    mask_params: list[Size] = [0, 0, 0, 0]
-    mask_offset: Size = 0
+    axes = ("batch", "head", "row", "column")
+    mask_params: dict[str, Size] = {
+        **{f"mask_{axis}": 0 for axis in axes},
+        "offset_mask": 0,
+    }
     if mask_value is not None:
         mask = lowering.operand(mask_value)
         if not isinstance(mask.offset, int):
             mask = dense(lowering, mask)
-        mask_params = list(broadcast_strides(mask, (batches, heads, queries, k.dims[2])))
-        mask_offset = mask.offset
+        steps = broadcast_strides(mask, (batches, heads, queries, k.dims[2]))
+        mask_params = {
+            **{f"mask_{axis}": step for axis, step in zip(axes, steps)},
+            "offset_mask": mask.offset,
+        }
         texel = lowering.texel(mask, False)
         macros.update(
             {
@@ -104,23 +110,21 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         )
         buffers.append((mask, "r" + texel))
     buffers.append((out, "w"))
-    params = [
-        queries,
-        keys,
-        heads // key_heads,
-        bits_of(scale),
-        start,
-        *(_stride(q, d) for d in range(3)),
-        *(_stride(k, d) for d in range(3)),
-        *(_stride(v, d) for d in range(3)),
-        *(_stride(out, d) for d in range(3)),
-        *mask_params,
-        q.offset,
-        k.offset,
-        v.offset,
-        out.offset,
-        mask_offset,
-    ]
+    operands = {"q": q, "k": k, "v": v, "o": out}
+    params: dict[str, Size] = {
+        "S": queries,
+        "T": keys,
+        "group": heads // key_heads,
+        "scale_bits": bits_of(scale),
+        "start": start,
+        **{
+            f"{name}_{axis}": _stride(operand, d)
+            for name, operand in operands.items()
+            for d, axis in enumerate(("batch", "head", "row"))
+        },
+        **{f"offset_{name}": operand.offset for name, operand in operands.items()},
+        **mask_params,
+    }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
     halves = q.dtype is k.dtype is v.dtype is DType.float16
     choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, halves).emit(

@@ -24,7 +24,7 @@ class Simple:
         lowering: Lowering,
         buffers: list,
         macros: dict[str, Any],
-        params: list,
+        params: dict[str, Size],
         out: Operand,
         sizes: tuple,
         flops: Size,
@@ -60,7 +60,7 @@ class Tiled:
         lowering: Lowering,
         buffers: list,
         macros: dict[str, Any],
-        params: list,
+        params: dict[str, Size],
         out: Operand,
         sizes: tuple,
         flops: Size,
@@ -71,7 +71,7 @@ class Tiled:
             buffers,
             macros={**macros, **self.macros()},
             params=params,
-            specialize=lowering.fixed(len(params)),
+            specialize=lowering.fixed(params),
             grid=(_dims.ceil_div(queries, self.queries), heads, batches),
             subgroup_size=self.subgroup,
             flops=flops,
@@ -101,7 +101,7 @@ class Units:
         lowering: Lowering,
         buffers: list,
         macros: dict[str, Any],
-        params: list,
+        params: dict[str, Size],
         out: Operand,
         sizes: tuple,
         flops: Size,
@@ -118,7 +118,7 @@ class Units:
             buffers,
             macros={**macros, **units},
             params=params,
-            specialize=lowering.fixed(len(params)),
+            specialize=lowering.fixed(params),
             grid=(_dims.ceil_div(queries, 16 * self.fragments * self.subgroups), heads, batches),
             subgroup_size=32,
             flops=flops,
@@ -139,7 +139,7 @@ class Decode:
         lowering: Lowering,
         buffers: list,
         macros: dict[str, Any],
-        params: list,
+        params: dict[str, Size],
         out: Operand,
         sizes: tuple,
         flops: Size,
@@ -151,8 +151,8 @@ class Decode:
                 "attention/attention_decode.comp",
                 buffers,
                 macros=macros,
-                params=[*params, 1, keys],
-                specialize=lowering.fixed(len(params) + 1),
+                params={**params, "splits": 1, "split_size": keys},
+                specialize=lowering.fixed((*params, "splits")),
                 grid=(queries, heads, batches),
                 subgroup_size=self.subgroup,
                 flops=flops,
@@ -161,24 +161,36 @@ class Decode:
         shares = lowering.temporary(
             TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4))
         )
-        split_params = list(params)
-        split_params[24] = 0
+        split_params = {
+            **params,
+            "offset_o": 0,
+            "splits": self.splits,
+            "split_size": _dims.ceil_div(keys, self.splits),
+        }
         lowering.dispatch(
             "attention/attention_decode.comp",
             [*buffers[:-1], (shares, "w")],
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
-            params=[*split_params, self.splits, _dims.ceil_div(keys, self.splits)],
-            specialize=lowering.fixed(len(params) + 2),
+            params=split_params,
+            specialize=lowering.fixed(split_params),
             grid=(queries * self.splits, heads, batches),
             subgroup_size=self.subgroup,
             flops=flops,
         )
+        join_params: dict[str, Size] = {
+            "S": queries,
+            "DV": width,
+            "splits": self.splits,
+            **{name: params[name] for name in ("o_batch", "o_head", "o_row")},
+            "offset_shares": 0,
+            "offset_o": out.offset,
+        }
         lowering.dispatch(
             "attention/attention_join.comp",
             [(shares, "r"), (out, "w")],
             macros={"T_OUT": out.dtype.glsl},
-            params=[queries, width, self.splits, *params[14:17], 0, out.offset],
-            specialize=lowering.fixed(8),
+            params=join_params,
+            specialize=lowering.fixed(join_params),
             grid=(queries, heads, batches),
         )
 

@@ -24,9 +24,17 @@ from purevk.ops.conv.nchw import (
     works_on_planes,
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
-from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window
+from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window, window_parameters
 from purevk.ops.image_layout import as_planes, keeps_planes
-from purevk.ops.matmul.choice import add_parts, bind, emit, first_extra, parts_of, split_size
+from purevk.ops.matmul.choice import (
+    Batches,
+    add_parts,
+    bind,
+    emit,
+    first_extra,
+    parts_of,
+    split_size,
+)
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -260,29 +268,31 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     macros, buffers = bind(lowering, x, weight, bias, out, (vector_a, vector_b, vector_out))
     macros |= made.macros
     buffers += made.buffers
-    offsets = [x.offset, weight.offset, out.offset, bias.offset if bias is not None else 0]
-    window = [kh, kw, *stride, *padding, *dilation]
+    window = window_parameters((kh, kw), stride, padding, dilation)
+    common: dict[str, Size] = {
+        "batches": batches,
+        "H": height,
+        "W": width,
+        "OH": out_height,
+        "OW": out_width,
+        "pixel_a": pixel,
+        "pixel_o": out_channels,
+        "ldb": out_channels,
+        **window,
+        "offset_a": x.offset,
+        "offset_b": weight.offset,
+        "offset_o": out.offset,
+        "offset_bias": bias.offset if bias is not None else 0,
+    }
     flops = 2 * rows * out_channels * kh * kw * group_in
     if depthwise:
-        params = [
-            batches,
-            height,
-            width,
-            channels,
-            out_height,
-            out_width,
-            pixel,
-            out_channels,
-            out_channels,
-            *window,
-            *offsets,
-        ]
+        params = {**common, "C": channels}
         lowering.dispatch(
             "conv/conv2d_dw.comp",
             buffers,
             macros={**macros, **choice.macros()},
             params=params,
-            specialize=lowering.fixed(len(params), range(9, 17)),
+            specialize=lowering.fixed(params, window),
             grid=choice.grid(batches, channels, out_height, out_width),
             flops=flops,
         )
@@ -290,28 +300,13 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     template = (
         "conv/conv2d.comp" if choice.template == "matmul/matmul.comp" else "conv/conv2d_tiled.comp"
     )
-    params = [
-        batches,
-        height,
-        width,
-        group_in,
-        out_height,
-        out_width,
-        group_out,
-        pixel,
-        out_channels,
-        out_channels,
-        *window,
-        *offsets,
-    ]
+    params = {**common, "IC": group_in, "OC": group_out}
     lowering.dispatch(
         template,
         buffers,
         macros={**macros, **choice.macros()},
         params=params,
-        specialize=lowering.fixed(
-            len(params), range(10, 18) if not is_short(group_in) else (3, *range(10, 18))
-        ),
+        specialize=lowering.fixed(params, ("IC", *window) if is_short(group_in) else window),
         grid=choice.grid(rows, group_out, groups),
         subgroup_size=choice.subgroup,
         flops=flops,
@@ -339,33 +334,35 @@ def _in_parts(
     depth = kh * kw * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
     parts = parts_of(lowering, choice.splits, 1, rows, columns)
     macros, buffers = bind(lowering, x, weight, None, parts, vectors)
-    params = [
-        batches,
-        height,
-        width,
-        channels,
-        out_height,
-        out_width,
-        columns,
-        pixel,
-        columns,
-        columns,
-        kh,
-        kw,
-    ]
-    params += [size for pair_ in window for size in pair_]
-    params += [x.offset, weight.offset, 0, 0, choice.splits, split_size(depth, choice)]
+    params: dict[str, Size] = {
+        "batches": batches,
+        "H": height,
+        "W": width,
+        "IC": channels,
+        "OH": out_height,
+        "OW": out_width,
+        "OC": columns,
+        "pixel_a": pixel,
+        "pixel_o": columns,
+        "ldb": columns,
+        **window_parameters((kh, kw), *window),
+        "offset_a": x.offset,
+        "offset_b": weight.offset,
+        "offset_o": 0,
+        "offset_bias": 0,
+        "splits": choice.splits,
+        "split_size": split_size(depth, choice),
+    }
     lowering.dispatch(
         "conv/conv2d_tiled.comp",
         buffers,
         macros={**macros, "SPLIT_K": 1, **choice.macros()},
         params=params,
-        specialize=lowering.fixed(len(params)),
+        specialize=lowering.fixed(params),
         grid=choice.grid(rows, columns, 1),
         subgroup_size=choice.subgroup,
         flops=2 * rows * columns * kh * kw * channels,
     )
-    alone = (1, 1, [0, 0, 0], [0, 0, 0])
     add_parts(
         lowering,
         parts,
@@ -374,7 +371,7 @@ def _in_parts(
         epilogue,
         choice.splits,
         (rows, columns, columns),
-        alone,
+        Batches(),
         vectors[2],
     )
 
@@ -405,7 +402,7 @@ def _as_matmul(
         epilogue=epilogue,
         sizes=(rows, n, k),
         strides=(pixel, n, n),
-        batch=(1, 1, [0, 0, 0], [0, 0, 0]),
+        batches=Batches(),
         transposed=False,
         vectors=(gcd4(k, pixel, x.offset), gcd4(n), gcd4(n)),
     )

@@ -14,8 +14,9 @@ from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.conv.nchw_tiles import tiles_of
+from purevk.ops.conv.shapes import window_parameters
 from purevk.ops.image_layout import MAX_LOADS, as_planes, column_rows
-from purevk.ops.matmul.choice import choose, emit, first_extra
+from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
 
 MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads planes and writes channels last
@@ -183,7 +184,7 @@ def lower_product(
         epilogue=made,
         sizes=(rows, pixels, channels),
         strides=(pitch, plane, pixels),
-        batch=(batches, batches, [0, x.strides[0], rows * pixels], [0, 0, 0]),
+        batches=Batches(batches, batches, batch_b=x.strides[0], batch_o=rows * pixels),
         transposed=False,
         vectors=(*vectors, vector_out),
     )
@@ -229,26 +230,21 @@ def lower_groups(
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
     _, _, out_height, out_width = out.dims
-    params: list[Size] = [
-        x.offset,
-        weight.offset,
-        out.offset,
-        bias.offset if bias is not None else 0,
-        batches,
-        group_in,
-        group_out,
-        channels,
-        height,
-        width,
-        out_height,
-        out_width,
-        kh,
-        kw,
-        *stride,
-        *padding,
-        *dilation,
-        *x.strides[:3],
-    ]
+    params: dict[str, Size] = {
+        "offset_a": x.offset,
+        "offset_b": weight.offset,
+        "offset_o": out.offset,
+        **({"offset_bias": bias.offset} if bias is not None else {}),
+        "batches": batches,
+        "IC": group_in,
+        "OC": group_out,
+        "channels": channels,
+        "H": height,
+        "W": width,
+        "OH": out_height,
+        "OW": out_width,
+        **{name: x.strides[d] for d, name in enumerate(("image_a", "channel_a", "row_a"))},
+    }
     local = min(256, lowering.traits.max_invocations)
     work = batches * (channels // each) * _dims.ceil_div(out_height, rows) * out_width
     lowering.dispatch(
@@ -256,8 +252,11 @@ def lower_groups(
         [*buffers, (out, "w"), *made.buffers],
         macros=macros,
         params=params,
-        specialize=range(len(params)),
-        constants={100: local},
+        specialize=params,
+        constants={
+            "local_size_x": local,
+            **window_parameters((kh, kw), stride, padding, dilation),
+        },
         grid=lowering.linear_grid(work, local),
         flops=2 * out.type.numel * kh * kw * group_in,
     )

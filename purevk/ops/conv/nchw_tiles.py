@@ -13,6 +13,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
+from purevk.ops.conv.shapes import window_parameters
 
 LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
@@ -245,32 +246,28 @@ def lower_tiles(
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
     tiles_x, tiles_y = _dims.ceil_div(places_x, tiles.width), _dims.ceil_div(places_y, tiles.height)
-    params: list[Size] = [
-        x.offset,
-        weight.offset,
-        out.offset,
-        bias.offset if bias is not None else 0,
-        group_in,
-        columns // groups,
-        columns,
-        height,
-        width,
-        places_y,
-        places_x,
-        tiles_x,
-        kh,
-        kw,
-        *stride,
-        *padding,
-        *dilation,
-        *x.strides[:3],
-    ]
+    params: dict[str, Size] = {
+        "offset_a": x.offset,
+        "offset_b": weight.offset,
+        "offset_o": out.offset,
+        **({"offset_bias": bias.offset} if bias is not None else {}),
+        "IC": group_in,
+        "columns": columns // groups,
+        "all_columns": columns,
+        "H": height,
+        "W": width,
+        "OH": places_y,
+        "OW": places_x,
+        "tiles_x": tiles_x,
+        **{name: x.strides[d] for d, name in enumerate(("image_a", "channel_a", "row_a"))},
+    }
     lowering.dispatch(
         "conv/conv2d_nchw_tiled.comp",
         [*buffers, (out, "w"), *made.buffers],
         macros=macros,
         params=params,
-        specialize=range(len(params)),
+        specialize=params,
+        constants=window_parameters((kh, kw), stride, padding, dilation),
         grid=(
             tiles_x * tiles_y,
             _dims.ceil_div(columns // groups, tiles.columns) * groups,

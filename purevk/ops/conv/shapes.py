@@ -23,6 +23,21 @@ def _transposed_window(
     return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
 
 
+def window_parameters(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, int]:
+    """The window of a convolution as its kernels declare it."""
+    return {
+        "KH": kernel[0],
+        "KW": kernel[1],
+        **{
+            f"{name}_{axis}": size
+            for name, sizes in (("stride", stride), ("pad", padding), ("dilation", dilation))
+            for axis, size in zip("yx", sizes)
+        },
+    }
+
+
 def _convolution_shape(
     x: TensorType,
     weight: TensorType,

@@ -62,6 +62,28 @@ class Registers:
 Choice = Tiled | Units | Vector | Registers
 
 
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a product: number z is the inner one z % inner of the outer one z // inner.
+
+    Attributes:
+        count: all of them.
+        inner: those of an outer one.
+        batch_a, batch_b, batch_o: elements of A, B and the result from one inner batch to the next
+            (0 broadcasts).
+        outer_a, outer_b, outer_o: the same from one outer batch to the next.
+    """
+
+    count: Size = 1
+    inner: Size = 1
+    batch_a: Size = 0
+    batch_b: Size = 0
+    batch_o: Size = 0
+    outer_a: Size = 0
+    outer_b: Size = 0
+    outer_o: Size = 0
+
+
 def choose(
     traits: DeviceTraits,
     m: Size,
@@ -163,7 +185,7 @@ def emit(
     epilogue: Epilogue,
     sizes: tuple,
     strides: tuple,
-    batch: tuple,
+    batches: Batches,
     transposed: bool,
     vectors: tuple,
     flops: Size | None = None,
@@ -173,60 +195,65 @@ def emit(
     Args:
         sizes: m, n, k. strides: from one row to the next of A, B (or column, if transposed) and the
             result.
-        batch: how many, how many inner ones, and the strides of A, B and the result from one inner
-            and one outer to the next.
+        batches: the products that share these sizes.
         vectors: whether A, B and the result are read and written 4 elements at a time.
         epilogue: made with `first_extra`.
         flops: None: those of a product.
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
-    batches, inner, step, outer_step = batch
-    flops = 2 * m * n * k * batches if flops is None else flops
-    params = [
-        m,
-        n,
-        k,
-        lda,
-        ldb,
-        ldo,
-        step[0],
-        step[1],
-        step[2],
-        inner,
-        outer_step[0],
-        outer_step[1],
-        outer_step[2],
-    ]
+    flops = 2 * m * n * k * batches.count if flops is None else flops
+    params: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": lda,
+        "ldb": ldb,
+        "ldo": ldo,
+        "batch_a": batches.batch_a,
+        "batch_b": batches.batch_b,
+        "batch_o": batches.batch_o,
+        "inner_batches": batches.inner,
+        "outer_a": batches.outer_a,
+        "outer_b": batches.outer_b,
+        "outer_o": batches.outer_o,
+        "offset_a": a.offset,
+        "offset_b": b.offset,
+    }
     if choice.splits > 1:
-        parts = parts_of(lowering, choice.splits, batches, m, n)
+        parts = parts_of(lowering, choice.splits, batches.count, m, n)
         macros, buffers = bind(lowering, a, b, None, parts, (vectors[0], vectors[1], gcd4(n)))
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
-        params += [a.offset, b.offset, 0, 0, choice.splits, split_size(k, choice)]
+        params |= {
+            "offset_o": 0,
+            "offset_bias": 0,
+            "splits": choice.splits,
+            "split_size": split_size(k, choice),
+        }
         lowering.dispatch(
             choice.template,
             buffers,
             macros=macros,
             params=params,
-            specialize=lowering.fixed(len(params)),
-            grid=choice.grid(m, n, batches),
+            specialize=lowering.fixed(params),
+            grid=choice.grid(m, n, batches.count),
             subgroup_size=choice.subgroup,
             flops=flops,
         )
         add_parts(
-            lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batch, vectors[2]
+            lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batches, vectors[2]
         )
         return
     macros, buffers = bind(lowering, a, b, bias, out, vectors)
     macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
     buffers += epilogue.buffers
-    params += [a.offset, b.offset, out.offset, bias.offset if bias is not None else 0]
+    params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
     lowering.dispatch(
         choice.template,
         buffers,
         macros=macros,
         params=params,
-        specialize=lowering.fixed(len(params)),
-        grid=choice.grid(m, n, batches),
+        specialize=lowering.fixed(params),
+        grid=choice.grid(m, n, batches.count),
         subgroup_size=choice.subgroup,
         flops=flops,
     )
@@ -250,12 +277,12 @@ def add_parts(
     epilogue: Epilogue,
     splits: int,
     sizes: tuple[Size, Size, Size],
-    batch: tuple,
+    batches: Batches,
     vector: bool,
 ) -> None:
     """The second dispatch of a product whose K was split: `sizes` are m, n and the stride of the
     result's rows."""
-    (m, n, ldo), (batches, inner, step, outer_step) = sizes, batch
+    m, n, ldo = sizes
     macros: dict[str, Any] = {
         "VEC4_A": int(gcd4(n)),
         "VEC4_OUT": int(vector),
@@ -267,23 +294,23 @@ def add_parts(
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
-    params = [
-        m,
-        n,
-        splits,
-        ldo,
-        step[2],
-        inner,
-        outer_step[2],
-        0,
-        out.offset,
-        bias.offset if bias is not None else 0,
-    ]
+    params: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "splits": splits,
+        "ldo": ldo,
+        "batch_o": batches.batch_o,
+        "inner_batches": batches.inner,
+        "outer_o": batches.outer_o,
+        "offset_a": 0,
+        "offset_o": out.offset,
+        "offset_bias": bias.offset if bias is not None else 0,
+    }
     lowering.dispatch(
         "matmul/matmul_reduce.comp",
         [*buffers, (out, "w"), *epilogue.buffers],
         macros=macros,
         params=params,
-        specialize=lowering.fixed(len(params)),
-        grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches),
+        specialize=lowering.fixed(params),
+        grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches.count),
     )

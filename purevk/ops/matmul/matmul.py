@@ -18,7 +18,7 @@ from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.mapped import mapped
-from purevk.ops.matmul.choice import choose, emit, first_extra
+from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -162,15 +162,15 @@ def lower_product(
             if all(x.dims[:-2] == out.dims[:-2] for x in expanded):
                 continue
             a, b = _broadcast(lowering, a, batch_sizes), _broadcast(lowering, b, batch_sizes)
-    (inner, outer), (step, outer_step) = loops
+    (inner, outer), ((batch_a, batch_b, batch_o), (outer_a, outer_b, outer_o)) = loops
     transposed = right.transposed
     batches = inner * outer
     vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(
-        k, left.row, *(s[0] for s in (step, outer_step)), a.offset
+        k, left.row, batch_a, outer_a, a.offset
     )
     ldb = right.row if not transposed else right.column
-    vector_b = gcd4(k if transposed else n, ldb, step[1], outer_step[1], b.offset)
-    vector_out = gcd4(n, result.row, step[2], outer_step[2], out.offset)
+    vector_b = gcd4(k if transposed else n, ldb, batch_b, outer_b, b.offset)
+    vector_out = gcd4(n, result.row, batch_o, outer_o, out.offset)
     bias = packed(lowering, bias_value)
     half = a.dtype is b.dtype is DType.float16
     choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
@@ -197,7 +197,7 @@ def lower_product(
         epilogue=made,
         sizes=(m, n, k),
         strides=(left.row, ldb, result.row),
-        batch=(batches, inner, step, outer_step),
+        batches=Batches(batches, inner, batch_a, batch_b, batch_o, outer_a, outer_b, outer_o),
         transposed=transposed,
         vectors=(vector_a, vector_b, vector_out),
         flops=operations * m * n * k * batches,

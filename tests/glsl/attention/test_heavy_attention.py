@@ -22,12 +22,25 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def strides(heads, rows, size, rows_first):
-    return (
-        (heads * rows * size, size, heads * size)
-        if rows_first
-        else (heads * rows * size, rows * size, size)
-    )
+def strides(name, heads, rows, size, rows_first=False):
+    """The strides of operand `name`, by the names of the parameters."""
+    head, row = (size, heads * size) if rows_first else (rows * size, size)
+    return {f"{name}_batch": heads * rows * size, f"{name}_head": head, f"{name}_row": row}
+
+
+def parameters(queries, keys, group, scale, causal=0):
+    """The parameters but for the strides of q, k, v and out. The mask has one head."""
+    return {
+        "S": queries,
+        "T": keys,
+        "group": group,
+        "scale_bits": bits(scale),
+        "start": causal,
+        "mask_batch": queries * keys,
+        "mask_head": 0,
+        "mask_row": keys,
+        "mask_column": 1,
+    }
 
 
 def attend(q, k, v, scale, mask, causal):
@@ -101,26 +114,14 @@ def check(
     def held(array):
         return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
 
-    params = [
-        queries,
-        keys,
-        q_heads // k_heads,
-        bits(scale),
-        causal or 0,
-        *strides(q_heads, queries, head, rows_first),
-        *strides(k_heads, keys, head, rows_first),
-        *strides(k_heads, keys, values, rows_first),
-        *strides(q_heads, queries, values, rows_first),
-        queries * keys,
-        0,
-        keys,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    out_strides = strides("o", q_heads, queries, values, rows_first)
+    params = {
+        **parameters(queries, keys, q_heads // k_heads, scale, causal or 0),
+        **strides("q", q_heads, queries, head, rows_first),
+        **strides("k", k_heads, keys, head, rows_first),
+        **strides("v", k_heads, keys, values, rows_first),
+        **out_strides,
+    }
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, VALUE_DIM=values, CAUSAL=int(causal is not None), **(more or {}))
     buffers = [held(q), held(k), held(v)]
@@ -160,7 +161,7 @@ def check(
         kernel = Heavy(
             "attention/attention_decode.comp",
             macros,
-            [*params, splits, ceil_div(keys, splits)],
+            {**params, "splits": splits, "split_size": ceil_div(keys, splits)},
             len(buffers) + 1,
         )
         grid = (queries * splits, q_heads, batch)
@@ -168,7 +169,7 @@ def check(
         (shares,), _ = kernel.run(
             [*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid
         )
-        to = [queries, values, splits, *strides(q_heads, queries, values, rows_first), 0, 0]
+        to = {"S": queries, "DV": values, "splits": splits, **out_strides}
         join = Heavy("attention/attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
         (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
     else:
@@ -188,25 +189,9 @@ def test_texel_buffers(mask, dtype):
     held = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
     held = (held > -0.5).astype(np.uint8) if mask == 2 else held
     scale = float(np.float32(0.3))
-    params = [
-        queries,
-        keys,
-        1,
-        bits(scale),
-        0,
-        *strides(heads, queries, head, False),
-        *strides(heads, keys, head, False) * 2,
-        *strides(heads, queries, head, False),
-        queries * keys,
-        0,
-        keys,
-        1,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
+    params = parameters(queries, keys, 1, scale)
+    for name, rows in (("q", queries), ("k", keys), ("v", keys), ("o", queries)):
+        params |= strides(name, heads, rows, head)
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, MASK=mask, TEXEL_MASK=1, TEXEL_Q=1, TEXEL_K=1, TEXEL_V=1)
     group = macros["SG"] = 8 if subgroup_size() == 8 else 1

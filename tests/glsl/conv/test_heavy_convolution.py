@@ -70,29 +70,32 @@ def problem(
     )
 
 
+def window(kernel, stride, padding, dilation):
+    """The window, by the names of the parameters."""
+    return {
+        **dict(zip(("KH", "KW"), kernel)),
+        **dict(zip(("stride_y", "stride_x"), stride)),
+        **dict(zip(("pad_y", "pad_x"), padding)),
+        **dict(zip(("dilation_y", "dilation_x"), dilation)),
+    }
+
+
 def common(case, shape, dtype=np.float32):
     batch, channels, height, width, out_channels, kernel, stride, padding, dilation, groups = case
     inner, outer = channels // groups, out_channels // groups
-    params = [
-        batch,
-        height,
-        width,
-        inner,
-        shape[1],
-        shape[2],
-        outer,
-        channels,
-        out_channels,
-        out_channels,
-        *kernel,
-        *stride,
-        *padding,
-        *dilation,
-        0,
-        0,
-        0,
-        0,
-    ]
+    params = {
+        "batches": batch,
+        "H": height,
+        "W": width,
+        "IC": inner,
+        "OH": shape[1],
+        "OW": shape[2],
+        "OC": outer,
+        "pixel_a": channels,
+        "pixel_o": out_channels,
+        "ldb": out_channels,
+        **window(kernel, stride, padding, dilation),
+    }
     macros = {"T_A": GLSL[dtype], "T_B": GLSL[dtype], "T_OUT": GLSL[dtype], "BIAS": 1}
     macros.update(
         VEC4_A=int(inner % 4 == 0), VEC4_B=int(outer % 4 == 0), VEC4_OUT=int(outer % 4 == 0)
@@ -107,10 +110,10 @@ def test_registers(case, tile, special):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     macros.update(register_tile(tile))
-    kernel = Heavy("conv/conv2d.comp", macros, params, 4, range(10, 18) if special else ())
+    kernel = Heavy("conv/conv2d.comp", macros, params, 4, window(*case[5:9]) if special else ())
     rows, groups = int(np.prod(want.shape[:3])), case[-1]
     (got,), _ = kernel.run(
-        [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params[6], groups)
+        [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params["OC"], groups)
     )
     close(got, want, np.float32)
 
@@ -121,7 +124,11 @@ def test_shared_tiles(case, tile):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     kernel = Heavy("conv/conv2d_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
-    grid = (ceil_div(params[6], tile[1]), ceil_div(int(np.prod(want.shape[:3])), tile[0]), case[-1])
+    grid = (
+        ceil_div(params["OC"], tile[1]),
+        ceil_div(int(np.prod(want.shape[:3])), tile[0]),
+        case[-1],
+    )
     (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
     close(got, want, np.float32)
 
@@ -131,19 +138,17 @@ def test_split_along_k(case):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     rows, columns, splits = int(np.prod(want.shape[:3])), want.shape[3], 3
-    depth = params[10] * params[11] * ceil_div(params[3], 4) * 4
+    depth = params["KH"] * params["KW"] * ceil_div(params["IC"], 4) * 4
     part = ceil_div(ceil_div(depth, splits), 16) * 16
-    first = Heavy(
-        "conv/conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, [*params, splits, part], 3
-    )
+    params |= {"splits": splits, "split_size": part}
+    first = Heavy("conv/conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, params, 3)
     shape = (splits, rows, columns)
     (parts,), _ = first.run(
         [x, w, Out(shape, np.float32)], (ceil_div(columns, 64), ceil_div(rows, 64), splits)
     )
     vectors = {"VEC4_A": int(columns % 4 == 0), "VEC4_OUT": int(columns % 4 == 0), "BIAS": 1}
-    second = Heavy(
-        "matmul/matmul_reduce.comp", vectors, [rows, columns, splits, columns, 0, 1, 0, 0, 0, 0], 3
-    )
+    sums = {"M": rows, "N": columns, "splits": splits, "ldo": columns, "inner_batches": 1}
+    second = Heavy("matmul/matmul_reduce.comp", vectors, sums, 3)
     grid = (ceil_div(rows * ceil_div(columns, 4), 64), 1, 1)
     (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
     close(got, want, np.float32)
@@ -157,7 +162,7 @@ def test_half(template):
     grid = (1, ceil_div(int(np.prod(want.shape[:3])), 64), 1)
     if template == "conv/conv2d.comp":
         macros.update(register_tile({}))
-        grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], 1)
+        grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], 1)
     (got,), _ = Heavy(template, macros, params, 4).run(
         [x, w, bias, Out(want.shape, np.float16)], grid
     )
@@ -172,30 +177,24 @@ def test_depthwise(case, pixels, special):
     x, w, bias, want = problem(
         batch, channels, height, width, channels, kernel, stride, padding, dilation, channels
     )
-    params = [
-        batch,
-        height,
-        width,
-        channels,
-        want.shape[1],
-        want.shape[2],
-        channels,
-        channels,
-        channels,
-        *kernel,
-        *stride,
-        *padding,
-        *dilation,
-        0,
-        0,
-        0,
-        0,
-    ]
+    fixed = window(kernel, stride, padding, dilation)
+    params = {
+        "batches": batch,
+        "H": height,
+        "W": width,
+        "C": channels,
+        "OH": want.shape[1],
+        "OW": want.shape[2],
+        "pixel_a": channels,
+        "pixel_o": channels,
+        "ldb": channels,
+        **fixed,
+    }
     vectors = int(channels % 4 == 0)
     macros = {"VEC4_A": vectors, "VEC4_B": vectors, "VEC4_OUT": vectors, "BIAS": 1, "PX": pixels}
     macros["WINDOW"] = int(special and dilation[1] == 1)
     macros["EPILOGUE(v, b, m, n)"] = "clamp(v, 0.0, 6.0)"
-    kernel = Heavy("conv/conv2d_dw.comp", macros, params, 4, range(9, 17) if special else ())
+    kernel = Heavy("conv/conv2d_dw.comp", macros, params, 4, fixed if special else ())
     work = ceil_div(channels, 4) * ceil_div(want.shape[2], pixels)
     grid = (ceil_div(work, 64), want.shape[1], batch)
     (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
@@ -211,7 +210,7 @@ def test_channels_of_a_wider_tensor():
     wide[..., 4:] = x
     macros, params = common(case, want.shape)
     macros.update(register_tile({}))
-    params[7], params[8], params[18], params[20] = 12, 20, 4, 4
+    params |= {"pixel_a": 12, "pixel_o": 20, "offset_a": 4, "offset_o": 4}
     out = Out((*want.shape[:3], 20), np.float32)
     kernel = Heavy("conv/conv2d.comp", macros, params, 4)
     (got,), _ = kernel.run([wide, w, bias, out], register_grid(macros, 30, 8, 1))
@@ -229,5 +228,5 @@ def test_texel_buffers(case, lanes_m):
     wide = {0: "r32f", 1: "rgba32f"}
     inputs = [Texel(x, wide[macros["VEC4_A"]]), Texel(w, wide[macros["VEC4_B"]]), bias]
     kernel = Heavy("conv/conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
-    grid = register_grid(macros, int(np.prod(want.shape[:3])), params[6], case[-1])
+    grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], case[-1])
     close(kernel.run_texels(inputs, Out(want.shape, np.float32), grid), want, np.float32)

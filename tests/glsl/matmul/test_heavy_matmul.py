@@ -12,6 +12,7 @@ from tests.glsl.heavy import (
     Texel,
     ceil_div,
     close,
+    dense_product,
     padded,
     register_grid,
     register_tile,
@@ -36,7 +37,7 @@ def operands(m, n, k, batch, dtype, transposed):
 
 
 def common(m, n, k, dtype, transposed, bias=True):
-    """Macros and parameters 0 to 16 of dense operands."""
+    """Macros and parameters of dense operands."""
     macros = {
         "T_A": GLSL[dtype],
         "T_B": GLSL[dtype],
@@ -47,8 +48,7 @@ def common(m, n, k, dtype, transposed, bias=True):
         "VEC4_OUT": int(n % 4 == 0),
         "BIAS": int(bias),
     }
-    params = [m, n, k, k, k if transposed else n, n, m * k, n * k, m * n, 1000, 0, 0, 0, 0, 0, 0, 0]
-    return macros, params
+    return macros, dense_product(m, n, k, transposed)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -129,16 +129,23 @@ def test_split_along_k(size, splits):
     a, b, bias, want = operands(m, n, k, 2, np.float32, False)
     macros, params = common(m, n, k, np.float32, False, bias=False)
     part = ceil_div(ceil_div(k, splits), 16) * 16
-    first = Heavy("matmul/matmul_tiled.comp", {**macros, "SPLIT_K": 1}, [*params, splits, part], 3)
+    params |= {"splits": splits, "split_size": part}
+    first = Heavy("matmul/matmul_tiled.comp", {**macros, "SPLIT_K": 1}, params, 3)
     shape = (splits, 2, m, n)
     (parts,), _ = first.run(
         [a, b, Out(shape, np.float32)], (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
     )
     close(parts.sum(0), want, np.float32)
     vectors = {"VEC4_A": int(n % 4 == 0), "VEC4_OUT": int(n % 4 == 0), "BIAS": 1}
-    second = Heavy(
-        "matmul/matmul_reduce.comp", vectors, [m, n, splits, n, m * n, 1000, 0, 0, 0, 0], 3
-    )
+    sums = {
+        "M": m,
+        "N": n,
+        "splits": splits,
+        "ldo": n,
+        "batch_o": m * n,
+        "inner_batches": 1000,
+    }
+    second = Heavy("matmul/matmul_reduce.comp", vectors, sums, 3)
     grid = (ceil_div(m * ceil_div(n, 4), 64), 1, 2)
     (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
     close(got, want + bias, np.float32)
@@ -157,25 +164,24 @@ def test_strides_offsets_and_broadcast(template, vectors):
     lda, ldb = k + 4, n + 8
     held_a, held_b = padded(a.reshape(-1, k), lda, 8), padded(b.reshape(-1, n), ldb, 12)
     macros = {"VEC4_A": int(vectors), "VEC4_B": int(vectors), "VEC4_OUT": int(vectors)}
-    params = [
-        m,
-        n,
-        k,
-        lda,
-        ldb,
-        n,
-        m * lda,
-        k * ldb,
-        m * n,
-        3,
-        3 * m * lda,
-        0,
-        3 * m * n,
-        8,
-        12,
-        16,
-        0,
-    ]
+    params = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": lda,
+        "ldb": ldb,
+        "ldo": n,
+        "batch_a": m * lda,
+        "batch_b": k * ldb,
+        "batch_o": m * n,
+        "inner_batches": 3,
+        "outer_a": 3 * m * lda,
+        "outer_b": 0,
+        "outer_o": 3 * m * n,
+        "offset_a": 8,
+        "offset_b": 12,
+        "offset_o": 16,
+    }
     grid = (1, 1, 6)
     if template == "matmul/matmul.comp":
         macros.update(register_tile({}))
@@ -220,7 +226,7 @@ def test_rows_beyond_k_do_not_leak():
     held_b = np.full((k + 4, n), np.inf, np.float32)
     held_b[:k] = b
     macros, params = common(m, n, k, np.float32, False, bias=False)
-    params[3] = k + 1
+    params["lda"] = k + 1
     macros.update(register_tile({}))
     out = Out(want.shape, np.float32)
     (got,), _ = Heavy("matmul/matmul.comp", macros, params, 3).run(

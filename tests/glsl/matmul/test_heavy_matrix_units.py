@@ -10,8 +10,8 @@ import pytest
 
 from purevk import api
 from purevk.shaders import shaderc
-from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device
-from tests.glsl.heavy import ceil_div, close
+from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device, numbered
+from tests.glsl.heavy import ceil_div, close, dense_product
 
 pytestmark = pytest.mark.device
 
@@ -87,14 +87,18 @@ def test_agrees(tile, macros, size):
         "VEC4_B": int((k if turned else n) % 4 == 0),
         "VEC4_OUT": int(n % 4 == 0),
     }
-    macros = {**macros, **vectors, **{f"PUSH_{i}": 1 for i in range(17)}}
-    params = [m, n, k, k, k if turned else n, n, m * k, n * k, m * n, 1000, 0, 0, 0, 0, 0, 0, 0]
+    template = "matmul/matmul_tiled.comp"
+    macros, words = {**macros, **vectors}, [0] * PUSH_WORDS
+    params = numbered(template, {**HALF, **macros}, dense_product(m, n, k, bool(turned)))
+    for number, value in params.items():
+        macros[f"PUSH_{number}"] = 1
+        words[number] = value
     kernel = Kernel.__new__(Kernel)
-    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *params, *[0] * (PUSH_WORDS - len(params)))
+    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *words)
     bindings = 3 + macros.get("BIAS", 0)
     kernel.pipeline = api.ComputePipeline(
         device(),
-        compiled("matmul/matmul_tiled.comp", tile, macros),
+        compiled(template, tile, macros),
         bindings,
         required_subgroup_size=32,
     )
