@@ -52,8 +52,8 @@ class UnsupportedOperatorError(PurevkError):
 
 
 class GraphError(PurevkError):
-    """A graph breaks the grammar of the IR. Raised by `purevk.ir.verify`; a bug of a front end or a
-    pass."""
+    """A graph breaks the grammar of the IR, or an argument of a node is not of the kind that its
+    operator takes. A bug of a front end or a pass."""
 
 
 class InputError(PurevkError, ValueError):
