@@ -52,8 +52,8 @@ class UnsupportedOperatorError(PurevkError):
 
 
 class GraphError(PurevkError):
-    """A graph breaks a rule of the IR. `purevk.ir.verify` raises it; the cause is a bug in a front
-    end or a pass."""
+    """A graph breaks a rule of the IR, or an argument of a node is not of the kind that its operator
+    takes. The cause is a bug in a front end or a pass."""
 
 
 class InputError(PurevkError, ValueError):
