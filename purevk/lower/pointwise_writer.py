@@ -18,7 +18,7 @@ VECTOR = {
 }  # fmt: skip
 _ACC_VECTOR = {"float": "vec4", "int": "ivec4", "bool": "bvec4"}
 _UNPACK = {DType.int8: "pv_signed", DType.uint8: "pv_unsigned", DType.bool: "pv_flags"}
-LOCAL_ID = 100  # specialization constant that holds the invocations of a workgroup
+LOCAL_ID = 100  # specialization constant `local_size_x`, which generated declarations leave out
 
 
 def can_vectorize(
@@ -110,21 +110,22 @@ class Writer:
         # there is index arithmetic to save, and the count of a plain loop stays a parameter, so
         # that one pipeline serves all sizes.
         rank, count = len(self.loop), len(self.operands)
-        params = [
-            *self.loop,
-            *(operand.offset for operand in self.operands),
-            *(s for step in self.steps for s in step),
-            *self.scalars,
-        ]
+        values = {f"d{n}": size for n, size in enumerate(self.loop)}
+        values |= {f"o{k}": operand.offset for k, operand in enumerate(self.operands)}
+        values |= {
+            f"s{n}_{k}": stride
+            for n, step in enumerate(self.steps)
+            for k, stride in enumerate(step)
+        }
+        values |= {f"c{n}": scalar for n, scalar in enumerate(self.scalars)}
         plain = rank == 1 and all(
             isinstance(step, int) and step in (0, 1) for step in self.steps[0]
         )
-        names = [f"d{n}" for n in range(rank)] + [f"o{n}" for n in range(count)]
-        names += [f"s{n}_{k}" for n in range(rank) for k in range(count)] + [
-            f"c{n}" for n in range(len(self.scalars))
-        ]
-        declared, words, constants, literal = [], {}, {}, {}
-        for number, (name, size) in enumerate(zip(names, params)):
+        declared: list[str] = []
+        words: dict[str, Size] = {}
+        constants: dict[str, int] = {}
+        literal: dict[str, str] = {}
+        for number, (name, size) in enumerate(values.items()):
             if isinstance(size, int) and (
                 (size in (0, 1) and name[0] in "os") or (plain and name[0] in "os")
             ):
