@@ -263,9 +263,9 @@ class Lowering:
         *,
         macros: Mapping[str, Any] | None = None,
         helpers: Mapping[str, Any] | None = None,
-        params: Mapping[str, Size] | Sequence[Size] = (),
-        constants: Mapping[str, int] | Mapping[int, int] | None = None,
-        specialize: Iterable[str] | Iterable[int] = (),
+        params: Mapping[str, Size] | None = None,
+        constants: Mapping[str, int] | None = None,
+        specialize: Iterable[str] = (),
         grid: tuple[Size, Size, Size],
         subgroup_size: int | None = None,
         flops: Size = 0,
@@ -290,23 +290,15 @@ class Lowering:
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
         further = {name: str(value) for name, value in (helpers or {}).items()}
-        if isinstance(params, Mapping):
-            interface = template_interface(template)
-            interface.check_macros(text, further)
-            text |= further
-            takes = interface.kernel(text)
-            constants = constants or {}
-            takes.check(params, constants, specialize)
-            numbered = {takes.params[name]: size for name, size in params.items()}
-            special = {takes.params[name] for name in specialize}
-            fixed = {takes.constants[name]: value for name, value in constants.items()}
-        else:  # by position: goes when all families pass names
-            text |= further
-            numbered, special, fixed = (
-                dict(enumerate(params)),
-                set(specialize),
-                dict(constants or {}),
-            )
+        params, constants, specialize = params or {}, constants or {}, set(specialize)
+        interface = template_interface(template)
+        interface.check_macros(text, further)
+        text |= further
+        takes = interface.kernel(text)
+        takes.check(params, constants, specialize)
+        numbered = {takes.params[name]: size for name, size in params.items()}
+        special = {takes.params[name] for name in specialize}
+        fixed = {takes.constants[name]: value for name, value in constants.items()}
         if any("fn_" in value for value in text.values()):
             text["PV_FUNCTIONS"] = "1"
         words: list[Size] = []
@@ -380,16 +372,14 @@ class Lowering:
         )
         return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
 
-    def fixed(self, params: Any, others: Any = ()) -> Any:
+    def fixed(self, params: Iterable[str], others: Iterable[str] = ()) -> tuple[str, ...]:
         """Names of parameters to make constants of a pipeline: all of `params` on a GPU, whose
         compilers are fast and make good use of them (a tenth to a quarter of the time of small
         kernels); `others` on a software device."""
-        if isinstance(params, int):  # by position: goes when all families pass names
-            params = range(params)
         return tuple(others) if self.traits.is_cpu else tuple(params)
 
-    def places(self, count: Size, many: int) -> int:
-        """Places of `count` that an invocation takes, so that all it reads is under way at once:
+    def items_per_thread(self, count: Size, many: int) -> int:
+        """Items of `count` that an invocation takes, so that all it reads is under way at once:
         `many` on a GPU, if that leaves a workgroup for each processor; else 1."""
         enough = _dims.upper(count) >= many * 256 * self.traits.processors
         return many if enough and not self.traits.is_cpu else 1

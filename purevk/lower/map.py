@@ -171,7 +171,7 @@ class _Writer:
         self.apart = 1
         if self.vector is None and not self.four and self._unrolls() and walked:
             many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
-            self.apart = lowering.places(_dims.product(self.sizes), many)
+            self.apart = lowering.items_per_thread(_dims.product(self.sizes), many)
         # A GPU that adds floats itself needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic
@@ -271,7 +271,7 @@ class _Writer:
     def _goes_on(self) -> bool:
         """Whether a GPU is to make 4 places that follow one another in memory, in one row or
         two."""
-        if not self._unrolls() or self.lowering.places(_dims.product(self.sizes), 4) == 1:
+        if not self._unrolls() or self.lowering.items_per_thread(_dims.product(self.sizes), 4) == 1:
             return False
         sizes = [self.sizes[d] for d in self.walked]
         return all(

@@ -66,14 +66,16 @@ def emit_pointwise(
     vector = can_vectorize(loop, steps, operands, len(inputs))
     follow = (
         not vector
-        and lowering.places(_dims.product(loop), 4) > 1
+        and lowering.items_per_thread(_dims.product(loop), 4) > 1
         and all(
             output.dtype in VECTOR and in_one_row(loop, [step[-1] for step in steps], output.offset)
             for output in outputs
         )
     )
     small = all(operand.dtype.itemsize <= 2 for operand in operands) and len(expression.steps) <= 8
-    apart = 1 if vector or follow else lowering.places(_dims.product(loop), 8 if small else 4)
+    apart = (
+        1 if vector or follow else lowering.items_per_thread(_dims.product(loop), 8 if small else 4)
+    )
     words = (vector or follow) and not lowering.traits.is_cpu
     enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
     wide = words and vector and enough and _only_bytes(loop, steps, operands, len(inputs))

@@ -78,7 +78,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     count = out.type.numel
     work = _ceil4(count) if vector else count
     parts = 1 if vector else _parts(x, loop, mine[0], count)
-    places = lowering.places(work, 32 if parts > 1 else 2 if vector else 8)
+    places = lowering.items_per_thread(work, 32 if parts > 1 else 2 if vector else 8)
     parts = parts if places > 1 else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
     words = 1 if lowering.traits.is_cpu or indices[0].dtype is not DType.int64 else 2

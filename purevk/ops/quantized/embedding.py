@@ -59,7 +59,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         and all(_dims.gcd_of(each) % (bits // 2) == 0 for each in (pitch, weight.offset))
     )
     work = count * _dims.ceil_div(width, 4)
-    places = lowering.places(work, _PLACES) if quads else 1
+    places = lowering.items_per_thread(work, _PLACES) if quads else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
     macros: dict[str, Any] = {
         "INDEX_WORDS": index.dtype.itemsize // 4,
