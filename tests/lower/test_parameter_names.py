@@ -15,24 +15,6 @@ SOURCES = sorted(
     for folder in ("ops", "lower")
     for path in (ROOT / folder).rglob("*.py")
 )
-# Files that still pass parameters by position. This list only shrinks.
-PENDING = {
-    "ops/attention/attention.py",
-    "ops/attention/choice.py",
-    "ops/conv/convolution.py",
-    "ops/conv/nchw.py",
-    "ops/conv/nchw_tiles.py",
-    "ops/index/masked.py",
-    "ops/index/scatter_tiles.py",
-    "ops/matmul/choice.py",
-    "ops/reduce/normalization.py",
-    "ops/reduce/reduction.py",
-    "ops/reduce/scan.py",
-    "ops/reduce/softmax.py",
-    "ops/sort/selection.py",
-    "ops/sort/sort.py",
-}
-
 BY_NAME = ("params", "constants", "specialize")  # keywords of Lowering.dispatch
 PARAMETERS = re.compile(r"(^|_)(params|push)$")
 SEQUENCE = re.compile(r"\b(list|List|tuple|Tuple|Sequence)\[.*\b(Size|int)\b")
@@ -166,10 +148,7 @@ def positional(source: str) -> list[str]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_parameter_by_position(source: str) -> None:
     found = positional((ROOT / source).read_text(encoding="utf-8"))
-    if source in PENDING:
-        assert found, f"{source} passes names now: take it from PENDING"
-    else:
-        assert not found, f"{source}: {'; '.join(found)}"
+    assert not found, f"{source}: {'; '.join(found)}"
 
 
 @pytest.mark.parametrize(
