@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import InputError, SignatureError
+from purevk.errors import InputError, SignatureError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
 from purevk.ir.signature import same_literal
@@ -129,9 +129,10 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
         graph: of the method. inputs: one for each of its inputs. where: the method, for messages.
 
     Raises:
-        InputError: their number, or the rank, dtype or size of one, does not fit the method; or two
-            share memory, one of which the method writes.
+        InputError: their number, or the rank or dtype of one, does not fit the method; or two share
+            memory, one of which the method writes.
         SignatureError: a Python value is another one than at export.
+        SizeConstraintError: a size is another one than at export.
     """
     expected = graph.inputs
     if len(inputs) != len(expected):
@@ -170,7 +171,7 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
             elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
                 dtype = DType.bfloat16  # the bits, as results give them
         if position in graph.updates:
-            _check_writable(given, name_of_input(graph, position), where)
+            _check_writable(given, array, name_of_input(graph, position), where)
         _check(array, dtype, value, name_of_input(graph, position), where)
         arrays.append(array)
     if graph.updates:
@@ -207,7 +208,7 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
         for other, array in enumerate(arrays):
             if other == written or not isinstance(array, np.ndarray):
                 continue
-            if np.may_share_memory(arrays[written], array):
+            if _overlap(arrays[written], array):
                 one, two = name_of_input(graph, written), name_of_input(graph, other)
                 raise InputError(
                     f"{one} and {two} share memory",
@@ -215,6 +216,15 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
                     why=f"the method writes {one} in place, and was traced with memory of their own",
                     next="pass a copy of one of them",
                 )
+
+
+def _overlap(one: np.ndarray, two: np.ndarray) -> bool:
+    if not np.may_share_memory(one, two):
+        return False
+    try:
+        return np.shares_memory(one, two, max_work=100_000  # type: ignore[arg-type])
+    except np.exceptions.TooHardError:
+        return True
 
 
 def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
@@ -271,9 +281,10 @@ def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[
             given.detach().copy_(made)
 
 
-def _check_writable(given: Any, name: str, where: str) -> None:
+def _check_writable(given: Any, array: np.ndarray, name: str, where: str) -> None:
     writable = given.flags.writeable if isinstance(given, np.ndarray) else _is_torch(given)
-    if not writable:
+    repeated = any(size > 1 and not step for size, step in zip(array.shape, array.strides))
+    if not writable or repeated:
         raise InputError(
             f"{name} cannot be written",
             where=where,
@@ -389,7 +400,7 @@ def _check(array: np.ndarray, dtype: DType | None, value: Value, name: str, wher
         )
     for dim, (size, given) in enumerate(zip(wanted.dims, array.shape)):
         if isinstance(size, int) and size != given:
-            raise InputError(
+            raise SizeConstraintError(
                 f"{name} has size {given} along dim {dim}",
                 where=where,
                 why=f"{_describe(value)} is expected, {shown} was given",

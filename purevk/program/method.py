@@ -171,12 +171,12 @@ class Method:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Variant, Sequence[Any], Given]:
         """The variant that takes arguments of this form, its inputs, and the inputs as arrays."""
-        refused: SignatureError | None = None
+        refused: InputError | None = None
         for variant in self.variants:
             try:
                 inputs = bind(variant.graph, args, kwargs, variant.where)
                 return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
-            except SignatureError as error:
+            except (SignatureError, SizeConstraintError) as error:
                 refused = refused or error
         assert refused is not None
         with self.lock:

@@ -128,7 +128,7 @@ class Specialization:
 
 def _within(graph: Graph, symbol: Symbol, value: int) -> bool:
     lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
-    return lower <= value <= (_dims.UNBOUNDED if upper is None else upper)
+    return lower <= value and (upper is None or value <= upper)
 
 
 class Variant:
@@ -237,8 +237,6 @@ class Variant:
             if symbol not in graph.ranges and (not symbol.is_size or lenient):
                 continue
             lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
-            if upper is None and not symbol.is_size:
-                upper = _dims.UNBOUNDED
             value = env[symbol]
             if bounds == "strict" and symbol.is_size:
                 upper = symbol.upper if upper is None else upper

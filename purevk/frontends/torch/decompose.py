@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch import higher_order
 from purevk.ops import registry
 
@@ -70,7 +71,15 @@ def decompose(program: Any) -> Any:
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     with higher_order.sub_graphs_may_write(program):
-        return program.run_decompositions(decompositions(program))
+        try:
+            return program.run_decompositions(decompositions(program))
+        except AssertionError as error:  # torch's own, on a written input that was given twice
+            raise UnsupportedProgramError(
+                "torch cannot decompose the exported program",
+                where="purevk.compile",
+                why=str(error).strip().partition("\n")[0],
+                next="export it with example inputs that share no memory",
+            ) from error
 
 
 def is_decomposed(program: Any) -> bool:

@@ -383,10 +383,11 @@ class Reader:
             traced = max(lower or 0, self._traced_from(expression))
             symbol = Symbol(label, max(planned, wider or 0), min(traced, planned))
             lower = traced if self.exact else lower
-        if self.bounded and (is_size or upper is not None):
-            # Of an integer that is no size torch says 0 where it knows nothing.
+        if self.bounded:
+            # Of an integer that is no size torch says 0 where it knows nothing; kernels take 32 bits.
             least = lower or 0 if is_size or lower else -_dims.UNBOUNDED
-            self.importer.ranges[symbol] = (least, upper)
+            most = _dims.UNBOUNDED if upper is None and not is_size else upper
+            self.importer.ranges[symbol] = (least, most)
         return symbol
 
     def _traced_from(self, expression: Any) -> int:

@@ -124,7 +124,7 @@ class ModuleSource:
             InputError: torch cannot export the module for this call.
         """
         args, kwargs = self.declared.normalized(args, kwargs)
-        self.declared.refuse_outside(args, kwargs, bounds)
+        self.declared.refuse_outside(args, kwargs, bounds, self._example)
         shapes = self.declared.automatic(args, kwargs, self._example)
         for dynamic in (shapes, None) if shapes is not None else (None,):
             try:
@@ -198,12 +198,21 @@ class _Declared:
                 position += 1
         return found
 
-    def refuse_outside(self, args: Sequence[Any], kwargs: Mapping[str, Any], bounds: str) -> None:
-        """Raises `SizeConstraintError` for a size outside of the declared bounds."""
+    def refuse_outside(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        bounds: str,
+        example: tuple[Any, Any],
+    ) -> None:
+        """Raises `SizeConstraintError` for a size outside of the declared bounds, or that is another
+        one than the example's and was not declared as dynamic."""
         from torch.utils._pytree import tree_leaves
 
+        before = self._named(*example)
         for name, value in self._named(args, kwargs).items():
             group = tree_leaves(value)
+            self._refuse_other(name, group, tree_leaves(before.get(name)))
             for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
                 for dim, declared in _dims_of(spec):
                     lower, upper = _bound(declared, "min"), _bound(declared, "max")
@@ -219,6 +228,22 @@ class _Declared:
                             why=f"it was declared with min={lower}, max={upper}",
                             next='declare other bounds, or compile with bounds="grow"',
                         )
+
+    def _refuse_other(self, name: str, group: Sequence[Any], before: Sequence[Any]) -> None:
+        if len(group) != len(before) or not self.simple:
+            return
+        specs = _spec_leaves(group, self.by_name.get(name))
+        for leaf, other, spec in zip(group, before, specs):
+            dynamic = {dim for dim, _ in _dims_of(spec)}
+            sizes = zip(getattr(leaf, "shape", ()), getattr(other, "shape", ()))
+            for dim, (size, known) in enumerate(sizes):
+                if size != known and dim not in dynamic and len(leaf.shape) == len(other.shape):
+                    raise SizeConstraintError(
+                        f"{name} has size {size} along dim {dim}",
+                        where="purevk.compile",
+                        why=f"the example has {known}, and the dim is not declared as dynamic",
+                        next="compile the module with dynamic_shapes, or pass the example's size",
+                    )
 
     def automatic(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], example: tuple[Any, Any]
@@ -356,20 +381,22 @@ class Weights:
         self._read()
 
     def _read(self) -> None:
-        slots: list[tuple[dict[str, Any], str]] = []
+        slots: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         tensors: dict[int, Any] = {}
         for source in self.sources:
             for name, tensor in source.tensors().items():
                 if tensor.is_inference() or tensor.device.type == "meta":
                     continue
                 tensors[id(tensor)] = tensor
-                slot = _slot(getattr(source, "module", None), name)
-                if slot is not None and slot[0].get(slot[1]) is tensor:
-                    slots.append(slot)
+                found = _slots(getattr(source, "module", None), name)
+                if found and found[-1][0].get(found[-1][1]) is tensor:
+                    slots.update(((id(owner), key), (owner, key)) for owner, key in found)
         self._tensors = list(tensors.values())
         self._versions = list(map(_version, self._tensors))
         self._addresses = list(map(_address, self._tensors))
-        self._owners, self._keys = [slot[0] for slot in slots], [slot[1] for slot in slots]
+        self._types = list(map(_type, self._tensors))
+        self._owners = [owner for owner, _ in slots.values()]
+        self._keys = [key for _, key in slots.values()]
         self._held = list(map(dict.get, self._owners, self._keys))
 
     def changed(self) -> bool:
@@ -377,14 +404,16 @@ class Weights:
         return (
             list(map(_version, self._tensors)) != self._versions
             or list(map(_address, self._tensors)) != self._addresses
-            or not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
+            or self._replaced()
         )
+
+    def _replaced(self) -> bool:
+        return not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
 
     def update(self, program: Any) -> None:
         """Has the sources read the tensors as they are now, and writes buffers that are states on
         the device and that the user changed."""
-        replaced = not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
-        if replaced:
+        if self._replaced() or list(map(_type, self._tensors)) != self._types:
             for source in self.sources:
                 if isinstance(source, ModuleSource):
                     source.renew()
@@ -393,9 +422,11 @@ class Weights:
             for tensor, version in zip(self._tensors, self._versions)
             if tensor._version != version
         }
+        known = set(map(id, self._tensors))
         for source in self.sources:
             for name, tensor in source.tensors().items():
-                if id(tensor) in changed and name in program.state:
+                written = id(tensor) in changed or id(tensor) not in known
+                if written and name in program.state:
                     program.state[name] = tensor.detach().cpu().numpy()
         self._read()
 
@@ -417,16 +448,22 @@ def _address(tensor: Any) -> int:
     return address
 
 
-def _slot(module: Any, name: str) -> tuple[dict[str, Any], str] | None:
-    """The dict of a module that holds a tensor."""
+def _type(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _slots(module: Any, name: str) -> list[tuple[dict[str, Any], str]]:
+    """The dicts of modules in which a tensor is found, from the outermost module to its own."""
     if module is None:
-        return None
-    path, _, last = name.rpartition(".")
-    try:
-        owner = module.get_submodule(path)
-    except AttributeError:
-        return None
-    for tensors in (owner._parameters, owner._buffers):
+        return []
+    *path, last = name.split(".")
+    found: list[tuple[dict[str, Any], str]] = []
+    for part in path:
+        if part not in module._modules:
+            return []
+        found.append((module._modules, part))
+        module = module._modules[part]
+    for tensors in (module._parameters, module._buffers, vars(module)):
         if last in tensors:
-            return tensors, last
-    return None
+            return [*found, (tensors, last)]
+    return []

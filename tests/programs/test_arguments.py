@@ -1,0 +1,348 @@
+"""A call binds its arguments as the module itself does, tells Python values apart, and sees weights
+that change."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import logging
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import purevk  # noqa: E402
+from purevk.errors import InputError, SignatureError  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
+X, Y, Z = (torch.tensor(row) for row in ([1.0, 2.0, 3.0], [4.0, -1.0, 0.5], [7.0, 8.0, 9.0]))
+Named = collections.namedtuple("Named", "u v")
+
+
+@dataclasses.dataclass
+class Pair:
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="tests.Pair")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def module(function: Any) -> torch.nn.Module:
+    class Made(torch.nn.Module):
+        pass
+
+    Made.forward = function
+    return Made()
+
+
+def agree(program: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    got, wanted = program(*args, **kwargs), model(*args, **kwargs)
+    leaves, nesting = torch.utils._pytree.tree_flatten(wanted)
+    ours, our_nesting = torch.utils._pytree.tree_flatten(got)
+    assert our_nesting == nesting
+    for one, two in zip(ours, leaves):
+        assert type(one) is type(two)
+        if isinstance(two, torch.Tensor):
+            torch.testing.assert_close(one, two)
+        else:
+            assert one == two
+
+
+def scaled(self: Any, a: Any, n: Any = 2, *, flag: Any = True, mode: Any = "mul") -> Any:
+    made = a * n if mode == "mul" else a + n
+    return made if flag else made + 100
+
+
+VALUES = [4, 3, -2, 0, True, 2.5, float("inf"), np.int64(7), np.float64(0.5), 2**40]
+
+
+def test_python_values_are_told_apart(tmp_path: Path) -> None:
+    model = module(scaled)
+    with purevk.compile(model, (X, 3)) as program:
+        for value in VALUES:
+            agree(program, model, X, value)
+        agree(program, model, X)
+        agree(program, model, X, flag=False)
+        agree(program, model, X, mode="add", n=3)
+        agree(program, model, torch.arange(3).float(), n=Y)
+    with purevk.compile(torch.export.export(model, (X, 3), {"flag": True})) as program:
+        agree(program, model, X, 3, flag=True)
+        for value in (4, 3.0, True, None, "3", Y):
+            with pytest.raises(SignatureError, match="n is"):
+                program(X, value, flag=True)
+        with pytest.raises(SignatureError, match="flag is False"):
+            program(X, 3, flag=False)
+        program.save(tmp_path / "m.pvk")
+    with purevk.load(tmp_path / "m.pvk") as program:
+        agree(program, model, X, 3, flag=True)
+        with pytest.raises(SignatureError):
+            program(X, 4, flag=True)
+
+
+def test_none_and_tensors() -> None:
+    model = module(lambda self, x, y=None: x + 1 if y is None else x - y)
+    for example in ((X,), (X, None), (X, Y)):
+        with purevk.compile(model, example) as program:
+            for args in ((X,), (X, None), (X, Z)):
+                agree(program, model, *args)
+    with purevk.compile(torch.export.export(model, (X, None))) as program:
+        agree(program, model, X, None)
+        with pytest.raises(SignatureError, match="y is a Tensor"):
+            program(X, Y)
+
+
+def adds(self: Any, x: Any, y: Any) -> Any:
+    x.add_(1)
+    return y * 2
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_memory_in_common(exported: bool) -> None:
+    model = module(adds)
+    example = (X.clone(), Y.clone())
+    made = torch.export.export(model, example) if exported else model
+    with purevk.compile(made, () if exported else example) as program:
+        base, other = torch.zeros(4, 2, dtype=torch.float32)[:3], X.clone()
+        with pytest.raises(InputError, match="x and y share memory"):
+            program(other, other)
+        with pytest.raises(InputError, match="share memory"):
+            program(base.T[0], base.T[0][:])
+        torch.testing.assert_close(program(base[:, 0], base[:, 1]), base[:, 1] * 2)
+        assert base[:, 0].tolist() == [1, 1, 1]
+        assert base[:, 1].tolist() == [0, 0, 0]
+        with pytest.raises(InputError, match="cannot be written"):
+            program(torch.zeros(1).expand(3), X)
+
+
+def test_examples_that_are_one_tensor() -> None:
+    model = module(lambda self, a, b, c: (a - b + 2 * c, c - a))
+    with purevk.compile(model, (X, Y, X)) as program:
+        agree(program, model, Z, Y, X)
+
+
+def test_keywords_in_any_order(tmp_path: Path) -> None:
+    model = module(lambda self, x, b, *, c, d=2.0: x * b - c * d)
+    with purevk.compile(torch.export.export(model, (X,), {"c": Y, "b": Z})) as program:
+        agree(program, model, X, b=Z, c=Y)
+        agree(program, model, X, c=Y, b=Z)
+        with pytest.raises(SignatureError, match="pass c, b by name"):
+            program(X, Z, Y)
+        assert [each.name for each in program.inputs] == ["x", "c", "b"]
+        program.save(tmp_path / "m.pvk")
+    with purevk.load(tmp_path / "m.pvk") as program:
+        agree(program, model, X, b=Z, c=Y)
+    with purevk.compile(model, (X,), kwargs={"c": Y, "b": Z}) as program:
+        agree(program, model, X, Z, c=Y)
+        agree(program, model, c=Y, b=Z, x=X)
+        agree(program, model, X, Z, c=Y, d=3.0)
+        torch.testing.assert_close(program.submit(X, c=Y, b=Z).result(), model(X, c=Y, b=Z))
+        out = torch.empty(3)
+        assert program(X, c=Y, b=Z, out=out) is out
+        torch.testing.assert_close(out, model(X, c=Y, b=Z))
+        for args, kwargs in (((X, Z, Y), {}), ((X,), {"c": Y}), ((X, Z), {"c": Y, "w": 1})):
+            with pytest.raises(InputError):
+                program(*args, **kwargs)
+
+
+def test_the_order_of_keywords_that_nobody_declared() -> None:
+    def ranked(self: Any, x: Any, *rest: Any, **more: Any) -> Any:
+        return sum(rest, x) + sum(rank * each for rank, each in enumerate(more.values(), 1))
+
+    model = module(ranked)
+    with purevk.compile(model, (X, Y), kwargs={"k": Z}) as program:
+        agree(program, model, X, Z, k=Y)
+        agree(program, model, X, Y, k=Z, j=X)
+        agree(program, model, X, Y, j=X, k=Z)
+        agree(program, model, X, k=Z)
+        agree(program, model, X, Y, Z)
+
+
+def test_the_order_of_keys() -> None:
+    model = module(lambda self, d: sum(rank * each for rank, each in enumerate(d.values(), 1)))
+    with purevk.compile(model, ({"a": X, "b": Y},)) as program:
+        agree(program, model, {"a": Y, "b": Z})
+        agree(program, model, {"b": Z, "a": Y})
+        agree(program, model, {"b": Z})
+
+
+def test_nested_inputs_and_outputs(tmp_path: Path) -> None:
+    def forward(self: Any, d: Any, pair: Any, named: Any) -> Any:
+        return {
+            "sum": d["a"] + d["b"][0],
+            "all": (d["b"][1], [pair.a - named.u, None, 3]),
+            "pair": Pair(pair.b, named.v),
+            "named": Named(pair.a, d["a"]),
+        }
+
+    model = module(forward)
+    args = {"a": X, "b": [Y, Z]}, Pair(X, Y), Named(Z, X)
+    # torch.export itself takes two inputs that are one tensor for one.
+    args = torch.utils._pytree.tree_map(torch.clone, args)
+    for made in (purevk.compile(model, args), purevk.compile(torch.export.export(model, args))):
+        with made as program:
+            other = {"a": Z, "b": [X, Y]}, Pair(Y, Z), Named(X, Z.clone())
+            got, wanted = program(*other), model(*other)
+            assert type(got["pair"]) is Pair and type(got["named"]) is Named
+            agree(program, model, *other)
+            names = [each.name for each in program.inputs]
+            assert names == ["d.a", "d.b.0", "d.b.1", "pair.a", "pair.b", "named.u", "named.v"]
+            assert [each.name for each in program.outputs][:3] == ["sum", "all.0", "all.1.0"]
+            with pytest.raises(InputError):
+                program({"a": X}, Pair(Y, Z), Named(X, Z))
+            program.save(tmp_path / "m.pvk")
+        with purevk.load(tmp_path / "m.pvk") as loaded:
+            got = loaded(*other)
+            assert got["named"]._fields == ("u", "v") and set(got["pair"]) == {"a", "b"}
+            torch.testing.assert_close(got["pair"]["a"], wanted["pair"].a)
+
+
+def test_model_outputs() -> None:
+    utils = pytest.importorskip("transformers.modeling_outputs")
+
+    def forward(self: Any, x: Any, y: Any = None) -> Any:
+        loss = None if y is None else (x - y).sum()
+        return utils.SequenceClassifierOutput(logits=x * 2, loss=loss)
+
+    model = module(forward)
+    with purevk.compile(model, (X,)) as program:
+        for kwargs in ({}, {"y": Y}):
+            got = program(X, **kwargs)
+            assert type(got) is utils.SequenceClassifierOutput
+            assert list(got) == list(model(X, **kwargs))
+            torch.testing.assert_close(got.logits, X * 2)
+
+
+def test_arrays_of_every_kind() -> None:
+    with purevk.compile(module(lambda self, x: x * 2), (X,)) as program:
+        array = pickle.loads(pickle.dumps(X.numpy()))
+        assert program(array).tolist() == [2, 4, 6]
+        assert program(copy.deepcopy(array)).tolist() == [2, 4, 6]
+        for masked in (np.ma.array(array, mask=[0, 1, 0]), np.ma.array(array)):
+            with pytest.raises(InputError, match="x is a masked array"):
+                program(masked)
+        with pytest.raises(InputError, match="float64"):
+            program(array.astype(np.float64))
+
+
+def test_a_number_is_no_tensor() -> None:
+    model = module(lambda self, x, y: x * y)
+    with purevk.compile(model, (torch.arange(3), torch.tensor(2.0))) as program:
+        got = program(torch.arange(3), 3)
+        assert got.dtype is torch.int64 and got.tolist() == [0, 3, 6]
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("b", torch.ones(3))
+        self.t = torch.ones(3)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) * self.b + self.t
+
+
+CHANGES = {
+    "in place": lambda m: m.linear.weight.mul_(2),
+    "load_state_dict": lambda m: m.load_state_dict(Layers().state_dict()),
+    "assign": lambda m: m.load_state_dict(Layers().state_dict(), assign=True),
+    "parameter": lambda m: setattr(m.linear, "weight", torch.nn.Parameter(torch.randn(3, 3))),
+    "data": lambda m: setattr(m.linear.weight, "data", torch.randn(3, 3)),
+    "buffer": lambda m: setattr(m, "b", torch.full((3,), 5.0)),
+    "attribute": lambda m: setattr(m, "t", torch.full((3,), 7.0)),
+    "attribute in place": lambda m: m.t.add_(1),
+    "sub-module": lambda m: setattr(m, "linear", torch.nn.Linear(3, 3)),
+    "no bias": lambda m: setattr(m.linear, "bias", None),
+}
+
+
+@torch.no_grad()
+def test_weights_that_change(tmp_path: Path) -> None:
+    model, x = Layers().eval(), torch.randn(2, 3)
+    with purevk.compile(model, (x,)) as program:
+        for change in CHANGES.values():
+            change(model)
+            agree(program, model, x)
+        CHANGES["in place"](model)
+        torch.testing.assert_close(program.submit(x).result(), model(x))
+        CHANGES["in place"](model)
+        torch.testing.assert_close(program.method("forward").run_flat([x])[0], model(x))
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(3))
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        self.n.add_(1)
+        return x * self.w + self.n
+
+
+@torch.no_grad()
+def test_states_outlive_changes_of_weights() -> None:
+    model, eager = Counter(), Counter()
+    reader, eager_reader = (module(lambda self, x, m=m: x * m.w + m.n) for m in (model, eager))
+    reader.m = model
+    states = {"n": torch.full((3,), 10.0), "w": torch.full((3,), 3.0)}
+    changes = [
+        lambda m: None,
+        lambda m: m.w.mul_(2),
+        lambda m: setattr(m, "w", torch.nn.Parameter(torch.full((3,), 9.0))),
+        lambda m: m.load_state_dict(states),
+        lambda m: m.n.fill_(50),
+        lambda m: setattr(m, "n", torch.full((3,), 70.0)),
+        lambda m: m.load_state_dict({k: v.clone() for k, v in states.items()}, assign=True),
+    ]
+    with purevk.compile({"step": (model, (X,)), "read": (reader, (X,))}) as program:
+        step, read = program.method("step"), program.method("read")
+        for change in changes:
+            change(model), change(eager)
+            for _ in range(2):
+                agree(step, eager, X)
+            agree(read, eager_reader, X)
+
+
+@torch.no_grad()
+def test_calls_while_weights_change() -> None:
+    linear = torch.nn.Linear(8, 8, bias=False).eval()
+    linear.weight.fill_(1.0)
+    wrong: list[Any] = []
+    done = threading.Event()
+    with purevk.compile(linear, (torch.ones(4, 8),)) as program:
+
+        def call() -> None:
+            while not done.is_set():
+                try:
+                    made = program(torch.ones(4, 8))
+                    if not bool((made == made[0, 0]).all()):
+                        wrong.append(made)
+                except Exception as error:
+                    wrong.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(6):
+            linear.weight.fill_(float(number))
+            done.wait(0.02)
+        done.set()
+        for thread in threads:
+            thread.join(30)
+        assert not wrong
+        agree(program, linear, torch.ones(4, 8))

@@ -1,0 +1,258 @@
+"""What torch.export decides from the sizes of its example inputs holds at every call: a call gives
+what eager torch gives, or raises a typed error."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import purevk  # noqa: E402
+from purevk.errors import InputError, SizeConstraintError, UnsupportedProgramError  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
+Dim = torch.export.Dim
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """torch.export logs what it specializes on."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class Two(Model):
+    def forward(self, x: Any, y: Any) -> Any:  # type: ignore[override]
+        return self.function(x, y)
+
+
+def rows(*counts: int) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        (torch.arange(3 * count).reshape(count, 3) % 7 + seed).float()
+        for seed, count in enumerate(counts)
+    )
+
+
+def check(program: Any, model: Any, counts: tuple[int, ...], refused: bool = False) -> None:
+    if refused:
+        with pytest.raises(InputError):
+            program(*rows(*counts))
+        return
+    got, wanted = program(*rows(*counts)), model(*rows(*counts))
+    assert type(got) is type(wanted)
+    torch.testing.assert_close(got, wanted)
+
+
+def files(program: purevk.Program, folder: Path) -> purevk.Program:
+    program.save(folder / "model.pvk")
+    program.close()
+    return purevk.load(folder / "model.pvk")
+
+
+def above_4(x: Any) -> Any:
+    return x + 1 if x.shape[0] > 4 else x - 1
+
+
+def even(x: Any) -> Any:
+    return x * 2 if x.shape[0] % 2 == 0 else x * 3
+
+
+def up_to_16(x: Any) -> Any:
+    return x + 1 if x.shape[0] <= 16 else x - 1
+
+
+def one(x: Any) -> Any:
+    return x + 1 if x.shape[0] == 1 else x - 1
+
+
+def either(x: Any) -> Any:
+    return x + 1 if x.shape[0] > 6 or x.shape[0] % 3 == 0 else x - 1
+
+
+def equal(x: Any, y: Any) -> Any:
+    return x + y if x.shape[0] == y.shape[0] else x.sum() + y
+
+
+def product(x: Any, y: Any) -> Any:
+    return x + 1 if x.shape[0] * y.shape[0] > 40 else x - 1
+
+
+def larger(x: Any, y: Any) -> Any:
+    return x + 1 if max(x.shape[0], y.shape[0]) > 8 else x - 1
+
+
+CASES = [
+    (above_4, (8,), [(5,), (2,), (20,), (0,)], [(5,), (20,)]),
+    (even, (8,), [(6,), (7,), (1,)], [(6,)]),
+    (up_to_16, (8,), [(16,), (20,), (100,)], [(16,)]),
+    (one, (8,), [(1,), (2,)], [(2,)]),
+    (either, (8,), [(3,), (4,), (7,), (9,), (70,)], [(7,), (9,), (70,)]),
+    (equal, (8, 8), [(6, 6), (7, 6), (1, 3), (2, 2)], [(6, 6), (2, 2)]),
+    (product, (8, 6), [(2, 3), (20, 3), (5, 8), (5, 9)], [(20, 3), (5, 9)]),
+    (larger, (8, 6), [(9, 2), (2, 9), (3, 3), (8, 8)], [(3, 3), (8, 8)]),
+    (lambda x: x.reshape(2, -1), (8,), [(6,), (10,)], [(6,), (10,)]),
+]
+
+
+@pytest.mark.parametrize("hint", [Dim.AUTO, Dim.DYNAMIC], ids=["auto", "dynamic"])
+@pytest.mark.parametrize(("function", "example", "others", "same"), CASES)
+def test_branches(
+    hint: Any, function: Any, example: Any, others: Any, same: Any, tmp_path: Path
+) -> None:
+    model, shapes = (Model, Two)[len(example) - 1](function), tuple({0: hint} for _ in example)
+    with purevk.compile(model, rows(*example), shapes) as program:
+        for counts in (example, *others, example):
+            check(program, model, counts)
+    try:
+        exported = torch.export.export(model, rows(*example), dynamic_shapes=shapes)
+    except Exception:  # torch requires that DYNAMIC dims are not specialized
+        assert hint is Dim.DYNAMIC
+        return
+    with purevk.compile(exported) as program:
+        for counts in (example, *others):
+            check(program, model, counts, counts not in (example, *same))
+        with files(program, tmp_path) as loaded:
+            for counts in (example, *others):
+                check(loaded, model, counts, counts not in (example, *same))
+
+
+def test_a_named_dim_has_its_bounds(tmp_path: Path) -> None:
+    model = Model(above_4)
+    program = purevk.compile(model, rows(8), ({0: Dim("batch", min=5, max=16)},))
+    check(program, model, (5,))
+    (spec,) = program.inputs
+    assert str(spec) == "x: float32[batch, 3]"
+    assert (spec.sizes[0].lower, spec.sizes[0].upper) == (5, 16)
+    for counts in ((2,), (20,)):
+        with pytest.raises(SizeConstraintError, match=rf"x.shape\[0\] is {counts[0]}"):
+            program(*rows(*counts))
+    with files(program, tmp_path) as loaded:
+        check(loaded, model, (16,))
+        assert [str(each) for each in loaded.inputs] == ["x: float32[batch, 3]"]
+        with pytest.raises(SizeConstraintError, match=r"exported for 5 to 16"):
+            loaded(*rows(20))
+
+
+@pytest.mark.parametrize("way", ["module", "exported", "pvk"])
+def test_dims_that_follow_from_others(way: str, tmp_path: Path) -> None:
+    model = Two(lambda x, y: x.sum(0) + y)
+    dim = Dim("rows", max=20)
+    for second, example, good, bad in (
+        (dim, (4, 4), (7, 7), (7, 6)),
+        (2 * dim, (4, 8), (7, 14), (7, 13)),
+        (dim + 1, (4, 5), (7, 8), (7, 7)),
+    ):
+        shapes = ({0: dim}, {0: second})
+        if way == "module":
+            program = purevk.compile(model, rows(*example), shapes)
+        else:
+            exported = torch.export.export(model, rows(*example), dynamic_shapes=shapes)
+            program = purevk.compile(exported)
+        program = files(program, tmp_path) if way == "pvk" else program
+        with program:
+            check(program, model, good)
+            if way != "module":
+                check(program, model, bad, refused=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (x.shape[0] * 0.5) - (x.shape[0] - 0.25),
+        lambda x: x * (x.shape[0] / 3) + 1 / (x.shape[0] + 1),
+        lambda x: x * x.shape[0] ** 0.5 + x.shape[0] ** 2,
+        lambda x: x[: math.ceil(x.shape[0] / 3)] + math.floor(x.shape[0] / 2),
+        lambda x: x[: round(x.shape[0] / 2)],
+        lambda x: x + 1 if x.shape[0] / 2 > 3.5 else x - 1,
+        lambda x: x + 1 if x.shape[0] / 10 > 0.7 else x - 1,
+        lambda x: x.shape[0] / 4,
+        lambda x: (x.shape[0] > 4) + 0,
+    ],
+)
+def test_floats_made_of_sizes(function: Any, tmp_path: Path) -> None:
+    model = Model(function)
+    with purevk.compile(model, rows(8), ({0: Dim.AUTO},)) as program:
+        for count in (8, 5, 9, 100):
+            check(program, model, (count,))
+        with files(program, tmp_path) as loaded:
+            check(loaded, model, (8,))
+            for count in (9, 100):
+                try:
+                    got = loaded(*rows(count))
+                except InputError:
+                    continue
+                torch.testing.assert_close(got, model(*rows(count)))
+
+
+def test_integers_that_are_sizes() -> None:
+    class Zeros(torch.nn.Module):
+        def forward(self, x: Any, n: int) -> Any:
+            return torch.cat([x, torch.zeros(n, 3) + n])
+
+    with purevk.compile(Zeros(), (*rows(4), 5), (None, Dim.DYNAMIC)) as program:
+        for count in (5, 3, 1, 0, 100):
+            torch.testing.assert_close(program(*rows(4), count), Zeros()(*rows(4), count))
+        with pytest.raises(InputError):
+            program(*rows(4), -1)
+
+
+def test_a_number_of_more_than_32_bits_is_refused() -> None:
+    model = Model(lambda x: x + x.shape[0] * x.shape[0] * 100_000)
+    with (
+        purevk.compile(model, rows(8), ({0: Dim.AUTO},)) as program,
+        pytest.raises(InputError, match="32 bits"),
+    ):
+        program(*rows(400))
+
+
+def test_undeclared_dims_stay_as_they_are() -> None:
+    with (
+        purevk.compile(Model(above_4), rows(8)) as program,
+        pytest.raises(SizeConstraintError, match="has size 5 along dim 0"),
+    ):
+        program(*rows(5))
+
+
+def test_a_file_of_torch_keeps_its_guards(tmp_path: Path) -> None:
+    for function, good, bad in ((above_4, 5, 2), (even, 6, 7), (either, 7, 4)):
+        model = Model(function)
+        exported = torch.export.export(model, rows(8), dynamic_shapes=({0: Dim.AUTO},))
+        torch.export.save(exported, tmp_path / "m.pt2")
+        with purevk.compile(torch.export.load(tmp_path / "m.pt2")) as program:
+            torch.testing.assert_close(program(*rows(good)), model(*rows(good)))
+            with pytest.raises(SizeConstraintError):
+                program(*rows(bad))
+
+
+def test_branches_under_torch_compile() -> None:
+    torch._dynamo.reset()
+    for function in (above_4, even):
+        model = Model(function)
+        compiled = torch.compile(model, backend="purevk", dynamic=True)
+        for count in (8, 2, 7, 20):
+            check(compiled, model, (count,))
+
+
+def test_a_split_whose_parts_move_is_refused() -> None:
+    with pytest.raises(UnsupportedProgramError):
+        purevk.compile(
+            Model(lambda x: x.narrow(0, 1, x.shape[0] - 1).chunk(2)[0]),
+            rows(8),
+            ({0: Dim.DYNAMIC},),
+        )
