@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,3 +59,40 @@ def gpu_traits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "traits_of", as_gpu)
         yield
+
+
+_GROWN = 300 << 20  # bytes
+_resident_after_release = 0
+
+
+def pytest_runtest_teardown() -> None:
+    """Frees what exports leave behind, each time a process has grown by `_GROWN`."""
+    global _resident_after_release
+    if _resident() > _resident_after_release + _GROWN:
+        _release()
+        _resident_after_release = _resident()
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _release() -> None:
+    """torch's cache of fake tensors holds every program that executorch lowered, with its weights;
+    executorch's cache of equal nodes holds their graphs. Neither has a bound."""
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake_tensors is not None:
+        fake_tensors.FakeTensorMode.cache_clear()
+    backends = sys.modules.get("executorch.exir.backend.utils")
+    if backends is not None:
+        backends.is_same_node.cache_clear()
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
