@@ -222,7 +222,7 @@ def _overlap(one: np.ndarray, two: np.ndarray) -> bool:
     if not np.may_share_memory(one, two):
         return False
     try:
-        return np.shares_memory(one, two, max_work=100_000  # type: ignore[arg-type])
+        return np.shares_memory(one, two, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
