@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from purevk.errors import InputError, SignatureError, SizeConstraintError
+from purevk.errors import InputError, PurevkError, SignatureError, SizeConstraintError
 from purevk.graph.executable import Executable
 from purevk.ir import Graph, Value
 from purevk.program.arguments import (
@@ -59,6 +59,7 @@ class Method:
         self.lock = threading.RLock()
         self.variants = [Variant(program, name, source)]
         self._calls = 0
+        self._warned = False
         if self.graph.labels:
             self.lock = program.state_lock
 
@@ -185,7 +186,7 @@ class Method:
         return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
 
     def _export_again(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: InputError
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: PurevkError
     ) -> Variant:
         """A variant for a call that none takes so far; raises `refused` where there is no module."""
         if not isinstance(self.source, ExportsAgain):
@@ -200,7 +201,7 @@ class Method:
             oldest = min(self.variants[1:-1], key=lambda each: each.used)
             self.variants.remove(oldest)
             oldest.close()
-            if not getattr(self, "_warned", False):
+            if not self._warned:
                 self._warned = True
                 _log.warning(
                     "%s: calls have asked for more than %d exports; pass tensors in place of Python"
@@ -234,8 +235,8 @@ class Method:
 
         with self.lock:
             self.program.check_open()
-            if variant not in self.variants:  # the weights were copied again meanwhile
-                variant = self.variants[0]
+            if variant not in self.variants:  # another thread replaced it meanwhile
+                variant = self._successor(variant, given)
             variant, (chosen, env) = self._choose(variant, given)
             meanwhile = None if watch is None else compare
             chosen, outputs = variant.run(chosen, env, given.arrays, targets, meanwhile)
@@ -260,11 +261,24 @@ class Method:
                     return other, other.choose(given.arrays)
                 except SizeConstraintError:
                     continue
-        signature = variant.graph.signature
-        assert signature is not None
-        args, kwargs = signature.arguments(given.leaves(variant.graph))
-        made = self._export_again(args, kwargs, refused)
+        made = self._for_inputs(variant, given, refused)
         return made, made.choose(given.arrays)
+
+    def _successor(self, variant: Variant, given: Given) -> Variant:
+        """What takes the inputs of a variant that is closed: one of the same form."""
+        for other in self.variants:
+            if _alike(other.graph, variant.graph):
+                return other
+        gone = PurevkError("the weights changed during the call", where=variant.where)
+        return self._for_inputs(variant, given, gone)
+
+    def _for_inputs(self, variant: Variant, given: Given, refused: PurevkError) -> Variant:
+        """A new variant for the inputs of a call that has the form of `variant`."""
+        signature = variant.graph.signature
+        if signature is None:
+            raise refused
+        args, kwargs = signature.arguments(given.leaves(variant.graph))
+        return self._export_again(args, kwargs, refused)
 
     def restart(self) -> None:
         """Lowers the graph for the example inputs again; other variants are exported when a call
