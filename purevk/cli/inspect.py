@@ -16,6 +16,7 @@ from purevk.errors import InputError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
+from purevk.program.specs import input_specs, output_specs
 from purevk.pte import program as P
 
 _MANY = 6  # delegates, above which they are not listed one by one
@@ -140,8 +141,8 @@ def _method(
     segments = lowered.segments_data(run)
     limit = None if target.context is None else target.context.device.limits.max_allocation
     data |= {
-        "inputs": [lowered.describe_value(value) for value in made.graph.inputs],
-        "outputs": [lowered.describe_value(value) for value in made.graph.outputs],
+        "inputs": lowered.describe(input_specs(made.graph)),
+        "outputs": lowered.describe(output_specs(made.graph)),
         "sizes": lowered.size_symbols(made.graph),
         "guards": [str(guard) for guard in made.guards],
         "nodes": len(made.graph.nodes),
@@ -234,12 +235,9 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
     once = method["dispatches_at_load"]
     out.pairs(
         [
-            *[(f"input {n}", lowered.type_text(each)) for n, each in enumerate(method["inputs"])],
-            *[(f"output {n}", lowered.type_text(each)) for n, each in enumerate(method["outputs"])],
-            *[
-                (f"size {name}", f"{each['min']} to {each['max']}")
-                for name, each in method["sizes"].items()
-            ],
+            *[(_named("input", each), lowered.type_text(each)) for each in method["inputs"]],
+            *[(_named("output", each), lowered.type_text(each)) for each in method["outputs"]],
+            *[(f"size {name}", _bounds(each)) for name, each in method["sizes"].items()],
             ("lowered for", ", ".join(method["guards"]) or None),
             ("in the file", _in_file(method)),
             (
@@ -288,6 +286,18 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
     if "graph" in method:
         out.heading("graph")
         out.raw(method["graph"].rstrip())
+
+
+def _named(kind: str, data: dict[str, Any]) -> str:
+    """The heading of an input or output: "input x", or "input 2" where it has no name."""
+    name = str(data["name"])
+    return name.replace("_", " ") if name.startswith(f"{kind}_") else f"{kind} {name}"
+
+
+def _bounds(data: dict[str, Any]) -> str:
+    if data["max"] is None:
+        return f"{data['min']} or more"
+    return f"{data['min']} to {data['max']}"
 
 
 def _in_file(method: dict[str, Any]) -> str | None:

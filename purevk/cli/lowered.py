@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
+from purevk.program.specs import ArgumentSpec
 from purevk.schedule.plan import Plan, make_plan
 
 
@@ -38,38 +40,41 @@ def lower(program: ModelFile, method: str, traits: DeviceTraits) -> Lowered:
 
 
 # -- inputs and outputs --------------------------------------------------------------------------
-def describe_value(value: Any) -> dict[str, Any]:
-    """An input or output: "kind" ("tensor", "integer", "unused" or "constant"), "dtype", "dims"
-    (integers, or expressions over symbols as text)."""
-    if isinstance(value, Value):
-        dims = [size if isinstance(size, int) else str(size) for size in value.type.dims]
-        return {"kind": "tensor", "dtype": value.type.dtype.name, "dims": dims}
-    kind = (
-        "unused"
-        if value is None
-        else "constant"
-        if isinstance(value, (int, float, bool))
-        else "integer"
-    )
-    return {"kind": kind, "dtype": None, "dims": None}
+def describe(specs: Sequence[ArgumentSpec]) -> list[dict[str, Any]]:
+    """Inputs or outputs: "name", "kind" ("tensor", "integer", "fixed" or "unused"), "dtype", "dims"
+    (integers, or expressions over symbols as text), and "value" of what is fixed."""
+    return [
+        {
+            "name": each.name,
+            "kind": each.kind,
+            "dtype": each.dtype,
+            "dims": [size if isinstance(size, int) else str(size) for size in each.sizes]
+            if each.kind == "tensor"
+            else None,
+            "value": each.value,
+        }
+        for each in specs
+    ]
 
 
 def type_text(data: dict[str, Any]) -> str:
     """The same as text: "float32[1, s0]"."""
-    if data["kind"] != "tensor":
-        return str(data["kind"])
-    return f"{data['dtype']}[{', '.join(map(str, data['dims']))}]"
+    if data["kind"] == "tensor":
+        return f"{data['dtype']}[{', '.join(map(str, data['dims']))}]"
+    return repr(data["value"]) if data["kind"] == "fixed" else str(data["kind"])
 
 
-def size_symbols(graph: Graph) -> dict[str, dict[str, int]]:
-    """The symbols in the inputs' sizes: their bounds, both included."""
-    found: dict[str, dict[str, int]] = {}
+def size_symbols(graph: Graph) -> dict[str, dict[str, int | None]]:
+    """The symbols in the inputs' sizes: their bounds, both included; a "max" of None: there is
+    none."""
+    found: dict[str, dict[str, int | None]] = {}
     for value in graph.inputs:
         if isinstance(value, Value):
             for symbol in sorted(
                 {s for size in value.type.dims for s in _dims.symbols(size)}, key=lambda s: s.name
             ):
-                found[symbol.name] = {"min": max(symbol.lower, 1), "max": symbol.upper}
+                stated = graph.ranges.get(symbol, (max(symbol.lower, 1), symbol.upper))
+                found[symbol.name] = {"min": stated[0], "max": stated[1]}
     return found
 
 

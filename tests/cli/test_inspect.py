@@ -17,7 +17,9 @@ def test_a_node_without_a_kernel_is_on_the_cpu(cli, data: Path, unregister_topk)
     found = cli("inspect", data / "topk.pte", "--no-device", "--json").json
     (method,) = found["methods"]
     assert found["ok"] and found["device"] is None and method["error"] is None
-    assert method["inputs"] == [{"kind": "tensor", "dtype": "float32", "dims": [2, 7]}]
+    assert method["inputs"] == [
+        {"name": "input_0", "kind": "tensor", "dtype": "float32", "dims": [2, 7], "value": None}
+    ]
     assert [each["dtype"] for each in method["outputs"]] == ["float32", "int64"]
     (node,) = method["cpu_nodes"]
     assert (node["operator"], node["why"]) == ("aten.topk.default", "no kernel")

@@ -382,7 +382,8 @@ class Reader:
             # of their own.
             traced = max(lower or 0, self._traced_from(expression))
             symbol = Symbol(label, max(planned, wider or 0), min(traced, planned))
-            lower = traced if self.exact else lower
+            if self.exact and traced > (lower or 0):
+                self.importer.constrain(Guard(Dim.of(symbol), ">=", traced, True))
         if self.bounded:
             # Of an integer that is no size torch says 0 where it knows nothing; kernels take 32 bits.
             least = lower or 0 if is_size or lower else -_dims.UNBOUNDED
