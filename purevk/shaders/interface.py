@@ -82,7 +82,7 @@ class KernelInterface:
             missing = [name for name in known if name not in given]
             raise KernelInterfaceError(
                 "; ".join(
-                    f"{what} {kind}: {', '.join(sorted(names))}"
+                    f"{what} {kind}: {', '.join(sorted(map(str, names)))}"
                     for what, names in (("unknown", unknown), ("missing", missing))
                     if names
                 ),

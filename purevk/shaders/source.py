@@ -92,10 +92,23 @@ def _folder_include(folder: str) -> IncludeFunction:
             return name, _read_text(path, status.st_mtime_ns, status.st_size)
         except (OSError, UnicodeDecodeError) as error:
             raise ShaderCompilerError(
-                f"the shader source {name!r} cannot be read", where=folder, why=str(error)
+                f"the shader source {name!r} cannot be read",
+                where=folder,
+                why=str(error),
+                next=_elsewhere(folder, name),
             ) from None
 
     return find
+
+
+def _elsewhere(folder: str, name: str) -> str:
+    """How to name a missing file of purevk's own that lies in another family; else nothing."""
+    if Path(folder) != GLSL_FOLDER:
+        return ""
+    last = Path(name).name
+    found = (path for path in GLSL_FOLDER.rglob("*.*") if path.name == last)
+    names = sorted(path.relative_to(GLSL_FOLDER).as_posix() for path in found)
+    return f"name it from that folder on: {' or '.join(names)}" if names else ""
 
 
 @lru_cache(maxsize=512)

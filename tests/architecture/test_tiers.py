@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -64,9 +66,28 @@ def test_the_recipes_name_files_that_are_there() -> None:
     named = set(re.findall(r"(?<!\w)\[([a-z_]+)\](?!\()", prose))
     assert named - {"brackets"} == set(files)
     new = set(re.findall(r"A new (?:file|test), `(\S+)`", text))
-    for line in re.findall(r"-m pytest.*", text):
-        for path in re.findall(r"tests/\S*\w", line):
-            assert (ROOT / path).exists() or path in new, path
+    paths = set(re.findall(r"(?<![\w./])(?:docs|purevk|scripts|tests)/[\w/.]*\w", text))
+    assert [path for path in paths - new if not (ROOT / path).exists()] == []
+
+
+def test_the_recipes_import_what_is_there() -> None:
+    pytest.importorskip("torch")  # the harness of operators needs it
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    new = {
+        path.removesuffix(".py").replace("/", ".")
+        for path in re.findall(r"A new file, `(\S+\.py)`", text)
+    }
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    imports = [
+        node
+        for block in blocks
+        for node in ast.walk(ast.parse(textwrap.dedent(block)))
+        if isinstance(node, ast.ImportFrom) and node.module not in new
+    ]
+    assert len(imports) > 10
+    for node in imports:
+        module = importlib.import_module(node.module or "")
+        assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 def test_an_unknown_tier_is_refused() -> None:

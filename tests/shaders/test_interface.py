@@ -189,6 +189,7 @@ class TestDispatches:
                 {"params": {"x_offset": 3, "rows": 4, "lost": 5}},
                 "unknown .*: lost; missing .*: last",
             ),
+            ({"params": [3, 4]}, "unknown parameters: 3, 4; missing .*: last, rows, x_offset"),
             ({"macros": {"RANK": 2}}, "unknown parameters: last; missing parameters: stride"),
             ({"constants": {}}, "missing constants: local_size_x"),
             ({"constants": {"local_size_x": 64, "wide": 1}}, "unknown constants: wide"),

@@ -169,3 +169,9 @@ def test_order_of_macros_changes_nothing() -> None:
 def test_job_of_an_absent_template() -> None:
     with pytest.raises(ShaderCompilerError, match="'absent.comp' cannot be read"):
         CompileJob.from_template("absent.comp")
+
+
+def test_job_of_a_template_without_its_family() -> None:
+    with pytest.raises(ShaderCompilerError, match=r"'scan.comp' cannot be read") as caught:
+        CompileJob.from_template("scan.comp")
+    assert caught.value.next == "name it from that folder on: reduce/scan.comp"
