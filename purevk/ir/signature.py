@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,8 @@ def _children(value: Any, tree: Tree, exact: bool = False) -> Sequence[Any]:
             )
         return [value[key] for key in tree.keys]
     if tree.kind == NAMED_TUPLE:
-        if not isinstance(value, tuple) or getattr(value, "_fields", None) != tree.keys:
+        other = tree.type is not None and type(value) is not tree.type
+        if other or not isinstance(value, tuple) or getattr(value, "_fields", None) != tree.keys:
             raise StructureError(f"{tree} is expected, not {type(value).__name__}")
         return list(value)
     return _object_children(value, tree)
@@ -336,4 +338,6 @@ def same_literal(given: Any, wanted: Any) -> bool:
     equal (a NaN equals a NaN)."""
     if type(given) is not type(wanted):
         return False
+    if isinstance(given, float) and given == wanted:
+        return math.copysign(1.0, given) == math.copysign(1.0, wanted)  # -0.0 is not 0.0
     return given is wanted or bool(given == wanted) or (given != given and wanted != wanted)

@@ -344,6 +344,14 @@ def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
     if isinstance(given, (bool, int, float, complex, list, tuple)):
         array = np.asarray(given)
         # Numbers without a dtype take the method's, if it is of their kind.
+        if array.dtype.kind == "i" and wanted.numpy.kind in "iu" and array.size:
+            limits = np.iinfo(wanted.numpy)
+            if array.min() < limits.min or array.max() > limits.max:
+                raise InputError(
+                    f"{name} has numbers from {array.min()} to {array.max()}",
+                    where=where,
+                    why=f"{wanted.name} holds {limits.min} to {limits.max}",
+                )
         return (
             array.astype(wanted.numpy)
             if np.can_cast(array.dtype, wanted.numpy, "same_kind")

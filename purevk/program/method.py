@@ -12,7 +12,8 @@ import numpy as np
 
 from purevk.errors import InputError, PurevkError, SignatureError, SizeConstraintError
 from purevk.graph.executable import Executable
-from purevk.ir import Graph, Value
+from purevk.ir import FixedInput, Graph, Value
+from purevk.ir.signature import same_literal
 from purevk.program.arguments import (
     Given,
     bind,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from purevk.program.program import Program
 
 MAX_VARIANTS = 8
+MAX_ATTEMPTS = 8
 _log = logging.getLogger("purevk")
 
 
@@ -114,13 +116,14 @@ class Method:
             InputError: names, number, nesting, rank or dtype of the inputs, or of `out`, is wrong.
             SizeConstraintError: sizes are outside of what the model was exported for.
         """
+        self.program.check_open()
         self.program.settle()
-        while True:
+        for attempt in range(MAX_ATTEMPTS):
             variant, inputs, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
             variant, outputs, fresh = self._call(variant, given, targets)
-            if fresh:
-                break
+            if fresh or (outputs and attempt == MAX_ATTEMPTS - 1):
+                break  # weights that change all the time are as they were when the call began
             self.program.refresh()
         results = _update(variant.graph, inputs, outputs)
         if out is not None:
@@ -172,23 +175,35 @@ class Method:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Variant, Sequence[Any], Given]:
         """The variant that takes arguments of this form, its inputs, and the inputs as arrays."""
+        found = self._find(args, kwargs)
+        if not isinstance(found, InputError):
+            return found
+        with self.lock:
+            found = self._find(args, kwargs)  # another thread may have exported it meanwhile
+            if not isinstance(found, InputError):
+                return found
+            variant = self._export_again(args, kwargs, found)
+        inputs = bind(variant.graph, args, kwargs, variant.where)
+        return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
+
+    def _find(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Variant, Sequence[Any], Given] | InputError:
+        """What `_read` gives, from the variants that there are; else why the first one refuses."""
         refused: InputError | None = None
-        for variant in self.variants:
+        for variant in tuple(self.variants):
             try:
                 inputs = bind(variant.graph, args, kwargs, variant.where)
                 return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
             except (SignatureError, SizeConstraintError) as error:
                 refused = refused or error
-        assert refused is not None
-        with self.lock:
-            variant = self._export_again(args, kwargs, refused)
-        inputs = bind(variant.graph, args, kwargs, variant.where)
-        return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
+        return refused or InputError("the program is closed", where=self.name)
 
     def _export_again(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], refused: PurevkError
     ) -> Variant:
         """A variant for a call that none takes so far; raises `refused` where there is no module."""
+        self.program.check_open()
         if not isinstance(self.source, ExportsAgain):
             raise refused
         _log.info("%s: %s; exporting the module again", self.variants[0].where, refused.what)
@@ -225,8 +240,10 @@ class Method:
             runs, which costs no time.
         """
         watch, changed = self.program.weight_watch, False
-        if watch is not None and variant.graph.states:
-            self.program.refresh()
+        if watch is not None and (
+            targets is not None or any(each.graph.states for each in self.variants)
+        ):
+            self.program.refresh()  # a call that writes is not repeated
             watch = None
 
         def compare() -> None:
@@ -238,6 +255,8 @@ class Method:
             if variant not in self.variants:  # another thread replaced it meanwhile
                 variant = self._successor(variant, given)
             variant, (chosen, env) = self._choose(variant, given)
+            if watch is not None and variant.graph.states and watch.changed():
+                return variant, (), False
             meanwhile = None if watch is None else compare
             chosen, outputs = variant.run(chosen, env, given.arrays, targets, meanwhile)
             self._calls += 1
@@ -299,12 +318,19 @@ def _alike(one: Graph, two: Graph) -> bool:
     """Whether two graphs take arguments of the same form."""
     if one.signature != two.signature or one.updates != two.updates:
         return False
-    return all(
-        a.type.dtype is b.type.dtype
-        if isinstance(a, Value) and isinstance(b, Value)
-        else type(a) is type(b) and a == b
-        for a, b in zip(one.inputs, two.inputs)
-    )
+    if one.signature is not None and two.signature is not None:
+        theirs = two.signature.defaults
+        if not all(same_literal(value, theirs[k]) for k, value in one.signature.defaults.items()):
+            return False
+    return all(_same_input(a, b) for a, b in zip(one.inputs, two.inputs))
+
+
+def _same_input(one: Any, two: Any) -> bool:
+    if isinstance(one, Value) and isinstance(two, Value):
+        return one.type.dtype is two.type.dtype
+    if isinstance(one, FixedInput) and isinstance(two, FixedInput):
+        return same_literal(one.value, two.value)  # True is not 1
+    return type(one) is type(two) and (one is None or one.terms == two.terms)
 
 
 def _update(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -76,6 +76,9 @@ class Program:
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
         self._leaves: dict[Any, Value] = {}
+        # The bytes of constants: as long as they live, no other constant has their address.
+        self._constants: dict[Any, memoryview] = {}
+        self._reloading = False
         self._names: set[str] = set()
         self._closed = False
         self._submissions: Submissions | None = None
@@ -128,7 +131,8 @@ class Program:
 
     def refresh(self) -> None:
         """Takes over weights of a module that were changed since they were copied to the device."""
-        if self.weight_watch is not None and self.weight_watch.changed():
+        watch = self.weight_watch
+        if watch is not None and (self._reloading or watch.changed()):
             self._reload_weights()
 
     def _reload_weights(self) -> None:
@@ -136,14 +140,17 @@ class Program:
         watch = self.weight_watch
         assert watch is not None
         with self.held(), self.lock:
+            self._reloading = True  # until all is done: a call after an error tries again
             watch.update(self)
             for method in self.methods.values():
                 method.close()
             self.weights.close()
             self.weights = DeviceStore(self.context.device, "weights")
             self._leaves = {key: leaf for key, leaf in self._leaves.items() if key[0] == "state"}
+            self._constants.clear()
             for method in self.methods.values():
                 method.restart()
+            self._reloading = False
 
     @property
     def submissions(self) -> Submissions:
@@ -308,6 +315,7 @@ class Program:
             )
             key = ("constant", address, len(constant.data), value.type.dtype, value.type.dims)
             mapping[value] = self._leaf(key, value)
+            self._constants.setdefault(key, constant.data)
         for value in graph.states:
             label = labels.get(value) or Label(value.name)
             key = ("state", label.key or (method, label.name), value.type.dtype, value.type.dims)

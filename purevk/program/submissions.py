@@ -22,7 +22,7 @@ class Submissions:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="purevk")
         self._room = threading.Semaphore(max(limit, 1))
         self._order = threading.Lock()
-        self._last: Future[Any] | None = None
+        self._used = False  # whether a call was submitted since `settle`
         self._worker: int | None = None
 
     def submit(self, prepare: Callable[[], Any], call: Callable[[Any], Any]) -> Future[Any]:
@@ -38,15 +38,18 @@ class Submissions:
         held = self._room.acquire(blocking=threading.get_ident() != self._worker)
         future: Future[Any] | None = None
         try:
-            prepared = prepare()
-            with self._order:
-                future = self._last = self._threads.submit(self._run, call, prepared)
-        except PurevkError as error:
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
-        except RuntimeError:
-            raise PurevkError("the program is closed", next="load it again") from None
+            try:
+                prepared = prepare()
+            except Exception as error:
+                failed: Future[Any] = Future()
+                failed.set_exception(error)
+                return failed
+            try:
+                with self._order:
+                    future = self._threads.submit(self._run, call, prepared)
+                    self._used = True
+            except RuntimeError:
+                raise PurevkError("the program is closed", next="load it again") from None
         finally:
             if held and future is None:
                 self._room.release()
@@ -60,12 +63,22 @@ class Submissions:
 
     def settle(self) -> None:
         """Waits until all calls submitted so far are finished. Does nothing on their own thread."""
-        last = self._last
-        if last is not None and threading.get_ident() != self._worker and not last.done():
-            finished = threading.Event()
-            last.add_done_callback(lambda _: finished.set())
-            finished.wait()
+        if not self._used or threading.get_ident() == self._worker:
+            return
+        with self._order:
+            try:
+                # One thread takes them in order. A call that was cancelled says nothing of those
+                # before it.
+                last = self._threads.submit(_nothing)
+            except RuntimeError:
+                return  # closed, which has waited
+            self._used = False
+        last.result()
 
     def close(self) -> None:
         """Waits for all calls and takes no more."""
         self._threads.shutdown(wait=threading.get_ident() != self._worker)
+
+
+def _nothing() -> None:
+    """What `settle` waits for."""

@@ -37,6 +37,7 @@ Sizes = Sequence["tuple[int | Bound, ...] | None"]
 GraphSource = Callable[["Sizes | None"], Graph]
 MAX_SPECIALIZATIONS = 8
 MAX_REPLANS = 16
+MAX_KNOWN = 4096  # combinations of sizes whose answer a specialization remembers
 _log = logging.getLogger("purevk")
 
 
@@ -109,6 +110,8 @@ class Specialization:
                 _within(self.graph, symbol, env[symbol]) for symbol in self._ranged if symbol in env
             )
             found = found and all(guard.holds(env) for guard in self._outer)
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             self._known[key] = found
         return found and all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
 

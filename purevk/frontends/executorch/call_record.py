@@ -75,7 +75,15 @@ def apply(record: bytes, importer: Importer, outputs: int, where: str) -> None:
             for name, lower, upper in data["ranges"]
         ]
         signature = None if data["signature"] is None else reader.signature(data["signature"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+        ArithmeticError,
+    ) as error:
         raise FileFormatError(
             "the record of the method's calls is damaged",
             where=where,

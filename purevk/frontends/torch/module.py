@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import InputError, SizeConstraintError
+from purevk.errors import InputError, PurevkError, SizeConstraintError
 from purevk.frontends.torch.decompose import decompose
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
 from purevk.frontends.torch.signatures import signature_of
@@ -82,9 +82,19 @@ class ModuleSource:
     def renew(self) -> None:
         """Exports the module again for the same example inputs: it has other tensors."""
         args, kwargs = self._example
-        made = ModuleSource(
-            self.name, self.module, args, kwargs, self._shapes, self.mutable, self.declared
-        )
+        try:
+            made = ModuleSource(
+                self.name, self.module, args, kwargs, self._shapes, self.mutable, self.declared
+            )
+        except PurevkError:
+            raise
+        except Exception as error:  # torch.export raises errors of many classes
+            raise InputError(
+                f"the changed module cannot be exported: {type(error).__name__}",
+                where=f"method {self.name}",
+                why=str(error).strip().partition("\n")[0],
+                next="undo the change, or compile the module again",
+            ) from error
         self.program, self.signature = made.program, made.signature
 
     def __call__(self, sizes: Any, exact: bool = True) -> Graph:
@@ -398,6 +408,9 @@ class Weights:
         self._owners = [owner for owner, _ in slots.values()]
         self._keys = [key for _, key in slots.values()]
         self._held = list(map(dict.get, self._owners, self._keys))
+        roots = [getattr(source, "module", None) for source in self.sources]
+        self._modules = [part for root in roots if root is not None for part in root.modules()]
+        self._modes = list(map(_mode, self._modules))
 
     def changed(self) -> bool:
         """Whether a tensor is another one, or was written, since it was read."""
@@ -408,6 +421,9 @@ class Weights:
         )
 
     def _replaced(self) -> bool:
+        """Whether a module has another tensor, or is in another mode (training or evaluation)."""
+        if list(map(_mode, self._modules)) != self._modes:
+            return True
         return not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
 
     def update(self, program: Any) -> None:
@@ -426,8 +442,10 @@ class Weights:
         for source in self.sources:
             for name, tensor in source.tensors().items():
                 written = id(tensor) in changed or id(tensor) not in known
-                if written and name in program.state:
-                    program.state[name] = tensor.detach().cpu().numpy()
+                # Methods with different states of one name have the method's in front.
+                for key in (name, f"{source.name}.{name}"):
+                    if written and key in program.state:
+                        program.state[key] = tensor.detach().cpu()
         self._read()
 
 
@@ -441,6 +459,7 @@ def _tensors_of(program: Any) -> dict[str, Any]:
 
 
 _version = operator.attrgetter("_version")
+_mode = operator.attrgetter("training")
 
 
 def _address(tensor: Any) -> int:
