@@ -249,7 +249,11 @@ def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
         whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(
             value.dtype
         )
-        outputs[at] = whole.as_strided(value.shape, strides, offset).copy_(value)
+        # A dim that is expanded has its elements once.
+        once = [min(size, 1) if stride == 0 else size for size, stride in zip(value.shape, strides)]
+        first = tuple(slice(0, size) for size in once)
+        whole.as_strided(once, strides, offset).copy_(value[first])
+        outputs[at] = whole.as_strided(value.shape, strides, offset)
 
 
 if NAME not in torch._dynamo.list_backends(exclude_tags=()):

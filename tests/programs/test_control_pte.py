@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
 import purevk  # noqa: E402
+from purevk import pte  # noqa: E402
 from tests.models.export import _quiet  # noqa: E402
 from tests.programs.test_control import (  # noqa: E402
     BATCH,
@@ -51,9 +52,9 @@ def check(module, calls, dynamic_shapes=None, vulkan=False, delegates=None, cont
     reference = copy.deepcopy(module)
     data = exported(module, calls[0], dynamic_shapes, vulkan)
     if delegates is not None:
-        with purevk.pte.read_program(data) as program:
+        with pte.read_program(data) as program:
             assert bool(program.method().delegates) == delegates
-    with torch.no_grad(), purevk.load(data) as program:
+    with torch.no_grad(), purevk.load(data, bounds="grow") as program:
         for call in calls:
             torch.testing.assert_close(program(*call), reference(*call), rtol=1e-4, atol=1e-5)
         if control is not None:

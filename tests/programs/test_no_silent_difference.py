@@ -39,7 +39,7 @@ SETTINGS = {
     "suppress_health_check": list(HealthCheck),
     "phases": [Phase.generate],  # each example takes an export, so they are not made smaller
 }
-FEW, MANY = settings(max_examples=5, **SETTINGS), settings(max_examples=400, **SETTINGS)
+FEW, MANY = settings(max_examples=5, **SETTINGS), settings(max_examples=40, **SETTINGS)
 OTHERS = st.lists(SIZES, min_size=3, max_size=5)
 
 
@@ -80,6 +80,8 @@ def _check_sizes(
         exported = torch.export.export(model, example, dynamic_shapes=shape.spec)
     except Exception:  # of many classes: torch refuses the model or the dims
         return
+    if way == "pt2" and outcome_of(lambda: _again(exported)).error is not None:
+        return  # torch itself cannot save the program
     makers: dict[str, Callable[[], purevk.Program]] = {
         "module": lambda: purevk.compile(model, example, shape.spec),
         "exported": lambda: purevk.compile(exported),

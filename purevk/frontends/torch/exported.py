@@ -277,6 +277,11 @@ class Reader:
             self._solve(expression, unknown, number)
         self.derived[position, dim] = number
         self.importer.constrain(Guard(number, "==", self._size(expression), True))
+        # Of such sizes torch decides more from what it traces for, without a guard.
+        for symbol in sorted(expression.free_symbols, key=str):
+            traced = self._traced_from(symbol)
+            if traced > 0:
+                self.importer.constrain(Guard(self._size(symbol), ">=", traced, True))
 
     def _decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
         """What torch decided from sizes of the example inputs, as guards over the symbols."""
