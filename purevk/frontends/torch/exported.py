@@ -277,8 +277,9 @@ class Reader:
             self._solve(expression, unknown, number)
         self.derived[position, dim] = number
         self.importer.constrain(Guard(number, "==", self._size(expression), True))
-        # Of such sizes torch decides more from what it traces for, without a guard.
-        for symbol in sorted(expression.free_symbols, key=str):
+        # Where a size is an expression, torch decides more from what it traces for, without a guard.
+        compound = () if expression.is_Symbol else expression.free_symbols
+        for symbol in sorted(compound, key=str):
             traced = self._traced_from(symbol)
             if traced > 0:
                 self.importer.constrain(Guard(self._size(symbol), ">=", traced, True))
