@@ -227,7 +227,7 @@ class OperatorRegistry:
     @property
     def operator_names(self) -> set[str]:
         """Their names, written as ExecuTorch does: "aten::add.Tensor"."""
-        names = {name for row in registry.rows() for name in (row.name, *row.names)}
+        names = {name for row in registry.definitions() for name in (row.name, *row.names)}
         return {
             name.replace(".", "::", 1).removesuffix(".default")
             for name in names

@@ -46,7 +46,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     traits, recorded = context().traits, calls()
     found = {}
-    for row in registry.rows():
+    for row in registry.definitions():
         if recorded.get(row.name):
             found[row.name] = of_row(recorded[row.name], traits)
             print(row.name, json.dumps(found[row.name]), flush=True)

@@ -93,7 +93,7 @@ _EXTRA = {"aten._to_copy.default": (DType.float16,), "aten.div.Tensor_mode": ("f
 
 def _pointwise(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
-    for row in registry.rows():
+    for row in registry.definitions():
         if not isinstance(row.form, registry.Pointwise):
             continue
         dtype = DType.int32 if any(word in row.name for word in _INTEGERS) else DType.float32

@@ -49,7 +49,7 @@ def operators() -> list[dict[str, Any]]:
             "form": "cpu" if row.form is None else type(row.form).__name__.lower(),
             "epilogue": bool(getattr(row.form, "epilogue", False)),
         }
-        for row in registry.rows()
+        for row in registry.definitions()
     ]
 
 

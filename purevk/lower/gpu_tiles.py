@@ -181,7 +181,7 @@ class Distance(Tiled):
 
 
 @dataclass(frozen=True)
-class Units(GpuChoice):
+class Coopmat(GpuChoice):
     """The same on matrix units: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
 
     tile_m: int
@@ -350,7 +350,7 @@ _LONG_TILES = (
     (64, 64, 16, 4, 8, 1),
     (64, 128, 16, 8, 8, 1),
 )
-_UNITS = (
+_COOPMAT_TILES = (
     (32, 32, 32, 16, 16, 1),
     (32, 32, 64, 16, 16, 1),
     (32, 32, 128, 16, 16, 2),
@@ -377,7 +377,10 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
     ):
         tiles.append(Tiled(64, 128, 32, 8, 8))  # few at a time: a longer step waits less often
     if problem.half and traits.matrix_shape is not None:
-        tiles += [Units(*sizes, 1, traits.matrix_shape, traits.subgroup_size) for sizes in _UNITS]
+        tiles += [
+            Coopmat(*sizes, 1, traits.matrix_shape, traits.subgroup_size)
+            for sizes in _COOPMAT_TILES
+        ]
     for tile in tiles:
         if tile.fits(traits, problem):
             yield tile
@@ -437,7 +440,7 @@ def _runs(traits: DeviceTraits, problem: Problem, choice: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> Any:
-    """The cheapest kernel of those that fit: a `Tiled`, `Units` or `Vector`."""
+    """The cheapest kernel of those that fit: a `Tiled`, `Coopmat` or `Vector`."""
     found = list(candidates(traits, problem))
     return min(
         [c for c in found if _runs(traits, problem, c)] or found,

@@ -19,7 +19,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_atomics import atomics
-from purevk.lower.rows import in_one_row, next_place
+from purevk.lower.rows import in_one_row, next_coordinates
 
 _COUNTED_GROUPS = (
     8  # workgroups a processor of a dispatch that counts them: each adds to the same word
@@ -493,7 +493,7 @@ class _Writer:
             each = " ".join((*split, *self._results(), self.spec.body, kept))
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
         if self.goes_on:
-            following = next_place(
+            following = next_coordinates(
                 [f"i{d}" for d in self.walked], [f"size_{d}" for d in self.walked]
             )
             each = f"{{ {' '.join(self._results())} {self.spec.body} {kept} }} {following}"

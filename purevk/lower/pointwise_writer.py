@@ -10,7 +10,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.rows import next_place
+from purevk.lower.rows import next_coordinates
 
 VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
@@ -213,7 +213,7 @@ class Writer:
             if self.follow and lane:
                 out += [f"int i{n}_{lane} = i{n}_{lane - 1};" for n in range(rank)]
                 out.append(
-                    next_place(
+                    next_coordinates(
                         [f"i{n}_{lane}" for n in range(rank)], [f"d{n}" for n in range(rank)]
                     )
                 )

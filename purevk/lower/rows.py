@@ -158,7 +158,7 @@ def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> 
     return all(_dims.gcd_of(number) % 4 == 0 for number in (count, offset))
 
 
-def next_place(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
+def next_coordinates(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
     """GLSL that makes coordinates, the innermost last, those of the place that follows."""
     text = ""
     for coordinate, size in zip(coordinates, sizes):

@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
 
 from purevk.errors import GraphError
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 
 
-class Builder:
-    """Collects nodes in order.
+class Builder(ABC):
+    """Collects nodes in order. `passes.rewrite.Rewriter` implements it.
 
-    Args:
-        taken: names of values that are in use.
+    Attributes:
+        graph: the graph that the nodes become a part of, as it was before.
+        traits: the device.
+        nodes: the nodes so far.
+        random_operators: how many nodes with random results were expanded so far. Each takes the
+            next number, so that their streams differ.
         source: where the nodes come from, for messages.
     """
 
-    def __init__(self, source: str = "", names: NameSource | None = None) -> None:
+    def __init__(
+        self, graph: Graph, traits: DeviceTraits, source: str = "", names: NameSource | None = None
+    ) -> None:
+        self.graph = graph
+        self.traits = traits
         self.nodes: list[Node] = []
+        self.random_operators = 0
         self.source = source
         self.names = names or NameSource()
 
-    def emit(self, op: str, *args: Any, results: tuple[TensorType, ...] | None = None) -> Any:
-        """Appends `op(*args)`; returns its result, a tuple of them, or None where it has none."""
-        row = registry.find(op)
-        if row is None:
+    @abstractmethod
+    def state(self, type: TensorType, first: Constant | None = None) -> Value:
+        """A new value that lives on the device between calls, with its first bytes (None:
+        zeros)."""
+
+    @abstractmethod
+    def bind_symbol(self, size: Size, count: Value) -> None:
+        """Takes the value of an unbacked symbol from a tensor of one element. Until then it was to
+        be read from the size of a result."""
+
+    def emit(self, op: str, *args: Arg, results: tuple[TensorType, ...] | None = None) -> Value:
+        """Appends `op(*args)` and returns its result.
+
+        Args:
+            results: the types of the results; None: what the shape function gives.
+
+        Raises:
+            GraphError: no operator has this name, or it does not have exactly one result.
+        """
+        values = self.emit_all(op, *args, results=results)
+        if len(values) != 1:
+            raise GraphError(
+                f"{op} has {len(values)} results, and one was expected", where=self.source
+            )
+        return values[0]
+
+    def emit_all(
+        self, op: str, *args: Arg, results: tuple[TensorType, ...] | None = None
+    ) -> tuple[Value, ...]:
+        """Appends `op(*args)` and returns all of its results; the arguments are those of `emit`."""
+        definition = registry.find(op)
+        if definition is None:
             raise GraphError(f"no operator {op}", where=self.source)
-        bound = row.bind(args)
-        full = tuple(bound[name] for name in row.parameters)
-        types = results if results is not None else row.infer(full)
-        stem = row.name.split(".")[1]
+        bound = definition.bind(args)
+        full = tuple(bound[name] for name in definition.parameters)
+        types = results if results is not None else definition.infer(full)
+        stem = definition.name.split(".")[1]
         values = tuple(Value(self.names.fresh(stem), type) for type in types)
-        self.nodes.append(Node(row.name, full, values, self.source))
-        if not values:
-            return None
-        return values[0] if len(values) == 1 else values
+        self.nodes.append(Node(definition.name, full, values, self.source))
+        return values
 
 
 class NameSource:

@@ -14,10 +14,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.image.pool_nd import pooled
 from purevk.ops.image.pooling import NAME as POOL
-from purevk.ops.mapped import mapped, mapped_over
+from purevk.ops.mapped import mapped, mapped_all, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.reduction import NAME as REDUCE
@@ -31,11 +32,11 @@ from purevk.ops.sort.sort import NAME as SORT
 WIDE = DType.float64
 
 
-def _wide(builder: Any, value: Value) -> Value:
+def _wide(builder: Builder, value: Value) -> Value:
     return value if value.type.dtype is WIDE else builder.emit("aten._to_copy.default", value, WIDE)
 
 
-def _typed(builder: Any, value: Value, node: Node) -> Value:
+def _typed(builder: Builder, value: Value, node: Node) -> Value:
     """A result in the dtype and with the sizes of the node's."""
     type = node.results[0].type
     if value.type.dtype is not type.dtype:
@@ -48,7 +49,7 @@ def _typed(builder: Any, value: Value, node: Node) -> Value:
 
 
 # -- order ---------------------------------------------------------------------------------------
-def _keys(builder: Any, x: Value) -> Value:
+def _keys(builder: Builder, x: Value) -> Value:
     """Whole numbers that are ordered as the elements are: NaN above all, and -0 as 0."""
     at = coordinates(x.type.rank)
     body = (
@@ -58,19 +59,19 @@ def _keys(builder: Any, x: Value) -> Value:
     return mapped(builder, body, {"X": x}, x.type.with_dtype(DType.int64))
 
 
-def _sort(builder: Any, node: Node) -> tuple[Value, Value]:
+def _sort(builder: Builder, node: Node) -> tuple[Value, Value]:
     x, dim, descending, count, index = node.args
-    _, places = builder.emit(SORT, _keys(builder, x), dim, descending, count, index)
+    _, places = builder.emit_all(SORT, _keys(builder, x), dim, descending, count, index)
     return builder.emit("aten.gather.default", x, dim, places), places
 
 
-def _select(builder: Any, node: Node) -> tuple[Value, Value]:
+def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
     x, dim, rank, number, index = node.args
     if rank == "kth":
-        _, places = builder.emit(SELECT, _keys(builder, x), dim, rank, number, index)
+        _, places = builder.emit_all(SELECT, _keys(builder, x), dim, rank, number, index)
         return builder.emit("aten.gather.default", x, dim, places), places
     # NaNs come last in their order.
-    _, order = builder.emit(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
+    _, order = builder.emit_all(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
     at = lambda name: coordinates(x.type.rank, **{f"d{dim}": name})  # noqa: E731
     found = (
         "nans > 0 ? count - nans : (count - 1) / 2"
@@ -83,7 +84,7 @@ def _select(builder: Any, node: Node) -> tuple[Value, Value]:
         REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32
     )
     inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
-    value, place = mapped(
+    value, place = mapped_all(
         builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers
     )
     return value, builder.emit("aten._to_copy.default", place, types[1].dtype)
@@ -94,7 +95,7 @@ in_double(SELECT, _select)
 
 
 # -- reductions ----------------------------------------------------------------------------------
-def _reduce(builder: Any, node: Node) -> Value:
+def _reduce(builder: Builder, node: Node) -> Value:
     x, how, dims, keepdim, _, _ = node.args
     x = _wide(builder, x)
     if how.logarithm:
@@ -129,7 +130,7 @@ def _needs_parts(node: Node) -> bool:
     return isinstance(how, Reduction) and (how.logarithm or how.variance)
 
 
-def _softmax(builder: Any, node: Node) -> Value:
+def _softmax(builder: Builder, node: Node) -> Value:
     x, dim, log, zero_rows, _ = node.args
     x = _wide(builder, x)
     dims = (dim % x.type.rank,)
@@ -151,7 +152,7 @@ def _softmax(builder: Any, node: Node) -> Value:
     return _typed(builder, made, node)
 
 
-def _scan(builder: Any, node: Node) -> Value:
+def _scan(builder: Builder, node: Node) -> Value:
     """Running logarithms of sums of exponentials, an invocation a row; a part of a long row goes on
     where the last one ended."""
     x, _, dim, _, _ = node.args
@@ -189,7 +190,7 @@ in_double(SCAN, _scan, lambda node: node.args[1] == "logsumexp")
 
 # -- norms ---------------------------------------------------------------------------------------
 def _normalized(
-    builder: Any, x: Value, dims: Sequence[int], eps: float, rms: bool = False
+    builder: Builder, x: Value, dims: Sequence[int], eps: float, rms: bool = False
 ) -> Value:
     x = _wide(builder, x)
     if not rms:
@@ -203,18 +204,18 @@ def _normalized(
     return builder.emit("aten.div.Tensor", x, root)
 
 
-def _scaled(builder: Any, x: Value, weight: Any, bias: Any) -> Value:
+def _scaled(builder: Builder, x: Value, weight: Any, bias: Any) -> Value:
     made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
     return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
 
 
-def _norm(builder: Any, node: Node) -> Value:
+def _norm(builder: Builder, node: Node) -> Value:
     x, weight, bias, count, eps, rms, _, _ = node.args
     made = _normalized(builder, x, range(x.type.rank - count, x.type.rank), eps, rms)
     return _typed(builder, _scaled(builder, made, weight, bias), node)
 
 
-def _group_norm(builder: Any, node: Node) -> Value:
+def _group_norm(builder: Builder, node: Node) -> Value:
     x, weight, bias, groups, eps, _, _ = node.args
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
@@ -234,7 +235,7 @@ in_double(GROUP_NORM, _group_norm)
 
 
 # -- windows -------------------------------------------------------------------------------------
-def _pool(builder: Any, node: Node) -> Any:
+def _pool(builder: Builder, node: Node) -> Any:
     x, average, kernel, stride, padding, dilation, sizes, include_pad, divisor, indices = node.args
     made = pooled(
         builder,
@@ -251,7 +252,7 @@ def _pool(builder: Any, node: Node) -> Any:
     return made[0], builder.emit("aten._to_copy.default", made[1], indices)
 
 
-def _convolution(builder: Any, node: Node) -> Value:
+def _convolution(builder: Builder, node: Node) -> Value:
     """One invocation an element of the result; with `spread`, the channel tells where in a block of
     pixels it lies."""
     x, weight, bias, stride, padding, dilation, groups, _, _, spread = node.args

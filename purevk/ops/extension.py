@@ -55,7 +55,7 @@ def list_registered_ops() -> tuple[RegisteredOp, ...]:
     of `torch.ops` runs on the CPU through torch."""
     functions = {executor.name for executor in executors()}
     found = []
-    for row in registry.rows():
+    for row in registry.definitions():
         form = "cpu" if row.form is None else type(row.form).__name__.lower()
         origin = "user" if row.name in _own else "purevk"
         known = any(name in functions for name in (row.name, *row.names))
@@ -278,7 +278,7 @@ class _Template:
 
     def lower(self, lowering: Lowering, node: Node) -> None:
         """Emits the dispatch."""
-        bound = registry.row_of(node).bind(node.args)
+        bound = registry.definition_of(node).bind(node.args)
         typed = {name: map_values(arg, lambda value: value.type) for name, arg in bound.items()}
         count = self.threads(**typed) if self.threads else node.results[0].type.numel
         if any(

@@ -26,8 +26,8 @@ ROW_MAJOR = (
 CONVOLUTION = "purevk.conv2d"
 
 
-class Places:
-    """What a kernel's `layouts` and `adapt` decide by: `places(value)` is where an argument lies.
+class LayoutQuery:
+    """What a kernel's `layouts` and `adapt` decide by: `query(value)` is where an argument lies.
 
     Attributes:
         copied: `copied(value, order)` emits a copy with another order of dims in memory.
@@ -60,7 +60,7 @@ class Places:
         return value in self.users or value in self.outputs
 
 
-def are_planes(layout: Layout) -> bool:
+def is_nchw(layout: Layout) -> bool:
     """Whether the rows of [B, C, H, W] are dense, and the channels are not."""
     _, channel, _, column = layout.strides
     return (
@@ -68,13 +68,17 @@ def are_planes(layout: Layout) -> bool:
     )
 
 
-def as_planes(operand: Operand) -> bool:
-    """`are_planes` of an operand."""
-    return are_planes(operand.layout)
+def is_nchw_operand(operand: Operand) -> bool:
+    """`is_nchw` of an operand."""
+    return is_nchw(operand.layout)
 
 
-def keeps_planes(
-    node: Node, x: Value, places: Places, converts: bool, can: Callable[[Node, DeviceTraits], bool]
+def keeps_nchw(
+    node: Node,
+    x: Value,
+    query: LayoutQuery,
+    converts: bool,
+    can: Callable[[Node, DeviceTraits], bool],
 ) -> bool:
     """Whether the results of a kernel on images `x` should be planes, as these are.
 
@@ -83,9 +87,9 @@ def keeps_planes(
             lies.
         can: whether a convolution can work on planes, on a device.
     """
-    if places.traits is None or places.traits.is_cpu or not are_planes(places(x)):
+    if query.traits is None or query.traits.is_cpu or not is_nchw(query(x)):
         return False
-    last, planes = _readers(node.results, places, can, set())
+    last, planes = _readers(node.results, query, can, set())
     made = 2 * sum(_bytes(value) for value in node.results)
     cost_planes = last * (made + DISPATCH)
     cost_last = 2 * _bytes(x) + (DISPATCH if converts else 0) + (made + DISPATCH if planes else 0)
@@ -98,7 +102,7 @@ def _bytes(value: Value) -> int:
 
 def _readers(
     values: Sequence[Value],
-    places: Places,
+    query: LayoutQuery,
     can: Callable[[Node, DeviceTraits], bool],
     seen: set[Value],
 ) -> tuple[int, int]:
@@ -108,16 +112,16 @@ def _readers(
         if value in seen:
             continue
         seen.add(value)
-        planes += value in places.outputs
-        for reader in places.users.get(value, ()):
+        planes += value in query.outputs
+        for reader in query.users.get(value, ()):
             if (
                 reader.op == CONVOLUTION
                 and reader.args[0] is value
-                and not can(reader, places.traits)
+                and not can(reader, query.traits)
             ):
                 last += 1
             elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
-                more = _readers(reader.results, places, can, seen)
+                more = _readers(reader.results, query, can, seen)
                 last, planes = last + more[0], planes + more[1]
             else:
                 planes += reader.op in ROW_MAJOR or bool(reader.graphs)

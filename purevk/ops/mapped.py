@@ -8,6 +8,7 @@ from typing import Any
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
+from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, register
 
 NAME = "purevk.map"
@@ -46,7 +47,14 @@ register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
 
 
 def mapped(
-    builder: Any,
+    builder: Builder, body: str, inputs: Mapping[str, Value], result: TensorType, **options: Any
+) -> Value:
+    """Emits `purevk.map` for one result; the options are those of `mapped_all`."""
+    return mapped_all(builder, body, inputs, result, **options)[0]
+
+
+def mapped_all(
+    builder: Builder,
     body: str,
     inputs: Mapping[str, Value],
     *results: TensorType,
@@ -56,8 +64,8 @@ def mapped(
     template: str = "elementwise/map.comp",
     macros: Mapping[str, Any] | None = None,
     flops: int = 1,
-) -> Any:
-    """Emits `purevk.map`; returns its result, or a tuple where several types are given. See
+) -> tuple[Value, ...]:
+    """Emits `purevk.map` for results of the types `results`. The other arguments are attributes of
     `MapSpec`."""
     spec = MapSpec(
         body,
@@ -69,7 +77,7 @@ def mapped(
         macros=tuple((name, str(text)) for name, text in (macros or {}).items()),
         flops=flops,
     )
-    return builder.emit(
+    return builder.emit_all(
         NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results)
     )
 
@@ -93,18 +101,30 @@ register(
 
 
 def mapped_over(
-    builder: Any,
+    builder: Builder,
+    body: str,
+    inputs: Mapping[str, Value],
+    over: Sequence[Size],
+    result: TensorType,
+    numbers: Mapping[str, Size] | None = None,
+) -> Value:
+    """Emits `purevk.map_over` for one result; see `mapped_over_all`."""
+    return mapped_over_all(builder, body, inputs, over, result, numbers=numbers)[0]
+
+
+def mapped_over_all(
+    builder: Builder,
     body: str,
     inputs: Mapping[str, Value],
     over: Sequence[Size],
     *results: TensorType,
     numbers: Mapping[str, Size] | None = None,
-) -> Any:
-    """Emits `purevk.map_over`: statements that run for every place of a space of sizes `over` and
-    write by `R_PUT` where they like; what they do not write is undefined. Returns the result, or a
-    tuple where several types are given."""
+) -> tuple[Value, ...]:
+    """Emits `purevk.map_over`: the statements `body` run once for each index of a space of sizes
+    `over`. They write elements of the results with `R_PUT`; elements that no statement writes are
+    undefined."""
     spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False)
-    return builder.emit(
+    return builder.emit_all(
         OVER,
         spec,
         tuple(inputs.values()),

@@ -1,7 +1,7 @@
-"""What an operator is: one row, from which support checks, lowering, tests and `docs/ops.md` all
+"""What an operator is: one definition, from which support checks, lowering, tests and `docs/ops.md` all
 read.
 
-A row names the operator, gives its shape function (whose signature is the operator's schema), and
+A definition names the operator, gives its shape function (whose signature is the operator's schema), and
 says how it runs, as one of five forms:
 
 * `Pointwise`: an expression of GLSL per element; chains of these become one kernel.
@@ -15,15 +15,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Node, Size, TensorType, Value, map_values, schema, values_in
+from purevk.ir import Layout, Node, Size, TensorType, Value, map_values, schema, values_in
+from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.ops.image_layout import LayoutQuery
+
+if TYPE_CHECKING:
+    from purevk.ops.builder import Builder
 
 Types = TensorType | tuple[TensorType, ...] | None
+Made = Value | Sequence[Value] | None  # the result(s) of a node
+Order = tuple[int, ...]  # dims in the order of memory, outermost first
+Supports = Callable[[Node, DeviceTraits], str | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class View:
     asks again).
     """
 
-    layout: Callable[..., Any]
+    layout: Callable[..., Layout | tuple[Layout, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,8 @@ class Rewrite:
     `supports(node, traits)` returns a reason not to run this node on the device, or None.
     """
 
-    expand: Callable[..., Any]
-    supports: Callable[..., str | None] | None = None
+    expand: Callable[[Builder, Node], Made]
+    supports: Supports | None = None
 
 
 @dataclass(frozen=True)
@@ -71,26 +79,25 @@ class Kernel:
 
     Attributes:
         lower: `lower(lowering, node)` emits the dispatches.
-        layouts: `layouts(node, layout_of)` returns, for each result, the order of its dims in
-            memory (outermost first), or None for row-major; `layout_of(value)` is where an argument
-            lies, and it has what `image_layout.Places` has. None: all results are row-major.
+        layouts: `layouts(node, query)` returns, for each result, the order of its dims in memory
+            (outermost first), or None for row-major. None: all results are row-major.
         supports: `supports(node, traits)` returns a reason not to run this node on the device, or
             None.
         epilogue: a pointwise program on the result may be computed by this kernel; the operator
             then has the parameters `epilogue` (an `Expression` whose input 0 is the kernel's own
             result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
-        adapt: `adapt(node, orders, places)` returns the node as it suits the chosen orders of its
-            results and what is read of these; `places` as for `layouts`. What `places.copied`
-            copies of constants is copied once, at load.
+        adapt: `adapt(node, orders, query)` returns the node as it suits the chosen orders of its
+            results and what is read of these. Copies of constants that `query.copied` emits are
+            made once, at load.
     """
 
-    lower: Callable[..., None]
-    layouts: Callable[..., tuple[tuple[int, ...] | None, ...]] | None = None
-    supports: Callable[..., str | None] | None = None
+    lower: Callable[[Lowering, Node], None]
+    layouts: Callable[[Node, LayoutQuery], tuple[Order | None, ...]] | None = None
+    supports: Supports | None = None
     epilogue: bool = False
     bfloat16: bool = True
-    adapt: Callable[..., Node] | None = None
+    adapt: Callable[[Node, tuple[Order | None, ...], LayoutQuery], Node] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ _INTEGER_NAMES = (
 
 @dataclass(frozen=True)
 class Operator:
-    """A row of the table of operators.
+    """The definition of an operator.
 
     Attributes:
         name: canonical name, an ATen overload such as "aten.add.Tensor", or "purevk.*" for those of
@@ -216,43 +223,45 @@ class UnknownSizes(ShapeError):
 
 
 HOST = "purevk.host"  # the operator of nodes that the CPU runs
-_rows: dict[str, Operator] = {}
-_in_double: dict[str, Callable[..., Any]] = {}
+_definitions: dict[str, Operator] = {}
+_in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
 _canonical: dict[str, str] = {}
 
 
-def register(row: Operator) -> Operator:
-    """Adds a row. A name that is taken raises `GraphError`."""
-    for name in (row.name, *row.names):
+def register(definition: Operator) -> Operator:
+    """Adds a definition. A name that is taken raises `GraphError`."""
+    for name in (definition.name, *definition.names):
         if name in _canonical:
             raise GraphError(
                 f"operator {name} is registered twice",
-                why=f"its row is that of {_canonical[name]}",
-                next="give the new row another name",
+                why=f"its definition is that of {_canonical[name]}",
+                next="give the new definition another name",
             )
-    _rows[row.name] = row
-    for name in (row.name, *row.names):
-        _canonical[name] = row.name
-        schema.declare(name, row.shape)
-    return row
+    _definitions[definition.name] = definition
+    for name in (definition.name, *definition.names):
+        _canonical[name] = definition.name
+        schema.declare(name, definition.shape)
+    return definition
 
 
 def unregister(name: str) -> None:
-    """Removes a row, for tests and for those who replace one."""
-    row = _rows.pop(_canonical[name])
-    for each in (row.name, *row.names):
+    """Removes a definition, for tests and for those who replace one."""
+    definition = _definitions.pop(_canonical[name])
+    for each in (definition.name, *definition.names):
         del _canonical[each]
         schema.withdraw(each)
 
 
 def find(name: str) -> Operator | None:
-    """The row of an operator by any of its names, or None."""
+    """The definition of an operator by any of its names, or None."""
     canonical = _canonical.get(name)
-    return None if canonical is None else _rows[canonical]
+    return None if canonical is None else _definitions[canonical]
 
 
 def in_double(
-    name: str, expand: Callable[..., Any], when: Callable[[Node], bool] = lambda node: True
+    name: str,
+    expand: Callable[[Builder, Node], Made],
+    when: Callable[[Node], bool] = lambda node: True,
 ) -> None:
     """Has an operator whose kernel lacks double precision expressed by others where a value of a
     node is float64.
@@ -262,28 +271,36 @@ def in_double(
     _in_double[name] = lambda node: expand if when(node) else None
 
 
-def expansion(node: Node) -> Callable[..., Any] | None:
+def expansion(node: Node) -> Callable[[Builder, Node], Made] | None:
     """How other operators express a node; None if it is run as it is."""
     if node.op in _in_double and any(
         value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)
     ):
         return _in_double[node.op](node)
-    row = find(node.op)
-    return row.form.expand if row is not None and isinstance(row.form, Rewrite) else None
+    definition = find(node.op)
+    return (
+        definition.form.expand
+        if definition is not None and isinstance(definition.form, Rewrite)
+        else None
+    )
 
 
-def row_of(node: Node) -> Operator:
-    """The row of a node's operator; raises `GraphError` if it has none."""
-    row = find(node.op)
-    if row is None:
+def definition_of(node: Node) -> Operator:
+    """The definition of a node's operator; raises `GraphError` if it has none."""
+    definition = find(node.op)
+    if definition is None:
         raise GraphError(f"no operator {node.op}", where=node.source)
-    return row
+    return definition
 
 
 def mutated(node: Node) -> tuple[Value, ...]:
     """The values that a node writes in place."""
-    row = find(node.op)
-    return tuple(values_in(node.args[at] for at in row.mutates)) if row is not None else ()
+    definition = find(node.op)
+    return (
+        tuple(values_in(node.args[at] for at in definition.mutates))
+        if definition is not None
+        else ()
+    )
 
 
 def is_control(node: Node) -> bool:
@@ -291,25 +308,25 @@ def is_control(node: Node) -> bool:
     return bool(node.graphs)
 
 
-def rows() -> Iterable[Operator]:
-    """All rows, sorted by name."""
-    return [_rows[name] for name in sorted(_rows)]
+def definitions() -> Iterable[Operator]:
+    """All definitions, sorted by name."""
+    return [_definitions[name] for name in sorted(_definitions)]
 
 
-def row(
+def rewrite(
     name: str,
-    shape: Callable[..., Any],
-    expand: Callable[..., Any],
+    shape: Callable[..., Types],
+    expand: Callable[..., Made],
     *names: str,
-    supports: Any = None,
+    supports: Supports | None = None,
 ) -> None:
     """Registers an operator that other operators express; `expand` gets the builder, the node, and
     the arguments. Its results are converted to the node's dtypes, which a file may have chosen
     (int32 for int64)."""
 
-    def typed(builder: Any, node: Node) -> Any:
+    def typed(builder: Builder, node: Node) -> tuple[Value, ...]:
         made = expand(builder, node, *node.args)
-        values = made if isinstance(made, (tuple, list)) else (made,)
+        values = (made,) if isinstance(made, Value) else made or ()
         return tuple(
             value
             if value.type.dtype is result.type.dtype

@@ -201,7 +201,7 @@ def optimize_sub_graphs(graph: Graph, optimize: Any) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def operand_places(node: Node) -> tuple[tuple[int, int, int], ...]:
+def operand_positions(node: Node) -> tuple[tuple[int, int, int], ...]:
     """For each sub-graph of a node: its position, that of its operands, how many inputs come before
     these."""
     args = node.args
@@ -214,7 +214,7 @@ def operand_places(node: Node) -> tuple[tuple[int, int, int], ...]:
 
 def _trimmed(node: Node) -> Node:
     args: list[Any] = list(node.args)
-    for at, operands_at, first in operand_places(node):
+    for at, operands_at, first in operand_positions(node):
         graph = args[at]
         read = {value for each in graph.nodes for value in each.inputs} | set(
             values_in(graph.outputs)

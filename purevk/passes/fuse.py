@@ -219,7 +219,7 @@ def _attach(kernel: Node, node: Node, value: Value) -> Node:
     refs = [own if v is value else builder.input(v, t) for v, t in zip(inputs, expression.inputs)]
     epilogue = builder.build(builder.inline(expression, refs))
     extras = tuple(v for v in builder.inputs if v is not value)
-    row = registry.row_of(kernel)
+    row = registry.definition_of(kernel)
     args = list(kernel.args)
     args[row.parameters.index("epilogue")] = epilogue
     args[row.parameters.index("extras")] = extras

@@ -16,7 +16,7 @@ from purevk.passes.bfloat16 import widen_bfloat16
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
-from purevk.passes.merge_products import merge_products
+from purevk.passes.merge_matmuls import merge_matmuls
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
@@ -87,7 +87,7 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
                 merge_equal,
                 share_cats,
                 drop_unused,
-                merge_products,
+                merge_matmuls,
                 to_programs,
                 merge_equal,
                 drop_unused,

@@ -30,23 +30,17 @@ class Rewriter(Builder):
     """
 
     def __init__(self, graph: Graph, traits: DeviceTraits | None = None) -> None:
-        super().__init__(names=_names_of(graph))
-        self.graph = graph
-        self.traits = traits or DeviceTraits(frozenset())
+        super().__init__(graph, traits or DeviceTraits(frozenset()), names=_names_of(graph))
         self.replaced: dict[Value, Arg] = {}
-        self.random_operators = 0
         self._states: dict[Value, Constant | None] = {}
         self._sources: dict[Symbol, SymbolSource] = {}
 
     def state(self, type: TensorType, first: Constant | None = None) -> Value:
-        """A new value that lives on the device between calls, with its first bytes (None:
-        zeros)."""
         value = Value(self.names.fresh("state"), type)
         self._states[value] = first
         return value
 
     def bind_symbol(self, size: Size, count: Value) -> None:
-        """A size that was to be read off a result is the number in a tensor of one element."""
         for symbol in _dims.symbols(size):
             source = self.graph.symbols[symbol]
             if symbol.unbacked and source.dim is not None and symbol not in self._sources:

@@ -269,7 +269,7 @@ def drop_unread(graph: Graph) -> Graph:
         flag, wanted = _WANTED.get(node.op, (0, ()))
         if not wanted or not node.args[flag] or any(counts.get(node.results[n], 0) for n in wanted):
             return None
-        return rewriter.emit(node.op, *node.args[:flag], False, *node.args[flag + 1 :])
+        return rewriter.emit_all(node.op, *node.args[:flag], False, *node.args[flag + 1 :])
 
     return each_node(graph, visit)
 

@@ -178,7 +178,7 @@ def _sizes_in(arg: Any) -> list[Dim]:
 
 def _lower(lowering: Lowering, node: Node) -> None:
     lowering.node = node
-    form = registry.row_of(node).form
+    form = registry.definition_of(node).form
     if not isinstance(form, registry.Kernel):
         raise GraphError(
             f"{node.op} cannot be lowered",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
-from purevk.ops.image_layout import Places
+from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
 
@@ -32,16 +32,16 @@ class StorageAssignment:
 def assign_storage(graph: Graph, traits: DeviceTraits | None = None) -> StorageAssignment:
     """Turns views into layouts, and gives each kernel's result its order of dims, which may depend
     on the device."""
-    return _Placer(graph, traits).run()
+    return _StorageAssigner(graph, traits).run()
 
 
-class _Placer:
+class _StorageAssigner:
     def __init__(self, graph: Graph, traits: DeviceTraits | None) -> None:
         self.rewriter = Rewriter(graph)
         self.graph = graph
         self.storages: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout] = {}
-        self.places = Places(
+        self.query = LayoutQuery(
             self.layout, self._copied, traits, graph.users(), graph.output_values()
         )
 
@@ -99,7 +99,7 @@ class _Placer:
         return self.layouts.get(value) or Layout.dense(value.type.dims)
 
     def _view(self, node: Node, form: registry.View) -> None:
-        row = registry.row_of(node)
+        row = registry.definition_of(node)
         source = node.args[0]
         bound = tuple(row.bind(node.args).values())
         types = tuple(value.type for value in node.results)
@@ -139,11 +139,11 @@ class _Placer:
     def _results(self, node: Node, form: registry.Kernel) -> Node:
         if form.layouts is None:
             return node
-        orders = form.layouts(node, self.places)
+        orders = form.layouts(node, self.query)
         for value, order in zip(node.results, orders):
             if order is not None and tuple(order) != tuple(range(value.type.rank)):
                 self.layouts[value] = Layout.dense(value.type.dims, order)
-        return node if form.adapt is None else form.adapt(node, orders, self.places)
+        return node if form.adapt is None else form.adapt(node, orders, self.query)
 
     def _copied(self, value: Value, order: tuple[int, ...]) -> Value:
         """A copy with another order of dims in memory."""

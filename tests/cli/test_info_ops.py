@@ -52,7 +52,7 @@ def test_info_where_nothing_is_installed(cli, monkeypatch: pytest.MonkeyPatch) -
 
 def test_ops_are_the_rows(cli) -> None:
     found = cli("ops", "--json").json["operators"]
-    assert [row["operator"] for row in found] == [row.name for row in registry.rows()]
+    assert [row["operator"] for row in found] == [row.name for row in registry.definitions()]
     by_name = {row["operator"]: row for row in found}
     assert (
         by_name["aten.add.Tensor"]["form"] == "pointwise"

@@ -173,7 +173,7 @@ def test_defaults_and_names() -> None:
 
 
 def test_every_row_has_its_schema() -> None:
-    for row in registry.rows():
+    for row in registry.definitions():
         for name in (row.name, *row.names):
             found = schema.find(name)
             assert found is not None

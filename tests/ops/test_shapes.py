@@ -16,7 +16,7 @@ from tests.ops.harness import _plain
 from tests.ops.samples import Call, calls
 
 pytestmark = pytest.mark.slow  # torch's samples take half a minute to make
-ROWS = [row.name for row in registry.rows() if row.name.startswith("aten.")]
+ROWS = [row.name for row in registry.definitions() if row.name.startswith("aten.")]
 
 
 def full_args(call: Call) -> list[Any]:
@@ -170,7 +170,7 @@ def _is_composite(name):
 def test_parameters_are_those_of_the_schema():
     """A row takes the arguments of each overload that it stands for, in the schema's order."""
     wrong = []
-    for row in registry.rows():
+    for row in registry.definitions():
         for name in (row.name, *row.names):
             space, op, *overload = name.split(".")
             if space != "aten":

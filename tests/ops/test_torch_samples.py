@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
 ]  # slow: torch's samples take half a minute to make
 
-ROWS = [row.name for row in registry.rows() if row.name.startswith("aten.")]
+ROWS = [row.name for row in registry.definitions() if row.name.startswith("aten.")]
 MOST = 24  # calls of each row
 # Tolerances of float32 above the usual, relative and absolute.
 LOOSE = {

@@ -16,7 +16,8 @@ from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides, slice_of
 from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.attention.choice import choose
-from purevk.ops.image_layout import Places
+from purevk.ops.builder import Builder
+from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
 
@@ -151,9 +152,9 @@ def head_width_fits(width: Size, value_width: Size) -> bool:
     )
 
 
-def _result_order(node: Node, places: Places) -> tuple[tuple[int, ...] | None]:
+def _result_order(node: Node, query: LayoutQuery) -> tuple[tuple[int, ...] | None]:
     """What leaves the graph lies as the host wants it."""
-    return (None if node.result in places.outputs else HEADS_FIRST_OUT,)
+    return (None if node.result in query.outputs else HEADS_FIRST_OUT,)
 
 
 register(
@@ -200,7 +201,7 @@ def _default_scale(scale: float | None, width: Size) -> float:
     return 1.0 / math.sqrt(_dims.specialize(width)) if scale is None else float(scale)
 
 
-def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
+def _to_four(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     """[..., S, D] as [B, H, S, D], the dims before S expanded to `lead`, where the heads may stay
     fewer."""
     rank = value.type.rank
@@ -218,13 +219,13 @@ def _to_four(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
     )
 
 
-def _expand_sdpa(builder: Any, node: Node) -> Value:
+def _expand_sdpa(builder: Builder, node: Node) -> Value:
     q, k, v, mask, _, causal, scale, gqa = node.args
     return _sdpa(builder, q, k, v, mask, bool(causal), scale, bool(gqa))
 
 
 def _sdpa(
-    builder: Any,
+    builder: Builder,
     q: Value,
     k: Value,
     v: Value,
@@ -255,7 +256,7 @@ def _sdpa(
     return made if made.type.dims == dims else builder.emit("aten.reshape.default", made, dims)
 
 
-def _repeated(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
+def _repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     """Keys or values [..., H, S, D] with each head as often as the queries [..., heads of `lead`]
     want it."""
     *_, heads, rows, width = value.type.dims
@@ -269,7 +270,7 @@ def _repeated(builder: Any, value: Value, lead: tuple[Size, ...]) -> Value:
 
 
 def _attend(
-    builder: Any, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool
+    builder: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool
 ) -> Value:
     """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two
     products."""
@@ -388,7 +389,7 @@ def _sdpa_with_kv_cache_shape(
 
 
 def _attend_cache(
-    builder: Any,
+    builder: Builder,
     query: Value,
     keys: Value,
     values: Value,
@@ -408,10 +409,10 @@ def _attend_cache(
     return builder.emit("aten.permute.default", made, (0, 2, 1, 3))
 
 
-def _expand_sdpa_with_kv_cache(builder: Any, node: Node) -> Value:
+def _expand_sdpa_with_kv_cache(builder: Builder, node: Node) -> Value:
     query, key, value, key_cache, value_cache, start, _, mask, _, causal, scale = node.args
-    builder.emit("purevk.write", key_cache, key, 1, start)
-    builder.emit("purevk.write", value_cache, value, 1, start)
+    builder.emit_all("purevk.write", key_cache, key, 1, start)
+    builder.emit_all("purevk.write", value_cache, value, 1, start)
     return _attend_cache(builder, query, key_cache, value_cache, start, mask, causal, scale)
 
 
@@ -444,7 +445,7 @@ def _custom_sdpa_shape(
     return query
 
 
-def _expand_custom_sdpa(builder: Any, node: Node) -> Value:
+def _expand_custom_sdpa(builder: Builder, node: Node) -> Value:
     query, key, value, start, mask, _, causal, scale = node.args
     return _attend_cache(builder, query, key, value, start, mask, causal, scale)
 
@@ -460,9 +461,9 @@ def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -
     return TensorType(value.dtype, (1,))
 
 
-def _expand_update_cache(builder: Any, node: Node) -> Value:
+def _expand_update_cache(builder: Builder, node: Node) -> Value:
     value, cache, start = node.args
-    builder.emit("purevk.write", cache, value, 1, start)
+    builder.emit_all("purevk.write", cache, value, 1, start)
     return builder.emit("aten.full.default", (1,), 0.0, value.type.dtype)
 
 
@@ -529,7 +530,7 @@ def _rotate_lower(lowering: Lowering, node: Node) -> None:
 register(Operator("purevk.rotate_pairs", lambda x, cos, sin: x, Kernel(_rotate_lower)))
 
 
-def _expand_rotary(builder: Any, node: Node) -> tuple[Value, Value]:
+def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
     xq, xk, cos, sin = node.args
     return builder.emit("purevk.rotate_pairs", xq, cos, sin), builder.emit(
         "purevk.rotate_pairs", xk, cos, sin

@@ -88,7 +88,7 @@ class Tiled:
 
 
 @dataclass(frozen=True)
-class Units:
+class Coopmat:
     """`attention_coopmat.comp`: a subgroup takes `fragments` times 16 queries, a workgroup
     `subgroups` times so many."""
 
@@ -261,7 +261,7 @@ def choose(
 
 def _units(
     traits: DeviceTraits, queries: int, groups: int, width: int, value_width: int
-) -> Units | None:
+) -> Coopmat | None:
     """The kernel on matrix units, if the device has them and fragments of these widths fit into
     registers."""
     if (
@@ -278,7 +278,7 @@ def _units(
     for fragments, subgroups in (((2, 4),) if narrow else ()) + ((1, 4), (1, 2)):
         if -(-queries // (16 * fragments * subgroups)) * groups >= 2 * traits.processors:
             break
-    return Units(fragments, subgroups, 64 if narrow else 32)
+    return Coopmat(fragments, subgroups, 64 if narrow else 32)
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:

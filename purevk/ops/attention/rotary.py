@@ -11,6 +11,7 @@ from purevk.lower.expression import Expression, Step
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.operands import slice_of
 from purevk.lower.pointwise import emit_pointwise
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 
@@ -86,7 +87,7 @@ def _hf_shape(
     return xq, xk
 
 
-def _expand_hf(builder: Any, node: Node) -> tuple[Value, ...]:
+def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
     """Angles [rows, R] turn x [B, S, H, D]. Angles [B, S, R] turn x [B, H, S, D]: executorch takes
     this, which is how transformers lays both out, for the same pattern."""
     *inputs, cos, sin, start = node.args
@@ -121,7 +122,7 @@ def _interleaved_shape(x: TensorType, freqs_cis: TensorType) -> TensorType:
     return x
 
 
-def _expand_interleaved(builder: Any, node: Node) -> Value:
+def _expand_interleaved(builder: Builder, node: Node) -> Value:
     """x [B, N, C]; the angles, however they are shaped, are N rows of C / 2 pairs (cos, sin)."""
     x, angles = node.args
     batch, rows, width = x.type.dims
@@ -147,7 +148,7 @@ def _priors_shape(x: TensorType, stride: int, offset: float) -> TensorType:
     return TensorType(DType.float32, (x.dims[-2] * x.dims[-1], 2))
 
 
-def _expand_priors(builder: Any, node: Node) -> Value:
+def _expand_priors(builder: Builder, node: Node) -> Value:
     """(x, y) of every pixel, row by row: (number + offset) * stride."""
     value, stride, offset = node.args
     height, width = value.type.dims[-2:]

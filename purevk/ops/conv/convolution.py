@@ -12,20 +12,21 @@ from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.conv.choice import choose, choose_depthwise, is_short
 from purevk.ops.conv.convolution_nd import expand as expand_others
 from purevk.ops.conv.nchw import (
     adapt,
-    is_product,
+    is_matmul,
     lower_groups,
-    lower_product,
-    reads_planes,
+    lower_matmul,
+    reads_nchw,
+    runs_in_nchw,
     spread_last,
-    works_on_planes,
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
 from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window, window_parameters
-from purevk.ops.image_layout import as_planes, keeps_planes
+from purevk.ops.image_layout import LayoutQuery, is_nchw_operand, keeps_nchw
 from purevk.ops.matmul.choice import (
     Batches,
     add_parts,
@@ -44,7 +45,7 @@ NAME = "purevk.conv2d"
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
-def _expand_convolution(builder: Any, node: Node) -> Value:
+def _expand_convolution(builder: Builder, node: Node) -> Value:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args[:9]
     spatial = weight.type.rank - 2
     if transposed or spatial > 2:
@@ -93,7 +94,7 @@ def _clamped_shape(
     )
 
 
-def _expand_clamped(builder: Any, node: Node) -> Value:
+def _expand_clamped(builder: Builder, node: Node) -> Value:
     low, high = node.args[9:]
     result = builder.emit("aten.convolution.default", *node.args[:9])
     # The exporter writes the largest double for "no bound".
@@ -170,11 +171,11 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         spread,
     ) = node.args
     out = lowering.operand(node.result)
-    plain = is_product(tuple(weight_value.type.dims[:2]), stride, padding, groups)
+    plain = is_matmul(tuple(weight_value.type.dims[:2]), stride, padding, groups)
     bias = packed(lowering, bias_value)
     x = lowering.operand(x_value)
-    planes = as_planes(x) and as_planes(out) and works_on_planes(node, lowering.traits)
-    if planes or reads_planes(lowering.traits, node, x):
+    planes = is_nchw_operand(x) and is_nchw_operand(out) and runs_in_nchw(node, lowering.traits)
+    if planes or reads_nchw(lowering.traits, node, x):
         tiles = tiles_of(lowering.traits, node) if planes else None
         if tiles is not None:
             weight = packed(lowering, weight_value)
@@ -192,7 +193,7 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
                 spread,
             )
         elif plain:
-            lower_product(lowering, x, weight_value, bias, out, epilogue, extras, spread)
+            lower_matmul(lowering, x, weight_value, bias, out, epilogue, extras, spread)
         else:
             weight = packed(lowering, weight_value)
             lower_groups(
@@ -408,9 +409,9 @@ def _as_matmul(
     )
 
 
-def _conv2d_layouts(node: Node, places: Any) -> tuple:
-    planes = places.traits is not None and works_on_planes(node, places.traits)
-    planes = planes and keeps_planes(node, node.args[0], places, True, works_on_planes)
+def _conv2d_layouts(node: Node, query: LayoutQuery) -> tuple:
+    planes = query.traits is not None and runs_in_nchw(node, query.traits)
+    planes = planes and keeps_nchw(node, node.args[0], query, True, runs_in_nchw)
     return (None if planes else CHANNELS_LAST,)
 
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from purevk.ir import Layout, Node, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import _convolution_shape, _refuse
 from purevk.ops.mapped import mapped
 from purevk.ops.movement.rearrange import pad
-from purevk.ops.registry import Operator, View, register, row
+from purevk.ops.registry import Operator, View, register, rewrite
 from purevk.ops.shapes import pair
 
 
@@ -45,7 +46,7 @@ register(Operator("purevk.windows", _windows_shape, View(_windows_layout)))
 
 
 def convolve_volume(
-    builder: Any,
+    builder: Builder,
     x: Value,
     weight: Value,
     bias: Any,
@@ -87,7 +88,7 @@ def convolve_volume(
 
 
 def convolve_transposed(
-    builder: Any,
+    builder: Builder,
     x: Value,
     weight: Value,
     bias: Any,
@@ -156,7 +157,7 @@ def convolve_transposed(
 
 
 def _is_spread(
-    builder: Any,
+    builder: Builder,
     x: Value,
     result: TensorType,
     stride: Sequence[int],
@@ -185,7 +186,7 @@ def _product(numbers: Sequence[int]) -> int:
     return made
 
 
-def _spread_kernel(builder: Any, weight: Value, dilation: Sequence[int]) -> Value:
+def _spread_kernel(builder: Builder, weight: Value, dilation: Sequence[int]) -> Value:
     """A kernel with zeros between its elements, for what dilation does."""
     for d, step in enumerate(dilation, 2):
         if step > 1:
@@ -200,7 +201,7 @@ def _spread_kernel(builder: Any, weight: Value, dilation: Sequence[int]) -> Valu
 
 
 def _mirrored(
-    builder: Any, weight: Value, parts: Sequence[int], stride: Sequence[int], groups: int
+    builder: Builder, weight: Value, parts: Sequence[int], stride: Sequence[int], groups: int
 ) -> Value:
     """[in, out / groups, length...] as the kernel [groups * phases * out / groups, in / groups,
     part...]."""
@@ -219,7 +220,7 @@ def _mirrored(
 
 
 def _interleave(
-    builder: Any,
+    builder: Builder,
     x: Value,
     result: TensorType,
     stride: Sequence[int],
@@ -253,7 +254,7 @@ def _interleave(
     )
 
 
-def expand(builder: Any, node: Node) -> Value:
+def expand(builder: Builder, node: Node) -> Value:
     """A transposed convolution, or one of volumes."""
     x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args[:9]
     count = weight.type.rank - 2
@@ -304,7 +305,7 @@ def _plain_shape(
 
 
 def _plain(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     weight: Value,
@@ -347,7 +348,7 @@ def _refuse_plain(node: Node, traits: Any) -> str | None:
 
 
 for _count in (1, 2, 3):
-    row(
+    rewrite(
         f"aten.conv{_count}d.default",
         _plain_shape,
         _plain,
@@ -374,7 +375,7 @@ def _back_shape(
 
 
 def _back(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     weight: Value,
@@ -394,6 +395,6 @@ def _back(
     )
 
 
-row("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse_plain)
-row("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse_plain)
-row("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse_plain)
+rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse_plain)
+rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse_plain)
+rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse_plain)

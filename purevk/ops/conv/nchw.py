@@ -15,7 +15,7 @@ from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.conv.shapes import window_parameters
-from purevk.ops.image_layout import MAX_LOADS, as_planes, column_rows
+from purevk.ops.image_layout import MAX_LOADS, LayoutQuery, column_rows, is_nchw_operand
 from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
 
 MOST_IMAGES = 65535  # a dim of a grid, on any device
@@ -25,25 +25,25 @@ WIDE = 32  # channels of a group for which tiles of matrix products are worth a 
 ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
 
 
-def is_product(kernel: tuple, stride: tuple, padding: tuple, groups: int) -> bool:
+def is_matmul(kernel: tuple, stride: tuple, padding: tuple, groups: int) -> bool:
     """Whether a convolution is a matrix product."""
     return kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and groups == 1
 
 
-def is_product_node(node: Node) -> bool:
-    """`is_product` of a node."""
-    return is_product(
+def is_matmul_node(node: Node) -> bool:
+    """`is_matmul` of a node."""
+    return is_matmul(
         tuple(node.args[1].type.dims[:2]), *(tuple(node.args[at]) for at in (3, 4)), node.args[6]
     )
 
 
-def works_on_planes(node: Node, traits: DeviceTraits) -> bool:
+def runs_in_nchw(node: Node, traits: DeviceTraits) -> bool:
     """Whether a convolution node can read and write planes as well as it can work channels last."""
     if tiles_of(traits, node) is not None:
         return True
     x, weight, groups = node.args[0], node.args[1], node.args[6]
     kh, kw, group_in, out = weight.type.dims
-    if is_product_node(node):
+    if is_matmul_node(node):
         batches, _, height, width = x.type.dims
         return (
             gcd4(height * width if node.args[9] == (1, 1) else width)
@@ -57,7 +57,7 @@ def works_on_planes(node: Node, traits: DeviceTraits) -> bool:
     )
 
 
-def reads_planes(traits: DeviceTraits, node: Node, x: Operand) -> bool:
+def reads_nchw(traits: DeviceTraits, node: Node, x: Operand) -> bool:
     """Whether the convolution of a few planes should read them as they lie, and write channels
     last."""
     weight, groups, dilation = node.args[1], node.args[6], node.args[5]
@@ -66,7 +66,7 @@ def reads_planes(traits: DeviceTraits, node: Node, x: Operand) -> bool:
         traits.is_cpu
         or groups != 1
         or group_in > FEW
-        or not as_planes(x)
+        or not is_nchw_operand(x)
         or ((kh - 1) * dilation[0] + 1) * kw > MAX_LOADS
     ):
         return False
@@ -74,18 +74,18 @@ def reads_planes(traits: DeviceTraits, node: Node, x: Operand) -> bool:
     work = (
         _dims.upper(_dims.product((x.dims[0], *node.result.type.dims[1:]))) * 2 * kh * kw * group_in
     )
-    return out % FEW == 0 and not is_product_node(node) and not (units and work > MANY_FLOPS)
+    return out % FEW == 0 and not is_matmul_node(node) and not (units and work > MANY_FLOPS)
 
 
-def adapt(node: Node, orders: tuple, places: Any) -> Node:
+def adapt(node: Node, orders: tuple, query: LayoutQuery) -> Node:
     """The node with the weight that a product over planes reads."""
     if (
         orders[0] is not None
-        or not is_product_node(node)
-        or tiles_of(places.traits, node) is not None
+        or not is_matmul_node(node)
+        or tiles_of(query.traits, node) is not None
     ):
         return node
-    args = (node.args[0], places.copied(node.args[1], ROWS_FIRST), *node.args[2:])
+    args = (node.args[0], query.copied(node.args[1], ROWS_FIRST), *node.args[2:])
     return Node(node.op, args, node.results, node.source, node.alias)
 
 
@@ -118,7 +118,7 @@ def _spread_planes(x: Operand, out: Operand, spread: tuple[int, int]) -> tuple[s
     )
 
 
-def lower_product(
+def lower_matmul(
     lowering: Lowering,
     x: Operand,
     weight_value: Value,
@@ -208,7 +208,7 @@ def lower_groups(
     stride, padding, dilation = window
     each = next(count for count in (8, 4, 2, 1) if group_out % count == 0)
     rows = column_rows(lowering.traits, out.dims, (kh, kw), stride, dilation, each)
-    last = not as_planes(out)
+    last = not is_nchw_operand(out)
     vector = last and gcd4(each, channels, out.offset)
     made = make_epilogue(
         lowering, epilogue, extras, out, 3 + (bias is not None), "at, n", "at", (1, "n"), vector

@@ -9,6 +9,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Dim, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
 from purevk.ops.promotion import wide_type
 from purevk.ops.registry import Operator, Rewrite, register
@@ -31,7 +32,7 @@ def _full_shape(
     return TensorType(dtype or _number_type(fill_value), tuple(size))
 
 
-def _expand_full(builder: Any, node: Node) -> Value:
+def _expand_full(builder: Builder, node: Node) -> Value:
     size, number = node.args[:2]
     return constant(builder, number, size, node.result.type.dtype)
 
@@ -70,7 +71,7 @@ def _full_like_shape(
     return x.with_dtype(dtype or x.dtype)
 
 
-def _like(node: Node, number: Any, builder: Any) -> Value:
+def _like(node: Node, number: Any, builder: Builder) -> Value:
     return constant(builder, number, node.result.type.dims, node.result.type.dtype)
 
 
@@ -147,7 +148,7 @@ def _arange_shape(
     return TensorType(dtype, (_dims.maximum(length, 0),))
 
 
-def _expand_arange(builder: Any, node: Node) -> Value:
+def _expand_arange(builder: Builder, node: Node) -> Value:
     start, _, step = node.args[:3]
     out = node.result.type
     if out.dtype.is_int:
@@ -224,7 +225,7 @@ def _repeat_shape(x: TensorType, repeats: Sequence[Size]) -> TensorType:
     )
 
 
-def _expand_repeat(builder: Any, node: Node) -> Value:
+def _expand_repeat(builder: Builder, node: Node) -> Value:
     x, repeats = node.args
     sizes = ((1,) * (len(repeats) - x.type.rank)) + tuple(x.type.dims)
     split = builder.emit("aten.view.default", x, tuple(s for size in sizes for s in (1, size)))

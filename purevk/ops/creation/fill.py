@@ -8,10 +8,11 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
 from purevk.ops.mapped import mapped
 from purevk.ops.promotion import promote_types, wide_type
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import wrap
 
 
@@ -23,21 +24,21 @@ def _all(number: Any) -> Any:
 
 
 # Nothing says what an empty tensor holds: zeros.
-row(
+rewrite(
     "aten.empty.memory_format",
     lambda size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         TensorType(dtype or DType.float32, tuple(size))
     ),
     _all(0),
 )
-row(
+rewrite(
     "aten.empty_strided.default",
     lambda size, stride, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, tuple(size)
     ),
     _all(0),
 )
-row(
+rewrite(
     "aten.empty_like.default",
     lambda x, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         x.with_dtype(dtype or x.dtype)
@@ -57,17 +58,17 @@ def _new_shape(
     return TensorType(dtype or x.dtype, tuple(size))
 
 
-row("aten.new_empty.default", _new_shape, _all(0))
-row("aten.new_zeros.default", _new_shape, _all(0))
-row("aten.new_ones.default", _new_shape, _all(1))
-row(
+rewrite("aten.new_empty.default", _new_shape, _all(0))
+rewrite("aten.new_zeros.default", _new_shape, _all(0))
+rewrite("aten.new_ones.default", _new_shape, _all(1))
+rewrite(
     "aten.new_empty_strided.default",
     lambda x, size, stride, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
         x, size, dtype
     ),
     _all(0),
 )
-row(
+rewrite(
     "aten.new_full.default",
     lambda x, size, fill_value, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
         x, size, dtype
@@ -78,7 +79,7 @@ row(
 )
 
 
-def _fill(builder: Any, node: Node, x: Value, number: Any) -> Value:
+def _fill(builder: Builder, node: Node, x: Value, number: Any) -> Value:
     if isinstance(number, Value):
         return builder.emit(
             "aten.expand.default",
@@ -88,26 +89,26 @@ def _fill(builder: Any, node: Node, x: Value, number: Any) -> Value:
     return constant(builder, number, x.type.dims, x.type.dtype)
 
 
-row("aten.fill.Scalar", lambda x, value: x, _fill, "aten.fill.Tensor")
-row(
+rewrite("aten.fill.Scalar", lambda x, value: x, _fill, "aten.fill.Tensor")
+rewrite(
     "aten.zero.default",
     lambda x: x,
     lambda builder, node, x: constant(builder, 0, x.type.dims, x.type.dtype),
 )
 
 
-def _eye(builder: Any, node: Node, *_: Any) -> Value:
+def _eye(builder: Builder, node: Node, *_: Any) -> Value:
     return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
 
 
-row(
+rewrite(
     "aten.eye.default",
     lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, (n, n)
     ),
     _eye,
 )
-row(
+rewrite(
     "aten.eye.m",
     lambda n, m, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, (n, m)
@@ -116,7 +117,7 @@ row(
 )
 
 
-def _linspace(builder: Any, node: Node, start: Any, end: Any, steps: Size, *_: Any) -> Value:
+def _linspace(builder: Builder, node: Node, start: Any, end: Any, steps: Size, *_: Any) -> Value:
     type = node.result.type
     if isinstance(start, Value) or isinstance(end, Value):
         raise ShapeError("linspace between tensors")
@@ -132,7 +133,7 @@ def _linspace(builder: Any, node: Node, start: Any, end: Any, steps: Size, *_: A
     return builder.emit("aten._to_copy.default", made, type.dtype)
 
 
-row(
+rewrite(
     "aten.linspace.default",
     lambda start, end, steps, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, (steps,)
@@ -156,7 +157,7 @@ def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     return TensorType(dtype, (*first.dims[:at], len(tensors), *first.dims[at:]))
 
 
-def _stack(builder: Any, node: Node, tensors: Sequence[Value], dim: int) -> Value:
+def _stack(builder: Builder, node: Node, tensors: Sequence[Value], dim: int) -> Value:
     return builder.emit(
         "aten.cat.default",
         tuple(builder.emit("aten.unsqueeze.default", each, dim) for each in tensors),
@@ -164,7 +165,7 @@ def _stack(builder: Any, node: Node, tensors: Sequence[Value], dim: int) -> Valu
     )
 
 
-row("aten.stack.default", _stack_shape, _stack)
+rewrite("aten.stack.default", _stack_shape, _stack)
 
 
 # -- triangles -----------------------------------------------------------------------------------
@@ -189,7 +190,9 @@ def _triangle(upper: bool) -> None:
         known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
         return TensorType(known or DType.int64, (2, count(row, col, offset)))
 
-    def expand(builder: Any, node: Node, rows: int, columns: int, offset: int, *_: Any) -> Value:
+    def expand(
+        builder: Builder, node: Node, rows: int, columns: int, offset: int, *_: Any
+    ) -> Value:
         # The places of a triangle, in their order among all: a sort of all places by whether they
         # are in it.
         number = builder.emit("purevk.iota", rows * columns, DType.int32)
@@ -197,7 +200,7 @@ def _triangle(upper: bool) -> None:
         j = builder.emit("aten.remainder.Tensor", number, columns)
         distance = builder.emit("aten.sub.Tensor", j, i, 1)
         outside = builder.emit("aten.lt.Tensor" if upper else "aten.gt.Tensor", distance, offset)
-        order = builder.emit(
+        order = builder.emit_all(
             "aten.sort.stable",
             builder.emit("aten._to_copy.default", outside, DType.int32),
             True,
@@ -215,7 +218,7 @@ def _triangle(upper: bool) -> None:
             node.result.type.dtype,
         )
 
-    row(f"aten.{'triu' if upper else 'tril'}_indices.default", shape, expand)
+    rewrite(f"aten.{'triu' if upper else 'tril'}_indices.default", shape, expand)
 
 
 _triangle(False)

@@ -17,6 +17,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
+from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.sort.sort import sort
 
@@ -66,7 +67,7 @@ register(Operator(NAME, _shape, Kernel(_lower), mutates=(0,)))
 
 
 def random(
-    builder: Any, kind: str, sizes: Sequence[Size], dtype: DType, low: Any = 0, span: Any = 1
+    builder: Builder, kind: str, sizes: Sequence[Size], dtype: DType, low: Any = 0, span: Any = 1
 ) -> Value:
     """Random numbers, others at each call: "uniform" in [0, 1), "normal", or "integers" in [low,
     low + span)."""
@@ -103,7 +104,7 @@ def _sized(kind: str, name: str) -> None:
     ) -> TensorType:
         return x.with_dtype(dtype or x.dtype)
 
-    def expand(builder: Any, node: Node, *_: Any) -> Value:
+    def expand(builder: Builder, node: Node, *_: Any) -> Value:
         return random(builder, kind, node.result.type.dims, node.result.type.dtype)
 
     _row(f"aten.{name}.default", shape, expand)
@@ -114,7 +115,7 @@ _sized("uniform", "rand")
 _sized("normal", "randn")
 
 
-def _integers(builder: Any, node: Node, low: int, high: int) -> Value:
+def _integers(builder: Builder, node: Node, low: int, high: int) -> Value:
     if not 0 < high - low <= 2**31 - 1:
         raise ShapeError(f"random integers in [{low}, {high})")
     type = node.result.type
@@ -161,7 +162,7 @@ _row(
 )
 
 
-def _permutation(builder: Any, node: Node, count: Size, *_: Any) -> Value:
+def _permutation(builder: Builder, node: Node, count: Size, *_: Any) -> Value:
     """The order of random numbers; equal ones, of 2^32, keep their order."""
     order = sort(builder, random(builder, "bits", (count,), DType.int32), 0, False)[1]
     return builder.emit("aten._to_copy.default", order, node.result.type.dtype)
@@ -177,7 +178,7 @@ _row(
 
 
 # -- chances -------------------------------------------------------------------------------------
-def _chance(builder: Any, sizes: Sequence[Size], p: Any) -> Value:
+def _chance(builder: Builder, sizes: Sequence[Size], p: Any) -> Value:
     """True with probability p."""
     return builder.emit("aten.lt.Tensor", random(builder, "uniform", sizes, DType.float32), p)
 
@@ -198,7 +199,7 @@ _row(
 )
 
 
-def _dropout(builder: Any, node: Node, x: Value, p: float, train: Any) -> tuple[Value, Value]:
+def _dropout(builder: Builder, node: Node, x: Value, p: float, train: Any) -> tuple[Value, Value]:
     if train is False or p == 0:
         return builder.emit("aten.alias.default", x), builder.emit(
             "aten.full.default", x.type.dims, True, DType.bool

@@ -6,9 +6,10 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type
-from purevk.ops.registry import row
+from purevk.ops.registry import rewrite
 
 for _name, (_glsl, *_names) in {
     "i0": ("fn_i0(x)", "aten.special_i0.default", "aten.special_modified_bessel_i0.default"), "special_i0e": ("fn_i0e(x)",), "special_i1": ("fn_i1(x)", "aten.special_modified_bessel_i1.default"),  # noqa: E501
@@ -63,8 +64,8 @@ def _frexp_shape(x: TensorType) -> tuple[TensorType, TensorType]:
     return x.with_dtype(float_type(x.dtype)), x.with_dtype(DType.int32)
 
 
-def _frexp(builder: Any, node: Node, x: Value) -> tuple[Value, Value]:
+def _frexp(builder: Builder, node: Node, x: Value) -> tuple[Value, Value]:
     return builder.emit("purevk.mantissa", x), builder.emit("purevk.exponent", x)
 
 
-row("aten.frexp.Tensor", _frexp_shape, _frexp)
+rewrite("aten.frexp.Tensor", _frexp_shape, _frexp)

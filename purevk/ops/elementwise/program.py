@@ -11,10 +11,11 @@ from purevk.dtypes import DType
 from purevk.ir import Dim, Size, TensorType, Value
 from purevk.lower.expression import Expression, ExpressionBuilder, Step, convert, literal
 from purevk.lower.numbers import bits_of
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 
 
-def constant(builder: Any, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
+def constant(builder: Builder, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
     """A tensor with the same number everywhere; the number may be a tensor of one element."""
     if isinstance(number, Value):
         flat = builder.emit(
@@ -40,7 +41,7 @@ class Program:
         sizes: of the result; tensors broadcast to it.
     """
 
-    def __init__(self, builder: Any, sizes: Sequence[Size]) -> None:
+    def __init__(self, builder: Builder, sizes: Sequence[Size]) -> None:
         self.builder, self.sizes = builder, tuple(sizes)
         self._steps = ExpressionBuilder()
 
@@ -61,11 +62,15 @@ class Program:
         """One assignment; `glsl` names the operands $0, $1, ..."""
         return operands[0] if glsl == "$0" else self._steps.step(glsl, operands, dtype)
 
-    def emit(self, *results: tuple[tuple, DType]) -> Any:
-        """The results as tensors of the given types: one, or a tuple of them."""
+    def emit(self, result: tuple[tuple, DType]) -> Value:
+        """A result as a tensor of the given dtype."""
+        return self.emit_all(result)[0]
+
+    def emit_all(self, *results: tuple[tuple, DType]) -> tuple[Value, ...]:
+        """The results as tensors of the given dtypes."""
         expression = self._steps.build([ref for ref, _ in results])
         types = tuple(TensorType(dtype, self.sizes) for _, dtype in results)
-        return self.builder.emit(
+        return self.builder.emit_all(
             POINTWISE,
             expression,
             tuple(self._steps.inputs),

@@ -8,9 +8,10 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.lower.expression import literal
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type, result_type
-from purevk.ops.registry import Operator, Pointwise, ShapeError, register, row
+from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewrite
 from purevk.ops.shapes import broadcast_of, wrap
 
 # -- functions of real numbers --------------------------------------------------------------------
@@ -65,7 +66,7 @@ def _prelu_shape(x: TensorType, weight: TensorType) -> TensorType:
     return x
 
 
-def _prelu(builder: Any, node: Node, x: Value, weight: Value) -> Value:
+def _prelu(builder: Builder, node: Node, x: Value, weight: Value) -> Value:
     rank = x.type.rank
     if weight.type.rank == 1 and rank > 1:
         weight = builder.emit(
@@ -77,7 +78,7 @@ def _prelu(builder: Any, node: Node, x: Value, weight: Value) -> Value:
     return builder.emit("aten.where.self", positive, x, builder.emit("aten.mul.Tensor", x, weight))
 
 
-row("aten.prelu.default", _prelu_shape, _prelu, "aten._prelu_kernel.default")
+rewrite("aten.prelu.default", _prelu_shape, _prelu, "aten._prelu_kernel.default")
 
 
 def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
@@ -87,7 +88,7 @@ def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
     return x.with_dims(size // 2 if d == at else size for d, size in enumerate(x.dims))
 
 
-def _glu(builder: Any, node: Node, x: Value, dim: int) -> Value:
+def _glu(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     at = wrap(dim, x.type.rank)
     middle = x.type.dims[at] // 2
     left = builder.emit("aten.slice.Tensor", x, at, 0, middle, 1)
@@ -95,7 +96,7 @@ def _glu(builder: Any, node: Node, x: Value, dim: int) -> Value:
     return builder.emit("aten.mul.Tensor", left, builder.emit("aten.sigmoid.default", right))
 
 
-row("aten.glu.default", _glu_shape, _glu)
+rewrite("aten.glu.default", _glu_shape, _glu)
 
 # -- functions of any number ----------------------------------------------------------------------
 
@@ -249,16 +250,16 @@ def _loss_shape(x: TensorType, y: TensorType, reduction: int = 1, *rest: Any) ->
     return TensorType(result_type((x, y)), broadcast_of((x, y)) if reduction == 0 else ())
 
 
-def _finish(builder: Any, x: Value, reduction: int) -> Value:
+def _finish(builder: Builder, x: Value, reduction: int) -> Value:
     return x if _REDUCED[reduction] is None else builder.emit(_REDUCED[reduction], x)
 
 
-def _mse(builder: Any, node: Node, x: Value, y: Value, reduction: int) -> Value:
+def _mse(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
     difference = builder.emit("aten.sub.Tensor", x, y, 1)
     return _finish(builder, builder.emit("aten.mul.Tensor", difference, difference), reduction)
 
 
-def _l1(builder: Any, node: Node, x: Value, y: Value, reduction: int) -> Value:
+def _l1(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
     return _finish(
         builder,
         builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1)),
@@ -266,11 +267,11 @@ def _l1(builder: Any, node: Node, x: Value, y: Value, reduction: int) -> Value:
     )
 
 
-row("aten.mse_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _mse)
-row("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _l1)
+rewrite("aten.mse_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _mse)
+rewrite("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _l1)
 
 
-def _huber(builder: Any, node: Node, x: Value, y: Value, reduction: int, delta: float) -> Value:
+def _huber(builder: Builder, node: Node, x: Value, y: Value, reduction: int, delta: float) -> Value:
     scale = delta if node.op == "aten.huber_loss.default" else 1.0
     distance = builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1))
     if delta == 0:
@@ -285,12 +286,12 @@ def _huber(builder: Any, node: Node, x: Value, y: Value, reduction: int, delta: 
     return _finish(builder, builder.emit("aten.where.self", near, square, line), reduction)
 
 
-row(
+rewrite(
     "aten.smooth_l1_loss.default",
     lambda x, y, reduction=1, beta=1.0: _loss_shape(x, y, reduction),
     _huber,
 )
-row(
+rewrite(
     "aten.huber_loss.default",
     lambda x, y, reduction=1, delta=1.0: _loss_shape(x, y, reduction),
     _huber,
@@ -304,7 +305,7 @@ def _isclose_shape(
 
 
 def _isclose(
-    builder: Any, node: Node, x: Value, y: Value, rtol: float, atol: float, equal_nan: bool
+    builder: Builder, node: Node, x: Value, y: Value, rtol: float, atol: float, equal_nan: bool
 ) -> Value:
     equal = builder.emit("aten.eq.Tensor", x, y)
     if not x.type.dtype.is_float:
@@ -329,4 +330,4 @@ def _isclose(
     return builder.emit("aten.logical_or.default", equal, near)
 
 
-row("aten.isclose.default", _isclose_shape, _isclose)
+rewrite("aten.isclose.default", _isclose_shape, _isclose)

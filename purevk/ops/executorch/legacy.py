@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from purevk.ir import Node, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import _convolution_shape, _refuse
 from purevk.ops.promotion import result_type
-from purevk.ops.quantized.linear import by_rows, emit_product
+from purevk.ops.quantized.linear import by_rows, emit_linear
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast_of
 
@@ -21,7 +22,7 @@ def _bound(value: float | None, sign: int) -> float | None:
     return None if value is None or sign * value >= _LARGEST else float(value)
 
 
-def _clamped(builder: Any, value: Value, low: float | None, high: float | None) -> Value:
+def _clamped(builder: Builder, value: Value, low: float | None, high: float | None) -> Value:
     low, high = _bound(low, -1), _bound(high, 1)
     return (
         value
@@ -62,15 +63,15 @@ def _convolved_shape(
 def _register(kind: str) -> None:
     full = f"aten.{kind}.Tensor"
 
-    def then_clamp(builder: Any, node: Node) -> Value:
+    def then_clamp(builder: Builder, node: Node) -> Value:
         x, other, low, high = node.args
         return _clamped(builder, builder.emit(full, x, other), low, high)
 
-    def clamp_first(builder: Any, node: Node) -> Value:
+    def clamp_first(builder: Builder, node: Node) -> Value:
         x, low, high, other = node.args
         return builder.emit(full, _clamped(builder, x, low, high), other)
 
-    def convolved(builder: Any, node: Node) -> Value:
+    def convolved(builder: Builder, node: Node) -> Value:
         return builder.emit(
             full, builder.emit("aten.convolution.default", *node.args[:9]), node.args[9]
         )
@@ -102,14 +103,14 @@ def _int4_shape(
     return x.with_dims((*x.dims[:-1], mat2.dims[0]))
 
 
-def _expand_int4(builder: Any, node: Node) -> Value:
+def _expand_int4(builder: Builder, node: Node) -> Value:
     """The weight is (code - 8) * scale + zero: the zeros of a group multiply the sum of its columns
     of x."""
     x, weight, group, parameters, _ = node.args
     rows, (*lead, columns) = weight.type.dims[0], x.type.dims
     scales = builder.emit("aten.select.int", parameters, 2, 0)
     zeros = builder.emit("aten.select.int", parameters, 2, 1)
-    product = emit_product(
+    product = emit_linear(
         builder,
         x,
         weight,

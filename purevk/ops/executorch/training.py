@@ -9,6 +9,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.linear import _dense, _rows, by_rows
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -30,7 +31,7 @@ def _loss_shape(
     return logits.with_dims(()), logits
 
 
-def _expand_loss(builder: Any, node: Node) -> tuple[Value, Value]:
+def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     """The mean over `n_valid` of log(sum(exp(logits))) - logits[label], and its gradient; rows with
     a label below 0 do not count."""
     logits, labels, count = node.args
@@ -83,7 +84,7 @@ def _adamw_shape(
     return param, m, v
 
 
-def _expand_adamw(builder: Any, node: Node) -> tuple[Value, ...]:
+def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     """One step; the three tensors are written in place."""
     states, grad = node.args[:3], node.args[3]
     lr, beta1, beta2, eps, decay, correction1, correction2 = node.args[4:]
@@ -99,9 +100,9 @@ def _expand_adamw(builder: Any, node: Node) -> tuple[Value, ...]:
     v = step("$0 * $1 + $2 * $3 * $3", v, beta2, 1.0 - beta2, g)
     root = step("sqrt($0 / $1) + $2", v, correction2, eps)
     p = step("$0 * $1 - $2 * (($3 / $4) / $5)", p, 1.0 - lr * decay, lr, m, correction1, root)
-    made = program.emit(*((ref, state.type.dtype) for ref, state in zip((p, m, v), states)))
+    made = program.emit_all(*((ref, state.type.dtype) for ref, state in zip((p, m, v), states)))
     for state, value in zip(states, made):
-        builder.emit("purevk.store", state, value)
+        builder.emit_all("purevk.store", state, value)
     return made
 
 
@@ -116,7 +117,7 @@ register(
 
 
 # -- gradients of linear layers ------------------------------------------------------------------
-def _flat(builder: Any, x: Value) -> Value:
+def _flat(builder: Builder, x: Value) -> Value:
     return builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:-1]), x.type.dims[-1]))
 
 
@@ -124,7 +125,7 @@ def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
     return d_out.with_dims((d_out.dims[-1], x.dims[-1]))
 
 
-def _expand_weight(builder: Any, node: Node) -> Value:
+def _expand_weight(builder: Builder, node: Node) -> Value:
     slopes, x = (_flat(builder, each) for each in node.args)
     return builder.emit("aten.mm.default", builder.emit("aten.permute.default", slopes, (1, 0)), x)
 
@@ -201,7 +202,7 @@ def _input_shape(
     return d_out.with_dims((*d_out.dims[:-1], weights.dims[1] * 2))
 
 
-def _expand_input(builder: Any, node: Node) -> Value:
+def _expand_input(builder: Builder, node: Node) -> Value:
     slopes, weight, scales, group = node.args
     scales = by_rows(builder, scales, weight.type.dims[0], transposed=True)
     made = builder.emit(
@@ -234,7 +235,7 @@ def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> T
     return TensorType(DType.uint8, (latent.dims[0], (latent.dims[1] + 1) // 2))
 
 
-def _expand_requant(builder: Any, node: Node) -> Value:
+def _expand_requant(builder: Builder, node: Node) -> Value:
     """Two codes a byte, the even one in the low nibble; scales are [groups, rows or more], and 0
     gives the code of 0."""
     latent, scales, group = node.args

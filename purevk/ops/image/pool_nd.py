@@ -11,10 +11,11 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.elements import extreme
 from purevk.lower.map import acc_of, coordinates
+from purevk.ops.builder import Builder
 from purevk.ops.image.pooling import _out
 from purevk.ops.index.indexing import _along
-from purevk.ops.mapped import mapped, others
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.mapped import mapped, mapped_all, others
+from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
 
 
@@ -96,7 +97,11 @@ class _Window:
 
 
 def _average(
-    builder: Any, x: Value, window: _Window, include_pad: bool = True, divisor: int | None = None
+    builder: Builder,
+    x: Value,
+    window: _Window,
+    include_pad: bool = True,
+    divisor: int | None = None,
 ) -> Value:
     if divisor:
         by = str(int(divisor))
@@ -113,7 +118,7 @@ def _number(dtype: DType) -> str:
     return "float" if dtype.is_float else acc_of(dtype)
 
 
-def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
+def _maximum(builder: Builder, x: Value, window: _Window, with_index: bool) -> Any:
     """The maxima, and if asked for their places, as int32."""
     type, acc = window.type(x.type), acc_of(x.type.dtype)
     place = flat = "0"
@@ -127,11 +132,11 @@ def _maximum(builder: Any, x: Value, window: _Window, with_index: bool) -> Any:
         f" if (v > r{nan}) {{ r = v;{keep} }} }}"
     )
     types = (type, type.with_dtype(DType.int32)) if with_index else (type,)
-    return mapped(builder, body, {"X": x}, *types, numbers=window.numbers, order=0)
+    return mapped_all(builder, body, {"X": x}, *types, numbers=window.numbers, order=0)
 
 
 def pooled(
-    builder: Any,
+    builder: Builder,
     x: Value,
     average: bool,
     window: tuple,
@@ -167,7 +172,7 @@ def _pools(count: int) -> None:
         return _Window(x, count, kernel_size, stride, padding, 1, ceil_mode).type(x)
 
     def average(
-        builder: Any,
+        builder: Builder,
         node: Node,
         x: Value,
         kernel: Any,
@@ -206,12 +211,12 @@ def _pools(count: int) -> None:
         values = maximum_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
         return values, values.with_dtype(DType.int64)
 
-    def maximum(builder: Any, node: Node, x: Value, *window: Any) -> Any:
+    def maximum(builder: Builder, node: Node, x: Value, *window: Any) -> Any:
         return _maximum(builder, x, _Window(x.type, count, *window), len(node.results) == 2)
 
-    row(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
-    row(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
-    row(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum, supports=refuse)
+    rewrite(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
+    rewrite(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
+    rewrite(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum, supports=refuse)
 
 
 _pools(1)
@@ -230,7 +235,7 @@ def _adaptive(count: int) -> None:
     def average_shape(x: TensorType, output_size: Any) -> TensorType:
         return _Window(x, count, sizes=output_size).type(x)
 
-    def average(builder: Any, node: Node, x: Value, sizes: Any) -> Value:
+    def average(builder: Builder, node: Node, x: Value, sizes: Any) -> Value:
         window = _Window(x.type, count, sizes=sizes)
         if all(isinstance(size, int) and size == 1 for size in window.sizes):
             return builder.emit("aten.mean.dim", x, tuple(window.dims), True)
@@ -240,12 +245,14 @@ def _adaptive(count: int) -> None:
         values = average_shape(x, output_size)
         return values, values.with_dtype(DType.int64)
 
-    def maximum(builder: Any, node: Node, x: Value, sizes: Any) -> Any:
+    def maximum(builder: Builder, node: Node, x: Value, sizes: Any) -> Any:
         return _maximum(builder, x, _Window(x.type, count, sizes=sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
-    row(f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names, supports=refuse)
-    row(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
+    rewrite(
+        f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names, supports=refuse
+    )
+    rewrite(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
 
 
 for _count in (1, 2, 3):
@@ -263,7 +270,7 @@ def _unpool(count: int) -> None:
     ) -> TensorType:
         return x.with_dims((*x.dims[: x.rank - count], *output_size))
 
-    def expand(builder: Any, node: Node, x: Value, indices: Value, *rest: Any) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, indices: Value, *rest: Any) -> Value:
         type = node.result.type
         lead = type.dims[: type.rank - count]
         flat = [builder.emit("aten.view.default", value, (*lead, -1)) for value in (x, indices)]
@@ -272,7 +279,7 @@ def _unpool(count: int) -> None:
         made = _along(builder, target, -1, flat[1], flat[0], "set")
         return builder.emit("aten.view.default", made, type.dims)
 
-    row(f"aten.max_unpool{count}d.default", shape, expand)
+    rewrite(f"aten.max_unpool{count}d.default", shape, expand)
 
 
 _unpool(2)

@@ -10,8 +10,9 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import bind_x
-from purevk.ops.conv.convolution import CHANNELS_LAST, works_on_planes
-from purevk.ops.image_layout import as_planes, column_rows, keeps_planes
+from purevk.ops.builder import Builder
+from purevk.ops.conv.convolution import CHANNELS_LAST, runs_in_nchw
+from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
 
@@ -105,7 +106,7 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     }
     flops = out.type.numel * kernel[0] * kernel[1]
     rows = column_rows(lowering.traits, out.dims, kernel, stride, dilation)
-    if as_planes(x) and as_planes(out) and rows:
+    if is_nchw_operand(x) and is_nchw_operand(out) and rows:
         buffers = [(x, "r"), (out, "w"), *([(second, "w")] if second is not None else [])]
         params = {
             "x_offset": x.offset,
@@ -169,14 +170,14 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-def _pool_layouts(node: Node, places: Any) -> tuple:
-    planes = keeps_planes(node, node.args[0], places, False, works_on_planes)
+def _pool_layouts(node: Node, query: LayoutQuery) -> tuple:
+    planes = keeps_nchw(node, node.args[0], query, False, runs_in_nchw)
     return (None if planes else CHANNELS_LAST,) * len(node.results)
 
 
-def _pool_adapt(node: Node, orders: tuple, places: Any) -> Node:
+def _pool_adapt(node: Node, orders: tuple, query: LayoutQuery) -> Node:
     """The node without the indices, where nobody reads these."""
-    if len(node.results) == 1 or places.read(node.results[1]):
+    if len(node.results) == 1 or query.read(node.results[1]):
         return node
     return Node(NAME, (*node.args[:-1], None), node.results[:1], node.source, node.alias)
 
@@ -229,11 +230,11 @@ def _max_indices_shape(
     return values, values.with_dtype(DType.int64)
 
 
-def _as_images(builder: Any, x: Value) -> Value:
+def _as_images(builder: Builder, x: Value) -> Value:
     return x if x.type.rank == 4 else builder.emit("aten.view.default", x, (1, *x.type.dims))
 
 
-def _like(builder: Any, value: Value, node_result: Value) -> Value:
+def _like(builder: Builder, value: Value, node_result: Value) -> Value:
     if value.type.dtype is not node_result.type.dtype:
         value = builder.emit("aten._to_copy.default", value, node_result.type.dtype)
     return (
@@ -243,14 +244,14 @@ def _like(builder: Any, value: Value, node_result: Value) -> Value:
     )
 
 
-def _expand_max(builder: Any, node: Node) -> Any:
+def _expand_max(builder: Builder, node: Node) -> Any:
     x = node.args[0]
     kernel, stride, padding, dilation, sizes = _window(x.type, *node.args[1:6])
     images = _as_images(builder, x)
     window = (images, False, kernel, stride, padding, dilation, sizes)
     if len(node.results) == 1:
         return _like(builder, builder.emit(NAME, *window), node.result)
-    values, indices = builder.emit(NAME, *window, True, 0, node.results[1].type.dtype)
+    values, indices = builder.emit_all(NAME, *window, True, 0, node.results[1].type.dtype)
     return _like(builder, values, node.results[0]), _like(builder, indices, node.results[1])
 
 
@@ -280,7 +281,7 @@ def _average_shape(
     return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, 1, ceil_mode)[4]))
 
 
-def _expand_average(builder: Any, node: Node) -> Value:
+def _expand_average(builder: Builder, node: Node) -> Value:
     x, kernel, stride, padding, ceil_mode, include, divisor = node.args
     kernel, stride, padding, dilation, sizes = _window(
         x.type, kernel, stride, padding, 1, ceil_mode
@@ -305,7 +306,7 @@ register(
 )
 
 
-def _expand_max_backward(builder: Any, node: Node) -> Value:
+def _expand_max_backward(builder: Builder, node: Node) -> Value:
     """What came in at the largest elements adds up there."""
     slopes, x, *_, indices = node.args
     *lead, height, width = x.type.dims

@@ -11,9 +11,10 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.map import MapSpec, coordinates
+from purevk.ops.builder import Builder
 from purevk.ops.image.resample_coarsened import resized, sampled
 from purevk.ops.mapped import mapped, others
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -128,7 +129,7 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
 
 
 def _resize(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     count: int,
@@ -176,25 +177,25 @@ def _resizes(name: str, count: int, kind: str) -> None:
     def sized(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
         return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, None)))
 
-    def expand(builder: Any, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, size: Any, *rest: Any) -> Value:
         align, factors = (False, rest) if plain else (bool(rest[0]), rest[1:])
         return _resize(builder, node, x, count, kind, align, factors)
 
     def vec(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
         return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, rest[-1])))
 
-    def expand_vec(builder: Any, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+    def expand_vec(builder: Builder, node: Node, x: Value, size: Any, *rest: Any) -> Value:
         align, factors = (False, rest[0]) if plain else (bool(rest[0]), rest[1])
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
     supports = None if plain else _refuse
-    row(
+    rewrite(
         f"aten.{name}.default",
         _signed(sized, f"x, output_size, {aligned}{scales}"),
         expand,
         supports=supports,
     )
-    row(
+    rewrite(
         f"aten.{name}.vec",
         _signed(vec, f"x, output_size, {aligned}scale_factors=None"),
         expand_vec,
@@ -246,7 +247,7 @@ def _grid_shape(
 
 
 def _grid(
-    builder: Any, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool
+    builder: Builder, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool
 ) -> Value:
     rank = x.type.rank
     count, flag = rank - 2, "true" if align else "false"
@@ -318,16 +319,16 @@ def _refuse_grid(node: Node, traits: Any) -> str | None:
     return _refuse(node, traits)
 
 
-row("aten.grid_sampler_2d.default", _grid_shape, _grid, supports=_refuse_grid)
-row("aten.grid_sampler_3d.default", _grid_shape, _grid, supports=_refuse_grid)
-row("aten.grid_sampler.default", _grid_shape, _grid, supports=_refuse_grid)
+rewrite("aten.grid_sampler_2d.default", _grid_shape, _grid, supports=_refuse_grid)
+rewrite("aten.grid_sampler_3d.default", _grid_shape, _grid, supports=_refuse_grid)
+rewrite("aten.grid_sampler.default", _grid_shape, _grid, supports=_refuse_grid)
 
 
 def _affine_shape(theta: TensorType, size: Sequence[Size], align_corners: bool) -> TensorType:
     return theta.with_dims((size[0], *size[2:], len(size) - 2))
 
 
-def _affine(builder: Any, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
+def _affine(builder: Builder, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
     """Places on a regular grid between -1 and 1, moved by a matrix."""
     count = len(size) - 2
     span = {
@@ -350,4 +351,4 @@ def _affine(builder: Any, node: Node, theta: Value, size: Sequence[Size], align:
     return mapped(builder, " ".join(places) + f" r = {terms};", {"THETA": theta}, node.result.type)
 
 
-row("aten.affine_grid_generator.default", _affine_shape, _affine, supports=_refuse)
+rewrite("aten.affine_grid_generator.default", _affine_shape, _affine, supports=_refuse)

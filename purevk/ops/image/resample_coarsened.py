@@ -14,7 +14,8 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
-from purevk.ops.image_layout import as_planes
+from purevk.ops.builder import Builder
+from purevk.ops.image_layout import is_nchw_operand
 from purevk.ops.mapped import same_order
 from purevk.ops.registry import Kernel, Operator, register
 
@@ -34,7 +35,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     plain, strips, over, values, _ = node.args
     inputs, out = [lowering.operand(value) for value in values], lowering.operand(node.result)
     fits = not strips.fours or gcd4(out.offset, *out.strides[:3])
-    if as_planes(inputs[0]) and as_planes(out) and _follow(inputs[0]) and fits:
+    if is_nchw_operand(inputs[0]) and is_nchw_operand(out) and _follow(inputs[0]) and fits:
         emit_map(lowering, strips, inputs, {}, [out], over)
     else:
         emit_map(lowering, plain, inputs, {}, [out])
@@ -59,7 +60,7 @@ def _known(*sizes: Size) -> bool:
 
 
 def resized(
-    builder: Any,
+    builder: Builder,
     x: Value,
     type: TensorType,
     plain: MapSpec,
@@ -214,7 +215,7 @@ def _resize(taps: int, down: _Along, across: _Along, planes: int) -> str:
 
 
 def sampled(
-    builder: Any, x: Value, grid: Value, type: TensorType, plain: MapSpec, places: str
+    builder: Builder, x: Value, grid: Value, type: TensorType, plain: MapSpec, places: str
 ) -> Value | None:
     """The bilinear sampling of images at places of a grid that `plain` says, so that the places
     serve several planes; None where that is not faster.

@@ -16,32 +16,33 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of
+from purevk.ops.builder import Builder
 from purevk.ops.index.masked import is_mask
 from purevk.ops.mapped import mapped, mapped_over
-from purevk.ops.registry import DataDependentSize, UnknownSizes, row
+from purevk.ops.registry import DataDependentSize, UnknownSizes, rewrite
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.ops.sort.sort import sort
 
 
-def _flat(builder: Any, x: Value) -> Value:
+def _flat(builder: Builder, x: Value) -> Value:
     return builder.emit("aten.view.default", x, (x.type.numel,))
 
 
-def _flags(builder: Any, x: Value) -> Value:
+def _flags(builder: Builder, x: Value) -> Value:
     """Which elements are not zero, flat."""
     if x.type.dtype is not DType.bool:
         x = builder.emit("aten.ne.Tensor", x, 0)
     return _flat(builder, x)
 
 
-def _places(builder: Any, flags: Value, size: Size) -> Value:
+def _places(builder: Builder, flags: Value, size: Size) -> Value:
     """The running count of the flags; the last one is what `size` is at a call."""
     before = builder.emit("aten.cumsum.default", flags, 0, DType.int32)
     builder.bind_symbol(size, _last(builder, before))
     return before
 
 
-def _last(builder: Any, sums: Value) -> Value:
+def _last(builder: Builder, sums: Value) -> Value:
     body = "r = 0; if (total > 0) r = int(SUMS(total - 1));"
     return mapped(
         builder,
@@ -52,7 +53,7 @@ def _last(builder: Any, sums: Value) -> Value:
     )
 
 
-def _nothing(builder: Any, node: Node) -> tuple[Value, ...]:
+def _nothing(builder: Builder, node: Node) -> tuple[Value, ...]:
     return tuple(
         builder.emit("aten.full.default", value.type.dims, 0, value.type.dtype)
         for value in node.results
@@ -60,7 +61,7 @@ def _nothing(builder: Any, node: Node) -> tuple[Value, ...]:
 
 
 # -- masks ---------------------------------------------------------------------------------------
-def _taken(builder: Any, x: Value, mask: Value, size: Size) -> Value:
+def _taken(builder: Builder, x: Value, mask: Value, size: Size) -> Value:
     """The rows of x[n, ...] where the flat mask[n] is true."""
     flags = _flags(builder, mask)
     before = _places(builder, flags, size)
@@ -77,7 +78,7 @@ def _taken(builder: Any, x: Value, mask: Value, size: Size) -> Value:
     return builder.emit("aten.view.default", made, (size, *rest))
 
 
-def _coordinates(builder: Any, mask: Value, size: Size, dtype: DType) -> Value:
+def _coordinates(builder: Builder, mask: Value, size: Size, dtype: DType) -> Value:
     """The coordinates of the elements that are not zero, a row each."""
     flags = _flags(builder, mask)
     before = _places(builder, flags, size)
@@ -107,16 +108,16 @@ def _nonzero_shape(x: TensorType) -> TensorType:
     )
 
 
-def _nonzero(builder: Any, node: Node, x: Value) -> Any:
+def _nonzero(builder: Builder, node: Node, x: Value) -> Any:
     if is_empty(x.type):
         return _nothing(builder, node)
     return _coordinates(builder, x, node.result.type.dims[0], node.result.type.dtype)
 
 
-row("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
+rewrite("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
 
 
-def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) -> Any:
+def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int) -> Any:
     if is_empty(x.type) or is_empty(node.result.type):
         return builder.emit(
             "aten.full.default", node.result.type.dims, fill, node.result.type.dtype
@@ -134,7 +135,7 @@ def _nonzero_static(builder: Any, node: Node, x: Value, size: int, fill: int) ->
     )
 
 
-row(
+rewrite(
     "aten.nonzero_static.default",
     lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)),
     _nonzero_static,
@@ -149,7 +150,7 @@ def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:
     )
 
 
-def _masked_select(builder: Any, node: Node, x: Value, mask: Value) -> Any:
+def _masked_select(builder: Builder, node: Node, x: Value, mask: Value) -> Any:
     sizes = broadcast(x.type.dims, mask.type.dims)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return _nothing(builder, node)
@@ -159,7 +160,7 @@ def _masked_select(builder: Any, node: Node, x: Value, mask: Value) -> Any:
     return _taken(builder, x, mask, node.result.type.dims[0])
 
 
-row("aten.masked_select.default", _masked_select_shape, _masked_select)
+rewrite("aten.masked_select.default", _masked_select_shape, _masked_select)
 
 
 def masked_types(x: TensorType, indices: Sequence[Any]) -> tuple[TensorType, ...] | None:
@@ -171,7 +172,7 @@ def masked_types(x: TensorType, indices: Sequence[Any]) -> tuple[TensorType, ...
     return (x.with_dims((*x.dims[:at], DataDependentSize(mask.numel), *x.dims[at + mask.rank :])),)
 
 
-def index_by_mask(builder: Any, node: Node, x: Value, indices: Sequence[Any]) -> Any:
+def index_by_mask(builder: Builder, node: Node, x: Value, indices: Sequence[Any]) -> Any:
     """`x[indices]`, one of which is boolean, all others None."""
     at = next(position for position, index in enumerate(indices) if is_mask(index))
     mask, size = indices[at], node.result.type.dims[at]
@@ -207,7 +208,7 @@ def _unique2_shape(
     return _unknown_unique(_unique_types(x, return_inverse, return_counts))
 
 
-def _slice_order(builder: Any, rows: Value) -> Value:
+def _slice_order(builder: Builder, rows: Value) -> Value:
     """The places of rows in their order: each counts those before it."""
     acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
     less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
@@ -223,7 +224,7 @@ def _slice_order(builder: Any, rows: Value) -> Value:
 
 
 def _unique(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     ordered: bool,
@@ -307,21 +308,21 @@ def _unique(
     )
 
 
-def _empty_results(builder: Any, node: Node, wanted: Sequence[bool]) -> list[Value | None]:
+def _empty_results(builder: Builder, node: Node, wanted: Sequence[bool]) -> list[Value | None]:
     return [
         None if is_wanted else builder.emit("aten.full.default", (0,), 0, value.type.dtype)
         for is_wanted, value in zip(wanted, node.results)
     ]
 
 
-row(
+rewrite(
     "aten._unique2.default",
     _unique2_shape,
     lambda builder, node, x, sorted, inverse, counts: _unique(
         builder, node, x, False, inverse, counts
     ),
 )
-row(
+rewrite(
     "aten._unique.default",
     lambda x, sorted=True, return_inverse=False: _unknown_unique(
         _unique_types(x, return_inverse, False)[:2]
@@ -369,7 +370,7 @@ def _refuse_rows(position: int) -> Any:
     return supports
 
 
-row(
+rewrite(
     "aten.unique_consecutive.default",
     _consecutive_shape,
     lambda builder, node, x, inverse, counts, dim: _unique(
@@ -377,7 +378,7 @@ row(
     ),
     supports=_refuse_rows(3),
 )
-row(
+rewrite(
     "aten.unique_dim.default",
     lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(
         _along_types(x, dim)
@@ -385,7 +386,7 @@ row(
     lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim),
     supports=_refuse_rows(1),
 )
-row(
+rewrite(
     "aten.unique_dim_consecutive.default",
     lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
     lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim),
@@ -402,7 +403,7 @@ def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> Tenso
     raise UnknownSizes("the sum of the repetitions is known only at a call", (sizes,))
 
 
-def _repeat(builder: Any, node: Node, repeats: Value, output_size: Size | None) -> Any:
+def _repeat(builder: Builder, node: Node, repeats: Value, output_size: Size | None) -> Any:
     size = node.result.type.dims[0]
     if is_empty(repeats.type):
         return _nothing(builder, node)
@@ -417,4 +418,4 @@ def _repeat(builder: Any, node: Node, repeats: Value, output_size: Size | None) 
     return mapped(builder, body, {"ENDS": ends}, made, numbers={"count": repeats.type.dims[0]})
 
 
-row("aten.repeat_interleave.Tensor", _repeat_shape, _repeat)
+rewrite("aten.repeat_interleave.Tensor", _repeat_shape, _repeat)

@@ -12,6 +12,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import collapse
+from purevk.ops.builder import Builder
 from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
@@ -233,7 +234,7 @@ def _embedding_shape(
     return weight.with_dims((*indices.dims, weight.dims[1]))
 
 
-def _expand_embedding(builder: Any, node: Node) -> Value:
+def _expand_embedding(builder: Builder, node: Node) -> Value:
     weight, indices = node.args[:2]
     limit = builder.traits.max_storage_range
     if weight.type.nbytes > limit and weight.type.is_static:
@@ -246,7 +247,7 @@ def _expand_embedding(builder: Any, node: Node) -> Value:
     return builder.emit(NAME, weight, (indices,), index_dims, node.result.type.dims, x_dims, (0,))
 
 
-def _embedding_in_parts(builder: Any, weight: Value, indices: Value, count: int) -> Value:
+def _embedding_in_parts(builder: Builder, weight: Value, indices: Value, count: int) -> Value:
     """Rows of a table that one binding cannot span: each part gives its own rows, and a comparison
     picks them."""
     made = None
@@ -278,7 +279,7 @@ def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorTyp
     return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
 
 
-def _expand_index_select(builder: Any, node: Node) -> Value:
+def _expand_index_select(builder: Builder, node: Node) -> Value:
     x, dim, index = node.args
     if not x.type.rank:
         return builder.emit("aten.alias.default", x)
@@ -304,7 +305,7 @@ def _gather_aten_shape(
     return x.with_dims(index.dims)
 
 
-def _expand_gather(builder: Any, node: Node) -> Value:
+def _expand_gather(builder: Builder, node: Node) -> Value:
     x, dim, index = node.args[:3]
     if not x.type.rank or not index.type.rank:
         flat = [
@@ -371,7 +372,7 @@ def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
     return _refuse_index(node, traits)
 
 
-def _expand_index(builder: Any, node: Node) -> Value:
+def _expand_index(builder: Builder, node: Node) -> Value:
     x, indices = node.args
     if any(is_mask(index) for index in indices):
         return index_by_mask(builder, node, x, indices)

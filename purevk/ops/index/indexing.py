@@ -11,9 +11,10 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
+from purevk.ops.builder import Builder
 from purevk.ops.index.masked import put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
-from purevk.ops.mapped import mapped
+from purevk.ops.mapped import mapped, mapped_all
 from purevk.ops.registry import (
     DataDependentSize,
     Kernel,
@@ -23,13 +24,13 @@ from purevk.ops.registry import (
     View,
     find,
     register,
-    row,
+    rewrite,
 )
 from purevk.ops.shapes import wrap
 
 
 def _scattered(
-    builder: Any,
+    builder: Builder,
     x: Value,
     indices: Sequence[Value],
     source: Any,
@@ -51,7 +52,7 @@ def _scattered(
     return builder.emit("aten._to_copy.default", made, x.type.dtype) if wide else made
 
 
-def _flat_if_scalar(builder: Any, value: Any) -> Any:
+def _flat_if_scalar(builder: Builder, value: Any) -> Any:
     return (
         builder.emit("aten.view.default", value, (1,))
         if isinstance(value, Value) and not value.type.rank
@@ -60,7 +61,7 @@ def _flat_if_scalar(builder: Any, value: Any) -> Any:
 
 
 def _along(
-    builder: Any,
+    builder: Builder,
     x: Value,
     dim: int,
     index: Value,
@@ -94,36 +95,36 @@ _REDUCES = {
     "amin": "amin",
 }
 
-row(
+rewrite(
     "aten.scatter.src",
     lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
 )
-row(
+rewrite(
     "aten.scatter.value",
     lambda x, dim, index, value: _scatter_shape(x, dim, index, value),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
 )
-row(
+rewrite(
     "aten.scatter.reduce",
     lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index, src),
     lambda builder, node, x, dim, index, source, how: _along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
-row(
+rewrite(
     "aten.scatter.value_reduce",
     lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index, value),
     lambda builder, node, x, dim, index, source, how: _along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
-row(
+rewrite(
     "aten.scatter_add.default",
     lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"),
 )
-row(
+rewrite(
     "aten.scatter_reduce.two",
     lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index, src),
     lambda builder, node, x, dim, index, source, how, include: _along(
@@ -155,7 +156,7 @@ def _refuse_index_put(node: Node, traits: Any) -> str | None:
 
 
 def _index_put(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     indices: Sequence[Any],
@@ -188,7 +189,7 @@ def _index_put(
     return _scattered(builder, x, chosen, values, None, given, mode)
 
 
-def _put_by_mask(builder: Any, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+def _put_by_mask(builder: Builder, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
     """`x[mask] = values`: a choice, if there is one value for all places of the mask; otherwise the
     n-th is for its n-th place."""
     if mask.type.dtype is not DType.bool:
@@ -220,8 +221,8 @@ def _put_by_mask(builder: Any, x: Value, mask: Value, values: Value, accumulate:
     return builder.emit("aten.view.default", made, x.type.dims)
 
 
-row("aten.index_put.default", _index_put_shape, _index_put, supports=_refuse_index_put)
-row(
+rewrite("aten.index_put.default", _index_put_shape, _index_put, supports=_refuse_index_put)
+rewrite(
     "aten._unsafe_index_put.default",
     lambda x, indices, values, accumulate=False: _index_put_shape(x, indices, values, accumulate),
     _index_put,
@@ -231,7 +232,7 @@ row(
 
 # -- one index along a dim -----------------------------------------------------------------------
 def _one_index(
-    builder: Any,
+    builder: Builder,
     x: Value,
     dim: int,
     index: Value,
@@ -248,20 +249,20 @@ def _one_index(
 
 
 def _index_add(
-    builder: Any, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Any
+    builder: Builder, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Any
 ) -> Value:
     if alpha != 1:
         source = builder.emit("aten.mul.Tensor", source, alpha)
     return _one_index(builder, x, dim, index, source, "add")
 
 
-row("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add)
-row(
+rewrite("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add)
+rewrite(
     "aten.index_copy.default",
     lambda x, dim, index, source: x,
     lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"),
 )
-row(
+rewrite(
     "aten.index_reduce.default",
     lambda x, dim, index, source, reduce, include_self=True: x,
     lambda builder, node, x, dim, index, source, how, include: _one_index(
@@ -270,11 +271,13 @@ row(
 )
 
 
-def _index_fill(builder: Any, node: Node, x: Value, dim: int, index: Value, value: Any) -> Value:
+def _index_fill(
+    builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Any
+) -> Value:
     return _one_index(builder, x, dim, index, value, "set")
 
 
-row(
+rewrite(
     "aten.index_fill.int_Scalar",
     lambda x, dim, index, value: x,
     _index_fill,
@@ -283,7 +286,7 @@ row(
 
 
 def _put(
-    builder: Any, node: Node, x: Value, index: Value, source: Value, accumulate: bool
+    builder: Builder, node: Node, x: Value, index: Value, source: Value, accumulate: bool
 ) -> Value:
     flat = [
         builder.emit("aten.view.default", value, (value.type.numel,))
@@ -295,10 +298,10 @@ def _put(
     return builder.emit("aten.view.default", made, x.type.dims)
 
 
-row("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
+rewrite("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
 
 
-def _take(builder: Any, node: Node, x: Value, index: Value) -> Value:
+def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
     flat = builder.emit("aten.view.default", x, (x.type.numel,))
     picked = builder.emit(
         "aten.index_select.default",
@@ -309,10 +312,10 @@ def _take(builder: Any, node: Node, x: Value, index: Value) -> Value:
     return builder.emit("aten.view.default", picked, index.type.dims)
 
 
-row("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
+rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
 
 
-def _one_hot(builder: Any, node: Node, x: Value, num_classes: int) -> Value:
+def _one_hot(builder: Builder, node: Node, x: Value, num_classes: int) -> Value:
     place = builder.emit("aten.unsqueeze.default", x, -1)
     numbers = builder.emit("purevk.iota", num_classes, DType.int32)
     return builder.emit(
@@ -334,7 +337,7 @@ def _refuse_one_hot(node: Node, traits: Any) -> str | None:
     return "no kernel that finds the number of classes" if counted else None
 
 
-row("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
+rewrite("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
 
 
 # -- writing a part ------------------------------------------------------------------------------
@@ -358,14 +361,14 @@ register(Operator("purevk.write_part", lambda x, source, op, args: x, Kernel(_wr
 
 
 def _part(name: str, view: str, shape: Any) -> None:
-    def expand(builder: Any, node: Node, x: Value, source: Value, *args: Any) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, source: Value, *args: Any) -> Value:
         type = find(view).infer((x, *args))[0]
         source = builder.emit("aten._to_copy.default", source, x.type.dtype)
         if source.type.dims != type.dims:
             source = builder.emit("aten.expand.default", source, type.dims)
         return builder.emit("purevk.write_part", x, source, view, tuple(args))
 
-    row(name, shape, expand)
+    rewrite(name, shape, expand)
 
 
 _part("aten.select_scatter.default", "aten.select.int", lambda x, src, dim, index: x)
@@ -463,7 +466,7 @@ def _bag_shape(
 
 
 def _bag(
-    builder: Any, node: Node, weight: Value, indices: Value, offsets: Value, *rest: Any
+    builder: Builder, node: Node, weight: Value, indices: Value, offsets: Value, *rest: Any
 ) -> tuple[Value, ...]:
     _, mode, _, weights, _, padding = rest
     out, to_bag, sizes, best = (value.type for value in node.results)
@@ -486,7 +489,7 @@ def _bag(
     place = {"r1": " r1 = 0;"} if mode == 2 else {}
     body = f"{span} int n = 0; r = 0.0;{place.get('r1', '')} for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"  # noqa: E501
     types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
-    made = mapped(builder, body, inputs, *types, numbers=numbers)
+    made = mapped_all(builder, body, inputs, *types, numbers=numbers)
     counted = f"{span} r = 0; for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
     some = {"INDEX": indices, "START": offsets}
     lengths = builder.emit(
@@ -504,12 +507,12 @@ def _bag(
         return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
     if best.dims != sizes.dims:
         return (
-            made,
+            made[0],
             bags,
             lengths,
             builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1),
         )
-    return made, bags, lengths, lengths
+    return made[0], bags, lengths, lengths
 
 
 def _renorm_shape(
@@ -519,7 +522,7 @@ def _renorm_shape(
 
 
 def _renorm(
-    builder: Any, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
+    builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
 ) -> Value:
     """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
     flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
@@ -544,7 +547,7 @@ def _renorm(
     )
 
 
-row("aten.embedding_renorm.default", _renorm_shape, _renorm)
+rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)
 
 
 def _forward_bag_shape(
@@ -577,5 +580,5 @@ def _refuse_long(node: Node, traits: Any) -> str | None:
     return traits.too_long(node.args[1].type.numel)
 
 
-row("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
-row("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)
+rewrite("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
+rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)

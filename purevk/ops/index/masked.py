@@ -12,8 +12,9 @@ from purevk.lower.elements import conversions
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
-from purevk.ops.registry import Kernel, Operator, register, row
+from purevk.ops.registry import Kernel, Operator, register, rewrite
 from purevk.ops.shapes import broadcast, is_empty
 
 NAME = "purevk.masked_scatter"
@@ -77,7 +78,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
 
 
-def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
+def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value:
     """x with the elements of `source`, in their order, in the places where `mask` (bool) holds."""
     sizes = broadcast(x.type.dims, mask.type.dims)
     count = _dims.product(sizes)
@@ -98,7 +99,7 @@ def put_by_mask(builder: Any, x: Value, mask: Value, source: Value) -> Value:
     return builder.emit("aten.view.default", made, sizes)
 
 
-row(
+rewrite(
     "aten.masked_scatter.default",
     lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
     lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source),

@@ -13,8 +13,9 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ops.mapped import mapped, mapped_over
-from purevk.ops.registry import ShapeError, row, row_of
+from purevk.ops.builder import Builder
+from purevk.ops.mapped import mapped, mapped_all, mapped_over, mapped_over_all
+from purevk.ops.registry import ShapeError, definition_of, rewrite
 from purevk.ops.shapes import broadcast
 
 LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core  # noqa: E501
@@ -27,14 +28,14 @@ def _refuse(node: Node, traits: Any) -> str | None:
             return f"no kernel for {value.type.dtype.name}"
         if any(_dims.upper(size) > LARGEST for size in value.type.dims[-2:]):
             return f"no kernel above {LARGEST} rows"
-    named = dict(zip(row_of(node).parameters, node.args))
+    named = dict(zip(definition_of(node).parameters, node.args))
     if named.get("check_errors"):
         return "no kernel that raises errors"
     return None if named.get("pivot", True) else "no kernel without pivots"
 
 
 def _row(name: str, shape: Any, expand: Any, *names: str) -> None:
-    row(f"aten.{name}.default", shape, expand, *names, supports=_refuse)
+    rewrite(f"aten.{name}.default", shape, expand, *names, supports=_refuse)
 
 
 def _lead(type: TensorType, less: int = 2) -> str:
@@ -51,11 +52,11 @@ def _square(x: TensorType) -> None:
         raise ShapeError(f"{x} is no square matrix")
 
 
-def _turned(builder: Any, x: Value) -> Value:
+def _turned(builder: Builder, x: Value) -> Value:
     return builder.emit("aten.transpose.int", x, -1, -2)
 
 
-def _half(builder: Any, x: Value, upper: bool, unit: bool = False) -> Value:
+def _half(builder: Builder, x: Value, upper: bool, unit: bool = False) -> Value:
     """The upper or lower triangle of matrices, with ones on the diagonal if asked for."""
     at = _lead(x.type)
     r, c = (f"i{x.type.rank - n}" for n in (2, 1))
@@ -74,7 +75,7 @@ def _lu_types(a: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     return a, TensorType(INT, (*a.dims[:-2], count)), TensorType(INT, a.dims[:-2])
 
 
-def _lu(builder: Any, a: Value) -> tuple[Value, Value, Value]:
+def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
     """Both factors in one matrix, the rows swapped with (from 1 on), and the first column without a
     pivot, or 0."""
     at = _lead(a.type)
@@ -93,13 +94,13 @@ def _lu(builder: Any, a: Value) -> tuple[Value, Value, Value]:
     types = _lu_types(a.type)
     wide = types[2] if types[2].rank else types[2].with_dims((1,))
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    lu, pivots, info = mapped_over(
+    lu, pivots, info = mapped_over_all(
         builder, body, {"A": a}, _over(a.type), types[0], types[1], wide, numbers=numbers
     )
     return lu, pivots, builder.emit("aten.view.default", info, types[2].dims)
 
 
-def _order(builder: Any, pivots: Value, rows: Any) -> Value:
+def _order(builder: Builder, pivots: Value, rows: Any) -> Value:
     """For each row after the swaps the row that it was."""
     *batch, count = pivots.type.dims
     at, mine = _lead(pivots.type, 1), f"i{len(batch)}"
@@ -109,13 +110,13 @@ def _order(builder: Any, pivots: Value, rows: Any) -> Value:
     )
 
 
-def _swapped(builder: Any, b: Value, order: Value) -> Value:
+def _swapped(builder: Builder, b: Value, order: Value) -> Value:
     """The rows of a matrix in an order."""
     at, r, c = _lead(b.type), f"i{b.type.rank - 2}", f"i{b.type.rank - 1}"
     return mapped(builder, f"r = B({at}ORDER({at}{r}), {c});", {"B": b, "ORDER": order}, b.type)
 
 
-def _unswapped(builder: Any, b: Value, order: Value) -> Value:
+def _unswapped(builder: Builder, b: Value, order: Value) -> Value:
     """The rows of a matrix back from an order."""
     at, r, c = _lead(b.type), f"i{b.type.rank - 2}", f"i{b.type.rank - 1}"
     body = f"int from = 0; for (int k = 0; k < rows; k++) if (ORDER({at}k) == {r}) from = k; r = B({at}from, {c});"
@@ -124,7 +125,7 @@ def _unswapped(builder: Any, b: Value, order: Value) -> Value:
     )
 
 
-def _triangular(builder: Any, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
+def _triangular(builder: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
     """The x with a x = b, where one triangle of `a` counts."""
     batch = broadcast(a.type.dims[:-2], b.type.dims[:-2])
     a, b = (
@@ -143,7 +144,7 @@ def _triangular(builder: Any, a: Value, b: Value, upper: bool, unit: bool = Fals
     )
 
 
-def _lu_solve(builder: Any, lu: Value, pivots: Value, b: Value, adjoint: bool = False) -> Value:
+def _lu_solve(builder: Builder, lu: Value, pivots: Value, b: Value, adjoint: bool = False) -> Value:
     batch = broadcast(lu.type.dims[:-2], b.type.dims[:-2])
     lu, b = (
         builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:]))
@@ -181,7 +182,9 @@ def _solve_shape(
     return made, *_lu_types(a)
 
 
-def _solve(builder: Any, node: Node, a: Value, b: Value, left: bool, check_errors: bool) -> tuple:
+def _solve(
+    builder: Builder, node: Node, a: Value, b: Value, left: bool, check_errors: bool
+) -> tuple:
     lu, pivots, info = _lu(builder, a)
     if _is_vector(a.type, b.type):
         made = _lu_solve(
@@ -199,7 +202,7 @@ _row("_linalg_solve_ex", _solve_shape, _solve)
 
 
 def _lu_solve_any(
-    builder: Any, node: Node, lu: Value, pivots: Value, b: Value, left: bool, adjoint: bool
+    builder: Builder, node: Node, lu: Value, pivots: Value, b: Value, left: bool, adjoint: bool
 ) -> Value:
     if left:
         return _lu_solve(builder, lu, pivots, b, adjoint)
@@ -218,12 +221,12 @@ def _inverse_shape(a: TensorType, check_errors: bool = False) -> tuple[TensorTyp
     return a, TensorType(INT, a.dims[:-2])
 
 
-def _eye(builder: Any, like: TensorType, rows: Any, columns: Any) -> Value:
+def _eye(builder: Builder, like: TensorType, rows: Any, columns: Any) -> Value:
     eye = builder.emit("aten.eye.m", rows, columns, like.dtype)
     return builder.emit("aten.expand.default", eye, (*like.dims[:-2], rows, columns))
 
 
-def _inverse(builder: Any, node: Node, a: Value, check_errors: bool) -> tuple[Value, Value]:
+def _inverse(builder: Builder, node: Node, a: Value, check_errors: bool) -> tuple[Value, Value]:
     lu, pivots, info = _lu(builder, a)
     return _lu_solve(builder, lu, pivots, _eye(builder, a.type, *a.type.dims[-2:])), info
 
@@ -231,7 +234,7 @@ def _inverse(builder: Any, node: Node, a: Value, check_errors: bool) -> tuple[Va
 _row("linalg_inv_ex", _inverse_shape, _inverse)
 
 
-def _determinant(builder: Any, a: Value, logarithm: bool) -> tuple[Value, ...]:
+def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ...]:
     lu, pivots, _ = _lu(
         builder, _turned(builder, a)
     )  # as torch does it, whose factors are results too
@@ -247,14 +250,13 @@ def _determinant(builder: Any, a: Value, logarithm: bool) -> tuple[Value, ...]:
         + (" r1 = size;" if logarithm else "")
     )
     type = a.type.with_dims(a.type.dims[:-2] or (1,))
-    made = mapped(
+    made = mapped_all(
         builder,
         body,
         {"LU": lu, "PIVOT": pivots},
         *([type] * (1 + logarithm)),
         numbers={"rows": a.type.dims[-1]},
     )
-    made = made if logarithm else (made,)
     return *(builder.emit("aten.view.default", each, a.type.dims[:-2]) for each in made), lu, pivots
 
 
@@ -275,7 +277,7 @@ _row(
 
 
 def _parts(
-    builder: Any, lu: Value, pivots: Value, results: Sequence[TensorType]
+    builder: Builder, lu: Value, pivots: Value, results: Sequence[TensorType]
 ) -> tuple[Value, Value, Value]:
     """The permutation and the two factors."""
     permutation, low, up = results
@@ -308,7 +310,7 @@ def _unpack_shape(
 
 
 def _unpack(
-    builder: Any, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool
+    builder: Builder, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool
 ) -> tuple:
     made = _parts(builder, lu, pivots, _parts_shape(lu.type))
     nothing = builder.emit("aten.full.default", (0,), 0.0, lu.type.dtype)
@@ -326,7 +328,7 @@ def _lu_parts_shape(a: TensorType, pivot: bool = True) -> tuple:
     return p if pivot else a.with_dims((0,)), low, up
 
 
-def _lu_parts(builder: Any, node: Node, a: Value, pivot: bool) -> tuple:
+def _lu_parts(builder: Builder, node: Node, a: Value, pivot: bool) -> tuple:
     lu, pivots, _ = _lu(builder, a)
     return _parts(builder, lu, pivots, _parts_shape(a.type))
 
@@ -336,7 +338,7 @@ _row("linalg_lu", _lu_parts_shape, _lu_parts)
 
 # -- triangles -----------------------------------------------------------------------------------
 def _solve_triangular(
-    builder: Any, node: Node, a: Value, b: Value, upper: bool, left: bool, unit: bool
+    builder: Builder, node: Node, a: Value, b: Value, upper: bool, left: bool, unit: bool
 ) -> Value:
     if left:
         return _triangular(builder, a, b, upper, unit)
@@ -368,7 +370,7 @@ def _older_triangular_shape(
 
 
 def _older_triangular(
-    builder: Any, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
+    builder: Builder, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
 ) -> tuple:
     wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
     if transpose:
@@ -380,7 +382,7 @@ _row("triangular_solve", _older_triangular_shape, _older_triangular)
 
 
 # -- Cholesky ------------------------------------------------------------------------------------
-def _cholesky(builder: Any, a: Value, upper: bool) -> tuple[Value, Value]:
+def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
     a = _turned(builder, a) if upper else a
     at = _lead(a.type)
     place = at.rstrip(", ") or "0"
@@ -395,7 +397,7 @@ def _cholesky(builder: Any, a: Value, upper: bool) -> tuple[Value, Value]:
     )
     info_type = TensorType(INT, a.type.dims[:-2])
     wide = info_type if info_type.rank else info_type.with_dims((1,))
-    made, info = mapped_over(
+    made, info = mapped_over_all(
         builder, body, {"A": a}, _over(a.type), a.type, wide, numbers={"rows": a.type.dims[-1]}
     )
     return _turned(builder, made) if upper else made, builder.emit(
@@ -421,7 +423,7 @@ _row(
 )
 
 
-def _cholesky_solve(builder: Any, factor: Value, b: Value, upper: bool) -> Value:
+def _cholesky_solve(builder: Builder, factor: Value, b: Value, upper: bool) -> Value:
     turned = _turned(builder, factor)
     low, high = (turned, factor) if upper else (factor, turned)
     return _triangular(builder, high, _triangular(builder, low, b, False), True)
@@ -446,7 +448,7 @@ def _qr_types(a: TensorType) -> tuple[TensorType, TensorType]:
     return a, a.with_dims((*a.dims[:-2], _dims.minimum(a.dims[-2], a.dims[-1])))
 
 
-def _reflectors(builder: Any, a: Value) -> tuple[Value, Value]:
+def _reflectors(builder: Builder, a: Value) -> tuple[Value, Value]:
     """R with Householder's vectors below its diagonal, and their factors."""
     at = _lead(a.type)
     body = (
@@ -463,10 +465,12 @@ def _reflectors(builder: Any, a: Value) -> tuple[Value, Value]:
         f" R1_PUT({at}k, tau); }}"
     )
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    return mapped_over(builder, body, {"A": a}, _over(a.type), *_qr_types(a.type), numbers=numbers)
+    return mapped_over_all(
+        builder, body, {"A": a}, _over(a.type), *_qr_types(a.type), numbers=numbers
+    )
 
 
-def _reflect(builder: Any, vectors: Value, factors: Value, x: Value, transpose: bool) -> Value:
+def _reflect(builder: Builder, vectors: Value, factors: Value, x: Value, transpose: bool) -> Value:
     """The product of the reflections with x, or that of their transpose."""
     at, c = _lead(x.type), f"i{x.type.rank - 2}"
     walk = "int k = 0; k < count; k++" if transpose else "int k = count - 1; k >= 0; k--"
@@ -493,7 +497,7 @@ def _qr_shape(a: TensorType, mode: str = "reduced") -> tuple[TensorType, TensorT
     return q, a.with_dims((*a.dims[:-2], count, columns))
 
 
-def _qr(builder: Any, node: Node, a: Value, mode: str) -> tuple[Value, Value]:
+def _qr(builder: Builder, node: Node, a: Value, mode: str) -> tuple[Value, Value]:
     packed, factors = _reflectors(builder, a)
     q, r = (value.type for value in node.results)
     upper = _half(
@@ -516,7 +520,13 @@ _row(
 
 
 def _multiply_reflected(
-    builder: Any, node: Node, vectors: Value, factors: Value, x: Value, left: bool, transpose: bool
+    builder: Builder,
+    node: Node,
+    vectors: Value,
+    factors: Value,
+    x: Value,
+    left: bool,
+    transpose: bool,
 ) -> Value:
     if left:
         return _reflect(builder, vectors, factors, x, transpose)

@@ -8,16 +8,17 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import broadcast, wrap, wrap_all
 
 
 # -- products ------------------------------------------------------------------------------------
 def _scaled_sum(
-    builder: Any, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType
+    builder: Builder, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType
 ) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
     if not dtype.is_float:
@@ -29,7 +30,7 @@ def _scaled_sum(
     return builder.emit("aten._to_copy.default", product, dtype)
 
 
-def _dot(builder: Any, node: Node, x: Value, y: Value) -> Value:
+def _dot(builder: Builder, node: Node, x: Value, y: Value) -> Value:
     product = builder.emit("aten.mul.Tensor", x, y)
     return builder.emit("aten.sum.dim_IntList", product, (0,), False, node.result.type.dtype)
 
@@ -40,19 +41,19 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
     return x.with_dims(())
 
 
-row("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
-row(
+rewrite("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
+rewrite(
     "aten.mv.default",
     _matmul_any_shape,
     lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b),
 )
 
 
-def _outer(builder: Any, node: Node, x: Value, y: Value) -> Value:
+def _outer(builder: Builder, node: Node, x: Value, y: Value) -> Value:
     return builder.emit("aten.mul.Tensor", builder.emit("aten.unsqueeze.default", x, 1), y)
 
 
-row(
+rewrite(
     "aten.outer.default",
     lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])),
     _outer,
@@ -64,7 +65,7 @@ def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
     """beta * x + alpha * product(a, b)"""
 
     def expand(
-        builder: Any, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any
+        builder: Builder, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any
     ) -> Value:
         return _scaled_sum(builder, x, product(builder, a, b), beta, alpha, node.result.type.dtype)
 
@@ -76,14 +77,14 @@ def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
             raise ShapeError(f"cannot add {made} to {x}")
         return made
 
-    row(name, checked, expand, supports=supports)
+    rewrite(name, checked, expand, supports=supports)
 
 
-def _multiply(builder: Any, a: Value, b: Value) -> Value:
+def _multiply(builder: Builder, a: Value, b: Value) -> Value:
     return builder.emit("aten.matmul.default", a, b)
 
 
-def _summed(builder: Any, a: Value, b: Value) -> Value:
+def _summed(builder: Builder, a: Value, b: Value) -> Value:
     """The sum of the products of a batch, as one product of longer rows."""
     count, n, k = a.type.dims
     left = builder.emit(
@@ -104,7 +105,7 @@ _added(
 
 
 # -- others --------------------------------------------------------------------------------------
-def _trace(builder: Any, node: Node, x: Value) -> Value:
+def _trace(builder: Builder, node: Node, x: Value) -> Value:
     return builder.emit(
         "aten.sum.dim_IntList",
         builder.emit("aten.diagonal.default", x, 0, 0, 1),
@@ -114,7 +115,7 @@ def _trace(builder: Any, node: Node, x: Value) -> Value:
     )
 
 
-row(
+rewrite(
     "aten.trace.default",
     lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()),
     _trace,
@@ -135,7 +136,7 @@ def _cross_dim(sizes: tuple, dim: int | None) -> int:
     return wrap(dim, len(sizes))
 
 
-def _cross(builder: Any, node: Node, x: Value, y: Value, dim: int | None) -> Value:
+def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) -> Value:
     type = node.result.type
     at = _cross_dim(type.dims, dim)
     wide = []
@@ -151,8 +152,8 @@ def _cross(builder: Any, node: Node, x: Value, y: Value, dim: int | None) -> Val
     )
 
 
-row("aten.linalg_cross.default", _cross_shape, _cross)
-row("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
+rewrite("aten.linalg_cross.default", _cross_shape, _cross)
+rewrite("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
 
 
 # -- distances -----------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def _refuse_wide(node: Node, traits: Any) -> str | None:
     return traits.too_long(node.args[0].type.dims[-1])
 
 
-def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode: Any) -> Value:
+def _cdist(builder: Builder, node: Node, x: Value, y: Value, p: float, compute_mode: Any) -> Value:
     type = node.result.type
     batch = type.dims[:-2]
     x, y = (
@@ -208,8 +209,8 @@ def _cdist(builder: Any, node: Node, x: Value, y: Value, p: float, compute_mode:
     return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
 
 
-row("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
-row(
+rewrite("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
+rewrite(
     "aten.cdist.default",
     lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
     _cdist,
@@ -221,7 +222,7 @@ def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
     return x.with_dims((x.dims[0] * (x.dims[0] - 1) // 2,))
 
 
-def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
+def _pdist(builder: Builder, node: Node, x: Value, p: float) -> Value:
     # Pair (a, b) with a < b is number a (2 n - a - 1) / 2 + b - a - 1.
     body = (
         "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) -"
@@ -234,7 +235,7 @@ def _pdist(builder: Any, node: Node, x: Value, p: float) -> Value:
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 
 
-row(
+rewrite(
     "aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide
 )
 
@@ -268,7 +269,7 @@ def _widened(sizes: Any, expand: Any) -> tuple:
     return tuple(made)
 
 
-def _trilinear(builder: Any, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
+def _trilinear(builder: Builder, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
     """The sum over some dims of the product of three tensors, each of which lacks some dims; the
     product is never stored."""
     *expands, sumdim, _ = rest
@@ -310,4 +311,4 @@ def _refuse_integers(node: Node, traits: Any) -> str | None:
     )
 
 
-row("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)
+rewrite("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)

@@ -9,9 +9,10 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.builder import Builder
 from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _turned
-from purevk.ops.mapped import mapped_over
-from purevk.ops.registry import row
+from purevk.ops.mapped import mapped_over, mapped_over_all
+from purevk.ops.registry import rewrite
 
 _EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
 
@@ -27,7 +28,7 @@ def _refuse(node: Node, traits: Any) -> str | None:
     return None
 
 
-def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | None]:
+def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value | None]:
     """The columns of matrices (as many rows, or more) turned in pairs until all are at right
     angles, a dispatch for each time that all pairs are looked at, and (`vectors`) the product of
     the turns."""
@@ -64,13 +65,13 @@ def _orthogonal(builder: Any, a: Value, vectors: bool) -> tuple[Value, Value | N
         if v is None:
             a = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, numbers=numbers)
         else:
-            a, v = mapped_over(
+            a, v = mapped_over_all(
                 builder, body, {"A": a, "V": v}, _over(a.type), a.type, v.type, numbers=numbers
             )
     return a, v
 
 
-def _scaled(builder: Any, a: Value) -> tuple[Value, Value]:
+def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
     """Matrices whose largest element is 1 or -1, so that no square is lost, and what they are to be
     multiplied by."""
     top = builder.emit("aten.amax.default", builder.emit("aten.abs.default", a), (-2, -1), True)
@@ -78,7 +79,7 @@ def _scaled(builder: Any, a: Value) -> tuple[Value, Value]:
     return builder.emit("aten.div.Tensor", a, top), top
 
 
-def _values(builder: Any, a: Value) -> Value:
+def _values(builder: Builder, a: Value) -> Value:
     """Singular values, in no order."""
     a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _turned(builder, a))
     norms = builder.emit(
@@ -89,7 +90,7 @@ def _values(builder: Any, a: Value) -> Value:
     )
 
 
-def _nothing(builder: Any, a: Value) -> Value:
+def _nothing(builder: Builder, a: Value) -> Value:
     return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype)
 
 
@@ -105,18 +106,18 @@ def _svd_shape(
     return a.with_dims((*a.dims[:-2], rows, left)), s, a.with_dims((*a.dims[:-2], right, columns))
 
 
-def _svd(builder: Any, node: Node, a: Value, *_: Any) -> tuple[Value, ...]:
+def _svd(builder: Builder, node: Node, a: Value, *_: Any) -> tuple[Value, ...]:
     return (
         _nothing(builder, a),
-        builder.emit("aten.sort.default", _values(builder, a), -1, True)[0],
+        builder.emit_all("aten.sort.default", _values(builder, a), -1, True)[0],
         _nothing(builder, a),
     )
 
 
-row("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
+rewrite("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
 
 
-def _symmetric(builder: Any, a: Value, upper: bool) -> Value:
+def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
     """Of matrices of which one triangle counts."""
     half = "aten.triu.default" if upper else "aten.tril.default"
     rest = builder.emit(half, a, 1 if upper else -1)
@@ -130,7 +131,7 @@ def _eigh_shape(
     return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
 
 
-def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value, Value]:
+def _eigh(builder: Builder, node: Node, a: Value, side: str, _: bool) -> tuple[Value, Value]:
     # Moved up by its norm, a matrix has no negative eigenvalue, and they are its singular values.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
@@ -145,10 +146,10 @@ def _eigh(builder: Any, node: Node, a: Value, side: str, _: bool) -> tuple[Value
         "aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1
     )
     values = builder.emit("aten.mul.Tensor", values, builder.emit("aten.view.default", top, flat))
-    return builder.emit("aten.sort.default", values, -1, False)[0], _nothing(builder, a)
+    return builder.emit_all("aten.sort.default", values, -1, False)[0], _nothing(builder, a)
 
 
-row("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
+rewrite("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
 
 
 def _inverse_shape(
@@ -160,7 +161,9 @@ def _inverse_shape(
     return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
 
 
-def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian: bool) -> Value:
+def _inverse(
+    builder: Builder, node: Node, a: Value, atol: Any, rtol: Any, hermitian: bool
+) -> Value:
     """The sum of the products of the singular vectors, each over its value, where this is above the
     tolerance."""
     rows, columns = a.type.dims[-2:]
@@ -205,4 +208,4 @@ def _inverse(builder: Any, node: Node, a: Value, atol: Any, rtol: Any, hermitian
     return _turned(builder, made) if wide and not hermitian else made
 
 
-row("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)
+rewrite("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)

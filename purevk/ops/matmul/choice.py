@@ -9,7 +9,7 @@ from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
-from purevk.lower.gpu_tiles import Problem, Tiled, Units, Vector, choose_gpu
+from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, choose_gpu
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import choose_tile
@@ -59,7 +59,7 @@ class Registers:
         return self.subgroup_size if self.subgroup_size > 1 else None
 
 
-Choice = Tiled | Units | Vector | Registers
+Choice = Tiled | Coopmat | Vector | Registers
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.lower.operands import broadcast_strides
+from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
 from purevk.ops.promotion import promote_types
@@ -105,10 +106,10 @@ def batch_loops(
 
 
 def _matmul_lower(lowering: Lowering, node: Node) -> None:
-    lower_product(lowering, node, *node.args)
+    lower_matmul(lowering, node, *node.args)
 
 
-def lower_product(
+def lower_matmul(
     lowering: Lowering,
     node: Node,
     a_value: Value,
@@ -288,7 +289,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
             vectors,
         )
 
-    lower_product(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
+    lower_matmul(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
 
 
 # Distances of exponent p between the rows of a [..., m, k] and the columns of b [..., k, n].
@@ -302,7 +303,7 @@ register(
 
 
 # -- what is a matrix product --------------------------------------------------------------------
-def _multiply(builder: Any, a: Value, b: Value) -> Value:
+def _multiply(builder: Builder, a: Value, b: Value) -> Value:
     """The product of matrices; whole numbers and double precision have a kernel of their own."""
     dtype = promote_types(a.type.dtype, b.type.dtype)
     if dtype in _KERNEL_TYPES:
@@ -311,7 +312,7 @@ def _multiply(builder: Any, a: Value, b: Value) -> Value:
     return multiply_elements(builder, a, b, dtype)
 
 
-def _expand_mm(builder: Any, node: Node) -> Value:
+def _expand_mm(builder: Builder, node: Node) -> Value:
     a, b = node.args[:2]
     return _multiply(builder, a, b)
 
@@ -332,7 +333,7 @@ def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
     return product.with_dims(sizes)
 
 
-def _expand_matmul(builder: Any, node: Node) -> Value:
+def _expand_matmul(builder: Builder, node: Node) -> Value:
     a, b = node.args
     left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
@@ -349,7 +350,7 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
     return x.with_dims((*x.dims[:-1], weight.dims[0]))
 
 
-def _expand_linear(builder: Any, node: Node) -> Value:
+def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.args
     k, n = weight.type.dims[1], weight.type.dims[0]
     rows = _dims.product(x.type.dims[:-1])
@@ -372,7 +373,7 @@ def _expand_linear(builder: Any, node: Node) -> Value:
 
 
 def _linear_in_parts(
-    builder: Any, flat: Value, weight: Value, bias: Value | None, count: int
+    builder: Builder, flat: Value, weight: Value, bias: Value | None, count: int
 ) -> Value:
     """A product with a weight that one binding cannot span: `count` rows of the weight at a
     time."""
@@ -398,7 +399,7 @@ def _addmm_shape(
     return _product(a, b)
 
 
-def _expand_addmm(builder: Any, node: Node) -> Value:
+def _expand_addmm(builder: Builder, node: Node) -> Value:
     bias, a, b, beta, alpha = node.args
     plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
     if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
@@ -414,7 +415,7 @@ def _expand_addmm(builder: Any, node: Node) -> Value:
 register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
 
 
-def multiply_elements(builder: Any, a: Value, b: Value, dtype: DType) -> Value:
+def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:
     """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows
     in parts."""
     type = _product(a.type, b.type)

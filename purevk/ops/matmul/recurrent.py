@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 
 Step = Callable[[Any, Value, tuple[Value, ...], "_Weights"], tuple[Value, ...]]
 
@@ -22,27 +23,27 @@ class _Weights:
         self.projection = params[-1] if projected else None
 
 
-def _gates(builder: Any, x: Value, count: int) -> list[Value]:
+def _gates(builder: Builder, x: Value, count: int) -> list[Value]:
     width = x.type.dims[-1] // count
     return [
         builder.emit("aten.slice.Tensor", x, 1, n * width, (n + 1) * width, 1) for n in range(count)
     ]
 
 
-def _linear(builder: Any, x: Value, weight: Value, bias: Value | None) -> Value:
+def _linear(builder: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     return builder.emit("aten.linear.default", x, weight, bias)
 
 
-def _add(builder: Any, a: Value, b: Value) -> Value:
+def _add(builder: Builder, a: Value, b: Value) -> Value:
     return builder.emit("aten.add.Tensor", a, b, 1)
 
 
-def _mul(builder: Any, a: Value, b: Value) -> Value:
+def _mul(builder: Builder, a: Value, b: Value) -> Value:
     return builder.emit("aten.mul.Tensor", a, b)
 
 
 def _lstm_step(
-    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+    builder: Builder, x: Value, state: tuple[Value, ...], weights: _Weights
 ) -> tuple[Value, ...]:
     """`x`: what the input adds to the gates."""
     h, c = state
@@ -60,7 +61,7 @@ def _lstm_step(
 
 
 def _gru_step(
-    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+    builder: Builder, x: Value, state: tuple[Value, ...], weights: _Weights
 ) -> tuple[Value, ...]:
     (h,) = state
     mine = _gates(builder, x, 3)
@@ -75,7 +76,7 @@ def _gru_step(
 
 def _plain_step(function: str) -> Step:
     def step(
-        builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights
+        builder: Builder, x: Value, state: tuple[Value, ...], weights: _Weights
     ) -> tuple[Value, ...]:
         return (
             builder.emit(
@@ -88,7 +89,12 @@ def _plain_step(function: str) -> Step:
 
 
 def _layer(
-    builder: Any, x: Value, state: tuple[Value, ...], weights: _Weights, step: Step, backwards: bool
+    builder: Builder,
+    x: Value,
+    state: tuple[Value, ...],
+    weights: _Weights,
+    step: Step,
+    backwards: bool,
 ) -> tuple[list[Value], tuple[Value, ...]]:
     """The outputs of all steps of `x` [steps, batch, features], and the last state."""
     gates = _linear(builder, x, weights.inner, weights.inner_bias)
@@ -101,7 +107,7 @@ def _layer(
 
 
 def _run(
-    builder: Any,
+    builder: Builder,
     x: Value,
     first: Sequence[Value],
     params: Sequence[Value],
@@ -145,7 +151,7 @@ def _run(
     return (builder.emit("aten.transpose.int", x, 0, 1) if batch_first else x), *last
 
 
-def _stack(builder: Any, values: Sequence[Value]) -> Value:
+def _stack(builder: Builder, values: Sequence[Value]) -> Value:
     return builder.emit(
         "aten.cat.default",
         tuple(builder.emit("aten.unsqueeze.default", value, 0) for value in values),
@@ -183,7 +189,7 @@ def _lstm_shape(
     return _sizes(x, hx[0], bidirectional), hx[0], hx[1]
 
 
-row(
+rewrite(
     "aten.lstm.input",
     _lstm_shape,
     lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first: _run(
@@ -210,7 +216,7 @@ def _rnn_shape(
 for _name, _step in {
     "gru": _gru_step, "rnn_tanh": _plain_step("aten.tanh.default"), "rnn_relu": _plain_step("aten.relu.default"),
 }.items():  # fmt: skip
-    row(
+    rewrite(
         f"aten.{_name}.input",
         _rnn_shape,
         lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first, step=_step: (
@@ -222,14 +228,14 @@ for _name, _step in {
 
 # -- cells ---------------------------------------------------------------------------------------
 def _cell(
-    builder: Any, x: Value, state: tuple[Value, ...], params: Sequence[Any], step: Step
+    builder: Builder, x: Value, state: tuple[Value, ...], params: Sequence[Any], step: Step
 ) -> tuple[Value, ...]:
     present = [value for value in params if value is not None]
     weights = _Weights(present, len(present) == 4, False)
     return step(builder, _linear(builder, x, weights.inner, weights.inner_bias), state, weights)
 
 
-row(
+rewrite(
     "aten.lstm_cell.default",
     lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: (hx[0], hx[1]),
     lambda builder, node, x, hx, *params: _cell(builder, x, tuple(hx), params, _lstm_step),
@@ -238,7 +244,7 @@ row(
 for _name, _step in {
     "gru_cell": _gru_step, "rnn_tanh_cell": _plain_step("aten.tanh.default"), "rnn_relu_cell": _plain_step("aten.relu.default"),  # noqa: E501
 }.items():  # fmt: skip
-    row(
+    rewrite(
         f"aten.{_name}.default",
         lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: hx,
         lambda builder, node, x, hx, *params, step=_step: _cell(builder, x, (hx,), params, step),

@@ -13,8 +13,9 @@ from purevk.lower.copies import emit_copy
 from purevk.lower.expression import literal
 from purevk.lower.lowering import Operand
 from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped, others
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, pair, wrap, wrap_all
 
 
@@ -24,17 +25,17 @@ def number(value: Any, dtype: DType) -> str:
 
 
 # -- flips and rolls -----------------------------------------------------------------------------
-def _flip(builder: Any, node: Node, x: Value, dims: Sequence[int]) -> Value:
+def _flip(builder: Builder, node: Node, x: Value, dims: Sequence[int]) -> Value:
     rank = x.type.rank
     chosen = {wrap(d, rank) for d in dims} if rank else set()
     at = coordinates(rank, **{f"d{d}": f"x_size_{d} - 1 - i{d}" for d in chosen})
     return mapped(builder, f"r = X({at});", {"X": x}, x.type, order=0, lanes=others(chosen, rank))
 
 
-row("aten.flip.default", lambda x, dims: x, _flip)
+rewrite("aten.flip.default", lambda x, dims: x, _flip)
 
 
-def _roll(builder: Any, node: Node, x: Value, shifts: Any, dims: Any) -> Value:
+def _roll(builder: Builder, node: Node, x: Value, shifts: Any, dims: Any) -> Value:
     shifts = (shifts,) if not isinstance(shifts, (tuple, list)) else shifts
     dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
     if is_empty(x.type) or not x.type.rank:
@@ -61,7 +62,7 @@ def _roll(builder: Any, node: Node, x: Value, shifts: Any, dims: Any) -> Value:
     )
 
 
-row("aten.roll.default", lambda x, shifts, dims=(): x, _roll)
+rewrite("aten.roll.default", lambda x, shifts, dims=(): x, _roll)
 
 
 # -- padding -------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ _BEYOND = {
 
 
 def pad(
-    builder: Any, x: Value, pads: Sequence[Size], mode: str = "constant", value: Any = None
+    builder: Builder, x: Value, pads: Sequence[Size], mode: str = "constant", value: Any = None
 ) -> Value:
     """`x` with places added (or, if negative, taken away) at the ends of its last dims."""
     if mode == "circular" and any(isinstance(size, int) and size < 0 for size in pads):
@@ -131,28 +132,28 @@ def _pad_shape(x: TensorType, pad: Sequence[Size], value: Any = 0) -> TensorType
     return _padded(x, pad)
 
 
-row(
+rewrite(
     "aten.constant_pad_nd.default",
     _pad_shape,
     lambda builder, node, x, pads, value: pad(builder, x, pads, "constant", value),
 )
 for _count in (1, 2, 3):
-    row(
+    rewrite(
         f"aten.reflection_pad{_count}d.default",
         lambda x, padding: _padded(x, padding),
         lambda builder, node, x, pads: pad(builder, x, pads, "reflect"),
     )
-    row(
+    rewrite(
         f"aten.replication_pad{_count}d.default",
         lambda x, padding: _padded(x, padding),
         lambda builder, node, x, pads: pad(builder, x, pads, "replicate"),
     )
-row(
+rewrite(
     "aten._pad_circular.default",
     lambda x, pad: _padded(x, pad),
     lambda builder, node, x, pads: pad(builder, x, pads, "circular"),
 )
-row(
+rewrite(
     "aten.pad.default",
     lambda x, pad, mode="constant", value=None: _padded(x, pad),
     lambda builder, node, x, pads, mode, value: pad(builder, x, pads, mode, value),
@@ -166,7 +167,7 @@ def _triangle(name: str, sign: str) -> None:
             raise ShapeError(f"{name} takes a matrix, not {x}")
         return x
 
-    def expand(builder: Any, node: Node, x: Value, diagonal: int) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, diagonal: int) -> Value:
         rank = x.type.rank
         body = f"r = T_R(0); if (i{rank - 1} - i{rank - 2} {sign} diagonal) r = X({coordinates(rank)});"
         return mapped(
@@ -179,7 +180,7 @@ def _triangle(name: str, sign: str) -> None:
             lanes=others((rank - 1, rank - 2), rank),
         )
 
-    row(f"aten.{name}.default", shape, expand)
+    rewrite(f"aten.{name}.default", shape, expand)
 
 
 _triangle("tril", "<=")
@@ -197,7 +198,7 @@ def _diag_embed_shape(x: TensorType, offset: int = 0, dim1: int = -2, dim2: int 
     return x.with_dims(rest)
 
 
-def _diag_embed(builder: Any, node: Node, x: Value, offset: int, dim1: int, dim2: int) -> Value:
+def _diag_embed(builder: Builder, node: Node, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     rank = x.type.rank + 1
     a, b = wrap(dim1, rank), wrap(dim2, rank)
     rest = [f"i{d}" for d in range(rank) if d not in (a, b)]
@@ -206,7 +207,7 @@ def _diag_embed(builder: Any, node: Node, x: Value, offset: int, dim1: int, dim2
     return mapped(builder, body, {"X": x}, node.result.type, numbers={"shift": offset})
 
 
-row("aten.diag_embed.default", _diag_embed_shape, _diag_embed)
+rewrite("aten.diag_embed.default", _diag_embed_shape, _diag_embed)
 
 
 # -- patches -------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
     return x.with_dims((*lead, channels // (factor * factor), height * factor, width * factor))
 
 
-def _shuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
+def _shuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
     at = coordinates(
@@ -234,7 +235,7 @@ def _shuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
     )
 
 
-row("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
+rewrite("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
 
 
 def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
@@ -245,7 +246,7 @@ def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
     return x.with_dims((*lead, channels * factor * factor, height // factor, width // factor))
 
 
-def _unshuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
+def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
     at = coordinates(
@@ -261,10 +262,10 @@ def _unshuffle(builder: Any, node: Node, x: Value, factor: int) -> Value:
     )
 
 
-row("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
+rewrite("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
 
 
-def _channel_shuffle(builder: Any, node: Node, x: Value, groups: int) -> Value:
+def _channel_shuffle(builder: Builder, node: Node, x: Value, groups: int) -> Value:
     rank = x.type.rank
     at = coordinates(rank, d1="i1 % groups * (x_size_1 / groups) + i1 / groups")
     return mapped(
@@ -278,7 +279,7 @@ def _channel_shuffle(builder: Any, node: Node, x: Value, groups: int) -> Value:
     )
 
 
-row(
+rewrite(
     "aten.channel_shuffle.default",
     lambda x, groups: x,
     _channel_shuffle,
@@ -301,7 +302,7 @@ def _im2col_shape(
     return x.with_dims((*x.dims[:-3], x.dims[-3] * kernel[0] * kernel[1], counts[0] * counts[1]))
 
 
-def _im2col(builder: Any, node: Node, x: Value, *window: Any) -> Value:
+def _im2col(builder: Builder, node: Node, x: Value, *window: Any) -> Value:
     kernel, dilation, padding, stride = map(pair, window)
     batched = x.type.rank == 4
     across = _windows(x.type.dims[-1], kernel[1], dilation[1], padding[1], stride[1])
@@ -330,7 +331,7 @@ def _window_numbers(kernel: Any, dilation: Any, padding: Any, stride: Any) -> di
     }
 
 
-row("aten.im2col.default", _im2col_shape, _im2col)
+rewrite("aten.im2col.default", _im2col_shape, _im2col)
 
 
 def _col2im_shape(
@@ -340,7 +341,7 @@ def _col2im_shape(
     return x.with_dims((*x.dims[:-2], x.dims[-2] // (kernel[0] * kernel[1]), *output_size))
 
 
-def _col2im(builder: Any, node: Node, x: Value, output_size: Any, *window: Any) -> Value:
+def _col2im(builder: Builder, node: Node, x: Value, output_size: Any, *window: Any) -> Value:
     kernel, dilation, padding, stride = map(pair, window)
     batched = x.type.rank == 3
     counts = [
@@ -365,7 +366,7 @@ def _col2im(builder: Any, node: Node, x: Value, output_size: Any, *window: Any) 
     )
 
 
-row("aten.col2im.default", _col2im_shape, _col2im)
+rewrite("aten.col2im.default", _col2im_shape, _col2im)
 
 
 # -- repetition ----------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def _interleave_shape(
 
 
 def _interleave(
-    builder: Any, node: Node, x: Value, repeats: Size, dim: int | None, output_size: Any
+    builder: Builder, node: Node, x: Value, repeats: Size, dim: int | None, output_size: Any
 ) -> Value:
     if dim is None or not x.type.rank:
         x, dim = builder.emit("aten.view.default", x, (x.type.numel,)), 0
@@ -396,14 +397,14 @@ def _interleave(
     )
 
 
-row("aten.repeat_interleave.self_int", _interleave_shape, _interleave)
+rewrite("aten.repeat_interleave.self_int", _interleave_shape, _interleave)
 
 
 def _tile_dims(x: TensorType, dims: Sequence[Size]) -> tuple[Size, ...]:
     return (1,) * (x.rank - len(dims)) + tuple(dims)
 
 
-row(
+rewrite(
     "aten.tile.default",
     lambda x, dims: x.with_dims(
         n * size
@@ -418,7 +419,7 @@ def _copy_shape(x: TensorType, src: TensorType, non_blocking: bool = False) -> T
     return x
 
 
-def _copy(builder: Any, node: Node, x: Value, src: Value, non_blocking: bool) -> Value:
+def _copy(builder: Builder, node: Node, x: Value, src: Value, non_blocking: bool) -> Value:
     cast = builder.emit("aten._to_copy.default", src, x.type.dtype)
     return (
         cast
@@ -427,7 +428,7 @@ def _copy(builder: Any, node: Node, x: Value, src: Value, non_blocking: bool) ->
     )
 
 
-row("aten.copy.default", _copy_shape, _copy)
+rewrite("aten.copy.default", _copy_shape, _copy)
 
 
 def _reversed_lower(lowering: Any, node: Node) -> None:
@@ -450,7 +451,7 @@ REVERSED = "purevk.reversed"
 register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower)))
 
 
-def _join_rotated(builder: Any, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
+def _join_rotated(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
     a, b = wrap_all(dims, x.type.rank)
     turns = k % 4
     if turns == 2:
@@ -470,7 +471,7 @@ def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> T
     return x.with_dims(sizes)
 
 
-row("aten.rot90.default", _rotated_shape, _join_rotated)
+rewrite("aten.rot90.default", _rotated_shape, _join_rotated)
 
 
 # -- parts ---------------------------------------------------------------------------------------
@@ -479,10 +480,10 @@ def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorT
     return x.with_dims(length if d == at else size for d, size in enumerate(x.dims))
 
 
-def _narrow(builder: Any, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
+def _narrow(builder: Builder, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
     at = wrap(dim, x.type.rank)
     start = start + x.type.dims[at] if isinstance(start, int) and start < 0 else start
     return builder.emit("aten.slice.Tensor", x, at, start, start + length, 1)
 
 
-row("aten.narrow_copy.default", _narrow_shape, _narrow)
+rewrite("aten.narrow_copy.default", _narrow_shape, _narrow)

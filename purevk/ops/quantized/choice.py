@@ -8,7 +8,7 @@ from typing import Any
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_tiles import Problem, Units
+from purevk.lower.gpu_tiles import Coopmat, Problem
 from purevk.lower.lowering import DeviceTraits
 
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
@@ -94,10 +94,10 @@ def choose(
     )
 
 
-def _half_tile(traits: DeviceTraits, rows: int) -> Units:
+def _half_tile(traits: DeviceTraits, rows: int) -> Coopmat:
     """Tiles on matrix units for activations in half."""
     sizes = (128, 64, 32, 32, 32) if rows > 64 else (64, 64, 64, 32, 32)
-    return Units(*sizes, shape=traits.matrix_shape, subgroup=traits.subgroup_size)
+    return Coopmat(*sizes, shape=traits.matrix_shape, subgroup=traits.subgroup_size)
 
 
 def _tile(traits: DeviceTraits, m: Size, n: Size) -> tuple[int, int]:

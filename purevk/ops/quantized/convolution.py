@@ -12,6 +12,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import CHANNELS_LAST, pixels
 from purevk.ops.conv.shapes import _transposed_window, _window
 from purevk.ops.elementwise.program import REAL
@@ -234,7 +235,7 @@ register(
 
 # -- et_vk ---------------------------------------------------------------------------------------
 def emit_convolution(
-    builder: Any,
+    builder: Builder,
     x: Value,
     x_scale: float,
     x_zero: int,
@@ -316,7 +317,7 @@ def _q8ta_shape(
     )
 
 
-def _expand_q8ta(builder: Any, node: Node) -> Value:
+def _expand_q8ta(builder: Builder, node: Node) -> Value:
     (
         x,
         x_scale,
@@ -390,7 +391,7 @@ def _transposed_shape(
     )
 
 
-def _expand_transposed(builder: Any, node: Node) -> Value:
+def _expand_transposed(builder: Builder, node: Node) -> Value:
     (
         x,
         x_scale,
@@ -473,7 +474,7 @@ def _float_shape(
     )
 
 
-def _expand_float(builder: Any, node: Node) -> Value:
+def _expand_float(builder: Builder, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, bias, *window, groups = node.args
     codes = emit_quantize(builder, x, x_scale, x_zero, -128, 127, DType.int8)
     return emit_convolution(

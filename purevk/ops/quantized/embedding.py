@@ -10,6 +10,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.linear import by_rows
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -126,7 +127,7 @@ register(Operator(NAME, _shape, Kernel(_lower, supports=supports)))
 
 
 def emit_embedding(
-    builder: Any,
+    builder: Builder,
     weight: Value,
     scales: Value,
     zeros: Value | None,
@@ -168,7 +169,7 @@ def _table_shape(
     return TensorType(dtype, (*indices.dims, weight.dims[1]))
 
 
-def _expand_table(builder: Any, node: Node) -> Value:
+def _expand_table(builder: Builder, node: Node) -> Value:
     weight, scales, indices, dtype = node.args
     return emit_embedding(builder, weight, scales, None, indices, 8, False, dtype)
 
@@ -188,7 +189,7 @@ def _q4gsw_shape(
     return TensorType(REAL, (*indices.dims, weight.dims[1] * 2))
 
 
-def _expand_q4gsw(builder: Any, node: Node) -> Value:
+def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     weight, scales, _, indices, low_first = node.args
     return emit_embedding(
         builder, weight, scales, None, indices, 4, not low_first, node.result.type.dtype
@@ -212,7 +213,7 @@ def _register(name: str, bits: int) -> None:
         known = dtype if isinstance(dtype, DType) else weight_scales.dtype
         return TensorType(known, (*indices.dims, weight.dims[1] * 8 // bits))
 
-    def expand(builder: Any, node: Node) -> Value:
+    def expand(builder: Builder, node: Node) -> Value:
         weight, scales, zeros, _, _, indices, _ = node.args
         return emit_embedding(
             builder, weight, scales, zeros, indices, bits, True, node.result.type.dtype

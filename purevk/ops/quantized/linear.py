@@ -17,6 +17,7 @@ from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import slice_of
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.choice import choose
 from purevk.ops.quantized.quantize import emit_quantize
@@ -249,7 +250,7 @@ register(
 
 
 # -- into this form ------------------------------------------------------------------------------
-def by_rows(builder: Any, parameters: Value, rows: Size, transposed: bool = False) -> Value:
+def by_rows(builder: Builder, parameters: Value, rows: Size, transposed: bool = False) -> Value:
     """Scales or sums as [rows, groups]: from [rows or more], or [rows or more, groups], or if
     `transposed` [groups, rows or more]."""
     if parameters.type.rank == 1:
@@ -263,8 +264,8 @@ def by_rows(builder: Any, parameters: Value, rows: Size, transposed: bool = Fals
     return builder.emit("purevk.copy", parameters)
 
 
-def emit_product(
-    builder: Any,
+def emit_linear(
+    builder: Builder,
     x: Value,
     weight: Value,
     scales: Value,
@@ -325,7 +326,7 @@ def emit_product(
 
 
 def _part(
-    builder: Any, value: Value | None, start: int, end: int, copy: bool = True
+    builder: Builder, value: Value | None, start: int, end: int, copy: bool = True
 ) -> Value | None:
     """Some rows of a tensor, copied (once, if they are constant) or where they are; None if there
     is no tensor."""
@@ -335,7 +336,7 @@ def _part(
     return builder.emit("purevk.copy", part) if copy else part
 
 
-def _row_parameter(builder: Any, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
+def _row_parameter(builder: Builder, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
     """As a vector of `dtype`, or of the `other` that the kernels read too."""
     if value.type.dtype not in (dtype, other):
         value = builder.emit("aten._to_copy.default", value, dtype)
@@ -358,10 +359,10 @@ def _linear_shape(
     return _result(x, weight)
 
 
-def _expand_linear(builder: Any, node: Node) -> Value:
+def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, scales, group, bias = node.args
     scales = by_rows(builder, scales, weight.type.dims[0])
-    return emit_product(
+    return emit_linear(
         builder, x, weight, scales, group=group, bias=bias, dtype=node.result.type.dtype
     )
 
@@ -375,16 +376,16 @@ def _int8pack_shape(x: TensorType, weight: TensorType, scales: TensorType) -> Te
     return _result(x, weight)
 
 
-def _expand_int8pack(builder: Any, node: Node) -> Value:
+def _expand_int8pack(builder: Builder, node: Node) -> Value:
     x, weight, scales = node.args
     scales = by_rows(builder, scales, weight.type.dims[0])
-    return emit_product(builder, x, weight, scales, dtype=node.result.type.dtype)
+    return emit_linear(builder, x, weight, scales, dtype=node.result.type.dtype)
 
 
-def _expand_qcs4w(builder: Any, node: Node) -> Value:
+def _expand_qcs4w(builder: Builder, node: Node) -> Value:
     x, weight, scales = node.args
     scales = by_rows(builder, scales, weight.type.dims[0])
-    return emit_product(
+    return emit_linear(
         builder, x, weight, scales, bits=4, high_first=True, dtype=node.result.type.dtype
     )
 
@@ -407,10 +408,10 @@ def _q4gsw_shape(
     return _result(x, weights)
 
 
-def _expand_q4gsw(builder: Any, node: Node) -> Value:
+def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     x, weight, scales, group, bias = node.args
     scales = by_rows(builder, scales, weight.type.dims[0], transposed=True)
-    return emit_product(
+    return emit_linear(
         builder, x, weight, scales, bits=4, group=group, bias=bias, dtype=node.result.type.dtype
     )
 
@@ -437,11 +438,11 @@ def _refuse_zeros(node: Node, traits: Any) -> str | None:
     )
 
 
-def _expand_mixed_linear(builder: Any, node: Node) -> Value:
+def _expand_mixed_linear(builder: Builder, node: Node) -> Value:
     x, weight, scales = node.args[:3]
     scales = by_rows(builder, scales, weight.type.dims[0])
     group = weight.type.dims[1] // scales.type.dims[1]
-    return emit_product(builder, x, weight, scales, group=group, dtype=node.result.type.dtype)
+    return emit_linear(builder, x, weight, scales, group=group, dtype=node.result.type.dtype)
 
 
 def _mixed_mm_shape(
@@ -453,7 +454,7 @@ def _mixed_mm_shape(
     return x.with_dims((*x.dims[:-1], weight.dims[1]))
 
 
-def _expand_mixed_mm(builder: Any, node: Node) -> Value:
+def _expand_mixed_mm(builder: Builder, node: Node) -> Value:
     """The scales are those of the rows of [K, N], which go into x."""
     x, weight, scales = node.args[:3]
     scaled = builder.emit("aten.mul.Tensor", x, scales)
@@ -489,12 +490,12 @@ def _dq8ca_shape(
     return _result(x, weights)
 
 
-def _expand_dq8ca(builder: Any, node: Node) -> Value:
+def _expand_dq8ca(builder: Builder, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, group, bias = node.args
     n, lead = weight.type.dims[0], (*x.type.dims[:-1], 1)
     of_rows = [builder.emit("aten.view.default", each, lead) for each in (x_scale, x_zero)]
     codes = emit_quantize(builder, x, *of_rows, -128, 127, DType.int8)
-    return emit_product(
+    return emit_linear(
         builder,
         codes,
         weight,
@@ -527,7 +528,7 @@ def _q8csw_shape(
     return made.with_dtype(REAL) if x.dtype is DType.int8 else made
 
 
-def _expand_q8csw(builder: Any, node: Node) -> Value:
+def _expand_q8csw(builder: Builder, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, bias = node.args
     n = weight.type.dims[0]
     codes = (
@@ -535,7 +536,7 @@ def _expand_q8csw(builder: Any, node: Node) -> Value:
         if x.type.dtype is DType.int8
         else emit_quantize(builder, x, x_scale, x_zero, -128, 127, DType.int8)
     )
-    return emit_product(
+    return emit_linear(
         builder,
         codes,
         weight,
@@ -576,10 +577,10 @@ def least_code(activation: str, zero: int) -> int:
     return max(zero, -128) if activation == "relu" else -128
 
 
-def _expand_q8ta(builder: Any, node: Node) -> Value:
+def _expand_q8ta(builder: Builder, node: Node) -> Value:
     x, x_scale, x_zero, weight, sums, scales, out_scale, out_zero, bias, activation = node.args
     n = weight.type.dims[0]
-    return emit_product(
+    return emit_linear(
         builder,
         x,
         weight,

@@ -13,6 +13,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.quantize import Blocks
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -128,7 +129,7 @@ register(Operator(NAME, _rows_shape, Kernel(_rows_lower)))
 
 
 def _choose(
-    builder: Any, x: Value, dims: Sequence[int], choice: Choice, dtypes: tuple[DType, DType]
+    builder: Builder, x: Value, dims: Sequence[int], choice: Choice, dtypes: tuple[DType, DType]
 ) -> tuple[Value, Value]:
     """Scales and zero points of x reduced over `dims`, which are kept as dims of size 1."""
     sizes = tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
@@ -142,7 +143,7 @@ def _choose(
     )
     if whole and simple and not (first == 0 and _dims.upper(inner) > 65536):
         flat = builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:first]), inner))
-        made = builder.emit(NAME, flat, choice, dtypes)
+        made = builder.emit_all(NAME, flat, choice, dtypes)
         return tuple(builder.emit("aten.view.default", each, sizes) for each in made)
     if x.type.dtype is not REAL:
         x = builder.emit("aten._to_copy.default", x, REAL)
@@ -164,7 +165,7 @@ def _choose(
     rule = _RULES[choice.rule]
     known["s"] = _step(program, rule.scale, known, REAL)
     zero = program.step("int($0)", _step(program, rule.zero, known, REAL), dtype=DType.int32)
-    return program.emit((known["s"], dtypes[0]), (zero, dtypes[1]))
+    return program.emit_all((known["s"], dtypes[0]), (zero, dtypes[1]))
 
 
 def _step(program: Program, text: str, known: dict[str, tuple], dtype: DType) -> tuple:
@@ -175,7 +176,7 @@ def _step(program: Program, text: str, known: dict[str, tuple], dtype: DType) ->
     return program.step(f"float({text})", *(known[name] for name in order), dtype=dtype)
 
 
-def _shaped(builder: Any, node: Node, made: tuple[Value, Value]) -> tuple[Value, Value]:
+def _shaped(builder: Builder, node: Node, made: tuple[Value, Value]) -> tuple[Value, Value]:
     return tuple(
         builder.emit("aten.view.default", each, want.type.dims)
         for each, want in zip(made, node.results)
@@ -194,7 +195,7 @@ def _tensor_shape(
 
 
 def _expand_tensor(rule: str) -> Any:
-    def expand(builder: Any, node: Node) -> tuple[Value, Value]:
+    def expand(builder: Builder, node: Node) -> tuple[Value, Value]:
         x, low, high, epsilon, target = node.args
         flat = builder.emit("aten.view.default", x, (x.type.numel,))
         middle = 128 if target is DType.uint8 or target == 0 else 0
@@ -287,7 +288,7 @@ def _affine_shape(
     return TensorType(scale, sizes), TensorType(zero, sizes)
 
 
-def _expand_affine(builder: Any, node: Node) -> tuple[Value, Value]:
+def _expand_affine(builder: Builder, node: Node) -> tuple[Value, Value]:
     x, mapping, block, _, low, high, epsilon = node.args[:7]
     low, high = -128 if low is None else low, 127 if high is None else high
     epsilon = _SMALLEST.get(x.type.dtype, _EPSILON) if epsilon is None else epsilon

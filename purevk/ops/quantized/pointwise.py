@@ -12,8 +12,9 @@ from purevk.ir import Node, TensorType, Value
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
-from purevk.ops.quantized.quantize import code_of, inverse_of
+from purevk.ops.quantized.quantize import inverse_of, quantized_value
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import broadcast
 
@@ -27,7 +28,7 @@ def _real(program: Program, codes: Value, scale: float, zero: int) -> tuple:
 def _codes(
     program: Program, number: tuple, inverse: tuple, zero: int, low: int, high: int, dtype: DType
 ) -> Value:
-    return program.emit((code_of(program, number, inverse, zero, low, high, dtype), dtype))
+    return program.emit((quantized_value(program, number, inverse, zero, low, high, dtype), dtype))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def _add_shape(
     return TensorType(DType.int8, broadcast(input_a.dims, input_b.dims))
 
 
-def _expand_add(builder: Any, node: Node) -> Value:
+def _expand_add(builder: Builder, node: Node) -> Value:
     a, b, a_scale, a_zero, b_scale, b_zero, scale, zero, alpha = node.args
     program = Program(builder, node.result.type.dims)
     numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
@@ -76,7 +77,7 @@ def _relu_shape(
     return input
 
 
-def _expand_relu(builder: Any, node: Node) -> Value:
+def _expand_relu(builder: Builder, node: Node) -> Value:
     x, x_scale, x_zero, scale, zero = node.args
     program = Program(builder, x.type.dims)
     number = program.step("max($0, 0.0)", _real(program, x, x_scale, x_zero))
@@ -99,7 +100,7 @@ def _shuffle_shape(
     return input.with_dims((*lead, channels // (r * r), height * r, width * r))
 
 
-def _expand_shuffle(builder: Any, node: Node) -> Value:
+def _expand_shuffle(builder: Builder, node: Node) -> Value:
     """The scale of the result is given as its inverse."""
     x, x_scale, x_zero, inverse, zero, factor = node.args
     static = all(isinstance(size, int) for size in x.type.dims)
@@ -209,7 +210,7 @@ def _sum_shape(
 
 
 def _expand_sum(relu: bool) -> Any:
-    def expand(builder: Any, node: Node) -> Value:
+    def expand(builder: Builder, node: Node) -> Value:
         a, a_scale, a_zero, _, _, b, b_scale, b_zero, _, _, scale, zero, low, high = node.args
         program = Program(builder, node.result.type.dims)
         numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
@@ -242,7 +243,7 @@ def _sum_scalar_shape(
     return a
 
 
-def _expand_sum_scalar(builder: Any, node: Node) -> Value:
+def _expand_sum_scalar(builder: Builder, node: Node) -> Value:
     a, a_scale, a_zero, _, _, _, b, scale, zero, low, high, _ = node.args
     program = Program(builder, a.type.dims)
     total = program.step("($0 + $1)", _real(program, a, a_scale, a_zero), program.real(b))

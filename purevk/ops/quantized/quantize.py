@@ -13,6 +13,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Dim, Node, Size, TensorType, Value, dims
 from purevk.lower.expression import convert
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import wrap
@@ -27,7 +28,7 @@ def inverse_of(program: Program, scale: Value | float) -> tuple:
 
 
 def emit_quantize(
-    builder: Any,
+    builder: Builder,
     x: Value,
     scale: Value | float,
     zero: Value | int | None,
@@ -43,7 +44,7 @@ def emit_quantize(
         return _quantize_double(program, x, scale, zero, low, high, dtype, moved)
     return program.emit(
         (
-            code_of(
+            quantized_value(
                 program, program.real(x), inverse_of(program, scale), zero, low, high, dtype, moved
             ),
             dtype,
@@ -54,7 +55,7 @@ def emit_quantize(
 _FAR = 2**20
 
 
-def code_of(
+def quantized_value(
     program: Program,
     number: tuple,
     inverse: tuple,
@@ -104,7 +105,7 @@ def _quantize_double(
 
 
 def emit_dequantize(
-    builder: Any, q: Value, scale: Value | float, zero: Value | int | None, dtype: DType
+    builder: Builder, q: Value, scale: Value | float, zero: Value | int | None, dtype: DType
 ) -> Value:
     """(q - zero) * scale."""
     program = Program(builder, q.type.dims)
@@ -123,7 +124,7 @@ def _dtype(given: Any, otherwise: DType) -> DType:
     return otherwise
 
 
-def _along(builder: Any, value: Value | None, rank: int, axis: int) -> Value | None:
+def _along(builder: Builder, value: Value | None, rank: int, axis: int) -> Value | None:
     """A vector of parameters as a tensor that broadcasts along `axis`."""
     if value is None:
         return None
@@ -132,7 +133,7 @@ def _along(builder: Any, value: Value | None, rank: int, axis: int) -> Value | N
     )
 
 
-def _one(builder: Any, value: Any) -> Any:
+def _one(builder: Builder, value: Any) -> Any:
     """A tensor of one element without dims; a number as it is."""
     if isinstance(value, Value) and value.type.rank:
         return builder.emit("aten.view.default", value, ())
@@ -177,10 +178,10 @@ class Blocks:
         self.sizes.append(size)
         self.of_parameters.append(of_parameters)
 
-    def view(self, builder: Any, value: Value) -> Value:
+    def view(self, builder: Builder, value: Value) -> Value:
         return builder.emit("aten.view.default", value, tuple(self.sizes))
 
-    def parameters(self, builder: Any, value: Value | None) -> Value | None:
+    def parameters(self, builder: Builder, value: Value | None) -> Value | None:
         return (
             None
             if value is None
@@ -219,14 +220,14 @@ def _dequantize_shape(
     return x.with_dtype(_dtype(out_dtype, REAL))
 
 
-def _expand_quantize(builder: Any, node: Node) -> Value:
+def _expand_quantize(builder: Builder, node: Node) -> Value:
     x, *parameters = node.args[:5]
     return emit_quantize(
         builder, x, *(_one(builder, each) for each in parameters), node.result.type.dtype
     )
 
 
-def _expand_dequantize(builder: Any, node: Node) -> Value:
+def _expand_dequantize(builder: Builder, node: Node) -> Value:
     x, scale, zero = node.args[:3]
     return emit_dequantize(
         builder, x, _one(builder, scale), _one(builder, zero), node.result.type.dtype
@@ -318,17 +319,17 @@ def _dequantize_channel_shape(
     return x.with_dtype(_dtype(out_dtype, REAL))
 
 
-def _channel(builder: Any, node: Node) -> tuple[Value, Value, Value | None]:
+def _channel(builder: Builder, node: Node) -> tuple[Value, Value, Value | None]:
     x, scales, zeros, axis = node.args[:4]
     axis = wrap(axis, x.type.rank)
     return x, _along(builder, scales, x.type.rank, axis), _along(builder, zeros, x.type.rank, axis)
 
 
-def _expand_quantize_channel(builder: Any, node: Node) -> Value:
+def _expand_quantize_channel(builder: Builder, node: Node) -> Value:
     return emit_quantize(builder, *_channel(builder, node), *node.args[4:6], node.result.type.dtype)
 
 
-def _expand_dequantize_channel(builder: Any, node: Node) -> Value:
+def _expand_dequantize_channel(builder: Builder, node: Node) -> Value:
     return emit_dequantize(builder, *_channel(builder, node), node.result.type.dtype)
 
 
@@ -343,7 +344,7 @@ def _fake_channel_shape(
     return x
 
 
-def _expand_fake_channel(builder: Any, node: Node) -> Value:
+def _expand_fake_channel(builder: Builder, node: Node) -> Value:
     x, scales, zeros = _channel(builder, node)
     codes = emit_quantize(builder, x, scales, zeros, *node.args[4:6], DType.int32)
     return emit_dequantize(builder, codes, scales, zeros, x.type.dtype)
@@ -385,17 +386,17 @@ def _dequantize_token_shape(
     return x.with_dtype(_dtype(output_dtype, REAL))
 
 
-def _token(builder: Any, x: Value, value: Value) -> Value:
+def _token(builder: Builder, x: Value, value: Value) -> Value:
     return builder.emit("aten.view.default", value, (*x.type.dims[:-1], 1))
 
 
-def _expand_quantize_token(builder: Any, node: Node) -> Value:
+def _expand_quantize_token(builder: Builder, node: Node) -> Value:
     x, scales, zeros, low, high = node.args[:5]
     scales, zeros = _token(builder, x, scales), _token(builder, x, zeros)
     return emit_quantize(builder, x, scales, zeros, low, high, node.result.type.dtype, moved=True)
 
 
-def _expand_dequantize_token(builder: Any, node: Node) -> Value:
+def _expand_dequantize_token(builder: Builder, node: Node) -> Value:
     x, scales, zeros = node.args[:3]
     return emit_dequantize(
         builder, x, _token(builder, x, scales), _token(builder, x, zeros), node.result.type.dtype
@@ -447,7 +448,7 @@ def _groups(x: Value, group: int) -> Blocks:
     return Blocks(x.type.dims, (1, min(group, x.type.dims[1])))
 
 
-def _expand_quantize_group(builder: Any, node: Node) -> Value:
+def _expand_quantize_group(builder: Builder, node: Node) -> Value:
     x, scales, zeros, low, high, _, group = node.args
     blocks = _groups(x, group)
     scales, zeros = blocks.parameters(builder, scales), blocks.parameters(builder, zeros)
@@ -464,7 +465,7 @@ def _expand_quantize_group(builder: Any, node: Node) -> Value:
     return builder.emit("aten.view.default", codes, x.type.dims)
 
 
-def _expand_dequantize_group(builder: Any, node: Node) -> Value:
+def _expand_dequantize_group(builder: Builder, node: Node) -> Value:
     x, scales, zeros = node.args[:3]
     blocks = _groups(x, node.args[6])
     scales, zeros = blocks.parameters(builder, scales), blocks.parameters(builder, zeros)
@@ -524,7 +525,7 @@ def _dequantize_affine_shape(
     return x.with_dtype(_dtype(output_dtype, REAL))
 
 
-def _expand_quantize_affine(builder: Any, node: Node) -> Value:
+def _expand_quantize_affine(builder: Builder, node: Node) -> Value:
     x, block, scale, zero, _, low, high = node.args
     dtype = node.result.type.dtype
     low, high = (
@@ -537,7 +538,7 @@ def _expand_quantize_affine(builder: Any, node: Node) -> Value:
     return builder.emit("aten.view.default", codes, x.type.dims)
 
 
-def _expand_dequantize_affine(builder: Any, node: Node) -> Value:
+def _expand_dequantize_affine(builder: Builder, node: Node) -> Value:
     x, block, scale, zero = node.args[:4]
     blocks = Blocks(x.type.dims, block)
     zero = zero if zero is not None and zero.type.numel != 0 else None

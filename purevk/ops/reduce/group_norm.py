@@ -17,16 +17,17 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
+from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.normalization import alike, batch_norm_factors, emit_norm
 from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.statistics import reduce
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 
 _BIASED = Reduction(finish="(a / float(n))", variance=True)
 
 
-def _moments(builder: Any, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
+def _moments(builder: Builder, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
     """Mean and variance over some dims, which keep the size 1."""
     wide = wide_type(x.type.dtype)
     return reduce(builder, x, "mean", dims, True, wide), reduce(
@@ -34,18 +35,18 @@ def _moments(builder: Any, x: Value, dims: Sequence[int]) -> tuple[Value, Value]
     )
 
 
-def _scaled(builder: Any, x: Value, scale: Value, shift: Value) -> Value:
+def _scaled(builder: Builder, x: Value, scale: Value, shift: Value) -> Value:
     made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)
     return builder.emit("aten._to_copy.default", made, x.type.dtype)
 
 
-def _rstd(builder: Any, variance: Value, eps: float) -> Value:
+def _rstd(builder: Builder, variance: Value, eps: float) -> Value:
     return builder.emit(
         "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
     )
 
 
-def _as(builder: Any, value: Value, dtype: DType, sizes: Sequence[Size] | None = None) -> Value:
+def _as(builder: Builder, value: Value, dtype: DType, sizes: Sequence[Size] | None = None) -> Value:
     made = builder.emit("aten._to_copy.default", value, dtype)
     return made if sizes is None else builder.emit("aten.view.default", made, tuple(sizes))
 
@@ -136,7 +137,7 @@ register(
 
 
 def _normalize_groups(
-    builder: Any, x: Value, weight: Any, bias: Any, groups: int, eps: float
+    builder: Builder, x: Value, weight: Any, bias: Any, groups: int, eps: float
 ) -> tuple[Value, Value, Value]:
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
@@ -187,7 +188,7 @@ def _group_shape(
     return x, stats, stats
 
 
-row(
+rewrite(
     "aten.native_group_norm.default",
     _group_shape,
     lambda builder, node, x, weight, bias, n, c, hw, groups, eps: _normalize_groups(
@@ -195,7 +196,7 @@ row(
     ),
     supports=_refuse,
 )
-row(
+rewrite(
     "aten.group_norm.default",
     lambda x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True: x,
     lambda builder, node, x, groups, weight, bias, eps, _: _normalize_groups(
@@ -210,12 +211,12 @@ def _others(x: TensorType) -> list[int]:
     return [d for d in range(x.rank) if d != 1]
 
 
-def _of_channels(builder: Any, value: Value, x: Value) -> Value:
+def _of_channels(builder: Builder, value: Value, x: Value) -> Value:
     return builder.emit("aten.view.default", value, (x.type.dims[1], *([1] * (x.type.rank - 2))))
 
 
 def _normalize_batch(
-    builder: Any,
+    builder: Builder,
     x: Value,
     weight: Any,
     bias: Any,
@@ -257,7 +258,7 @@ def _normalize_batch(
     return made, empty, empty, mean, variance
 
 
-def _moved(builder: Any, old: Value, part: Value, momentum: float) -> Value:
+def _moved(builder: Builder, old: Value, part: Value, momentum: float) -> Value:
     made = builder.emit(
         "aten.add.Tensor", builder.emit("aten.mul.Tensor", old, 1.0 - momentum), part, 1
     )
@@ -278,7 +279,7 @@ def _batch_shape(
     return x, saved, saved
 
 
-def _typed(builder: Any, node: Node, made: Sequence[Value]) -> tuple[Value, ...]:
+def _typed(builder: Builder, node: Node, made: Sequence[Value]) -> tuple[Value, ...]:
     return tuple(
         value
         if value.type.dtype is result.type.dtype
@@ -294,13 +295,13 @@ def _refuse_training(node: Node, traits: Any) -> str | None:
 
 
 for _name in ("_native_batch_norm_legit", "native_batch_norm"):
-    row(
+    rewrite(
         f"aten.{_name}.default",
         _batch_shape,
         lambda builder, node, *args: _typed(builder, node, _normalize_batch(builder, *args)),
         supports=_refuse_training,
     )
-row(
+rewrite(
     "aten._native_batch_norm_legit_functional.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps: (
         *_batch_shape(x, weight, bias, running_mean, running_var, training, momentum, eps),
@@ -313,7 +314,7 @@ row(
 
 
 def _updated(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     weight: Any,
@@ -343,8 +344,10 @@ def _updated_shape(
     return *made, TensorType(DType.uint8, (0,)), running_mean, running_var
 
 
-row("aten._batch_norm_with_update_functional.default", _updated_shape, _updated, supports=_refuse)
-row(
+rewrite(
+    "aten._batch_norm_with_update_functional.default", _updated_shape, _updated, supports=_refuse
+)
+rewrite(
     "aten._native_batch_norm_legit.no_stats",
     lambda x, weight, bias, training, momentum, eps: _batch_shape(
         x, weight, bias, None, None, True, momentum, eps
@@ -354,7 +357,7 @@ row(
     ),
     supports=_refuse,
 )
-row(
+rewrite(
     "aten.batch_norm.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled=True: (
         x
@@ -379,7 +382,7 @@ def _instance_shape(
 
 
 def _instance(
-    builder: Any,
+    builder: Builder,
     node: Node,
     x: Value,
     weight: Any,
@@ -396,4 +399,4 @@ def _instance(
     return _normalize_batch(builder, x, weight, bias, mean, variance, False, momentum, eps)[0]
 
 
-row("aten.instance_norm.default", _instance_shape, _instance, supports=_refuse_training)
+rewrite("aten.instance_norm.default", _instance_shape, _instance, supports=_refuse_training)

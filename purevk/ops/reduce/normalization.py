@@ -13,6 +13,7 @@ from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.rows import bind_x, only_floats, spread
+from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -156,19 +157,21 @@ def _layer_norm_shape(
     return x, stats, stats
 
 
-def alike(builder: Any, weight: Any, bias: Any) -> tuple[Any, Any]:
+def alike(builder: Builder, weight: Any, bias: Any) -> tuple[Any, Any]:
     """Weight and bias with the same dtype, as the kernel has them."""
     if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
         bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
     return weight, bias
 
 
-def _normalized(builder: Any, x: Value, weight: Any, bias: Any, count: int, eps: float) -> Value:
+def _normalized(
+    builder: Builder, x: Value, weight: Any, bias: Any, count: int, eps: float
+) -> Value:
     weight, bias = alike(builder, weight, bias)
     return builder.emit(NAME, x, weight, bias, count, eps, False, None, ())
 
 
-def _expand_layer_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
+def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
     x, shape, weight, bias, eps = node.args
     dims = tuple(range(x.type.rank - len(shape), x.type.rank))
     result = _normalized(builder, x, weight, bias, len(shape), eps)
@@ -260,7 +263,7 @@ def _aten_rms_norm_shape(
     return x
 
 
-def _expand_aten_rms_norm(builder: Any, node: Node) -> Value:
+def _expand_aten_rms_norm(builder: Builder, node: Node) -> Value:
     x, shape, weight, eps = node.args
     eps = _EPSILON[x.type.dtype] if eps is None else eps
     return builder.emit(NAME, x, weight, None, len(shape), eps, True, None, ())
@@ -287,7 +290,7 @@ def _batch_norm_shape(
 
 
 def batch_norm_factors(
-    builder: Any, weight: Any, bias: Any, mean: Value, variance: Value, eps: float
+    builder: Builder, weight: Any, bias: Any, mean: Value, variance: Value, eps: float
 ) -> tuple[Value, Value]:
     """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
 
@@ -305,7 +308,7 @@ def batch_norm_factors(
     return scale, builder.emit("aten.neg.default", shift)
 
 
-def _expand_batch_norm(builder: Any, node: Node) -> tuple[Value, Value, Value]:
+def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
     x, weight, bias, mean, variance, _, eps = node.args
     scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
     sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))

@@ -15,6 +15,7 @@ from purevk.lower.expression import in_double
 from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import LINE, bind_x, by_dim, collapse, spread
+from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import reduced, wrap_all
@@ -388,7 +389,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
             return DType.int64
         return float_type(x.dtype) if out == "float" else x.dtype
 
-    def expand(builder: Any, node: Node) -> Value:
+    def expand(builder: Builder, node: Node) -> Value:
         given = dict(zip(parameters.split(), node.args))
         x = given["x"]
         dims = wrap_all(given.get("dim"), x.type.rank)
@@ -410,7 +411,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
 
 
 def _expand_reduction(
-    builder: Any, x: Value, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType
+    builder: Builder, x: Value, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType
 ) -> Value:
     if x.type.rank == 0:
         x = builder.emit("aten.view.default", x, (1,))

@@ -14,8 +14,9 @@ from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import LINE, by_dim, collapse
+from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, wrap
 
 NAME = "purevk.scan"
@@ -284,15 +285,25 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 
 
 # -- operators -----------------------------------------------------------------------------------
-def _scan(
-    builder: Any, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None
-) -> Any:
+def _scan(builder: Builder, x: Value, kind: str, dim: int, dtype: DType) -> Value:
     if not x.type.rank:
-        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, index)
-        made = made if isinstance(made, tuple) else (made,)
-        flat = tuple(builder.emit("aten.view.default", each, ()) for each in made)
-        return flat if len(flat) > 1 else flat[0]
-    return builder.emit(NAME, x, kind, dim, dtype, index)
+        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, None)
+        return builder.emit("aten.view.default", made, ())
+    return builder.emit(NAME, x, kind, dim, dtype, None)
+
+
+def _scan_with_index(
+    builder: Builder, x: Value, kind: str, dim: int, dtype: DType, index: DType
+) -> tuple[Value, Value]:
+    if not x.type.rank:
+        flat = builder.emit("aten.view.default", x, (1,))
+        values, indices = _scan_with_index(builder, flat, kind, 0, dtype, index)
+        return (
+            builder.emit("aten.view.default", values, ()),
+            builder.emit("aten.view.default", indices, ()),
+        )
+    values, indices = builder.emit_all(NAME, x, kind, dim, dtype, index)
+    return values, indices
 
 
 def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> TensorType:
@@ -301,7 +312,7 @@ def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> Te
 
 
 def _cumulative(kind: str) -> Any:
-    def expand(builder: Any, node: Node, x: Value, dim: int, dtype: Any) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, dim: int, dtype: Any) -> Value:
         made = node.result.type.dtype
         if x.type.dtype is not made and (x.type.dtype.is_float or made.is_float):
             x = builder.emit("aten._to_copy.default", x, made)
@@ -310,22 +321,24 @@ def _cumulative(kind: str) -> Any:
     return expand
 
 
-row("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
-row("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
+rewrite("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
+rewrite("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
 
 
-def _logcumsumexp(builder: Any, node: Node, x: Value, dim: int) -> Value:
+def _logcumsumexp(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     if not x.type.dtype.is_float:
         raise ShapeError("logcumsumexp of integers")
     return _scan(builder, x, "logsumexp", dim, x.type.dtype)
 
 
-row("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp)
+rewrite(
+    "aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp
+)
 for _name in ("max", "min"):
-    row(
+    rewrite(
         f"aten.cum{_name}.default",
         lambda x, dim: (x, x.with_dtype(DType.int64)),
-        lambda builder, node, x, dim, kind=_name: _scan(
+        lambda builder, node, x, dim, kind=_name: _scan_with_index(
             builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype
         ),
     )

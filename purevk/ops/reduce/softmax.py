@@ -11,6 +11,7 @@ from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import bind_x, by_dim, collapse, spread, spread_columns
+from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import wrap
 
@@ -103,7 +104,7 @@ def _softmax(name: str, log: bool, *names: str) -> None:
             return x.with_dtype(half_to_float)
         return x.with_dtype(DType.float32 if half_to_float is True else x.dtype)
 
-    def expand(builder: Any, node: Node) -> Value:
+    def expand(builder: Builder, node: Node) -> Value:
         x, dim = node.args[:2]
         if not x.type.dtype.is_float:
             x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)

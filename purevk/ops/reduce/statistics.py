@@ -9,35 +9,51 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.reduce.reduction import NAME, Reduction
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import reduced, wrap_all
 
 
 def reduce(
-    builder: Any,
+    builder: Builder,
     x: Value,
     kind: str | Reduction,
     dims: Sequence[int],
     keepdim: bool,
     dtype: DType,
-    index: DType | None = None,
-) -> Any:
+) -> Value:
     """Emits `purevk.reduce`; a 0-d tensor is taken as one of one element."""
     if not x.type.rank:
-        made = builder.emit(
-            NAME, builder.emit("aten.view.default", x, (1,)), kind, (0,), False, dtype, index
-        )
+        flat = builder.emit("aten.view.default", x, (1,))
+        made = builder.emit(NAME, flat, kind, (0,), False, dtype, None)
+        return builder.emit("aten.view.default", made, ())
+    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, None)
+
+
+def reduce_with_index(
+    builder: Builder,
+    x: Value,
+    kind: str | Reduction,
+    dims: Sequence[int],
+    keepdim: bool,
+    dtype: DType,
+    index: DType,
+) -> tuple[Value, Value]:
+    """Emits `purevk.reduce` for the extreme elements and their indices, of the dtype `index`."""
+    if not x.type.rank:
+        flat = builder.emit("aten.view.default", x, (1,))
+        values, indices = reduce_with_index(builder, flat, kind, (0,), False, dtype, index)
         return (
-            tuple(builder.emit("aten.view.default", each, ()) for each in made)
-            if index
-            else builder.emit("aten.view.default", made, ())
+            builder.emit("aten.view.default", values, ()),
+            builder.emit("aten.view.default", indices, ()),
         )
-    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, index)
+    values, indices = builder.emit_all(NAME, x, kind, tuple(dims), keepdim, dtype, index)
+    return values, indices
 
 
-# -- places of extremes --------------------------------------------------------------------------
+# -- indices of extremes --------------------------------------------------------------------------
 def _arg_shape(x: TensorType, dim: int | None = None, keepdim: bool = False) -> TensorType:
     dims = range(x.rank) if dim is None else wrap_all(dim, x.rank)
     _refuse_empty(x, dims)
@@ -50,11 +66,11 @@ def _refuse_empty(x: TensorType, dims: Sequence[int]) -> None:
 
 
 def _arg(name: str) -> None:
-    def expand(builder: Any, node: Node, x: Value, dim: int | None, keepdim: bool) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool) -> Value:
         dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
         return reduce(builder, x, name, dims, keepdim, node.result.type.dtype)
 
-    row(f"aten.{name}.default", _arg_shape, expand)
+    rewrite(f"aten.{name}.default", _arg_shape, expand)
 
 
 _arg("argmax")
@@ -67,8 +83,10 @@ def _extreme_shape(x: TensorType, dim: int, keepdim: bool = False) -> tuple[Tens
 
 
 def _extreme(name: str, kind: str) -> None:
-    def expand(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> Any:
-        return reduce(
+    def expand(
+        builder: Builder, node: Node, x: Value, dim: int, keepdim: bool
+    ) -> tuple[Value, Value]:
+        return reduce_with_index(
             builder,
             x,
             kind,
@@ -78,7 +96,7 @@ def _extreme(name: str, kind: str) -> None:
             node.results[1].type.dtype,
         )
 
-    row(f"aten.{name}.dim", _extreme_shape, expand)
+    rewrite(f"aten.{name}.dim", _extreme_shape, expand)
 
 
 _extreme("max", "argmax")
@@ -93,13 +111,13 @@ def _aminmax_shape(
 
 
 def _aminmax(
-    builder: Any, node: Node, x: Value, dim: int | None, keepdim: bool
+    builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool
 ) -> tuple[Value, Value]:
     dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
     return tuple(reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
 
 
-row("aten.aminmax.default", _aminmax_shape, _aminmax)
+rewrite("aten.aminmax.default", _aminmax_shape, _aminmax)
 
 
 # -- variance ------------------------------------------------------------------------------------
@@ -110,7 +128,7 @@ def _variance(correction: Any, root: bool) -> Reduction:
 
 
 def _spread(
-    builder: Any,
+    builder: Builder,
     x: Value,
     dims: Sequence[int],
     correction: Any,
@@ -128,7 +146,7 @@ def _float_reduced(x: TensorType, dim: Any, keepdim: bool) -> TensorType:
 
 
 for _name, _root in {"var": False, "std": True}.items():
-    row(
+    rewrite(
         f"aten.{_name}.correction",
         lambda x, dim=None, correction=None, keepdim=False: _float_reduced(x, dim, keepdim),
         lambda builder, node, x, dim, correction, keepdim, root=_root: _spread(
@@ -141,7 +159,7 @@ for _name, _root in {"var": False, "std": True}.items():
             node.result.type.dtype,
         ),
     )
-    row(
+    rewrite(
         f"aten.{_name}.dim",
         lambda x, dim=None, unbiased=True, keepdim=False: _float_reduced(x, dim, keepdim),
         lambda builder, node, x, dim, unbiased, keepdim, root=_root: _spread(
@@ -154,14 +172,14 @@ for _name, _root in {"var": False, "std": True}.items():
             node.result.type.dtype,
         ),
     )
-    row(
+    rewrite(
         f"aten.{_name}.default",
         lambda x, unbiased=True: _float_reduced(x, None, False),
         lambda builder, node, x, unbiased, root=_root: _spread(
             builder, x, range(x.type.rank), int(unbiased), False, root, node.result.type.dtype
         ),
     )
-    row(
+    rewrite(
         f"aten.{_name}_mean.correction",
         lambda x, dim=None, correction=None, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
         lambda builder, node, x, dim, correction, keepdim, root=_root: (
@@ -171,7 +189,7 @@ for _name, _root in {"var": False, "std": True}.items():
             reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
         ),
     )
-    row(
+    rewrite(
         f"aten.{_name}_mean.dim",
         lambda x, dim=None, unbiased=True, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
         lambda builder, node, x, dim, unbiased, keepdim, root=_root: (
@@ -202,7 +220,7 @@ def norm_reduction(p: float) -> Reduction:
 
 
 def _norm(
-    builder: Any, x: Value, p: Any, dims: Sequence[int], keepdim: bool, dtype: DType
+    builder: Builder, x: Value, p: Any, dims: Sequence[int], keepdim: bool, dtype: DType
 ) -> Value:
     if not x.type.dtype.is_float:
         x = builder.emit("aten._to_copy.default", x, dtype)
@@ -215,28 +233,28 @@ def _norm_shape(
     return TensorType(dtype or float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-row(
+rewrite(
     "aten.linalg_vector_norm.default",
     _norm_shape,
     lambda builder, node, x, p, dim, keepdim, dtype: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
     ),
 )
-row(
+rewrite(
     "aten.norm.ScalarOpt_dim",
     lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim),
     lambda builder, node, x, p, dim, keepdim: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
     ),
 )
-row(
+rewrite(
     "aten.norm.ScalarOpt_dim_dtype",
     lambda x, p, dim, keepdim, dtype: _norm_shape(x, p, dim, keepdim, dtype),
     lambda builder, node, x, p, dim, keepdim, dtype: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
     ),
 )
-row(
+rewrite(
     "aten.norm.Scalar",
     lambda x, p=2: _norm_shape(x, p),
     lambda builder, node, x, p: _norm(
@@ -246,14 +264,14 @@ row(
 
 
 # -- sums of something else ----------------------------------------------------------------------
-def _logsumexp(builder: Any, node: Node, x: Value, dim: Any, keepdim: bool) -> Value:
+def _logsumexp(builder: Builder, node: Node, x: Value, dim: Any, keepdim: bool) -> Value:
     dims = wrap_all(dim, x.type.rank)
     if not x.type.dtype.is_float:
         x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
     return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
 
 
-row(
+rewrite(
     "aten.logsumexp.default",
     lambda x, dim, keepdim=False: TensorType(
         float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
@@ -262,24 +280,24 @@ row(
 )
 
 
-def _count(builder: Any, node: Node, x: Value, dim: Any = None) -> Value:
+def _count(builder: Builder, node: Node, x: Value, dim: Any = None) -> Value:
     found = builder.emit("aten.ne.Tensor", x, 0)
     return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
 
 
-row(
+rewrite(
     "aten.count_nonzero.dim_IntList",
     lambda x, dim: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
     _count,
 )
-row(
+rewrite(
     "aten.count_nonzero.default",
     lambda x, dim=None: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
     _count,
 )
 
 
-def _nansum(builder: Any, node: Node, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
+def _nansum(builder: Builder, node: Node, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
     if x.type.dtype.is_float:
         x = builder.emit("aten.where.self", builder.emit("aten.isnan.default", x), 0.0, x)
     return builder.emit("aten.sum.dim_IntList", x, dim, keepdim, node.result.type.dtype)
@@ -292,12 +310,12 @@ def _nansum_shape(
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-row("aten.nansum.default", _nansum_shape, _nansum)
+rewrite("aten.nansum.default", _nansum_shape, _nansum)
 
 
-def _dist(builder: Any, node: Node, x: Value, y: Value, p: Any) -> Value:
+def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Any) -> Value:
     difference = builder.emit("aten.sub.Tensor", x, y, 1)
     return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
 
 
-row("aten.dist.default", lambda x, y, p=2: TensorType(float_type(x.dtype), ()), _dist)
+rewrite("aten.dist.default", lambda x, y, p=2: TensorType(float_type(x.dtype), ()), _dist)

@@ -9,10 +9,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of, coordinates
+from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
 from purevk.ops.mapped import mapped
 from purevk.ops.promotion import wide_type
-from purevk.ops.registry import ShapeError, row
+from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
 from purevk.ops.sort.sort import NAME as SORT
 
@@ -28,11 +29,11 @@ def _mode_shape(
     return values, values.with_dtype(DType.int64)
 
 
-def _mode(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     if not x.type.rank:
         return x, constant(builder, 0, (), DType.int64)
     at = wrap(dim, x.type.rank)
-    values, places = builder.emit(SORT, x, at, False, x.type.dims[at], DType.int64)
+    values, places = builder.emit_all(SORT, x, at, False, x.type.dims[at], DType.int64)
     # How many equal elements end here: the elements of a run lie between its first place, found by
     # halves, and its last.
     here = coordinates(x.type.rank, **{f"d{at}": "m"})
@@ -50,11 +51,11 @@ def _mode(builder: Any, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[
     )
 
 
-row("aten.mode.default", _mode_shape, _mode)
+rewrite("aten.mode.default", _mode_shape, _mode)
 
 
 # -- histograms ----------------------------------------------------------------------------------
-def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: Any) -> Value:
+def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: Any, high: Any) -> Value:
     """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
     dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
     counts = constant(builder, 0.0, (bins,), wide)
@@ -89,7 +90,7 @@ def _histogram(builder: Any, node: Node, x: Value, bins: int, low: Any, high: An
     return builder.emit("aten._to_copy.default", made, dtype)
 
 
-row("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
+rewrite("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
 
 
 _HISTOGRAMS = (DType.float32, DType.float64)
@@ -100,7 +101,7 @@ def _refuse_histogram(node: Node, traits: Any) -> str | None:
     return None if x.dtype in _HISTOGRAMS else f"no kernel for {x.dtype.name}"
 
 
-def _edges(builder: Any, x: Value, bins: int, ends: Sequence[float] | None) -> Value:
+def _edges(builder: Builder, x: Value, bins: int, ends: Sequence[float] | None) -> Value:
     """The bounds of equal bins from the least to the largest element, or between two numbers; a
     unit apart if these are equal."""
     if ends is None and is_empty(x.type):
@@ -122,7 +123,7 @@ def _edges(builder: Any, x: Value, bins: int, ends: Sequence[float] | None) -> V
 
 
 def _counted(
-    builder: Any, x: Value, edges: Sequence[Value], weight: Value | None, density: bool
+    builder: Builder, x: Value, edges: Sequence[Value], weight: Value | None, density: bool
 ) -> Value:
     """How many of the rows of x (or how much of their weight) lie between the edges of each column;
     the last one counts."""
@@ -149,7 +150,7 @@ def _counted(
 
 
 def _filled(
-    builder: Any, zeros: Value, x: Value, edges: Sequence[Value], weight: Value | None
+    builder: Builder, zeros: Value, x: Value, edges: Sequence[Value], weight: Value | None
 ) -> Value:
     """The counts, and in the last place those of the rows that are outside."""
     count, total = x.type.dims[0], zeros.type.dims[0] - 1
@@ -175,12 +176,12 @@ def _filled(
     return builder.emit("aten.index_put.default", zeros, (places,), given, True)
 
 
-def _rows(builder: Any, x: Value, width: Size) -> Value:
+def _rows(builder: Builder, x: Value, width: Size) -> Value:
     return builder.emit("aten.view.default", x, (x.type.numel // width, width))
 
 
 def _all_edges(
-    builder: Any, x: Value, bins: Sequence[int], ends: Sequence[float] | None
+    builder: Builder, x: Value, bins: Sequence[int], ends: Sequence[float] | None
 ) -> list[Value]:
     columns = [builder.emit("aten.select.int", x, 1, d) for d in range(len(bins))]
     pairs = [None if ends is None else tuple(ends[2 * d : 2 * d + 2]) for d in range(len(bins))]
@@ -188,14 +189,14 @@ def _all_edges(
 
 
 def _of_counts(
-    builder: Any, x: Value, bins: Sequence[int], ends: Any, weight: Any, density: bool
+    builder: Builder, x: Value, bins: Sequence[int], ends: Any, weight: Any, density: bool
 ) -> tuple[Value, Value]:
     x = _rows(builder, x, len(bins))
     edges = _all_edges(builder, x, bins, ends)
     return _counted(builder, x, edges, weight, density), edges[0]
 
 
-row(
+rewrite(
     "aten.histogram.bin_ct",
     lambda x, bins=100, range=None, weight=None, density=False: (
         x.with_dims((bins,)),
@@ -204,7 +205,7 @@ row(
     lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest),
     supports=_refuse_histogram,
 )
-row(
+rewrite(
     "aten.histogram.bins_tensor",
     lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
     lambda builder, node, x, bins, *rest: (
@@ -213,7 +214,7 @@ row(
     ),
     supports=_refuse_histogram,
 )
-row(
+rewrite(
     "aten._histogramdd_bin_edges.default",
     lambda x, bins, range=None, weight=None, density=False: tuple(
         x.with_dims((count + 1,)) for count in bins
@@ -223,13 +224,13 @@ row(
     ),
     supports=_refuse_histogram,
 )
-row(
+rewrite(
     "aten._histogramdd_from_bin_cts.default",
     lambda x, bins, range=None, weight=None, density=False: x.with_dims(tuple(bins)),
     lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0],
     supports=_refuse_histogram,
 )
-row(
+rewrite(
     "aten._histogramdd_from_bin_tensors.default",
     lambda x, bins, weight=None, density=False: x.with_dims(
         tuple(each.dims[0] - 1 for each in bins)
@@ -266,7 +267,7 @@ _SEGMENT = {
 
 
 def _segment(
-    builder: Any,
+    builder: Builder,
     node: Node,
     data: Value,
     kind: str,
@@ -307,4 +308,4 @@ def _refuse_long(node: Node, traits: Any) -> str | None:
     return traits.too_long(node.args[0].type.dims[given.type.rank - 1])
 
 
-row("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)
+rewrite("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
@@ -13,6 +11,7 @@ from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.rows import bind_x, by_dim, collapse
+from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, register
 from purevk.ops.shapes import is_empty
 
@@ -265,11 +264,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, _shape, Kernel(_lower)))
 
 
-def select(builder: Any, x: Value, dim: int, rank: str, number: Size = 1) -> tuple[Value, Value]:
+def select(
+    builder: Builder, x: Value, dim: int, rank: str, number: Size = 1
+) -> tuple[Value, Value]:
     """The element of each row along a dim (which stays, with size 1) that has a rank, and its
     index: "kth": the `number`-th from 1 on; "median": the lower median, or the first NaN;
     "nanmedian": the lower median of all but NaNs."""
     if rank != "kth" and not x.type.dtype.is_float:
         rank, number = "kth", (x.type.dims[dim] + 1) // 2
     index = DType.int64 if "int64" in builder.traits.features else DType.int32
-    return builder.emit(NAME, x, dim, rank, number, index)
+    values, indices = builder.emit_all(NAME, x, dim, rank, number, index)
+    return values, indices

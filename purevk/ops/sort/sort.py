@@ -19,9 +19,10 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, acc_of, coordinates, emit_map
 from purevk.lower.numbers import power_of_two
 from purevk.lower.rows import by_dim, collapse
+from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.promotion import promote_types, wide_type
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, row
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
 from purevk.ops.sort.selection import can_select, element_macros, emit_select, select
 
@@ -302,18 +303,19 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 
 # -- operators -----------------------------------------------------------------------------------
 def sort(
-    builder: Any, x: Value, dim: int, descending: bool, count: Size | None = None
+    builder: Builder, x: Value, dim: int, descending: bool, count: Size | None = None
 ) -> tuple[Value, Value]:
     """The `count` first elements along a dim (None: all) in their order, and their indices; equal
     ones keep their order."""
     if not x.type.rank:
         made = sort(builder, builder.emit("aten.view.default", x, (1,)), 0, descending)
-        return tuple(builder.emit("aten.view.default", value, ()) for value in made)
+        values, indices = (builder.emit("aten.view.default", value, ()) for value in made)
+        return values, indices
     at = wrap(dim, x.type.rank)
     index = DType.int64 if "int64" in builder.traits.features else DType.int32
-    return builder.emit(
-        NAME, x, at, bool(descending), x.type.dims[at] if count is None else count, index
-    )
+    count = x.type.dims[at] if count is None else count
+    values, indices = builder.emit_all(NAME, x, at, bool(descending), count, index)
+    return values, indices
 
 
 def _sort_shape(
@@ -323,27 +325,27 @@ def _sort_shape(
     return x, x.with_dtype(DType.int64)
 
 
-row(
+rewrite(
     "aten.sort.default",
     _sort_shape,
     lambda builder, node, x, dim, descending: sort(builder, x, dim, descending),
 )
-row(
+rewrite(
     "aten.sort.stable",
     lambda x, stable=None, dim=-1, descending=False: _sort_shape(x, dim, descending),
     lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending),
 )
-row(
+rewrite(
     "aten.argsort.default",
     lambda x, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
     lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1],
 )
-row(
+rewrite(
     "aten.argsort.stable",
     lambda x, stable, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
     lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1],
 )
-row("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0])
+rewrite("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0])
 
 
 def _topk_shape(
@@ -357,7 +359,7 @@ def _topk_shape(
     return _shape(x, at, largest, k)
 
 
-row(
+rewrite(
     "aten.topk.default",
     _topk_shape,
     lambda builder, node, x, k, dim, largest, _: sort(
@@ -367,7 +369,7 @@ row(
 
 
 def _pick(
-    builder: Any, x: Value, dim: int, keepdim: bool, rank: str, number: Size = 1
+    builder: Builder, x: Value, dim: int, keepdim: bool, rank: str, number: Size = 1
 ) -> tuple[Value, Value]:
     """The element of a rank along a dim, and its index; see `select`."""
     if not x.type.rank:
@@ -386,7 +388,7 @@ def _rank_shape(
     return made, made.with_dtype(DType.int64)
 
 
-row(
+rewrite(
     "aten.kthvalue.default",
     lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim),
     lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k),
@@ -394,7 +396,7 @@ row(
 
 
 def _median_of_all(name: str) -> Any:
-    def expand(builder: Any, node: Node, x: Value) -> Value:
+    def expand(builder: Builder, node: Node, x: Value) -> Value:
         if is_empty(x.type):
             return builder.emit("aten.full.default", (), float("nan"), x.type.dtype)
         return _pick(
@@ -405,12 +407,12 @@ def _median_of_all(name: str) -> Any:
 
 
 for _name in ("median", "nanmedian"):
-    row(
+    rewrite(
         f"aten.{_name}.dim",
         _rank_shape,
         lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name),
     )
-    row(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name))
+    rewrite(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name))
 
 
 # -- places in sorted sequences ------------------------------------------------------------------
@@ -430,7 +432,7 @@ def _bisect(right: bool, there: str, value: str, count: Size) -> str:
 
 
 def _bucketize(
-    builder: Any, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool
+    builder: Builder, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool
 ) -> Value:
     if not isinstance(x, Value):
         x = builder.emit("aten.scalar_tensor.default", float(x), wide_type(row_values.type.dtype))
@@ -440,7 +442,7 @@ def _bucketize(
     return _counted(builder, node, body, {"X": x, "ROW": row_values}, row_values.type.dims[0])
 
 
-def _same_type(builder: Any, x: Value, y: Value) -> tuple[Value, Value]:
+def _same_type(builder: Builder, x: Value, y: Value) -> tuple[Value, Value]:
     dtype = promote_types(x.type.dtype, y.type.dtype)
     return tuple(
         value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
@@ -448,7 +450,9 @@ def _same_type(builder: Any, x: Value, y: Value) -> tuple[Value, Value]:
     )
 
 
-def _counted(builder: Any, node: Node, body: str, inputs: dict[str, Value], count: Size) -> Value:
+def _counted(
+    builder: Builder, node: Node, body: str, inputs: dict[str, Value], count: Size
+) -> Value:
     return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
 
 
@@ -459,7 +463,7 @@ def _bucket_shape(
     return TensorType(DType.int32 if out_int32 else DType.int64, dims)
 
 
-row("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
+rewrite("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
 
 
 def _search_shape(
@@ -474,7 +478,7 @@ def _search_shape(
 
 
 def _search(
-    builder: Any,
+    builder: Builder,
     node: Node,
     rows: Value,
     x: Any,
@@ -495,14 +499,14 @@ def _search(
     return _counted(builder, node, body, {"X": x, "ROW": rows}, rows.type.dims[-1])
 
 
-row("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
+rewrite("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
 
 
 _FEW_TESTS = 128  # that each element is compared with
 
 
 def _isin(
-    builder: Any, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool
+    builder: Builder, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool
 ) -> Value:
     x, tests = _same_type(builder, x, tests)
     tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
@@ -523,7 +527,7 @@ def _isin(
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
 
 
-row(
+rewrite(
     "aten.isin.Tensor_Tensor",
     lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool),
     _isin,

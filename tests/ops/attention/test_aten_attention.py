@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from purevk.lower.lowering import DeviceTraits
-from purevk.ops.attention.choice import Units, choose
+from purevk.ops.attention.choice import Coopmat, choose
 from tests.ops.harness import Case, aten, check, tensor
 
 pytestmark = pytest.mark.device
@@ -142,8 +142,8 @@ def test_the_choice_of_matrix_units():
         for value_width in range(16, 160, 16):
             for queries in (5, 100, 1000):
                 made = choose(traits, 2, 16, queries, queries, width, value_width, True)
-                assert isinstance(made, Units) == (max(width, value_width) <= 128)
-                if isinstance(made, Units):
+                assert isinstance(made, Coopmat) == (max(width, value_width) <= 128)
+                if isinstance(made, Coopmat):
                     assert all(
                         made.keys * w // 4 % (32 * made.subgroups) == 0
                         for w in (width, value_width)
@@ -152,7 +152,7 @@ def test_the_choice_of_matrix_units():
                         2 * made.keys * (width + value_width + 16) <= 32768
                         and made.fragments * (width + value_width) <= 256
                     )
-    assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Units)
+    assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
     assert not isinstance(
-        choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Units
+        choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Coopmat
     )

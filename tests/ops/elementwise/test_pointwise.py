@@ -59,7 +59,7 @@ LOOSE = {
 def rows(form, *parameters):
     return [
         row
-        for row in registry.rows()
+        for row in registry.definitions()
         if isinstance(row.form, form) and row.parameters[: len(parameters)] == parameters
     ]
 
@@ -530,7 +530,7 @@ def test_every_pointwise_row_is_looked_at():
     known = {row.name for row in (*UNARY, *BINARY)} | OTHERS
     left = {
         row.name
-        for row in registry.rows()
+        for row in registry.definitions()
         if isinstance(row.form, registry.Pointwise) and row.name.startswith("aten.")
     } - known
     assert not left

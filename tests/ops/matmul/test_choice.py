@@ -10,7 +10,7 @@ import pytest
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
-from purevk.lower.gpu_tiles import Problem, Tiled, Units, Vector, candidates, choose_gpu
+from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, candidates, choose_gpu
 from purevk.lower.lowering import DeviceTraits
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
@@ -70,7 +70,7 @@ def holds(choice, traits, problem):
     else:
         m, n, k, slices = choice.tile_m, choice.tile_n, choice.tile_k, choice.slices
         assert m % 4 == n % 4 == k % 4 == 0 and k // 4 % slices == 0
-        if isinstance(choice, Units):
+        if isinstance(choice, Coopmat):
             fm, fn, fk = choice.shape
             assert (
                 problem.half
@@ -125,12 +125,12 @@ def test_the_grid_covers_the_result_and_is_within_the_limits(name):
 
 def test_matrix_units_need_the_device_and_halves():
     for problem in problems(300, 3):
-        if isinstance(choose_gpu(LARGE, problem), Units):
+        if isinstance(choose_gpu(LARGE, problem), Coopmat):
             assert problem.half
         assert not isinstance(
-            choose_gpu(dataclasses.replace(LARGE, matrix_shape=None), problem), Units
+            choose_gpu(dataclasses.replace(LARGE, matrix_shape=None), problem), Coopmat
         )
-    assert isinstance(choose_gpu(LARGE, Problem(512, 512, 512, half=True)), Units)
+    assert isinstance(choose_gpu(LARGE, Problem(512, 512, 512, half=True)), Coopmat)
 
 
 def test_sizes_decide():

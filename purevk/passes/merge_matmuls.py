@@ -7,7 +7,7 @@ from purevk.ops.matmul.matmul import NAME
 from purevk.passes.rewrite import Rewriter, changing
 
 
-def merge_products(graph: Graph) -> Graph:
+def merge_matmuls(graph: Graph) -> Graph:
     """`x a`, `x b`, `x c` with constant a, b, c of the same rows become slices of `x [a b c]`.
 
     The projections to queries, keys and values, or the gate and the value of a gated layer: one
