@@ -50,7 +50,7 @@ unit)
     ;;
 fast) options=(-m 'not slow and not sweep') ;;
 traits)
-    options=(-m 'not slow and not sweep' tests/ops tests/models tests/programs)
+    options=(-m 'not slow and not sweep' tests/ops tests/models tests/program)
     export PUREVK_TEST_TRAITS=gpu
     ;;
 esac

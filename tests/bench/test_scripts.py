@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.models import FOLDER, exported
+from tests.models.harness import FOLDER, exported
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
 

@@ -1,25 +1,8 @@
-"""A shader that costs nothing: keys and SPIR-V made up from a number."""
+"""The cache as it is without environment variables."""
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
-
-from purevk.cache import CacheKey
-from purevk.shaders.shaderc import CompileJob
-
-SOURCE = "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
-
-
-def key_of(number: int) -> CacheKey:
-    return CacheKey.of(CompileJob(SOURCE, "a.comp", {"N": str(number)}))
-
-
-def spirv_of(number: int, size: int = 400) -> bytes:
-    """Bytes with the head of SPIR-V, different for every number."""
-    block = hashlib.sha256(str(number).encode()).digest()
-    return b"\x03\x02\x23\x07" + (block * (size // len(block) + 1))[: size - 4]
 
 
 @pytest.fixture(autouse=True)

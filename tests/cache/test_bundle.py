@@ -14,8 +14,7 @@ from purevk.cache import Cache, CacheKey, compile_cached
 from purevk.errors import FileFormatError, PurevkError, ShaderCompilerError
 from purevk.shaders import shaderc
 from purevk.shaders.shaderc import CompileJob
-
-from .conftest import key_of, spirv_of
+from tests.cache.harness import key_of, spirv_of
 
 SOURCE = """#version 450
 layout(local_size_x = 64) in;

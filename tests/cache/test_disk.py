@@ -18,8 +18,7 @@ from purevk import cache as cache_module
 from purevk.cache import Cache, default_cache
 from purevk.errors import PurevkError
 from purevk.shaders.cache_entry import pack, unpack
-
-from .conftest import key_of, spirv_of
+from tests.cache.harness import key_of, spirv_of
 
 
 def entry_files(folder: Path) -> list[Path]:
@@ -146,7 +145,7 @@ import random, sys, warnings
 warnings.simplefilter("error")
 from purevk.cache import Cache
 sys.path.insert(0, sys.argv[3])
-from tests.cache.conftest import key_of, spirv_of
+from tests.cache.harness import key_of, spirv_of
 draw = random.Random(int(sys.argv[2]))
 found = 0
 for turn in range(150):

@@ -12,8 +12,7 @@ import pytest
 from purevk.cache import Cache, CacheKey
 from purevk.shaders.cache_entry import FORMAT
 from purevk.shaders.shaderc import CompileJob
-
-from .conftest import key_of, spirv_of
+from tests.cache.harness import key_of, spirv_of
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {"a.glslh": '#include "b.glslh"\n', "b.glslh": "float b;\n"}

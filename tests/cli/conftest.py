@@ -13,8 +13,7 @@ import pytest
 from purevk import knobs
 from purevk.cli import main
 from purevk.ops import registry
-
-DATA = Path(__file__).parent.parent / "data" / "pte"
+from tests.harness import DATA
 
 
 @dataclass

@@ -21,6 +21,15 @@ from purevk.shaders.templates import template_interface
 
 SENTINEL = 0xC5
 PUSH_WORDS = 32
+GLSL = {
+    np.float32: "float",
+    np.float16: "float16_t",
+    np.int32: "int",
+    np.int8: "int8_t",
+    np.uint8: "uint8_t",
+    np.int64: "int64_t",
+}
+"""The type of GLSL that has the elements of a dtype."""
 _VALIDATOR = shutil.which("spirv-val")
 
 
@@ -41,6 +50,11 @@ class Out:
 def bits(value: float) -> int:
     """A float as the integer that an integer parameter carries it in."""
     return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+def strides_of(array: np.ndarray) -> list[int]:
+    """The strides of an array in elements."""
+    return [stride // array.itemsize for stride in array.strides]
 
 
 def flat_grid(groups: int) -> tuple[int, int, int]:

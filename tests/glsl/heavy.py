@@ -21,7 +21,6 @@ from tests.glsl.harness import (
     subgroup_size,
 )
 
-GLSL = {np.float32: "float", np.float16: "float16_t", np.uint8: "uint8_t"}
 # A sum of products in float, in another order than the reference's.
 TOLERANCE = {np.float32: 1e-5, np.float16: 2e-3}
 

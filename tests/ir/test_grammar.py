@@ -16,7 +16,7 @@ from purevk.ir import TensorType
 from purevk.ir.printer import to_text
 from purevk.ir.verify import verify
 from purevk.passes.pipeline import passes
-from tests.passes.test_meaning import TRAITS, random_graph
+from tests.passes.harness import TRAITS, random_graph
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ir.md").read_text(encoding="utf-8")
 NAME = r"[A-Za-z_]\w*"

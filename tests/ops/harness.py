@@ -395,3 +395,32 @@ def tensor(
 
 
 aten = torch.ops.aten
+
+
+def works(fn, *args, **kwargs):
+    """Whether torch itself takes the arguments."""
+    try:
+        return fn(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+HALF = 1e-2  # absolute: sums of up to 70 products of numbers below 1, rounded once to float16
+SINGLE = 2e-5  # absolute: the order of the sum differs from torch's
+
+
+def unit(*shape, dtype=torch.float32, seed=0):
+    """Numbers in [-1, 1]."""
+    return tensor(*shape, dtype=dtype, seed=seed, low=-1, high=1)
+
+
+def sum_case(fn, *args, dtype=torch.float32, name="", constants=()):
+    """A case whose results are sums of up to 70 products of numbers in [-1, 1]."""
+    return Case(
+        fn,
+        args,
+        constants=constants,
+        name=name,
+        rtol=1e-5 if dtype is torch.float32 else 4e-3,
+        atol=SINGLE if dtype is torch.float32 else HALF,
+    )

@@ -13,7 +13,7 @@ import pytest
 
 import purevk
 from purevk.errors import FallbackError, GraphError, InputError, ShaderCompilerError
-from tests.programs.process import NO_TORCH, python
+from tests.harness import NO_TORCH, python
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]

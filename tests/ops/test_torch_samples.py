@@ -49,11 +49,11 @@ def is_sound(call: Call) -> bool:
     """Whether the result follows from the sizes and elements of the arguments, up to a rounding."""
     name = str(call.overload)
     if registry.find(name).random or "empty" in name:
-        return False  # tests/ops/creation/test_aten_random.py and test_aten_fill.py
+        return False  # tests/ops/creation/test_random.py and test_fill.py
     if "linspace" in name and call.kwargs.get("dtype") is torch.float16:
         return False  # torch rounds every step to float16
     if "as_strided" in name:
-        return False  # the samples look at the memory behind views; tests/ops/movement/test_aten_rearrange.py has cases
+        return False  # the samples look at the memory behind views; tests/ops/movement/test_rearrange.py has cases
     if call.args and isinstance(call.args[0], torch.Tensor) and call.args[0].dtype is torch.float16:
         # torch rounds to float16 what these then take the whole part of.
         return not (call.kwargs.get("rounding_mode") or "grid_sampler" in name)

@@ -11,9 +11,9 @@ import pytest
 from purevk import pte
 from purevk.errors import FileFormatError
 from purevk.pte import load, plan, vkgraph
-
-from .conftest import DATA, data_files
-from .writer import data_file, vulkan_blob, with_header, write
+from tests.harness import DATA
+from tests.pte.harness import data_files
+from tests.pte.writer import data_file, vulkan_blob, with_header, write
 
 TENSOR = {"scalar_type": 6, "sizes": (2, 3), "dim_order": (0, 1)}
 

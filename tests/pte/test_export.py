@@ -16,8 +16,8 @@ from purevk import pte
 from purevk.pte import program as ours
 from purevk.pte import values, vkgraph
 from purevk.pte.program import VULKAN_BACKEND, DataLocation, Tensor
-
-from .conftest import DATA, NAMES, data_files
+from tests.harness import DATA
+from tests.pte.harness import NAMES, data_files
 
 pytestmark = pytest.mark.export
 

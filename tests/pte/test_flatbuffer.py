@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from purevk.errors import FileFormatError
 from purevk.pte import flatbuffer as fb
-
-from .writer import write
+from tests.pte.writer import write
 
 settings.load_profile("pte")
 

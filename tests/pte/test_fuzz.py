@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from purevk import pte
 from purevk.errors import FileFormatError
 from purevk.pte.program import VULKAN_BACKEND, Tensor
-
-from .conftest import DATA, NAMES, data_files
+from tests.harness import DATA
+from tests.pte.harness import NAMES, data_files
 
 settings.load_profile("pte")
 ORIGINALS = {name: (DATA / f"{name}.pte").read_bytes() for name in NAMES}

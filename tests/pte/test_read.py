@@ -33,9 +33,9 @@ from purevk.pte.program import (
 )
 from purevk.pte.values import Bool, Double, Int, IntList, Null
 from purevk.pte.vkgraph import SymInt, ValueList, VkTensor
-
-from .conftest import DATA, NAMES, data_files
-from .writer import data_file, vulkan_blob, with_header, write
+from tests.harness import DATA
+from tests.pte.harness import NAMES, data_files
+from tests.pte.writer import data_file, vulkan_blob, with_header, write
 
 
 def read(name: str) -> pte.Program:

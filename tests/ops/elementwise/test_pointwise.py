@@ -10,7 +10,7 @@ import torch
 
 import purevk.ops  # noqa: F401
 from purevk.ops import registry
-from tests.ops.harness import Case, aten, check, program_of, tensor
+from tests.ops.harness import Case, aten, check, program_of, tensor, works
 
 pytestmark = pytest.mark.device
 
@@ -93,14 +93,6 @@ def overloads(row):
             _, op, overload = name.split(".")
             found.append(getattr(getattr(aten, op), overload))
     return found
-
-
-def works(fn, *args, **kwargs):
-    """Whether torch itself takes the arguments."""
-    try:
-        return fn(*args, **kwargs)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return None
 
 
 EXTRA = {  # arguments after the tensor

@@ -1,4 +1,4 @@
-"""Matrix products, linear layers and convolutions, of all shapes and layouts, with epilogues."""
+"""Matmuls and linear layers of all shapes and layouts, with epilogues."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
+from tests.ops.harness import (
+    SINGLE,
+    Case,
+    aten,
+    check,
+    dispatches,
+    program_of,
+    sum_case,
+    tensor,
+    unit,
+)
 
 pytestmark = pytest.mark.device
-
-HALF = 1e-2  # absolute: sums of up to 70 products of numbers below 1, rounded once to float16
-SINGLE = 2e-5  # absolute: the order of the sum differs from torch's
-
-
-def unit(*shape, dtype=torch.float32, seed=0):
-    return tensor(*shape, dtype=dtype, seed=seed, low=-1, high=1)
-
-
-def case(fn, *args, dtype=torch.float32, name="", constants=()):
-    return Case(
-        fn,
-        args,
-        constants=constants,
-        name=name,
-        rtol=1e-5 if dtype is torch.float32 else 4e-3,
-        atol=SINGLE if dtype is torch.float32 else HALF,
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -50,7 +42,7 @@ def test_mm_shapes(dtype):
     ]
     check(
         [
-            case(
+            sum_case(
                 aten.mm.default,
                 unit(m, k, dtype=dtype),
                 unit(k, n, dtype=dtype, seed=1),
@@ -121,7 +113,7 @@ def test_batches(dtype):
         ((2, 2, 1, 16), (2, 2, 16, 24)),
     ]:
         cases.append(
-            case(
+            sum_case(
                 aten.matmul.default,
                 unit(*left, dtype=dtype),
                 unit(*right, dtype=dtype, seed=1),
@@ -131,7 +123,7 @@ def test_batches(dtype):
         )
     for b, m, k, n in [(3, 5, 7, 11), (1, 8, 8, 8), (6, 1, 16, 4), (2, 33, 65, 17)]:
         cases.append(
-            case(
+            sum_case(
                 aten.bmm.default,
                 unit(b, m, k, dtype=dtype),
                 unit(b, k, n, dtype=dtype, seed=1),
@@ -141,10 +133,10 @@ def test_batches(dtype):
         )
     x = unit(2, 10, 3, 8, dtype=dtype)
     cases.append(
-        case(lambda t: t.transpose(1, 2) @ t.permute(0, 2, 3, 1), x, dtype=dtype, name="heads")
+        sum_case(lambda t: t.transpose(1, 2) @ t.permute(0, 2, 3, 1), x, dtype=dtype, name="heads")
     )
     cases.append(
-        case(
+        sum_case(
             lambda t, y: t.permute(2, 0, 1) @ y,
             unit(5, 7, 3, dtype=dtype),
             unit(3, 7, 4, dtype=dtype),
@@ -153,7 +145,7 @@ def test_batches(dtype):
         )
     )
     cases.append(
-        case(
+        sum_case(
             lambda t, y: t.expand(4, 5, 7) @ y,
             unit(1, 5, 7, dtype=dtype),
             unit(4, 7, 4, dtype=dtype),
@@ -176,7 +168,7 @@ def test_linear_and_addmm(dtype):
             [unit(n, dtype=dtype, seed=2)] if bias else []
         )
         cases.append(
-            case(
+            sum_case(
                 aten.linear.default,
                 *args,
                 dtype=dtype,
@@ -194,7 +186,7 @@ def test_linear_and_addmm(dtype):
         unit(1, dtype=dtype),
     ):
         for kwargs in ({}, {"beta": 0.5, "alpha": 2}, {"beta": 2, "alpha": 1}, {"alpha": -1}):
-            c = case(
+            c = sum_case(
                 aten.addmm.default,
                 bias,
                 a,
@@ -205,7 +197,7 @@ def test_linear_and_addmm(dtype):
             c.kwargs.update(kwargs)
             cases.append(c)
     cases.append(
-        case(
+        sum_case(
             lambda x, w, b: torch.addmm(b, x, w.t()),
             a,
             unit(12, 7, dtype=dtype, seed=1),
@@ -272,7 +264,7 @@ def test_epilogues_of_products(dtype):
     cases = []
     for fixed in ((1, 2), ()):
         cases += [
-            case(fn, x, w, b, r, dtype=dtype, constants=fixed, name=f"{name} {dtype}")
+            sum_case(fn, x, w, b, r, dtype=dtype, constants=fixed, name=f"{name} {dtype}")
             for name, fn in forms.items()
             if name != "compare"
         ]
@@ -283,7 +275,7 @@ def test_epilogues_of_products(dtype):
         unit(5, 11, dtype=dtype, seed=3),
     ]
     cases += [
-        case(forms[name], *odd, dtype=dtype, name=f"odd {name} {dtype}")
+        sum_case(forms[name], *odd, dtype=dtype, name=f"odd {name} {dtype}")
         for name in (
             "gelu + residual",
             "column",
@@ -299,7 +291,7 @@ def test_epilogues_of_products(dtype):
     ]
     longs = tensor(6, 12, dtype=torch.int64)
     cases += [
-        case(
+        sum_case(
             lambda x, w, b, n: F.linear(x, w, b) + n,
             x,
             w,
@@ -319,7 +311,7 @@ def test_epilogues_of_products(dtype):
         unit(5, 1, dtype=dtype),
     ]
     cases += [
-        case(
+        sum_case(
             lambda a, b, c, d, e, f: torch.tanh((a @ b) * e + f) + c * d,
             *batched,
             dtype=dtype,
@@ -327,7 +319,7 @@ def test_epilogues_of_products(dtype):
         )
     ]
     cases += [
-        case(
+        sum_case(
             lambda a, b, c, d, e, f: (a @ b) / 3 + d.transpose(0, 1).contiguous().transpose(0, 1),
             *batched,
             dtype=dtype,
@@ -350,46 +342,46 @@ def test_biases_and_scales_that_are_views():
     cases = []
     for name, v in vectors.items():
         cases += [
-            case(lambda x, w, m, v=v: F.linear(x, w, v(m)), x, w, m, name=f"linear {name}"),
-            case(lambda x, w, m, v=v: torch.addmm(v(m), x, w), x, w, m, name=f"addmm {name}"),
-            case(
+            sum_case(lambda x, w, m, v=v: F.linear(x, w, v(m)), x, w, m, name=f"linear {name}"),
+            sum_case(lambda x, w, m, v=v: torch.addmm(v(m), x, w), x, w, m, name=f"addmm {name}"),
+            sum_case(
                 lambda x, k, m, v=v: F.conv2d(x, k, v(m)), image, kernel, m, name=f"conv2d {name}"
             ),
-            case(
+            sum_case(
                 lambda x, k, m, v=v: F.conv2d(x, k[:, :1], v(m), groups=8),
                 image,
                 kernel,
                 m,
                 name=f"depthwise {name}",
             ),
-            case(
+            sum_case(
                 lambda x, k, m, v=v: F.conv2d(x, k[:, :, :1, 1:2], v(m)),
                 image,
                 kernel,
                 m,
                 name=f"pointwise {name}",
             ),
-            case(
+            sum_case(
                 lambda x, m, v=v: F.layer_norm(x, (8,), v(m), v(m.flip(0))),
                 x,
                 m,
                 name=f"layer norm {name}",
             ),
-            case(lambda x, m, v=v: F.layer_norm(x, (8,), v(m)), x, m, name=f"scale {name}"),
-            case(lambda x, m, v=v: F.rms_norm(x, (8,), v(m)), x, m, name=f"rms norm {name}"),
-            case(
+            sum_case(lambda x, m, v=v: F.layer_norm(x, (8,), v(m)), x, m, name=f"scale {name}"),
+            sum_case(lambda x, m, v=v: F.rms_norm(x, (8,), v(m)), x, m, name=f"rms norm {name}"),
+            sum_case(
                 lambda x, m, v=v: F.batch_norm(x, v(m), v(m).abs() + 1, v(m), v(m)),
                 image,
                 m,
                 name=f"batch norm {name}",
             ),
-            case(
+            sum_case(
                 lambda x, m, v=v: F.group_norm(x, 2, v(m), v(m)),
                 image,
                 m,
                 name=f"group norm {name}",
             ),
-            case(
+            sum_case(
                 lambda x, k, m, v=v: F.conv_transpose2d(x, k, v(m), stride=2),
                 image,
                 kernel,
@@ -418,210 +410,3 @@ def test_one_dispatch():
         with program_of(fn, args) as program:
             assert len(dispatches(program)) == 1, dispatches(program)
             torch.testing.assert_close(program.forward(*args), fn(*args), rtol=1e-5, atol=SINGLE)
-
-
-CONVOLUTIONS = {  # input, weight, stride, padding, dilation, groups
-    "3x3": ((1, 3, 9, 11), (5, 3, 3, 3), [1, 1], [1, 1], [1, 1], 1),
-    "stride": ((2, 4, 9, 11), (8, 4, 3, 3), [2, 2], [1, 1], [1, 1], 1),
-    "uneven": ((1, 4, 10, 13), (6, 4, 5, 3), [2, 3], [2, 0], [1, 2], 1),
-    "pointwise": ((2, 8, 5, 7), (12, 8, 1, 1), [1, 1], [0, 0], [1, 1], 1),
-    "pointwise odd": ((2, 5, 5, 7), (7, 5, 1, 1), [1, 1], [0, 0], [1, 1], 1),
-    "pointwise stride": ((1, 8, 6, 7), (4, 8, 1, 1), [2, 2], [0, 0], [1, 1], 1),
-    "groups": ((2, 6, 7, 8), (9, 2, 3, 3), [1, 1], [1, 1], [1, 1], 3),
-    "groups of 4": ((1, 8, 7, 8), (8, 4, 3, 3), [1, 2], [1, 1], [1, 1], 2),
-    "depthwise": ((2, 8, 9, 10), (8, 1, 3, 3), [1, 1], [1, 1], [1, 1], 8),
-    "depthwise odd": ((1, 5, 9, 10), (5, 1, 5, 5), [2, 2], [2, 2], [1, 1], 5),
-    "depthwise dilated": ((1, 4, 12, 12), (4, 1, 3, 3), [1, 1], [2, 2], [2, 2], 4),
-    "multiplier": ((1, 4, 8, 8), (8, 1, 3, 3), [1, 1], [1, 1], [1, 1], 4),
-    "dilated": ((1, 3, 12, 12), (4, 3, 3, 3), [1, 1], [2, 2], [2, 2], 1),
-    "patches": ((1, 3, 16, 16), (8, 3, 4, 4), [4, 4], [0, 0], [1, 1], 1),
-    "whole": ((1, 4, 5, 5), (6, 4, 5, 5), [1, 1], [0, 0], [1, 1], 1),
-    "one channel": ((2, 1, 8, 8), (1, 1, 3, 3), [1, 1], [1, 1], [1, 1], 1),
-    "wide padding": ((1, 3, 4, 4), (4, 3, 3, 3), [1, 1], [3, 3], [1, 1], 1),
-    "1-D": ((2, 6, 17), (8, 6, 3), [1], [1], [1], 1),
-    "1-D stride": ((1, 5, 20), (4, 5, 5), [3], [2], [2], 1),
-    "1-D depthwise": ((2, 8, 16), (8, 1, 4), [1], [3], [1], 8),
-    "1-D pointwise": ((2, 6, 9), (8, 6, 1), [1], [0], [1], 1),
-    "many": ((3, 32, 14, 14), (48, 32, 3, 3), [1, 1], [1, 1], [1, 1], 1),
-    "prime": ((1, 13, 17, 19), (11, 13, 3, 5), [1, 1], [1, 2], [1, 1], 1),
-    "1 x 7": ((1, 4, 6, 20), (4, 4, 1, 7), [1, 1], [0, 3], [1, 1], 1),
-    "pointwise padded": ((1, 4, 5, 5), (4, 4, 1, 1), [1, 1], [1, 1], [1, 1], 1),
-}
-
-
-def convolution(x, w, b, stride, padding, dilation, groups):
-    return aten.convolution.default(
-        x, w, b, stride, padding, dilation, False, [0] * (w.dim() - 2), groups
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("fixed", [True, False], ids=["constants", "inputs"])
-def test_convolutions(dtype, fixed):
-    cases = []
-    for name, (shape, weight, *rest) in CONVOLUTIONS.items():
-        for bias in (True, False):
-            args = (
-                unit(*shape, dtype=dtype),
-                unit(*weight, dtype=dtype, seed=1),
-                unit(weight[0], dtype=dtype, seed=2) if bias else None,
-                *rest,
-            )
-            cases.append(
-                case(
-                    convolution,
-                    *args,
-                    dtype=dtype,
-                    name=f"{name} {dtype} bias {bias}",
-                    constants=((1, 2) if bias else (1,)) if fixed else (),
-                )
-            )
-    check(cases)
-
-
-def test_convolutions_read_layouts():
-    """Inputs that lie in memory channels last, as slices, or as the results of other convolutions
-    and views."""
-    w, w1, wd = unit(8, 8, 3, 3), unit(8, 8, 1, 1), unit(8, 1, 3, 3)
-    x, last = unit(2, 8, 7, 9), unit(2, 7, 9, 8)
-    cases = []
-    for name, weight, groups in (("3x3", w, 1), ("1x1", w1, 1), ("depthwise", wd, 8)):
-        pad = 0 if name == "1x1" else 1
-        conv = lambda t, k, g=groups, p=pad: F.conv2d(t, k, padding=p, groups=g)  # noqa: E731
-        cases += [
-            case(
-                lambda t, k, c=conv: c(t.permute(0, 3, 1, 2), k),
-                last,
-                weight,
-                name=f"{name} channels last",
-            ),
-            case(lambda t, k, c=conv: c(t[:, :, 1:, 2:], k), x, weight, name=f"{name} slice"),
-            case(lambda t, k, c=conv: c(t[:, :, ::2, ::3], k), x, weight, name=f"{name} steps"),
-            case(
-                lambda t, k, c=conv: c(c(t, k).relu(), k).permute(0, 2, 3, 1).contiguous(),
-                x,
-                weight,
-                name=f"{name} twice",
-            ),
-            case(
-                lambda t, k, c=conv: c(c(t, k)[:, :, 1:], k).flatten(1),
-                x,
-                weight,
-                name=f"{name} slice of result",
-            ),
-            case(
-                lambda t, k, c=conv: c(t, k).reshape(2, 8, -1).transpose(1, 2) * 2,
-                x,
-                weight,
-                name=f"{name} tokens",
-            ),
-            case(lambda t, k, c=conv: c(t[:, :, :1, :1], k), x, weight, name=f"{name} one pixel"),
-            case(
-                lambda t, k, c=conv: c(t.expand(3, 8, 7, 9), k),
-                x[:1].contiguous(),
-                weight,
-                name=f"{name} expanded",
-            ),
-            case(
-                lambda t, k, c=conv: torch.cat([c(t, k), t], 1) + 1, x, weight, name=f"{name} cat"
-            ),
-            case(lambda t, k, c=conv: c(t, k).mean((2, 3)), x, weight, name=f"{name} mean"),
-            case(
-                lambda t, k, c=conv: torch.softmax(c(t, k), 1),
-                x,
-                weight,
-                name=f"{name} softmax of channels",
-            ),
-            case(
-                lambda t, k, c=conv: c(t.transpose(2, 3), k), x, weight, name=f"{name} transposed"
-            ),
-        ]
-    check(cases)
-
-
-@pytest.mark.slow
-def test_epilogues_of_convolutions():
-    """Activations, residuals and batch norms become part of the convolution."""
-    cases = []
-    stats = (unit(8, seed=4), tensor(8, low=0.5, high=2, seed=5), unit(8, seed=6), unit(8, seed=7))
-    for name, weight, groups in (
-        ("3x3", unit(8, 8, 3, 3), 1),
-        ("1x1", unit(8, 8, 1, 1), 1),
-        ("depthwise", unit(8, 1, 3, 3), 8),
-        ("odd", unit(7, 8, 3, 3), 1),
-    ):
-        pad, out = 0 if name == "1x1" else 1, weight.shape[0]
-        x, r, b = unit(2, 8, 6, 5), unit(2, out, 6, 5, seed=1), unit(out, seed=2)
-        conv = lambda t, w, b, g=groups, p=pad: F.conv2d(t, w, b, padding=p, groups=g)  # noqa: E731
-        forms = {
-            "relu": lambda t, w, b, r, c=conv: c(t, w, b).relu(),
-            "hardswish": lambda t, w, b, r, c=conv: F.hardswish(c(t, w, b)),
-            "residual": lambda t, w, b, r, c=conv: (c(t, w, b) + r).relu(),
-            "gate": lambda t, w, b, r, c=conv: (
-                c(t, w, b) * torch.sigmoid(r.mean((2, 3), keepdim=True))
-            ),
-            "channel": lambda t, w, b, r, c=conv: c(t, w, None) * b[:, None, None] + 1,
-            "silu": lambda t, w, b, r, c=conv: F.silu(c(t, w, b)),
-            "clamp": lambda t, w, b, r, c=conv: c(t, w, b).clamp(-0.5, 0.5) - r,
-            "one": lambda t, w, b, r, c=conv: c(t, w, b) * r[:, :, :1, :1],
-            "last": lambda t, w, b, r, c=conv: (
-                c(t, w, b) + r.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-            ),
-            "image": lambda t, w, b, r, c=conv: c(t, w, b) + r[:1],
-            "map": lambda t, w, b, r, c=conv: c(t, w, b) * r[:, :1],
-        }
-        for label, fn in forms.items():
-            cases.append(case(fn, x, weight, b, r, constants=(1, 2), name=f"{name} {label}"))
-            if name in ("3x3", "depthwise"):
-                cases.append(
-                    case(
-                        fn,
-                        x.half(),
-                        weight.half(),
-                        b.half(),
-                        r.half(),
-                        constants=(1, 2),
-                        name=f"{name} {label} half",
-                        dtype=torch.float16,
-                    )
-                )
-        if out == 8:
-            norm = lambda t, w, b, r, *s, c=conv: (F.batch_norm(c(t, w, b), *s) + r).relu()  # noqa: E731
-            cases.append(
-                case(
-                    norm,
-                    x,
-                    weight,
-                    b,
-                    r,
-                    *stats,
-                    constants=(1, 2, 4, 5, 6, 7),
-                    name=f"{name} batch norm",
-                )
-            )
-            cases.append(case(norm, x, weight, b, r, *stats, name=f"{name} batch norm of inputs"))
-    check(cases)
-
-
-def test_convolution_batch_norm_relu_add_is_one_dispatch():
-    """Once the images lie channels last, as they do between convolutions."""
-    x, r = unit(2, 6, 5, 8), unit(2, 6, 5, 8, seed=1)
-
-    class Block(torch.nn.Module):
-        def __init__(self, groups):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False)
-            self.norm = torch.nn.BatchNorm2d(8).eval()
-            self.norm.running_mean.uniform_(-1, 1)
-            self.norm.running_var.uniform_(0.5, 2)
-
-        def forward(self, x, r):
-            x, r = x.permute(0, 3, 1, 2), r.permute(0, 3, 1, 2)
-            return (self.norm(self.conv(x)) + r).relu().permute(0, 2, 3, 1)
-
-    torch.manual_seed(0)
-    for groups in (1, 8):
-        block = Block(groups).eval()
-        with torch.no_grad(), program_of(lambda x, r: block(x, r), (x, r)) as program:
-            assert len(dispatches(program)) == 1, dispatches(program)
-            torch.testing.assert_close(program.forward(x, r), block(x, r), rtol=1e-5, atol=SINGLE)

@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.elementwise.test_pointwise import works
-from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
+from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor, works
 from tests.ops.quantized.harness import kernels_of
 
 pytestmark = pytest.mark.device

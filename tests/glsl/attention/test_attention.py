@@ -1,0 +1,206 @@
+"""The attention templates against torch, in double."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.glsl.harness import GLSL, Out, bits, subgroup_size
+from tests.glsl.heavy import Heavy, Texel, ceil_div, close
+
+pytestmark = pytest.mark.device
+
+torch = pytest.importorskip("torch")
+
+# batch, query heads, key heads, queries, keys, head dim
+SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
+KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled", "steps"]
+VARIANTS = {
+    "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
+    "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
+    "wide_values": {"values": 80},
+}  # fmt: skip
+
+
+def strides(name, heads, rows, size, rows_first=False):
+    """The strides of operand `name`, by the names of the parameters."""
+    head, row = (size, heads * size) if rows_first else (rows * size, size)
+    return {f"{name}_batch": heads * rows * size, f"{name}_head": head, f"{name}_row": row}
+
+
+def parameters(queries, keys, group, scale, causal=0):
+    """The parameters but for the strides of q, k, v and out. The mask has one head."""
+    return {
+        "S": queries,
+        "T": keys,
+        "group": group,
+        "scale_bits": bits(scale),
+        "start": causal,
+        "mask_batch": queries * keys,
+        "mask_head": 0,
+        "mask_row": keys,
+        "mask_column": 1,
+    }
+
+
+def attend(q, k, v, scale, mask, causal):
+    q, k, v = (torch.from_numpy(array.astype(np.float64)) for array in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    score = q @ k.transpose(-1, -2) * scale
+    if mask is not None:
+        mask = torch.from_numpy(mask)
+        score = (
+            score.masked_fill(mask == 0, -torch.inf) if mask.dtype == torch.uint8 else score + mask
+        )
+    if causal is not None:
+        later = torch.arange(k.shape[2])[None] > torch.arange(q.shape[2])[:, None] + causal
+        score = score.masked_fill(later, -torch.inf)
+    return (torch.nan_to_num(torch.softmax(score, -1)) @ v).numpy()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention(size, kind, variant):
+    check(size, kind, **VARIANTS[variant])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+def test_smaller_tiles_and_wide_heads(kind):
+    check(
+        (1, 1, 1, 5, 70, 128),
+        kind,
+        more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {},
+    )
+
+
+@pytest.mark.parametrize("queries", [2, 3])
+def test_several_queries_an_invocation(queries):
+    check(SIZES[0], "subgroup", more={"RQ": queries, "WY": 2}, causal=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_any_key(kind):
+    """A query that may see no key gets zeros; one whose mask is merely low does not."""
+    mask = np.zeros((1, 1, 13, 17), np.float32)
+    mask[..., 2, :], mask[..., 5, :] = -np.inf, np.finfo(np.float32).min
+    check(SIZES[0], kind, mask=mask)
+
+
+def check(
+    size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32, values=None, more=None
+):
+    batch, q_heads, k_heads, queries, keys, head = size
+    values = values or head
+    rng = np.random.default_rng(queries * 1000 + keys)
+    q, k, v = (
+        rng.standard_normal(shape).astype(dtype)
+        for shape in (
+            (batch, q_heads, queries, head),
+            (batch, k_heads, keys, head),
+            (batch, k_heads, keys, values),
+        )
+    )
+    held_mask = mask if isinstance(mask, np.ndarray) else None
+    if held_mask is None and mask:
+        held_mask = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
+        held_mask[..., 1] = -np.inf
+        held_mask = (rng.random(held_mask.shape) > 0.3).astype(np.uint8) if mask == 2 else held_mask
+    scale = float(np.float32(1 / np.sqrt(head)))
+    want = attend(q, k, v, scale, held_mask, causal)
+
+    def held(array):
+        return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
+
+    out_strides = strides("o", q_heads, queries, values, rows_first)
+    params = {
+        **parameters(queries, keys, q_heads // k_heads, scale, causal or 0),
+        **strides("q", q_heads, queries, head, rows_first),
+        **strides("k", k_heads, keys, head, rows_first),
+        **strides("v", k_heads, keys, values, rows_first),
+        **out_strides,
+    }
+    macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
+    macros.update(HEAD_DIM=head, VALUE_DIM=values, CAUSAL=int(causal is not None), **(more or {}))
+    buffers = [held(q), held(k), held(v)]
+    if held_mask is not None:
+        macros.update(
+            MASK=2 if held_mask.dtype == np.uint8 else 1, T_MASK=GLSL[held_mask.dtype.type]
+        )
+        buffers.append(held_mask)
+    shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
+    if kind == "subgroup":
+        group = macros["SG"] = 8 if subgroup_size() == 8 else 1
+        lanes = (group if group > 1 else 8) * macros.get("RQ", 1) * macros.get("WY", 1)
+        kernel = Heavy("attention/attention.comp", macros, params, len(buffers) + 1)
+        grid = (ceil_div(queries, lanes), q_heads, batch)
+    elif kind in ("tiled", "shuffled"):
+        if kind == "shuffled":
+            if subgroup_size() % 8:
+                pytest.skip("subgroups are not whole groups of lanes")
+            macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
+        kernel = Heavy("attention/attention_tiled.comp", macros, params, len(buffers) + 1)
+        grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
+    elif kind == "steps":
+        if head % 16 or values % 8 or subgroup_size() % 4:
+            pytest.skip("heads are not whole fragments, or subgroups not whole rows of them")
+        if size != SIZES[0] or head != values:
+            pytest.skip("takes long, step by step")
+        macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
+        kernel = Heavy("attention/attention_coopmat.comp", macros, params, len(buffers) + 1)
+        grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)
+    else:
+        splits = 1 if kind == "decode" else 3
+        if kind == "split_shuffled":
+            if subgroup_size() % 8:
+                pytest.skip("subgroups are not whole groups of lanes")
+            macros["SHUFFLE"] = 1
+        macros["SPLIT"] = int(splits > 1)
+        kernel = Heavy(
+            "attention/attention_decode.comp",
+            macros,
+            {**params, "splits": splits, "split_size": ceil_div(keys, splits)},
+            len(buffers) + 1,
+        )
+        grid = (queries * splits, q_heads, batch)
+    if kind.startswith("split"):
+        (shares,), _ = kernel.run(
+            [*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid
+        )
+        to = {"S": queries, "DV": values, "splits": splits, **out_strides}
+        join = Heavy("attention/attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
+        (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
+    else:
+        (got,), _ = kernel.run([*buffers, Out(shape, dtype)], grid)
+    close(got.swapaxes(1, 2) if rows_first else got, want, dtype)
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_texel_buffers(mask, dtype):
+    batch, heads, queries, keys, head = 2, 3, 11, 21, 16
+    rng = np.random.default_rng(3)
+    q, k, v = (
+        rng.standard_normal((batch, heads, rows, head)).astype(dtype)
+        for rows in (queries, keys, keys)
+    )
+    held = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
+    held = (held > -0.5).astype(np.uint8) if mask == 2 else held
+    scale = float(np.float32(0.3))
+    params = parameters(queries, keys, 1, scale)
+    for name, rows in (("q", queries), ("k", keys), ("v", keys), ("o", queries)):
+        params |= strides(name, heads, rows, head)
+    macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
+    macros.update(HEAD_DIM=head, MASK=mask, TEXEL_MASK=1, TEXEL_Q=1, TEXEL_K=1, TEXEL_V=1)
+    group = macros["SG"] = 8 if subgroup_size() == 8 else 1
+    inputs = [Texel(array, "rgba16f" if dtype is np.float16 else "rgba32f") for array in (q, k, v)]
+    if mask:
+        inputs.append(Texel(held, "r8ui" if mask == 2 else "r32f"))
+    kernel = Heavy(
+        "attention/attention.comp", macros, params, ["texel"] * len(inputs) + ["storage"]
+    )
+    grid = (ceil_div(queries, group if group > 1 else 8), heads, batch)
+    got = kernel.run_texels(inputs, Out(q.shape, dtype), grid)
+    close(got, attend(q, k, v, scale, held if mask else None, None), dtype)

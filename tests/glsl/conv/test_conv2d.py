@@ -1,0 +1,231 @@
+"""The convolution templates against torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.glsl.harness import GLSL, Out
+from tests.glsl.heavy import (
+    Heavy,
+    Texel,
+    ceil_div,
+    close,
+    register_grid,
+    register_tile,
+    tile_macros,
+)
+
+pytestmark = pytest.mark.device
+
+torch = pytest.importorskip("torch")
+
+# batch, channels, height, width, channels out, (kh, kw), (stride), (padding), (dilation), groups
+CASES = [
+    (1, 3, 11, 13, 7, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    (2, 5, 9, 7, 11, (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    (1, 8, 10, 9, 12, (3, 3), (1, 1), (2, 2), (2, 2), 1),
+    (2, 6, 7, 7, 9, (1, 1), (1, 1), (0, 0), (1, 1), 3),
+    (1, 8, 7, 9, 16, (5, 3), (3, 2), (2, 1), (1, 1), 2),
+    (1, 4, 23, 5, 8, (7, 7), (2, 2), (3, 3), (1, 1), 1),
+    (2, 12, 1, 31, 20, (1, 5), (1, 2), (0, 4), (1, 3), 1),
+]
+DEPTHWISE = [
+    (2, 8, 7, 9, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (1, 7, 9, 11, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (2, 12, 12, 11, (5, 5), (1, 2), (4, 4), (2, 2)),
+    (1, 4, 1, 17, (1, 3), (1, 1), (0, 1), (1, 1)),
+]
+
+
+def problem(
+    batch,
+    channels,
+    height,
+    width,
+    out_channels,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    groups,
+    dtype=np.float32,
+):
+    """Input, weight and bias as the templates take them, and the result, NHWC."""
+    generator = torch.Generator().manual_seed(channels * 1000 + height)
+    x = torch.randn(batch, channels, height, width, generator=generator).to(torch.float16).double()
+    w = (
+        torch.randn(out_channels, channels // groups, *kernel, generator=generator)
+        .to(torch.float16)
+        .double()
+    )
+    bias = torch.randn(out_channels, generator=generator)
+    want = torch.nn.functional.conv2d(x, w, bias.double(), stride, padding, dilation, groups)
+    return (
+        x.permute(0, 2, 3, 1).contiguous().numpy().astype(dtype),
+        w.permute(2, 3, 1, 0).contiguous().numpy().astype(dtype),
+        bias.numpy(),
+        want.permute(0, 2, 3, 1).contiguous().numpy(),
+    )
+
+
+def window(kernel, stride, padding, dilation):
+    """The window, by the names of the parameters."""
+    return {
+        **dict(zip(("KH", "KW"), kernel)),
+        **dict(zip(("stride_y", "stride_x"), stride)),
+        **dict(zip(("pad_y", "pad_x"), padding)),
+        **dict(zip(("dilation_y", "dilation_x"), dilation)),
+    }
+
+
+def common(case, shape, dtype=np.float32):
+    batch, channels, height, width, out_channels, kernel, stride, padding, dilation, groups = case
+    inner, outer = channels // groups, out_channels // groups
+    params = {
+        "batches": batch,
+        "H": height,
+        "W": width,
+        "IC": inner,
+        "OH": shape[1],
+        "OW": shape[2],
+        "OC": outer,
+        "pixel_a": channels,
+        "pixel_o": out_channels,
+        "ldb": out_channels,
+        **window(kernel, stride, padding, dilation),
+    }
+    macros = {"T_A": GLSL[dtype], "T_B": GLSL[dtype], "T_OUT": GLSL[dtype], "BIAS": 1}
+    macros.update(
+        VEC4_A=int(inner % 4 == 0), VEC4_B=int(outer % 4 == 0), VEC4_OUT=int(outer % 4 == 0)
+    )
+    return macros, params
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("tile", [{}, {"LANES_M": 1, "TM": 2, "TN4": 2}, {"SG": 1}], ids=str)
+@pytest.mark.parametrize("special", [False, True])
+def test_registers(case, tile, special):
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    macros.update(register_tile(tile))
+    kernel = Heavy("conv/conv2d.comp", macros, params, 4, window(*case[5:9]) if special else ())
+    rows, groups = int(np.prod(want.shape[:3])), case[-1]
+    (got,), _ = kernel.run(
+        [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params["OC"], groups)
+    )
+    close(got, want, np.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("tile", [(64, 64, 16, 4, 4), (32, 32, 64, 4, 4, 4)], ids=str)
+def test_shared_tiles(case, tile):
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    kernel = Heavy("conv/conv2d_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
+    grid = (
+        ceil_div(params["OC"], tile[1]),
+        ceil_div(int(np.prod(want.shape[:3])), tile[0]),
+        case[-1],
+    )
+    (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
+    close(got, want, np.float32)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[-1] == 1], ids=str)
+def test_split_along_k(case):
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    rows, columns, splits = int(np.prod(want.shape[:3])), want.shape[3], 3
+    depth = params["KH"] * params["KW"] * ceil_div(params["IC"], 4) * 4
+    part = ceil_div(ceil_div(depth, splits), 16) * 16
+    params |= {"splits": splits, "split_size": part}
+    first = Heavy("conv/conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, params, 3)
+    shape = (splits, rows, columns)
+    (parts,), _ = first.run(
+        [x, w, Out(shape, np.float32)], (ceil_div(columns, 64), ceil_div(rows, 64), splits)
+    )
+    vectors = {"VEC4_A": int(columns % 4 == 0), "VEC4_OUT": int(columns % 4 == 0), "BIAS": 1}
+    sums = {"M": rows, "N": columns, "splits": splits, "ldo": columns, "inner_batches": 1}
+    second = Heavy("matmul/matmul_reduce.comp", vectors, sums, 3)
+    grid = (ceil_div(rows * ceil_div(columns, 4), 64), 1, 1)
+    (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
+    close(got, want, np.float32)
+
+
+@pytest.mark.parametrize("template", ["conv/conv2d.comp", "conv/conv2d_tiled.comp"])
+def test_half(template):
+    case = CASES[2]
+    x, w, bias, want = problem(*case, dtype=np.float16)
+    macros, params = common(case, want.shape, np.float16)
+    grid = (1, ceil_div(int(np.prod(want.shape[:3])), 64), 1)
+    if template == "conv/conv2d.comp":
+        macros.update(register_tile({}))
+        grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], 1)
+    (got,), _ = Heavy(template, macros, params, 4).run(
+        [x, w, bias, Out(want.shape, np.float16)], grid
+    )
+    close(got, want, np.float16)
+
+
+@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
+@pytest.mark.parametrize("pixels", [1, 4])
+@pytest.mark.parametrize("special", [False, True])
+def test_depthwise(case, pixels, special):
+    batch, channels, height, width, kernel, stride, padding, dilation = case
+    x, w, bias, want = problem(
+        batch, channels, height, width, channels, kernel, stride, padding, dilation, channels
+    )
+    fixed = window(kernel, stride, padding, dilation)
+    params = {
+        "batches": batch,
+        "H": height,
+        "W": width,
+        "C": channels,
+        "OH": want.shape[1],
+        "OW": want.shape[2],
+        "pixel_a": channels,
+        "pixel_o": channels,
+        "ldb": channels,
+        **fixed,
+    }
+    vectors = int(channels % 4 == 0)
+    macros = {"VEC4_A": vectors, "VEC4_B": vectors, "VEC4_OUT": vectors, "BIAS": 1, "PX": pixels}
+    macros["WINDOW"] = int(special and dilation[1] == 1)
+    macros["EPILOGUE(v, b, m, n)"] = "clamp(v, 0.0, 6.0)"
+    kernel = Heavy("conv/conv2d_dw.comp", macros, params, 4, fixed if special else ())
+    work = ceil_div(channels, 4) * ceil_div(want.shape[2], pixels)
+    grid = (ceil_div(work, 64), want.shape[1], batch)
+    (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
+    close(got, want.clip(0, 6), np.float32)
+
+
+def test_channels_of_a_wider_tensor():
+    """Reads 8 of 12 channels and writes 8 of 20, each from the 4th on: slices and concatenations
+    need no copy."""
+    case = (1, 8, 6, 5, 8, (3, 3), (1, 1), (1, 1), (1, 1), 1)
+    x, w, bias, want = problem(*case)
+    wide = np.full((*x.shape[:3], 12), np.nan, np.float32)
+    wide[..., 4:] = x
+    macros, params = common(case, want.shape)
+    macros.update(register_tile({}))
+    params |= {"pixel_a": 12, "pixel_o": 20, "offset_a": 4, "offset_o": 4}
+    out = Out((*want.shape[:3], 20), np.float32)
+    kernel = Heavy("conv/conv2d.comp", macros, params, 4)
+    (got,), _ = kernel.run([wide, w, bias, out], register_grid(macros, 30, 8, 1))
+    close(got[..., 4:12], want, np.float32)
+    untouched = np.concatenate([got[..., :4], got[..., 12:]], -1)
+    assert (untouched.view(np.uint8) == 0xC5).all()
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+@pytest.mark.parametrize("lanes_m", [0, 1])
+def test_texel_buffers(case, lanes_m):
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    macros.update(register_tile({"LANES_M": lanes_m, "TM": 3, "TN4": 2}), TEXEL_A=1, TEXEL_B=1)
+    wide = {0: "r32f", 1: "rgba32f"}
+    inputs = [Texel(x, wide[macros["VEC4_A"]]), Texel(w, wide[macros["VEC4_B"]]), bias]
+    kernel = Heavy("conv/conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
+    grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], case[-1])
+    close(kernel.run_texels(inputs, Out(want.shape, np.float32), grid), want, np.float32)

@@ -1,0 +1,51 @@
+"""Modules as `.pte` files, against the modules themselves."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+import purevk
+from purevk import pte
+from tests.models.export import _quiet
+
+
+def tensor(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def file_of(module, inputs, dynamic_shapes=None, vulkan=False, **options) -> bytes:
+    """The bytes of a `.pte` file."""
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.exir import (
+        EdgeCompileConfig,
+        ExecutorchBackendConfig,
+        to_edge_transform_and_lower,
+    )
+
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
+        edge = to_edge_transform_and_lower(
+            program,
+            partitioner=[VulkanPartitioner({})] if vulkan else None,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        return edge.to_executorch(ExecutorchBackendConfig(**options)).buffer
+
+
+def check_file(
+    module, calls, dynamic_shapes=None, vulkan=False, delegates=None, control=None
+) -> None:
+    """Calls a module and its `.pte` file in turn; `control` is the number of nodes that the host
+    runs."""
+    reference = copy.deepcopy(module)
+    data = file_of(module, calls[0], dynamic_shapes, vulkan)
+    if delegates is not None:
+        with pte.read_program(data) as program:
+            assert bool(program.method().delegates) == delegates
+    with torch.no_grad(), purevk.load(data, bounds="grow") as program:
+        for call in calls:
+            torch.testing.assert_close(program(*call), reference(*call), rtol=1e-4, atol=1e-5)
+        if control is not None:
+            assert program.report()["control_flow"] == control

@@ -1,0 +1,337 @@
+"""Sizes that come about during a call: how many elements a mask takes, how many values differ,
+numbers read off tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import purevk  # noqa: E402
+from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.frontends.importer import Importer  # noqa: E402
+from purevk.program import Program  # noqa: E402
+from tests.harness import DATA  # noqa: E402
+from tests.ops.harness import context, host_nodes, tensor  # noqa: E402
+
+pytestmark = pytest.mark.device
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
+
+
+def compiled(
+    function: Callable[..., Any], *args: torch.Tensor, dynamic: Any = None, bounds: str = "grow"
+) -> Program:
+    shapes = None if dynamic is None else {"args": dynamic}
+    exported = torch.export.export(Module(function), args, dynamic_shapes=shapes, strict=False)
+    return purevk.compile(exported, bounds=bounds)
+
+
+def agrees(program: Program, function: Callable[..., Any], *args: torch.Tensor) -> None:
+    made, wanted = pytree.tree_leaves(program.forward(*args)), pytree.tree_leaves(function(*args))
+    assert len(made) == len(wanted)
+    for have, want in zip(made, wanted):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def masks(x: torch.Tensor) -> tuple[Any, ...]:
+    """What takes the elements of x[n, 3, 4] that are above 0."""
+    mask = x > 0
+    return (
+        mask.nonzero(),
+        torch.where(x),
+        x[mask],
+        x[mask[:, 0, 0]] * 2,
+        x[mask[:, :, 1]],
+        x[:, mask[0, :, 0]],
+        torch.masked_select(x, mask[:, :1]),
+        (x[:, 0][mask[:, 0]] + 1).sum(),
+        torch.argwhere(x[:, 0] < 1).float() @ torch.ones(2, 2),
+        torch.softmax(x[mask[:, 1, 1]], 0).mean((1, 2)),
+    )
+
+
+@pytest.fixture(scope="module")
+def of_masks() -> Any:
+    with compiled(
+        masks, tensor(5, 3, 4), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)
+    ) as program:
+        yield program
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    count=st.integers(2, 16),
+    share=st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_masks(of_masks: Program, count: int, share: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, 3, 4, generator=generator) + share - 1
+    agrees(of_masks, masks, torch.where(x == 0, 0.5, x))
+    assert not host_nodes(of_masks) and len(of_masks.method("forward").specializations) == 1
+
+
+def test_masks_above_the_bounds_of_the_inputs() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return x[x > 0] * 2, x.nonzero()
+
+    with compiled(
+        function, tensor(4, 6), dynamic=({0: torch.export.Dim("n", min=2, max=8)},)
+    ) as program:
+        for count in (8, 3, 40, 8, 33):
+            agrees(program, function, tensor(count, 6, seed=count))
+        assert len(program.method("forward").specializations) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64, torch.bool])
+def test_unique(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return (
+            torch.unique(x, return_inverse=True, return_counts=True),
+            torch.unique(x[0], dim=0),
+            torch.unique_consecutive(x, return_inverse=True, return_counts=True),
+            torch.unique_consecutive(x[0], dim=0, return_counts=True),
+        )
+
+    x = tensor(6, 40, dtype=dtype)
+    with compiled(function, x) as program:
+        assert not host_nodes(program)
+        others = [x, torch.zeros_like(x), tensor(6, 40, dtype=dtype, seed=1).sort(1)[0]]
+        for each in others:
+            agrees(program, function, each)
+
+
+def test_no_number_that_is_none_equals_another() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return torch.unique(x), torch.unique_consecutive(x, return_counts=True)
+
+    x = tensor(200).round()
+    with compiled(function, x) as program:
+        for each in (x, x.sqrt(), torch.full((200,), float("nan"))):
+            agrees(program, function, each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.float16], ids=str)
+def test_unique_slices(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> Any:
+        found = [torch.unique(x, dim=d, return_inverse=True, return_counts=True) for d in (0, 1, 2)]
+        runs = torch.unique_consecutive(x, dim=0, return_inverse=True, return_counts=True)
+        return found, runs, torch.unique(x, dim=0).logical_not()
+
+    x = tensor(13, 3, 2, dtype=torch.int64, low=-1, high=1).abs().to(dtype)
+    with compiled(function, x) as program:
+        assert not host_nodes(program)
+        for each in (x, torch.zeros_like(x), tensor(13, 3, 2, dtype=dtype)):
+            agrees(program, function, each)
+
+
+def test_unique_slices_without_numbers() -> None:
+    def function(x: torch.Tensor) -> Any:
+        values, counts = torch.unique(x, dim=0, return_counts=True)
+        return values * 2, counts
+
+    with compiled(
+        function, tensor(6, 2), dynamic=({0: torch.export.Dim("n", min=2, max=16)},)
+    ) as program:
+        for count in (6, 2, 16):
+            agrees(program, function, (tensor(count, 2, seed=count) / 3).round())
+        agrees(
+            program,
+            function,
+            torch.tensor(
+                [[0.0, -0.0], [-0.0, 0.0], [1, torch.nan], [torch.inf, 0], [1, torch.nan]]
+            ),
+        )
+
+
+def test_long_masks() -> None:
+    """Counts over more than one part of a scan."""
+
+    def function(x: torch.Tensor) -> Any:
+        return x[x > 1], (x > 2.9).nonzero(), torch.unique((x * 9).int())
+
+    with compiled(function, tensor(60000)) as program:
+        agrees(program, function, tensor(60000, seed=3))
+
+
+# -- numbers out of tensors ----------------------------------------------------------------------
+def parts(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count = (n + 1).item()
+    torch._check(count >= 0)
+    torch._check(count <= x.shape[0])
+    return (
+        x[:count] * 2,
+        x.narrow(0, 0, count).sum(0),
+        torch.arange(count),
+        torch.ones(count, 2).cumsum(0),
+    )
+
+
+def test_sizes_read_off_tensors() -> None:
+    with compiled(parts, tensor(9, 4), torch.tensor(3)) as program:
+        for n in (3, 8, -1, 0, 5):
+            agrees(program, parts, tensor(9, 4, seed=n), torch.tensor(n))
+        for n in (9, -2):
+            with pytest.raises(InputError, match="Runtime assertion failed"):
+                program.forward(tensor(9, 4), torch.tensor(n))
+        agrees(program, parts, tensor(9, 4), torch.tensor(4))
+
+
+def test_checks_against_sizes_of_inputs() -> None:
+    with compiled(
+        parts,
+        tensor(9, 4),
+        torch.tensor(3),
+        dynamic=({0: torch.export.Dim("n", min=4, max=12)}, None),
+    ) as program:
+        for size, n in ((9, 3), (12, 11), (6, 2)):
+            agrees(program, parts, tensor(size, 4), torch.tensor(n))
+        with pytest.raises(InputError, match="Runtime assertion failed"):
+            program.forward(tensor(6, 4), torch.tensor(6))
+
+
+def test_an_input_that_is_a_size() -> None:
+    def function(n: torch.Tensor) -> Any:
+        count = n.item()
+        torch._check(count >= 0)
+        return torch.arange(count) * 2
+
+    with compiled(function, torch.tensor(3)) as program:
+        for n in (3, 64, 0, 100, 7):
+            agrees(program, function, torch.tensor(n))
+
+
+def test_numbers_out_of_float_tensors_stay_on_the_device() -> None:
+    def function(x: torch.Tensor) -> Any:
+        total = x.sum().item()
+        return x * total + 1, x / (total * 2 + 1), torch.full((3,), total)
+
+    with compiled(function, tensor(5, 4)) as program:
+        assert len(program.method("forward").executable.plan.steps) == 1
+        agrees(program, function, tensor(5, 4, seed=2))
+
+
+def test_sizes_without_a_bound_grow(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor, counts: torch.Tensor) -> Any:
+        return torch.repeat_interleave(x, counts, dim=0) + 1
+
+    x = tensor(4, 3)
+    with (
+        compiled(function, x, torch.tensor([1, 2, 3, 4])) as program,
+        caplog.at_level(logging.WARNING, "purevk"),
+    ):
+        assert not host_nodes(program)
+        for counts in (
+            [1, 2, 3, 4],
+            [0, 0, 0, 0],
+            [30, 0, 30, 4],
+            [90, 1, 0, 9],
+            [3, 3, 3, 3],
+            [0, 100, 0, 0],
+        ):
+            agrees(program, function, x, torch.tensor(counts))
+        assert len(program.method("forward").specializations) == 2
+        assert caplog.text.count("above what was planned for") == 1
+    with pytest.raises(UnsupportedProgramError, match=r"torch\._check\(n <= N\)"):
+        compiled(function, x, torch.tensor([1, 2, 3, 4]), bounds="strict")
+
+
+# -- another plan in the middle of a call --------------------------------------------------------
+def test_a_state_is_written_once_when_a_call_needs_another_plan() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, n: torch.Tensor) -> Any:
+            before = self.total.item()
+            self.total.add_(n)
+            count = n.sum().item()
+            torch._check(count >= 0)
+            return torch.arange(count), before + 0, self.total * 1
+
+    with purevk.compile(Counter(), (torch.tensor([3]),)) as program:
+        total = 0
+        for n in (3, 5, 200, 7):
+            made = program.forward(torch.tensor([n]))
+            assert (len(made[0]), made[1], made[2].tolist()) == (n, total, [total + n])
+            total += n
+
+
+def test_a_broken_guard_lowers_again() -> None:
+    """As many results as there are elements: a guard on a count that only the call knows."""
+
+    def source(sizes: Any) -> Any:
+        importer = Importer("forward", "test", sizes)
+        x = importer.input(purevk.dtypes.DType.float32, (6,), False)
+        (found,) = importer.emit("aten.nonzero.default", (x,), [], [], "count")
+        rows = importer.emit("aten.unbind.int", (found, 0), [], [], "rows")
+        return importer.finish(
+            list(importer.emit("aten.cat.default", (tuple(reversed(rows)),), [], [], "join"))
+        )
+
+    with Program("test", {"forward": source}, context()) as program:
+        for x in ([1, 2, 3, 4, 5, 6], [0, 1, 0, 2, 0, 3], [0, 0, 0, 0, 7, 7], [1, 0, 0, 1, 0, 1]):
+            made = program.forward(np.array(x, np.float32))
+            assert made.tolist() == np.flatnonzero(x)[::-1].tolist()
+        assert len(program.method("forward").specializations) == 3
+
+
+# -- files ---------------------------------------------------------------------------------------
+def test_a_file_of_executorch() -> None:
+    def function(x: torch.Tensor) -> Any:
+        count = x[0, 0].abs().int().item()
+        return x[x[:, 0] > 0.5] * 2, (x > 0).nonzero()[:, 1] + 1, x[:count] + 1
+
+    with purevk.load(DATA / "counted.pte") as program:
+        assert not host_nodes(program)
+        for x in (tensor(5, 4), -torch.ones(5, 4), torch.full((5, 4), 5.0), torch.zeros(5, 4)):
+            agrees(program, function, x)
+
+
+def test_a_saved_program(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, counts: torch.Tensor) -> Any:
+        return x[x > 0], torch.repeat_interleave(x, counts, dim=0), x.nonzero() + 1
+
+    dynamic = ({0: torch.export.Dim("n", min=2, max=8)}, {0: torch.export.Dim("n", min=2, max=8)})
+    with compiled(function, tensor(4, 3), torch.tensor([1, 2, 3, 4]), dynamic=dynamic) as program:
+        program.save(tmp_path / "counted.pvk")
+    with purevk.load(tmp_path / "counted.pvk", bounds="grow") as program:
+        for count, many in ((4, 2), (7, 0), (4, 90), (20, 3)):
+            agrees(program, function, tensor(count, 3, seed=many), torch.full((count,), many))
+
+
+@pytest.mark.export
+def test_a_mask_that_broadcasts_what_it_takes_from():
+    """torch.export takes the elements before the broadcast for the most that there can be."""
+    x, mask = tensor(10, 1), tensor(10, 7, seed=1) > -2
+    with compiled(lambda x, mask: torch.masked_select(x, mask) * 2, x, mask) as program:
+        torch.testing.assert_close(program.forward(x, mask), torch.masked_select(x, mask) * 2)
+
+
+@pytest.mark.export
+def test_bags_that_end_with_the_last_offset():
+    table, index, offsets = tensor(7, 3), torch.tensor([0, 2, 6, 1, 1]), torch.tensor([0, 2, 5])
+    for mode in ("sum", "mean", "max"):
+        bag = torch.nn.EmbeddingBag(7, 3, mode=mode, include_last_offset=True, _weight=table).eval()
+        with torch.no_grad(), purevk.compile(bag, (index, offsets)) as program:
+            torch.testing.assert_close(program.forward(index, offsets), bag(index, offsets))

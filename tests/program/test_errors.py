@@ -1,0 +1,221 @@
+"""What a user can get wrong, from `purevk.load` on: each a typed error that says what, where, why
+and what next."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk import pte
+from purevk.errors import (
+    DeviceError,
+    FileFormatError,
+    InputError,
+    PurevkError,
+    UnsupportedProgramError,
+)
+from purevk.frontends.executorch.control_flow import structure
+from tests.harness import DATA, python
+from tests.models.harness import exported
+
+pytestmark = pytest.mark.device
+LINEAR = DATA / "linear_relu.pte"
+
+
+def refused(error: type[PurevkError], use: Any) -> PurevkError:
+    """The error that `use()` raises; it survives a process pool and is complete."""
+    with pytest.raises(error) as caught:
+        use()
+    raised = caught.value
+    assert raised.what and raised.where and str(pickle.loads(pickle.dumps(raised))) == str(raised)
+    return raised
+
+
+# -- files ---------------------------------------------------------------------------------------
+def test_no_such_file() -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere.pte"):
+        purevk.load("nowhere.pte")
+
+
+def test_not_a_pte(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    path.write_text("PK\x03\x04 this is a zip file, perhaps a model of torch.save\n" * 20)
+    raised = refused(FileFormatError, lambda: purevk.load(path))
+    assert (
+        "not a .pte file" in raised.what
+        and "model.pte" in raised.where
+        and raised.why
+        and raised.next
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_truncated(share: float, tmp_path: Path) -> None:
+    data = LINEAR.read_bytes()
+    path = tmp_path / "model.pte"
+    path.write_bytes(data[: int(len(data) * share)])
+    raised = refused(FileFormatError, lambda: purevk.load(path))
+    assert "model.pte" in raised.where and raised.why and "again" in raised.next
+
+
+def test_a_delegate_of_another_backend() -> None:
+    data = LINEAR.read_bytes()
+    assert data.count(b"VulkanBackend") == 1
+    raised = refused(
+        UnsupportedProgramError,
+        lambda: purevk.load(data.replace(b"VulkanBackend", b"CoreMLBackend")),
+    )
+    assert (
+        "CoreMLBackend" in raised.what
+        and "VulkanBackend" in raised.why
+        and "VulkanPartitioner" in raised.next
+    )
+
+
+def test_jumps_that_no_exporter_writes() -> None:
+    with pte.read_program(DATA / "branch.pte") as program:
+        plan = program.method()
+        (chain,) = plan.chains
+        for at, call in enumerate(chain.instructions):
+            if isinstance(call, pte.program.JumpFalse):
+                for destination in (at, 0) if at else (at,):
+                    jumps = (
+                        *chain.instructions[:at],
+                        replace(call, destination=destination),
+                        *chain.instructions[at + 1 :],
+                    )
+                    changed = replace(plan, chains=(replace(chain, instructions=jumps),))
+                    raised = refused(
+                        UnsupportedProgramError,
+                        lambda changed=changed: structure(changed, "branch.pte"),
+                    )
+                    assert (
+                        "control flow" in raised.what
+                        and "branch.pte" in raised.where
+                        and "jump" in raised.why
+                    )
+
+
+def test_a_data_file_that_is_missing_or_of_another_model(tmp_path: Path) -> None:
+    path = DATA / "linear_relu_external.pte"
+    for data in ((), sorted((DATA / "linear_portable_external").glob("*.ptd"))):
+        raised = refused(PurevkError, lambda data=data: purevk.load(path, data))
+        assert "linear_relu_external.pte" in raised.where and ".ptd" in str(raised) and raised.next
+
+
+# -- inputs --------------------------------------------------------------------------------------
+X = np.zeros((2, 5), np.float32)
+WRONG: dict[str, tuple[tuple[Any, ...], str, str, str]] = {
+    "none": ((), "0 inputs were given, 1 are expected", "", "one tensor for each input"),
+    "two": ((X, X), "2 inputs were given, 1 are expected", "", "one tensor for each input"),
+    "rank": ((X[0],), "input 0 has rank 1", "float32[2,5] is expected, float32[5] was given", ""),
+    "float64": (
+        (X.astype(np.float64),),
+        "input 0 has dtype float64",
+        "float32 is expected",
+        "x.astype(numpy.float32)",
+    ),
+    "int32": (
+        (X.astype(np.int32),),
+        "input 0 has dtype int32",
+        "float32 is expected",
+        "x.to(torch.float32)",
+    ),
+    "text": ((np.array([["a"] * 5] * 2),), "input 0 has dtype <U1", "float32 is expected", ""),
+    "rows": (
+        (X[:1],),
+        "input 0 has size 1 along dim 0",
+        "float32[2,5] is expected, float32[1, 5] was given",
+        "dynamic dim",
+    ),
+    "columns": (
+        (X[:, :4],),
+        "input 0 has size 4 along dim 1",
+        "float32[2,5] is expected",
+        "the exported size",
+    ),
+    "object": ((object(),), "input 0 is object", "a numpy array or a torch tensor is expected", ""),
+    "nothing": ((None,), "input 0 is None", "float32[2,5] is expected", ""),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_inputs(kind: str) -> None:
+    given, what, why, advice = WRONG[kind]
+    with purevk.load(LINEAR) as program:
+        raised = refused(InputError, lambda: program.forward(*given))
+        assert what in raised.what and why in raised.why and advice in raised.next
+        assert "linear_relu.pte, method forward(float32[2,5])" in raised.where
+        assert program.forward(X).shape == (2, 3)
+
+
+def test_a_torch_tensor_of_another_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    with purevk.load(LINEAR) as program:
+        raised = refused(
+            InputError, lambda: program.forward(torch.zeros(2, 5, dtype=torch.bfloat16))
+        )
+        assert (
+            "bfloat16" in raised.what
+            and "float32 is expected" in raised.why
+            and "torch.float32" in raised.next
+        )
+
+
+@pytest.mark.export
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [(3, 4), (0, 0)])
+def test_sizes_that_do_not_fit_together(lengths: tuple[int, int]) -> None:
+    """Dynamic sizes that the graph cannot take are the caller's error, not a damaged file."""
+    ids, mask = (np.ones((1, length), np.int64) for length in lengths)
+    with purevk.load(exported("minilm_sdpa_dyn")) as program:
+        raised = refused(InputError, lambda: program.forward(ids, mask))
+        assert f"int64[1,{lengths[0]}], int64[1,{lengths[1]}]" in raised.what
+        assert (
+            "minilm_sdpa_dyn.pte, method forward(int64[1,s0<=128]" in raised.where
+            and raised.why
+            and raised.next
+        )
+        assert program.forward(np.ones((1, 3), np.int64), np.ones((1, 3), np.int64)).shape == (
+            1,
+            384,
+        )
+
+
+# -- the machine ---------------------------------------------------------------------------------
+FAIL = """
+import json, sys, purevk
+try:
+    purevk.load(sys.argv[1])
+except purevk.PurevkError as error:
+    kinds = [each.__name__ for each in type(error).__mro__]
+    print(json.dumps({"kinds": kinds, "what": error.what, "why": error.why, "next": error.next}))
+"""
+
+
+@pytest.mark.parametrize("variable", ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"])
+def test_no_driver(variable: str) -> None:
+    raised = python(FAIL, LINEAR, **{variable: "/nonexistent.json"})
+    assert DeviceError.__name__ in raised["kinds"]
+    assert "no Vulkan device" in raised["what"] or "driver" in raised["what"] + raised["why"]
+    assert variable in raised["next"] and "mesa-vulkan-drivers" in raised["next"]
+
+
+def test_no_such_device() -> None:
+    raised = python(FAIL, LINEAR, PUREVK_DEVICE="Voodoo 3")
+    assert DeviceError.__name__ in raised["kinds"]
+    assert (
+        "Voodoo 3" in raised["what"] + raised["why"]
+        and "llvmpipe" in raised["what"] + raised["why"] + raised["next"]
+    )
+
+
+def test_a_variable_that_cannot_be_read() -> None:
+    raised = python(FAIL, LINEAR, PUREVK_VALIDATION="perhaps")
+    assert "PUREVK_VALIDATION='perhaps'" in raised["what"] and "1 or 0" in raised["why"]

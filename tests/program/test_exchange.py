@@ -1,0 +1,196 @@
+"""Inputs from whatever gives its memory away, and results in memory of the caller's."""
+
+from __future__ import annotations
+
+import array
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk.errors import InputError
+from purevk.program.arguments import read_inputs
+from tests.harness import DATA
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.device
+LINEAR = DATA / "linear_relu.pte"
+
+
+class Exporter:
+    """Memory behind one protocol alone."""
+
+    def __init__(self, **members: Any) -> None:
+        self.__dict__.update(members)
+
+
+class WithDLPack:
+    def __init__(self, tensor: Any, kind: int = 1) -> None:
+        self.tensor, self.kind = tensor, kind
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+
+class WithArray:
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+class Refusing(WithArray):
+    """DLPack, but not for this dtype, as of jax for those that numpy has not."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("no such dtype")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def exporters(x: np.ndarray) -> dict[str, Any]:
+    return {
+        "DLPack of torch": WithDLPack(torch.from_numpy(x.copy())),
+        "DLPack of numpy": WithDLPack(x.copy()),
+        "DLPack of pinned memory": WithDLPack(x.copy(), 3),
+        "strided DLPack": WithDLPack(torch.from_numpy(x.T.copy()).t()),
+        "array interface": Exporter(__array_interface__=x.__array_interface__, keep=x),
+        "array": WithArray(x),
+        "array, DLPack refuses": Refusing(x),
+        "buffer": memoryview(x),
+        "buffer of bytes": memoryview(bytearray(x.tobytes())).cast("f", list(x.shape)),
+        "lists": x.astype(float).tolist(),
+        "negative strides": x[::-1, ::-1].copy()[::-1, ::-1],
+        "repeated rows": np.broadcast_to(x, x.shape),
+    }
+
+
+def test_inputs_of_every_protocol(linear_input: np.ndarray, linear_output: np.ndarray) -> None:
+    with purevk.load(LINEAR) as program:
+        for name, given in exporters(linear_input).items():
+            made = program.forward(given)
+            assert type(made) is np.ndarray, name
+            np.testing.assert_allclose(made, linear_output, rtol=0, atol=1e-6, err_msg=name)
+            np.testing.assert_array_equal(np.from_dlpack(made), made)
+        flat = array.array("f", [1, 2, 3, 4, 5])
+        with pytest.raises(InputError, match="has rank 1"):
+            program.forward(flat)
+        with pytest.raises(InputError, match="memory of another device") as error:
+            program.forward(WithDLPack(linear_input, 2))
+        assert "device type is 2" in error.value.why
+        with pytest.raises(InputError, match="has dtype >f4"):
+            program.forward(linear_input.astype(">f4"))
+
+
+def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
+    """Before the one copy into the device's memory."""
+    with purevk.load(LINEAR) as program:
+        graph = program.method("forward").graph
+        x = linear_input.copy()
+        for given in (x, torch.from_numpy(x), WithDLPack(x), memoryview(x), WithArray(x), x[:, :]):
+            assert np.shares_memory(read_inputs(graph, [given], "").arrays[0], x)
+        wide = np.zeros((4, 10), np.float32)
+        assert np.shares_memory(read_inputs(graph, [wide[::2, ::2]], "").arrays[0], wide)
+        assert np.shares_memory(
+            read_inputs(graph, [torch.from_numpy(wide)[::2, ::2]], "").arrays[0], wide
+        )
+
+
+def test_results_in_memory_of_the_caller(
+    linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
+    with purevk.load(LINEAR) as program:
+        wide = np.full((4, 6), 7, np.float32)
+        for out in (
+            np.empty((2, 3), np.float32),
+            wide[::2, ::2],
+            np.empty((3, 2), np.float32).T,
+            torch.empty(2, 3),
+            torch.empty(3, 2).t(),
+        ):
+            assert program.forward(linear_input, out=out) is out
+            np.testing.assert_allclose(np.asarray(out), linear_output, rtol=0, atol=1e-6)
+        assert (wide[1::2] == 7).all() and (wide[:, 1::2] == 7).all()
+        out = np.empty((2, 3), np.float32)
+        assert program.forward(torch.from_numpy(linear_input), out=[out]) is out
+        frozen = np.empty((2, 3), np.float32)
+        frozen.flags.writeable = False
+        refused = {
+            "has sizes": np.empty((3, 3), np.float32),
+            "cannot take the result": np.empty((2, 3)),
+            "out 0 is list": [[1.0]],
+            "holds 2 tensors": [out, out],
+        }
+        for message, wrong in refused.items():
+            with pytest.raises(InputError, match=message):
+                program.forward(linear_input, out=wrong)
+        with pytest.raises(InputError, match="cannot take the result") as error:
+            program.forward(linear_input, out=frozen)
+        assert "read-only" in error.value.why
+    with purevk.load(DATA / "topk.pte") as program:
+        x = np.random.default_rng(1).standard_normal((2, 7), np.float32)
+        values, order = np.empty((2, 2), np.float32), np.empty((2, 2), np.int64)
+        made = program.forward(x, out=[values, None])
+        assert made[0] is values and type(made[1]) is np.ndarray
+        program.method("forward")(x, out=(None, order))
+        fresh = program.forward(x)
+        np.testing.assert_array_equal(values, fresh[0])
+        np.testing.assert_array_equal(order, fresh[1])
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2, x.float() + 1
+
+
+def test_bits_of_bfloat16() -> None:
+    x = torch.randn(4, 3).bfloat16()
+    bits = x.view(torch.uint16).numpy()
+    with purevk.compile(Double(), (x,)) as program:
+        made, wide = program.forward(bits)
+        assert made.dtype == np.uint16 and wide.dtype == np.float32
+        np.testing.assert_array_equal(made, (x * 2).view(torch.uint16).numpy())
+        out = torch.empty(4, 3, dtype=torch.bfloat16)
+        assert program.forward(bits, out=[out, None])[0] is out
+        assert torch.equal(out, x * 2)
+
+
+def test_the_dtype_that_others_have_for_bfloat16() -> None:
+    dtypes = pytest.importorskip("ml_dtypes")
+    x = torch.randn(4, 3).bfloat16()
+    bits = x.view(torch.uint16).numpy()
+    with purevk.compile(Double(), (x,)) as program:
+        made, wide = program.forward(bits.view(dtypes.bfloat16))
+        assert made.dtype == dtypes.bfloat16 and wide.dtype == np.float32
+        np.testing.assert_array_equal(made.astype(np.float32), (x * 2).float().numpy())
+
+
+def test_numbers_take_the_dtype_of_the_method() -> None:
+    class Add(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return x + y
+
+    with purevk.compile(Add(), (torch.zeros(2), torch.zeros(2, dtype=torch.int32))) as program:
+        np.testing.assert_array_equal(program.forward([0.5, 1], [1, 2]), [1.5, 3])
+        with pytest.raises(InputError, match="y has dtype float64"):
+            program.forward([0.5, 1], [1.5, 2])
+
+
+def test_the_page_runs(linear_input: np.ndarray) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(
+            compile(block.replace('"model.pte"', repr(str(LINEAR))), "docs/calling.md", "exec"),
+            space,
+        )
+    assert len(space["results"]) == 8
+    space["program"].close()
