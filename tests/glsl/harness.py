@@ -1,5 +1,8 @@
-"""Runs one kernel template on a device, with the validation layer on and sentinels around the
-outputs."""
+"""Runs a kernel template on the device, with the validation layer on and sentinels around each
+output.
+
+`run` is the one way in: a template, its buffers and its parameters by name, and a grid.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import os
 import shutil
 import struct
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from purevk import api
 from purevk.errors import KernelInterfaceError
@@ -21,6 +24,7 @@ from purevk.shaders.templates import template_interface
 
 SENTINEL = 0xC5
 PUSH_WORDS = 32
+LOCAL_SIZE = 100  # the specialization constant that is the size of a workgroup
 GLSL = {
     np.float32: "float",
     np.float16: "float16_t",
@@ -30,6 +34,9 @@ GLSL = {
     np.int64: "int64_t",
 }
 """The type of GLSL that has the elements of a dtype."""
+# Largest error relative to the largest result: sums in float, in another order than the
+# reference's.
+TOLERANCE = {np.float32: 1e-5, np.float16: 2e-3}
 _VALIDATOR = shutil.which("spirv-val")
 
 
@@ -43,8 +50,193 @@ class Out:
     offset: int = 0
 
     @property
-    def count(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+    def byte_range(self) -> slice:
+        """Where the elements are in the buffer."""
+        itemsize = np.dtype(self.dtype).itemsize
+        start = self.offset * itemsize
+        return slice(start, start + int(np.prod(self.shape, dtype=np.int64)) * itemsize)
+
+
+@dataclass
+class Texel:
+    """An input that is bound as a uniform texel buffer of a format such as "rgba32f"."""
+
+    data: np.ndarray
+    format: str
+
+
+@functools.cache
+def device() -> api.Device:
+    """The device of the tests, for the whole process; with the validation layer unless
+    PUREVK_VALIDATION=0."""
+    return api.open_device(validation=os.environ.get("PUREVK_VALIDATION") != "0")
+
+
+def subgroup_size() -> int:
+    return device().physical.subgroup_size
+
+
+# -- compiling -----------------------------------------------------------------------------------
+@functools.cache
+def _spirv(template: str, macros: tuple[tuple[str, str], ...], target: str) -> bytes:
+    (code,) = shaderc.compile_many(
+        [shaderc.CompileJob.from_template(template, dict(macros), target_env=target)], threads=1
+    )
+    if _VALIDATOR:
+        command = [_VALIDATOR, "--target-env", target, "-"]
+        checked = subprocess.run(command, input=code, capture_output=True, check=False)
+        if checked.returncode:
+            raise AssertionError(
+                f"{template} {dict(macros)}: {(checked.stdout + checked.stderr).decode()}"
+            )
+    return code
+
+
+def compile_template(template: str, macros: Mapping[str, object], coopmat: bool = False) -> bytes:
+    """SPIR-V of a template, checked by spirv-val where that is installed. With `coopmat`, skips if
+    the compiler does not know cooperative matrices."""
+    if coopmat and not shaderc.load().supports("GL_KHR_cooperative_matrix"):
+        pytest.skip("the compiler does not know GL_KHR_cooperative_matrix")
+    texts = tuple(sorted((name, str(value)) for name, value in macros.items()))
+    return _spirv(template, texts, "vulkan1.3" if coopmat else "vulkan1.1")
+
+
+def pipeline(
+    template: str,
+    macros: Mapping[str, object],
+    bindings: int | Sequence[str],
+    constants: Mapping[int, int] | None = None,
+    coopmat: bool = False,
+) -> api.ComputePipeline:
+    """A template for the device. With `coopmat`, skips where compiler or device have no cooperative
+    matrices; subgroups then have 32 invocations."""
+    code = compile_template(template, macros, coopmat)
+    if coopmat and not device().features.cooperative_matrix:
+        pytest.skip("the device has no cooperative matrices")
+    return api.ComputePipeline(
+        device(),
+        code,
+        bindings,
+        specialization=constants,
+        label=template,
+        required_subgroup_size=32 if coopmat else None,
+    )
+
+
+def numbered(
+    template: str, macros: Mapping[str, object], params: Mapping[str, int]
+) -> dict[int, int]:
+    """Parameters and constants by their numbers in the template.
+
+    Raises KernelInterfaceError for a name that the template does not declare with these macros.
+    """
+    takes = template_interface(template).kernel({name: str(v) for name, v in macros.items()})
+    known = {**takes.params, **takes.constants}
+    unknown = set(params) - set(known)
+    if unknown:
+        raise KernelInterfaceError(
+            f"unknown: {', '.join(sorted(unknown))}", where=template, why=f"known: {list(known)}"
+        )
+    return {known[name]: value for name, value in params.items()}
+
+
+# -- running -------------------------------------------------------------------------------------
+def run(
+    template: str,
+    buffers: Sequence[np.ndarray | Texel | Out],
+    params: Mapping[str, int],
+    grid: int | tuple[int, int, int],
+    macros: Mapping[str, object] | None = None,
+    *,
+    specialize: bool | Collection[str] = False,
+    local: int = 64,
+    coopmat: bool = False,
+) -> list[np.ndarray]:
+    """The outputs of one dispatch.
+
+    Args:
+        template: a file in purevk/glsl.
+        buffers: those of the bindings, in order. Inputs are arrays.
+        params: parameters by name. Those left out are 0 or, as a specialization constant, their
+            default.
+        grid: workgroups along x, y and z, or how many there are.
+        specialize: the parameters that are specialization constants, not push constants; True for
+            all.
+        local: invocations of a workgroup, where the template does not fix them.
+        coopmat: runs on matrix cores; see `pipeline`.
+
+    Raises AssertionError if the kernel writes anything but the elements of its outputs.
+    """
+    macros, words = dict(macros or {}), [0] * PUSH_WORDS
+    constants = {LOCAL_SIZE: local}
+    numbers = numbered(template, macros, params)
+    fixed = params if specialize is True else (specialize or ())
+    fixed_numbers = set(numbered(template, macros, dict.fromkeys(fixed, 0)))
+    for number, value in numbers.items():
+        if number in fixed_numbers or number >= PUSH_WORDS:
+            constants[number] = value
+        else:
+            macros[f"PUSH_{number}"] = 1
+            words[number] = value
+    kinds = ["texel" if isinstance(item, Texel) else "storage" for item in buffers]
+    kernel = pipeline(template, macros, kinds, constants, coopmat)
+    return _dispatch(kernel, struct.pack(f"<{PUSH_WORDS}i", *words), buffers, _grid(grid))
+
+
+def _grid(groups: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    """A number of workgroups as a grid: x holds at most 65535."""
+    if isinstance(groups, tuple):
+        return groups
+    groups = max(groups, 1)
+    return min(groups, 65535), ceil_div(groups, 65535), 1
+
+
+def _bytes_before(item: np.ndarray | Texel | Out) -> np.ndarray:
+    """What a buffer holds before the dispatch."""
+    if isinstance(item, Out):
+        return np.full(item.byte_range.stop + 4096, SENTINEL, np.uint8)
+    data = item.data if isinstance(item, Texel) else item
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+
+def _dispatch(
+    kernel: api.ComputePipeline,
+    push: bytes,
+    buffers: Sequence[np.ndarray | Texel | Out],
+    grid: tuple[int, int, int],
+) -> list[np.ndarray]:
+    held, bound, before = [], [], [_bytes_before(item) for item in buffers]
+    for item, data in zip(buffers, before):
+        usage = api.Usage.DEFAULT | (api.Usage.TEXEL if isinstance(item, Texel) else 0)
+        buffer = api.Buffer(device(), max(data.nbytes, 4), api.MemoryKind.READBACK, usage)
+        buffer.write(0, data.tobytes() or bytes(4))
+        held.append(buffer)
+        bound.append(
+            api.BufferView(buffer, item.format) if isinstance(item, Texel) else (buffer, 0, None)
+        )
+    arena, pool = api.DescriptorArena(device()), api.CommandPool(device())
+    (descriptors,) = arena.make([(kernel.layout, bound)])
+    commands = pool.buffer()
+    commands.begin()
+    commands.barrier(api.Access.HOST, api.Access.COMPUTE)
+    commands.record_dispatch(kernel, descriptors, push, len(push), *grid)
+    commands.barrier(api.Access.COMPUTE, api.Access.HOST)
+    commands.end()
+    api.Queue(device()).run(commands)
+    results = []
+    for item, buffer, data in zip(buffers, held, before):
+        after = np.frombuffer(buffer.read(0, data.nbytes), np.uint8).copy()
+        if isinstance(item, Out):
+            at = item.byte_range
+            results.append(after[at].copy().view(item.dtype).reshape(item.shape))
+            after[at] = SENTINEL
+        assert (after == data).all(), "the kernel wrote beside its outputs"
+    return results
+
+
+# -- arrays and numbers --------------------------------------------------------------------------
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def bits(value: float) -> int:
@@ -57,159 +249,8 @@ def strides_of(array: np.ndarray) -> list[int]:
     return [stride // array.itemsize for stride in array.strides]
 
 
-def flat_grid(groups: int) -> tuple[int, int, int]:
-    """The grid of `groups` workgroups, of which x holds at most 65535."""
-    groups = max(groups, 1)
-    return min(groups, 65535), -(-groups // 65535), 1
-
-
-@functools.cache
-def device() -> api.Device:
-    """The device of the tests, for the whole process; with the validation layer unless
-    PUREVK_VALIDATION=0."""
-    return api.open_device(validation=os.environ.get("PUREVK_VALIDATION") != "0")
-
-
-@functools.cache
-def _spirv(template: str, macros: tuple[tuple[str, str], ...]) -> bytes:
-    (code,) = shaderc.compile_many(
-        [shaderc.CompileJob.from_template(template, dict(macros))], threads=1
-    )
-    if _VALIDATOR:
-        command = [_VALIDATOR, "--target-env", "vulkan1.1", "-"]
-        checked = subprocess.run(command, input=code, capture_output=True, check=False)
-        if checked.returncode:
-            raise AssertionError(
-                f"{template} {dict(macros)}: {(checked.stdout + checked.stderr).decode()}"
-            )
-    return code
-
-
-def compile_template(template: str, macros: Mapping[str, object]) -> bytes:
-    """SPIR-V of a template, checked by spirv-val where that is installed."""
-    return _spirv(template, tuple(sorted((name, str(value)) for name, value in macros.items())))
-
-
-def subgroup_size() -> int:
-    return device().physical.subgroup_size
-
-
-def numbered(
-    template: str, macros: Mapping[str, object], params: Mapping[str | int, int]
-) -> dict[int, int]:
-    """Parameters and constants by their numbers in the template.
-
-    Raises KernelInterfaceError for a name that the template does not declare with these macros.
-    """
-    takes = template_interface(template).kernel({name: str(v) for name, v in macros.items()})
-    known = {**takes.params, **takes.constants}
-    unknown = {name for name in params if isinstance(name, str)} - set(known)
-    if unknown:
-        raise KernelInterfaceError(
-            f"unknown: {', '.join(sorted(unknown))}", where=template, why=f"known: {list(known)}"
-        )
-    return {known.get(name, name): value for name, value in params.items()}
-
-
-class Kernel:
-    """A template made ready for its parameters.
-
-    Args:
-        template: file name in purevk/glsl.
-        macros: its macros.
-        params: parameter name -> value, as specialization constants, or push constants (`push`;
-            number below 32). Those left out are what an unset constant is.
-        n_buffers: bindings.
-        local: invocations of a workgroup.
-    """
-
-    def __init__(
-        self,
-        template: str,
-        macros: Mapping[str, object],
-        params: Mapping[str | int, int],
-        n_buffers: int,
-        local: int = 64,
-        push: bool = False,
-    ) -> None:
-        macros = {"LOCAL": local, **macros}
-        words = [0] * PUSH_WORDS
-        constants: dict[int, int | float | bool] = {100: local}
-        for index, value in numbered(template, macros, params).items():
-            if push and index < PUSH_WORDS:
-                macros[f"PUSH_{index}"] = 1
-                words[index] = value
-            else:
-                constants[index] = value
-        self.push = struct.pack(f"<{PUSH_WORDS}i", *words)
-        self.pipeline = api.ComputePipeline(
-            device(),
-            compile_template(template, macros),
-            n_buffers,
-            specialization=constants,
-            label=template,
-        )
-
-    def run(
-        self, buffers: Sequence[np.ndarray | Out], grid: tuple[int, int, int], repeat: int = 0
-    ) -> tuple[list[np.ndarray], float]:
-        """Runs it once, and `repeat` times more. Returns the outputs, and the least milliseconds of
-        the repeats.
-
-        Raises AssertionError if anything but the outputs' own elements was written.
-        """
-        made = device()
-        held, before = [], []
-        for item in buffers:
-            if isinstance(item, Out):
-                itemsize = np.dtype(item.dtype).itemsize
-                data = np.full((item.offset + item.count) * itemsize + 4096, SENTINEL, np.uint8)
-            else:
-                data = np.ascontiguousarray(item).view(np.uint8).reshape(-1)
-            buffer = api.Buffer(made, max(data.nbytes, 4), api.MemoryKind.READBACK)
-            buffer.write(0, data.tobytes() or bytes(4))
-            held.append(buffer)
-            before.append(data)
-        arena, pool, queue = api.DescriptorArena(made), api.CommandPool(made), api.Queue(made)
-        (descriptors,) = arena.make(
-            [(self.pipeline.layout, [(buffer, 0, None) for buffer in held])]
-        )
-        commands = pool.buffer()
-        commands.begin()
-        commands.barrier(api.Access.HOST, api.Access.COMPUTE)
-        commands.record_dispatch(self.pipeline, descriptors, self.push, len(self.push), *grid)
-        commands.barrier(api.Access.COMPUTE, api.Access.HOST)
-        commands.end()
-        queue.run(commands)
-        times = []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            queue.run(commands)
-            times.append((time.perf_counter() - start) * 1e3)
-        results = []
-        for item, buffer, data in zip(buffers, held, before):
-            after = np.frombuffer(buffer.read(0, data.nbytes), np.uint8)
-            if isinstance(item, Out):
-                itemsize = np.dtype(item.dtype).itemsize
-                start, stop = item.offset * itemsize, (item.offset + item.count) * itemsize
-                results.append(after[start:stop].copy().view(item.dtype).reshape(item.shape))
-                after = np.concatenate([after[:start], after[stop:]])
-                assert (after == SENTINEL).all(), "the kernel wrote beside its output"
-            else:
-                assert (after == data).all(), "the kernel wrote to its input"
-        return results, min(times, default=0.0)
-
-
-def run(
-    template: str,
-    buffers: Sequence[np.ndarray | Out],
-    params: Mapping[str | int, int],
-    *,
-    groups: int,
-    macros: Mapping[str, object] | None = None,
-    local: int = 64,
-    push: bool = False,
-) -> list[np.ndarray]:
-    """The outputs of one dispatch of `groups` workgroups."""
-    kernel = Kernel(template, macros or {}, params, len(buffers), local, push)
-    return kernel.run(buffers, flat_grid(groups))[0]
+def close(got: np.ndarray, want: np.ndarray, dtype: type) -> None:
+    """Fails if an error is above `TOLERANCE` of a dtype."""
+    scale = np.abs(want).max()
+    error = np.abs(got.astype(np.float64) - want).max() / scale
+    assert error < TOLERANCE[dtype], error

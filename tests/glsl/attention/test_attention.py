@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.glsl.harness import GLSL, Out, bits, subgroup_size
-from tests.glsl.heavy import Heavy, Texel, ceil_div, close
+from tests.glsl.harness import GLSL, Out, Texel, bits, ceil_div, close, run, subgroup_size
 
 pytestmark = pytest.mark.device
 
@@ -77,7 +76,7 @@ def test_smaller_tiles_and_wide_heads(kind):
 
 
 @pytest.mark.parametrize("queries", [2, 3])
-def test_several_queries_an_invocation(queries):
+def test_several_queries_per_invocation(queries):
     check(SIZES[0], "subgroup", more={"RQ": queries, "WY": 2}, causal=1)
 
 
@@ -134,14 +133,14 @@ def check(
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
         lanes = (group if group > 1 else 8) * macros.get("RQ", 1) * macros.get("WY", 1)
-        kernel = Heavy("attention/attention.comp", macros, params, len(buffers) + 1)
+        template = "attention/attention.comp"
         grid = (ceil_div(queries, lanes), q_heads, batch)
     elif kind in ("tiled", "shuffled"):
         if kind == "shuffled":
             if subgroup_size() % 8:
                 pytest.skip("subgroups are not whole groups of lanes")
             macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
-        kernel = Heavy("attention/attention_tiled.comp", macros, params, len(buffers) + 1)
+        template = "attention/attention_tiled.comp"
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     elif kind == "steps":
         if head % 16 or values % 8 or subgroup_size() % 4:
@@ -149,7 +148,7 @@ def check(
         if size != SIZES[0] or head != values:
             pytest.skip("takes long, step by step")
         macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
-        kernel = Heavy("attention/attention_coopmat.comp", macros, params, len(buffers) + 1)
+        template = "attention/attention_coopmat.comp"
         grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)
     else:
         splits = 1 if kind == "decode" else 3
@@ -158,22 +157,17 @@ def check(
                 pytest.skip("subgroups are not whole groups of lanes")
             macros["SHUFFLE"] = 1
         macros["SPLIT"] = int(splits > 1)
-        kernel = Heavy(
-            "attention/attention_decode.comp",
-            macros,
-            {**params, "splits": splits, "split_size": ceil_div(keys, splits)},
-            len(buffers) + 1,
-        )
+        template = "attention/attention_decode.comp"
+        params |= {"splits": splits, "split_size": ceil_div(keys, splits)}
         grid = (queries * splits, q_heads, batch)
     if kind.startswith("split"):
-        (shares,), _ = kernel.run(
-            [*buffers, Out((batch, q_heads, queries, splits, values + 4), np.float32)], grid
-        )
+        buffers.append(Out((batch, q_heads, queries, splits, values + 4), np.float32))
+        (shares,) = run(template, buffers, params, grid, macros)
         to = {"S": queries, "DV": values, "splits": splits, **out_strides}
-        join = Heavy("attention/attention_join.comp", {"T_OUT": GLSL[dtype]}, to, 2)
-        (got,), _ = join.run([shares, Out(shape, dtype)], (queries, q_heads, batch))
+        buffers, grid = [shares, Out(shape, dtype)], (queries, q_heads, batch)
+        (got,) = run("attention/attention_join.comp", buffers, to, grid, {"T_OUT": GLSL[dtype]})
     else:
-        (got,), _ = kernel.run([*buffers, Out(shape, dtype)], grid)
+        (got,) = run(template, [*buffers, Out(shape, dtype)], params, grid, macros)
     close(got.swapaxes(1, 2) if rows_first else got, want, dtype)
 
 
@@ -198,9 +192,7 @@ def test_texel_buffers(mask, dtype):
     inputs = [Texel(array, "rgba16f" if dtype is np.float16 else "rgba32f") for array in (q, k, v)]
     if mask:
         inputs.append(Texel(held, "r8ui" if mask == 2 else "r32f"))
-    kernel = Heavy(
-        "attention/attention.comp", macros, params, ["texel"] * len(inputs) + ["storage"]
-    )
     grid = (ceil_div(queries, group if group > 1 else 8), heads, batch)
-    got = kernel.run_texels(inputs, Out(q.shape, dtype), grid)
+    buffers = [*inputs, Out(q.shape, dtype)]
+    (got,) = run("attention/attention.comp", buffers, params, grid, macros)
     close(got, attend(q, k, v, scale, held if mask else None, None), dtype)

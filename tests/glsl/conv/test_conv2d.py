@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.glsl.harness import GLSL, Out
-from tests.glsl.heavy import (
-    Heavy,
-    Texel,
-    ceil_div,
-    close,
-    register_grid,
-    register_tile,
-    tile_macros,
-)
+from tests.glsl.harness import GLSL, SENTINEL, Out, Texel, ceil_div, close, run
+from tests.glsl.matmul.harness import register_grid, register_tile, tile_macros
 
 pytestmark = pytest.mark.device
 
@@ -109,11 +101,10 @@ def test_registers(case, tile, special):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     macros.update(register_tile(tile))
-    kernel = Heavy("conv/conv2d.comp", macros, params, 4, window(*case[5:9]) if special else ())
-    rows, groups = int(np.prod(want.shape[:3])), case[-1]
-    (got,), _ = kernel.run(
-        [x, w, bias, Out(want.shape, np.float32)], register_grid(macros, rows, params["OC"], groups)
-    )
+    specialize = window(*case[5:9]) if special else ()
+    grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], case[-1])
+    buffers = [x, w, bias, Out(want.shape, np.float32)]
+    (got,) = run("conv/conv2d.comp", buffers, params, grid, macros, specialize=specialize)
     close(got, want, np.float32)
 
 
@@ -122,13 +113,14 @@ def test_registers(case, tile, special):
 def test_shared_tiles(case, tile):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
-    kernel = Heavy("conv/conv2d_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
+    macros.update(tile_macros(tile))
     grid = (
         ceil_div(params["OC"], tile[1]),
         ceil_div(int(np.prod(want.shape[:3])), tile[0]),
         case[-1],
     )
-    (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
+    buffers = [x, w, bias, Out(want.shape, np.float32)]
+    (got,) = run("conv/conv2d_tiled.comp", buffers, params, grid, macros)
     close(got, want, np.float32)
 
 
@@ -140,16 +132,15 @@ def test_split_along_k(case):
     depth = params["KH"] * params["KW"] * ceil_div(params["IC"], 4) * 4
     part = ceil_div(ceil_div(depth, splits), 16) * 16
     params |= {"splits": splits, "split_size": part}
-    first = Heavy("conv/conv2d_tiled.comp", {**macros, "BIAS": 0, "SPLIT_K": 1}, params, 3)
-    shape = (splits, rows, columns)
-    (parts,), _ = first.run(
-        [x, w, Out(shape, np.float32)], (ceil_div(columns, 64), ceil_div(rows, 64), splits)
-    )
+    macros.update(BIAS=0, SPLIT_K=1)
+    grid = (ceil_div(columns, 64), ceil_div(rows, 64), splits)
+    buffers = [x, w, Out((splits, rows, columns), np.float32)]
+    (parts,) = run("conv/conv2d_tiled.comp", buffers, params, grid, macros)
     vectors = {"VEC4_A": int(columns % 4 == 0), "VEC4_OUT": int(columns % 4 == 0), "BIAS": 1}
     sums = {"M": rows, "N": columns, "splits": splits, "ldo": columns, "inner_batches": 1}
-    second = Heavy("matmul/matmul_reduce.comp", vectors, sums, 3)
     grid = (ceil_div(rows * ceil_div(columns, 4), 64), 1, 1)
-    (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
+    buffers = [parts, bias, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul_reduce.comp", buffers, sums, grid, vectors)
     close(got, want, np.float32)
 
 
@@ -162,9 +153,8 @@ def test_half(template):
     if template == "conv/conv2d.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], 1)
-    (got,), _ = Heavy(template, macros, params, 4).run(
-        [x, w, bias, Out(want.shape, np.float16)], grid
-    )
+    buffers = [x, w, bias, Out(want.shape, np.float16)]
+    (got,) = run(template, buffers, params, grid, macros)
     close(got, want, np.float16)
 
 
@@ -193,10 +183,11 @@ def test_depthwise(case, pixels, special):
     macros = {"VEC4_A": vectors, "VEC4_B": vectors, "VEC4_OUT": vectors, "BIAS": 1, "PX": pixels}
     macros["WINDOW"] = int(special and dilation[1] == 1)
     macros["EPILOGUE(v, b, m, n)"] = "clamp(v, 0.0, 6.0)"
-    kernel = Heavy("conv/conv2d_dw.comp", macros, params, 4, fixed if special else ())
     work = ceil_div(channels, 4) * ceil_div(want.shape[2], pixels)
     grid = (ceil_div(work, 64), want.shape[1], batch)
-    (got,), _ = kernel.run([x, w, bias, Out(want.shape, np.float32)], grid)
+    buffers = [x, w, bias, Out(want.shape, np.float32)]
+    specialize = fixed if special else ()
+    (got,) = run("conv/conv2d_dw.comp", buffers, params, grid, macros, specialize=specialize)
     close(got, want.clip(0, 6), np.float32)
 
 
@@ -210,12 +201,11 @@ def test_channels_of_a_wider_tensor():
     macros, params = common(case, want.shape)
     macros.update(register_tile({}))
     params |= {"pixel_a": 12, "pixel_o": 20, "offset_a": 4, "offset_o": 4}
-    out = Out((*want.shape[:3], 20), np.float32)
-    kernel = Heavy("conv/conv2d.comp", macros, params, 4)
-    (got,), _ = kernel.run([wide, w, bias, out], register_grid(macros, 30, 8, 1))
+    buffers = [wide, w, bias, Out((*want.shape[:3], 20), np.float32)]
+    (got,) = run("conv/conv2d.comp", buffers, params, register_grid(macros, 30, 8, 1), macros)
     close(got[..., 4:12], want, np.float32)
     untouched = np.concatenate([got[..., :4], got[..., 12:]], -1)
-    assert (untouched.view(np.uint8) == 0xC5).all()
+    assert (untouched.view(np.uint8) == SENTINEL).all()
 
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
@@ -226,6 +216,7 @@ def test_texel_buffers(case, lanes_m):
     macros.update(register_tile({"LANES_M": lanes_m, "TM": 3, "TN4": 2}), TEXEL_A=1, TEXEL_B=1)
     wide = {0: "r32f", 1: "rgba32f"}
     inputs = [Texel(x, wide[macros["VEC4_A"]]), Texel(w, wide[macros["VEC4_B"]]), bias]
-    kernel = Heavy("conv/conv2d.comp", macros, params, ["texel", "texel", "storage", "storage"])
+    buffers = [*inputs, Out(want.shape, np.float32)]
     grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], case[-1])
-    close(kernel.run_texels(inputs, Out(want.shape, np.float32), grid), want, np.float32)
+    (got,) = run("conv/conv2d.comp", buffers, params, grid, macros)
+    close(got, want, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.glsl.harness import Out, run
+from tests.glsl.harness import Out, ceil_div, run
 
 
 def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
@@ -31,4 +31,5 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
         buffers.append(arguments[1].astype(dtype))
     params = {"x_offset": 0, "out_offset": 0, "outputs": n}
     params |= {"size_r1": 1, "stride_r1": 1, "stride_0": 1}
-    return run("reduce/reduce.comp", buffers, params, macros=macros, groups=-(-n // 64))[0]
+    (out,) = run("reduce/reduce.comp", buffers, params, ceil_div(n, 64), macros, specialize=True)
+    return out

@@ -51,7 +51,9 @@ def pool(
     if macros.get("INDICES"):
         buffers.append(Out(shape, np.int64 if macros["T_INDEX"] == "int64_t" else np.int32, 12))
     groups = -(-outputs // (4 if macros.get("VEC4") else 1) // 64)
-    results = run("image/pool.comp", buffers, params, macros=macros, groups=groups, push=push)
+    results = run(
+        "image/pool.comp", buffers, params, macros=macros, grid=groups, specialize=not push
+    )
     return [r.transpose(0, 3, 1, 2) if last else r for r in results]
 
 

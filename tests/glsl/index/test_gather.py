@@ -38,7 +38,9 @@ def gather(x, indices, sizes, x_strides, limits, macros=None, *, push=False, vec
     ]
     buffers.append(Out(tuple(sizes), dtype, 4))
     groups = -(-outputs // (4 if vec4 else 1) // 64)
-    return run("index/gather.comp", buffers, params, macros=macros, groups=groups, push=push)[0]
+    return run(
+        "index/gather.comp", buffers, params, macros=macros, grid=groups, specialize=not push
+    )[0]
 
 
 def values(rng, shape, dtype):

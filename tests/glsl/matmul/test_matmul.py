@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.glsl.harness import GLSL, Out
-from tests.glsl.heavy import (
-    Heavy,
-    Texel,
-    ceil_div,
-    close,
-    dense_product,
-    padded,
-    register_grid,
-    register_tile,
-    tile_macros,
-)
+from tests.glsl.harness import GLSL, Out, Texel, ceil_div, close, run
+from tests.glsl.matmul.harness import dense_matmul, register_grid, register_tile, tile_macros
 
 pytestmark = pytest.mark.device
 
@@ -35,6 +25,13 @@ def operands(m, n, k, batch, dtype, transposed):
     return a, (np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b), bias, want
 
 
+def padded(rows: np.ndarray, pitch: int, offset: int) -> np.ndarray:
+    """The 2-D array with rows `pitch` elements apart, from element `offset` on; NaN between."""
+    out = np.full(offset + rows.shape[0] * pitch, np.nan, rows.dtype)
+    out[offset:].reshape(rows.shape[0], pitch)[:, : rows.shape[1]] = rows
+    return out
+
+
 def common(m, n, k, dtype, transposed, bias=True):
     """Macros and parameters of dense operands."""
     macros = {
@@ -47,7 +44,7 @@ def common(m, n, k, dtype, transposed, bias=True):
         "VEC4_OUT": int(n % 4 == 0),
         "BIAS": int(bias),
     }
-    return macros, dense_product(m, n, k, transposed)
+    return macros, dense_matmul(m, n, k, transposed)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -58,10 +55,8 @@ def test_registers(size, transposed, tile):
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
     macros.update(register_tile(tile))
-    kernel = Heavy("matmul/matmul.comp", macros, params, 4)
-    (got,), _ = kernel.run(
-        [a, b, bias, Out(want.shape, np.float32)], register_grid(macros, m, n, 2)
-    )
+    buffers = [a, b, bias, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul.comp", buffers, params, register_grid(macros, m, n, 2), macros)
     close(got, want + bias, np.float32)
 
 
@@ -72,9 +67,10 @@ def test_shared_tiles(size, transposed, tile):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
-    kernel = Heavy("matmul/matmul_tiled.comp", {**macros, **tile_macros(tile)}, params, 4)
+    macros.update(tile_macros(tile))
     grid = (ceil_div(n, tile[1]), ceil_div(m, tile[0]), 2)
-    (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], grid)
+    buffers = [a, b, bias, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul_tiled.comp", buffers, params, grid, macros)
     close(got, want + bias, np.float32)
 
 
@@ -94,9 +90,9 @@ def test_few_rows(size, transposed, share):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
     macros, params = common(m, n, k, np.float32, transposed)
-    kernel = Heavy("matmul/matmul_vec.comp", {**macros, **share}, params, 4)
     grid = (ceil_div(n, 4 if transposed else 32), ceil_div(m, share["ROWS"]), 2)
-    (got,), _ = kernel.run([a, b, bias, Out(want.shape, np.float32)], grid)
+    buffers = [a, b, bias, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul_vec.comp", buffers, params, grid, {**macros, **share})
     close(got, want + bias, np.float32)
 
 
@@ -115,9 +111,8 @@ def test_half(template, size):
     if template == "matmul/matmul.comp":
         macros.update(register_tile({}))
         grids[template] = register_grid(macros, m, n, 1)
-    (got,), _ = Heavy(template, macros, params, 4).run(
-        [a, b, bias, Out(want.shape, np.float16)], grids[template]
-    )
+    buffers = [a, b, bias, Out(want.shape, np.float16)]
+    (got,) = run(template, buffers, params, grids[template], macros)
     close(got, want + bias, np.float16)
 
 
@@ -129,11 +124,10 @@ def test_split_along_k(size, splits):
     macros, params = common(m, n, k, np.float32, False, bias=False)
     part = ceil_div(ceil_div(k, splits), 16) * 16
     params |= {"splits": splits, "split_size": part}
-    first = Heavy("matmul/matmul_tiled.comp", {**macros, "SPLIT_K": 1}, params, 3)
-    shape = (splits, 2, m, n)
-    (parts,), _ = first.run(
-        [a, b, Out(shape, np.float32)], (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
-    )
+    macros["SPLIT_K"] = 1
+    grid = (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
+    buffers = [a, b, Out((splits, 2, m, n), np.float32)]
+    (parts,) = run("matmul/matmul_tiled.comp", buffers, params, grid, macros)
     close(parts.sum(0), want, np.float32)
     vectors = {"VEC4_A": int(n % 4 == 0), "VEC4_OUT": int(n % 4 == 0), "BIAS": 1}
     sums = {
@@ -144,9 +138,9 @@ def test_split_along_k(size, splits):
         "batch_o": m * n,
         "inner_batches": 1000,
     }
-    second = Heavy("matmul/matmul_reduce.comp", vectors, sums, 3)
     grid = (ceil_div(m * ceil_div(n, 4), 64), 1, 2)
-    (got,), _ = second.run([parts, bias, Out(want.shape, np.float32)], grid)
+    buffers = [parts, bias, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul_reduce.comp", buffers, sums, grid, vectors)
     close(got, want + bias, np.float32)
 
 
@@ -185,9 +179,8 @@ def test_strides_offsets_and_broadcast(template, vectors):
     if template == "matmul/matmul.comp":
         macros.update(register_tile({}))
         grid = register_grid(macros, m, n, 6)
-    (got,), _ = Heavy(template, macros, params, 3).run(
-        [held_a, held_b, Out((2, 3, m, n), np.float32, 16)], grid
-    )
+    buffers = [held_a, held_b, Out((2, 3, m, n), np.float32, 16)]
+    (got,) = run(template, buffers, params, grid, macros)
     close(got, a.astype(np.float64) @ b.astype(np.float64), np.float32)
 
 
@@ -196,7 +189,7 @@ def test_strides_offsets_and_broadcast(template, vectors):
 )
 @pytest.mark.parametrize("n", [28, 31])
 def test_epilogue(template, n):
-    """What is fused sees the bias already added, and the element's place."""
+    """What is fused sees the bias already added, and the indices of the element."""
     m, k, batch = 9, 12, 2
     a, b, bias, want = operands(m, n, k, batch, np.float32, False)
     rest = np.random.default_rng(1).standard_normal((batch, m, n)).astype(np.float32)
@@ -210,9 +203,8 @@ def test_epilogue(template, n):
     if template == "matmul/matmul.comp":
         macros.update(register_tile({"LANES_M": 1, "TM": 2}))
         grids[template] = register_grid(macros, m, n, batch)
-    (got,), _ = Heavy(template, macros, params, 5).run(
-        [a, b, bias, Out(want.shape, np.float32), rest], grids[template]
-    )
+    buffers = [a, b, bias, Out(want.shape, np.float32), rest]
+    (got,) = run(template, buffers, params, grids[template], macros)
     close(got, np.maximum(want + bias, 0) + rest * np.arange(n), np.float32)
 
 
@@ -227,10 +219,8 @@ def test_rows_beyond_k_do_not_leak():
     macros, params = common(m, n, k, np.float32, False, bias=False)
     params["lda"] = k + 1
     macros.update(register_tile({}))
-    out = Out(want.shape, np.float32)
-    (got,), _ = Heavy("matmul/matmul.comp", macros, params, 3).run(
-        [held_a, held_b, out], register_grid(macros, m, n, 1)
-    )
+    buffers = [held_a, held_b, Out(want.shape, np.float32)]
+    (got,) = run("matmul/matmul.comp", buffers, params, register_grid(macros, m, n, 1), macros)
     close(got, want, np.float32)
 
 
@@ -249,10 +239,11 @@ def test_texel_buffers(template, size, transposed, dtype):
         grid = register_grid(macros, m, n, 1)
     width = "16f" if dtype is np.float16 else "32f"
     wide = {name: "rgba" if macros[name] else "r" for name in ("VEC4_A", "VEC4_B", "VEC4_OUT")}
-    inputs = [
+    buffers = [
         Texel(a, wide["VEC4_A"] + width),
         Texel(b, wide["VEC4_B"] + width),
         Texel(bias, wide["VEC4_OUT"] + "32f"),
+        Out(want.shape, dtype),
     ]
-    kernel = Heavy(template, macros, params, ["texel", "texel", "texel", "storage"])
-    close(kernel.run_texels(inputs, Out(want.shape, dtype), grid), want + bias, dtype)
+    (got,) = run(template, buffers, params, grid, macros)
+    close(got, want + bias, dtype)

@@ -1,5 +1,5 @@
-"""Tiles on matrix units: they compile where the compiler can, no fragment is indexed at run time,
-and they are right where a device has such units."""
+"""Tiles on matrix cores: they compile if the compiler can, no fragment is indexed at run time, and
+they are right on a device that has such cores."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from purevk import api
-from purevk.shaders import shaderc
-from tests.glsl.harness import PUSH_WORDS, Kernel, Out, device, numbered
-from tests.glsl.heavy import ceil_div, close, dense_product
+from tests.glsl.harness import Out, ceil_div, close, compile_template, run
+from tests.glsl.matmul.harness import dense_matmul
 
 pytestmark = pytest.mark.device
 
@@ -34,16 +32,6 @@ VARIANTS = [{}, {"B_TRANSPOSED": 1}, {"BIAS": 1, "T_OUT": "float16_t"}]
 STORE_MATRIX, MULTIPLY = 4458, 4459  # OpCooperativeMatrixStoreKHR, OpCooperativeMatrixMulAddKHR
 
 
-def compiled(template, tile, macros):
-    if not shaderc.load().supports("GL_KHR_cooperative_matrix"):
-        pytest.skip("the compiler does not know the extension")
-    text = {
-        name: str(value) for name, value in {**HALF, **dict(zip(NAMES, tile)), **macros}.items()
-    }
-    job = shaderc.CompileJob.from_template(template, text, target_env="vulkan1.3")
-    return shaderc.compile_many([job], threads=1)[0]
-
-
 def count(spirv, wanted):
     words, at, found = struct.unpack(f"<{len(spirv) // 4}I", spirv), 5, 0
     while at < len(words):
@@ -61,7 +49,8 @@ def test_loops_over_fragments_are_gone(template, tile, macros):
     if template == "conv/conv2d_tiled.comp" and "B_TRANSPOSED" in macros:
         pytest.skip("weights have one layout")
     _, _, k, sub_m, sub_n, slices = tile
-    spirv = compiled(template, tile, macros)
+    macros = {**HALF, **dict(zip(NAMES, tile)), **macros}
+    spirv = compile_template(template, macros, coopmat=True)
     fragments = (sub_m // 16) * (sub_n // 16)
     assert count(spirv, STORE_MATRIX) == fragments
     assert count(spirv, MULTIPLY) == fragments * (k // slices // 16)
@@ -71,8 +60,6 @@ def test_loops_over_fragments_are_gone(template, tile, macros):
 @pytest.mark.parametrize("macros", VARIANTS, ids=str)
 @pytest.mark.parametrize("size", [(128, 128, 64), (40, 72, 24), (97, 131, 137)])
 def test_agrees(tile, macros, size):
-    if not device().features.cooperative_matrix:
-        pytest.skip("the device has no matrix units")
     m, n, k = size
     rng = np.random.default_rng(m)
     a, b = (
@@ -87,25 +74,15 @@ def test_agrees(tile, macros, size):
         "VEC4_B": int((k if turned else n) % 4 == 0),
         "VEC4_OUT": int(n % 4 == 0),
     }
-    template = "matmul/matmul_tiled.comp"
-    macros, words = {**macros, **vectors}, [0] * PUSH_WORDS
-    params = numbered(template, {**HALF, **macros}, dense_product(m, n, k, bool(turned)))
-    for number, value in params.items():
-        macros[f"PUSH_{number}"] = 1
-        words[number] = value
-    kernel = Kernel.__new__(Kernel)
-    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *words)
-    bindings = 3 + macros.get("BIAS", 0)
-    kernel.pipeline = api.ComputePipeline(
-        device(),
-        compiled(template, tile, macros),
-        bindings,
-        required_subgroup_size=32,
-    )
     dtype = np.float16 if "T_OUT" in macros else np.float32
     held_b = np.ascontiguousarray(b.swapaxes(1, 2)) if turned else b
     inputs = [a, held_b, bias] if macros.get("BIAS") else [a, held_b]
-    (got,), _ = kernel.run(
-        [*inputs, Out(want.shape, dtype)], (ceil_div(n, tile[1]), ceil_div(m, tile[0]), 2)
+    (got,) = run(
+        "matmul/matmul_tiled.comp",
+        [*inputs, Out(want.shape, dtype)],
+        dense_matmul(m, n, k, bool(turned)),
+        (ceil_div(n, tile[1]), ceil_div(m, tile[0]), 2),
+        {**HALF, **dict(zip(NAMES, tile)), **macros, **vectors},
+        coopmat=True,
     )
-    close(got, want, np.float16 if dtype is np.float16 else np.float32)
+    close(got, want, dtype)

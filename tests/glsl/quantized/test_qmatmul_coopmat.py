@@ -1,51 +1,30 @@
-"""The quantized matrix-vector product on matrix units: its arithmetic step by step on any device,
-and on the units where a device has them; and the trial of how a device's fragments lie."""
+"""qmatmul_coopmat.comp: its arithmetic step by step on any device, and on matrix cores where a
+device has them; and the trial of which invocation holds which element of a fragment."""
 
 from __future__ import annotations
 
 import gc
-import struct
 import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from purevk import api
 from purevk.cache import Cache
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import DeviceTraits
-from purevk.shaders import shaderc
-from tests.glsl.harness import PUSH_WORDS, Kernel, Out, bits, device, numbered
-from tests.glsl.heavy import ceil_div
+from tests.glsl.harness import Out, bits, ceil_div, device, pipeline, run
 
 pytestmark = pytest.mark.device
 
-PRODUCT = "quantized/qmatmul_coopmat.comp"
 
-
-def pipeline(template, macros, bindings, units):
-    if units and not shaderc.load().supports("GL_KHR_cooperative_matrix"):
-        pytest.skip("the compiler does not know the extension")
-    text = {name: str(value) for name, value in {**macros, "MATRIX_UNITS": int(units)}.items()}
-    target = "vulkan1.3" if units else "vulkan1.1"
-    (code,) = shaderc.compile_many(
-        [shaderc.CompileJob.from_template(template, text, target_env=target)], threads=1
-    )
-    if units and not device().features.cooperative_matrix:
-        pytest.skip("the device has no matrix units")
-    return api.ComputePipeline(
-        device(), code, bindings, required_subgroup_size=32 if units else None
-    )
-
-
-def packed(codes, width, high_first):
-    """[N, K] codes as words of rows that have a multiple of 4 of them."""
-    n, k = codes.shape
+def packed(values, width, high_first):
+    """[N, K] quantized values as rows of a multiple of four words."""
+    n, k = values.shape
     rows = np.zeros((n, ceil_div(k * width, 128) * 128 // width), np.int64)
-    rows[:, :k] = codes
+    rows[:, :k] = values
     if width == 8:
         return rows.astype(np.int8)
     nibbles = (rows + 8).astype(np.uint8)
@@ -53,30 +32,30 @@ def packed(codes, width, high_first):
     return (even << 4 | odd) if high_first else (odd << 4 | even)
 
 
-@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
+@pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
 @pytest.mark.parametrize("width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first", [
     pytest.param(4, 1, 2, 37, 160, 32, "float", 1, 1, (1, 2), 0, marks=pytest.mark.slow),
-    (4, 4, 4, 16, 256, 64, "codes", 2, 1, (1, 1), 0),
-    (8, 2, 2, 21, 300, 0, "codes", 1, 1, (1, 1), 0),
+    (4, 4, 4, 16, 256, 64, "int8", 2, 1, (1, 1), 0),
+    (8, 2, 2, 21, 300, 0, "int8", 1, 1, (1, 1), 0),
     pytest.param(4, 8, 11, 33, 512, 32, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
     pytest.param(4, 3, 3, 70, 256, 128, "float", 1, 2, (2, 1), 0, marks=pytest.mark.slow),
     pytest.param(4, 5, 5, 33, 150, 0, "float", 1, 1, (1, 1), 1, marks=pytest.mark.slow),
     pytest.param(8, 16, 13, 20, 131, 0, "half", 2, 1, (1, 1), 0, marks=pytest.mark.slow),
     pytest.param(8, 16, 20, 18, 96, 16, "float", 1, 1, (1, 1), 0, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first, units):
+def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_first, coopmat):
     rng = np.random.default_rng(n)
     top = 1 << (width - 1)
-    codes, groups = rng.integers(-top, top, (n, k)), k // group if group else 1
+    values, groups = rng.integers(-top, top, (n, k)), k // group if group else 1
     scales = rng.uniform(0.1, 1, (n, groups)).astype(np.float32)
-    weight = codes * np.repeat(scales, group or k, 1).astype(np.float64)
+    weight = values * np.repeat(scales, group or k, 1).astype(np.float64)
     parts = max(512 // width // group, 1) if group else 1
     macros = {
         "BITS": width,
         "HIGH_FIRST": high_first,
         "ROWS": rows,
         "SPLIT": int(kind == "float"),
-        "ACT": int(kind == "codes"),
+        "ACT": int(kind == "int8"),
         "GROUPED": int(group > 0),
         "SCALES": parts,
         "SCALES4": int(parts == 4 and groups % parts == 0),
@@ -86,16 +65,16 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         "SUBS_N": subs[0],
         "SUBS_K": subs[1],
     }
-    if kind == "codes":
+    if kind == "int8":
         a = rng.integers(-128, 128, (m, k)).astype(np.int8)
         numbers = (a.astype(np.float64) + 5) * 0.5
-        extra = [np.add.reduceat(codes, range(0, k, group or k), 1).astype(np.int32)]
+        extra = [np.add.reduceat(values, range(0, k, group or k), 1).astype(np.int32)]
     else:  # of very different magnitudes
         a = rng.standard_normal((m, k)) * np.exp(3 * rng.standard_normal((m, k)))
         a = a.astype(np.float16 if kind == "half" else np.float32)
         numbers, extra = a.astype(np.float64), []
         macros["T_A"] = "float16_t" if kind == "half" else "float"
-    held = packed(codes, width, high_first)
+    held = packed(values, width, high_first)
     params = {
         "M": m,
         "N": n,
@@ -110,21 +89,21 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         **dict.fromkeys(("out_inverse", "out_zero", "out_low"), 0),
         **dict.fromkeys(("offset_a", "offset_w", "offset_o"), 0),
     }
-    words = numbered(PRODUCT, macros, params)
-    macros |= {f"PUSH_{number}": 1 for number in words}
-    kernel = Kernel.__new__(Kernel)
-    kernel.push = struct.pack(f"<{PUSH_WORDS}i", *(words.get(i, 0) for i in range(PUSH_WORDS)))
-    kernel.pipeline = pipeline(PRODUCT, macros, 4 + len(extra), units)
+    macros["MATRIX_UNITS"] = int(coopmat)
     grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
-    (got,), _ = kernel.run([a, held, scales, *extra, Out((m, n), np.float32)], grid)
+    buffers = [a, held, scales, *extra, Out((m, n), np.float32)]
+    template = "quantized/qmatmul_coopmat.comp"
+    (got,) = run(template, buffers, params, grid, macros, coopmat=coopmat)
     # Two halves hold 22 bits; sums are rounded to float32.
     scale = np.abs(numbers) @ np.abs(weight).T
     assert (np.abs(got - numbers @ weight.T) <= 1e-6 * scale).all()
 
 
-@pytest.mark.parametrize("units", [False, True], ids=["steps", "units"])
-def test_fragments_are_tried(units):
-    made = run_fragment(device(), pipeline(TEMPLATE, {}, 1, units))
+@pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
+def test_fragments_are_tried(coopmat):
+    made = run_fragment(
+        device(), pipeline(TEMPLATE, {"MATRIX_UNITS": int(coopmat)}, 1, coopmat=coopmat)
+    )
     np.testing.assert_array_equal(made, expected_product())
 
 

@@ -84,9 +84,9 @@ def reduce(
         [x, Out((outputs,), out_dtype, 8)],
         params,
         macros=macros,
-        groups=groups_of(way, outputs // columns, local),
+        grid=groups_of(way, outputs // columns, local),
         local=local,
-        push=push,
+        specialize=not push,
     )
     return out
 
@@ -228,7 +228,8 @@ def test_arg(way, better, name, n):
         buffers,
         params,
         macros={**macros, **WAYS[way]},
-        groups=groups_of(way, 13, 64),
+        grid=groups_of(way, 13, 64),
+        specialize=True,
     )
     np.testing.assert_array_equal(pairs, wanted)
 
@@ -248,7 +249,7 @@ def test_values_and_indices(way):
     params = {**rows_of(11, 53, out_offset=4), "index_offset": 3}
     buffers = [x, Out((11,), np.float16, 4), Out((11,), np.int64, 3)]
     values, indices = run(
-        "reduce/reduce.comp", buffers, params, macros=macros, groups=groups_of(way, 11, 64)
+        "reduce/reduce.comp", buffers, params, groups_of(way, 11, 64), macros, specialize=True
     )
     np.testing.assert_array_equal(values, x.max(1))
     np.testing.assert_array_equal(indices, x.argmax(1))
@@ -299,9 +300,8 @@ def test_epilogue_reads_another_buffer():
         "EPILOGUE(v, o)": "(v * buf_scale[o])",
     }
     params = rows_of(7, 31)
-    (out,) = run(
-        "reduce/reduce.comp", [x, Out((7,), np.float32), scale], params, macros=macros, groups=7
-    )
+    buffers = [x, Out((7,), np.float32), scale]
+    (out,) = run("reduce/reduce.comp", buffers, params, 7, macros, specialize=True)
     np.testing.assert_allclose(out, x.sum(1) * scale, rtol=1e-5)
 
 

@@ -63,8 +63,8 @@ def softmax(x, dim, way, macros, dtype, *, cached=False, push=False):
         [padded, Out(x.shape, dtype, 8)],
         params,
         macros=macros,
-        groups=groups_of(way, rows),
-        push=push,
+        grid=groups_of(way, rows),
+        specialize=not push,
     )
     return out
 
@@ -139,7 +139,8 @@ def test_softmax_load_and_epilogue(way, vec4):
         [x, Out((9, 36), np.float32), mask],
         params,
         macros=macros,
-        groups=groups_of(way, 9),
+        grid=groups_of(way, 9),
+        specialize=True,
     )
     wanted = torch.softmax(torch.from_numpy(x * 0.5 + mask), 1).numpy() + np.arange(9)[:, None]
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
@@ -184,7 +185,12 @@ def norm(
         buffers.append(Out((rows,), np.float32, 5))
         params["rstd_offset"] = 5
     return run(
-        "reduce/norm.comp", buffers, params, macros=macros, groups=groups_of(way, rows), push=push
+        "reduce/norm.comp",
+        buffers,
+        params,
+        macros=macros,
+        grid=groups_of(way, rows),
+        specialize=not push,
     )
 
 
@@ -251,7 +257,15 @@ def test_group_norm(way, push, vec4, cached, layout):
         x, wanted = (np.ascontiguousarray(a.transpose(0, 2, 1)) for a in (x, wanted))
     macros = {"GROUP": layout, "VEC4": vec4}
     (out,) = norm(
-        x, way, macros, np.float32, weight=weight, bias=bias, groups=3, cached=cached, push=push
+        x,
+        way,
+        macros,
+        np.float32,
+        weight=weight,
+        bias=bias,
+        groups=3,
+        cached=cached,
+        push=push,
     )
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-6)
 
@@ -267,7 +281,8 @@ def test_norm_epilogue():
         params = {"x_offset": 0, "out_offset": 0, "rows": 7, "columns": 36}
         params |= {"x_row": 36, "out_row": 36, "eps_bits": bits(1e-5)}
         buffers = [x, Out((7, 36), np.float32), more]
-        (out,) = run("reduce/norm.comp", buffers, params, macros={**macros, "VEC4": vec4}, groups=7)
+        macros["VEC4"] = vec4
+        (out,) = run("reduce/norm.comp", buffers, params, 7, macros, specialize=True)
         wanted = torch.relu(
             torch.nn.functional.layer_norm(torch.from_numpy(x), (36,)) + torch.from_numpy(more)
         ).numpy()
