@@ -23,16 +23,16 @@ os.environ.setdefault(
     "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
 )
 
-_SWEPT = tuple(Path(__file__).parent / room for room in ("ops", "glsl", "lower"))
+_SWEPT = tuple(Path(__file__).parent / folder for folder in ("ops", "glsl", "lower"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the operators' and kernels' tests with many parameters, the first case is fast enough for
-    every day; the others are marked as a sweep."""
+    """Marks all but the first case of each test of operators and kernels as a sweep. The fast tier
+    leaves these out."""
     seen: set[str] = set()
     for item in items:
         if not hasattr(item, "callspec") or not any(
-            item.path.is_relative_to(room) for room in _SWEPT
+            item.path.is_relative_to(folder) for folder in _SWEPT
         ):
             continue
         function = item.nodeid.partition("[")[0]
@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu_traits() -> Iterator[None]:
-    """With PUREVK_TEST_TRAITS=gpu, a software device is taken for a small GPU, so that the kernels
-    and tiles of GPUs are tested where there is none."""
+    """With PUREVK_TEST_TRAITS=gpu, a software device gets the traits of a small GPU. So the
+    kernels and tiles of GPUs are tested without one."""
     if os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
         yield
         return

@@ -22,11 +22,11 @@ class Beyond(torch.nn.Module):
     """Operators that ET-VK's partitioner leaves to the CPU, between ones that it takes."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        values, places = torch.topk(torch.erf(x).cumsum(1), 4)
+        values, indices = torch.topk(torch.erf(x).cumsum(1), 4)
         attended = torch.nn.functional.scaled_dot_product_attention(
             x[None, None], x[None, None], x[None, None]
         )
-        return values * places + attended[0, 0, :, :4].log1p()
+        return values * indices + attended[0, 0, :, :4].log1p()
 
 
 class Special(torch.nn.Module):

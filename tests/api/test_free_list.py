@@ -44,8 +44,8 @@ def test_pieces_tile_the_block(calls: list[tuple[bool, int, int, int]]) -> None:
             if offset is None:
                 fits = [
                     start
-                    for start, room in ranges.free_ranges
-                    if align_up(start, alignment) + size <= start + room
+                    for start, length in ranges.free_ranges
+                    if align_up(start, alignment) + size <= start + length
                 ]
                 assert not fits, "refused although it fits"
             else:

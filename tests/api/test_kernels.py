@@ -204,10 +204,10 @@ def test_sets_in_bulk_with_offsets(device: api.Device, increment_spirv: bytes) -
     commands = pool.buffer()
     commands.begin()
     commands.fill_buffer(buffer, 0, buffer.nbytes)
-    for turn in range(2):
+    for iteration in range(2):
         commands.barrier(Access.TRANSFER | Access.COMPUTE, Access.COMPUTE)
         for i, one in enumerate(sets):
-            if turn < i % 3:
+            if iteration < i % 3:
                 commands.record_dispatch(pipeline, one, None, 0, 1)
     commands.barrier(Access.COMPUTE, Access.HOST)
     commands.end()
@@ -321,11 +321,11 @@ def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.Mon
 
     thread = threading.Thread(target=wait)
     thread.start()
-    turns = 0
+    iterations = 0
     while thread.is_alive():
-        turns += 1
+        iterations += 1
         time.sleep(0.005)
-    assert turns > 5, "the wait kept the interpreter's lock"
+    assert iterations > 5, "the wait kept the interpreter's lock"
     assert "did not finish within 0.15 s" in str(failures[0])
     assert "PUREVK_TIMEOUT" in str(failures[0])
     assert not submission.done()

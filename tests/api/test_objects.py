@@ -268,13 +268,13 @@ def test_buffers_share_blocks_and_do_not_overlap(device: api.Device) -> None:
     del buffers[::3]
     gc.collect()
     buffers += [api.Buffer(device, size) for size in sizes[:10]]
-    places: dict[int, list[tuple[int, int]]] = {}
+    ranges: dict[int, list[tuple[int, int]]] = {}
     for buffer in buffers:
         allocation = buffer.allocation
-        places.setdefault(id(allocation.block), []).append((allocation.offset, allocation.size))
+        ranges.setdefault(id(allocation.block), []).append((allocation.offset, allocation.size))
         assert allocation.offset + allocation.size <= allocation.block.size
-    assert len(places) < 3
-    for spans in places.values():
+    assert len(ranges) < 3
+    for spans in ranges.values():
         spans.sort()
         assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
     stats = device.allocator.stats()

@@ -27,7 +27,7 @@ def imported(path: Path) -> Iterator[str]:
     """The modules that a file imports, and the names that it imports from them, in full."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (f"{alias.name}.*" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 

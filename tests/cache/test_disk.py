@@ -148,7 +148,7 @@ sys.path.insert(0, sys.argv[3])
 from tests.cache.harness import key_of, spirv_of
 draw = random.Random(int(sys.argv[2]))
 found = 0
-for turn in range(150):
+for iteration in range(150):
     cache = Cache(sys.argv[1], max_bytes=20_000)
     for _ in range(10):
         number = draw.randrange(40)
@@ -161,7 +161,7 @@ for turn in range(150):
     cache.put_tuning("device", "shared", list(range(draw.randrange(50))))
     value = Cache(sys.argv[1]).get_tuning("device", "shared")
     assert value is None or value == list(range(len(value)))
-    if turn % 50 == 49:
+    if iteration % 50 == 49:
         cache.clear()
     assert cache.stats().damaged == 0
 print(found)

@@ -62,13 +62,13 @@ def data() -> Path:
 
 @pytest.fixture
 def unregister_topk() -> Iterator[None]:
-    """Takes the row of topk away, if there is one, so that the operator runs on the CPU."""
-    row = registry.find("aten.topk.default")
-    if row is not None:
-        registry.unregister(row.name)
+    """Takes the definition of topk away, if there is one, so that the operator runs on the CPU."""
+    definition = registry.find("aten.topk.default")
+    if definition is not None:
+        registry.unregister(definition.name)
     yield
-    if row is not None:
-        registry.register(row)
+    if definition is not None:
+        registry.register(definition)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every template declares, held against what the compiler makes of it."""
+"""What every template declares, against what the compiler makes of it."""
 
 from __future__ import annotations
 

@@ -172,17 +172,17 @@ def test_defaults_and_names() -> None:
         Node("test.unknown", (X,), ()).tensor("x")
 
 
-def test_every_row_has_its_schema() -> None:
-    for row in registry.definitions():
-        for name in (row.name, *row.names):
+def test_every_definition_has_its_schema() -> None:
+    for definition in registry.definitions():
+        for name in (definition.name, *definition.names):
             found = schema.find(name)
             assert found is not None
-            assert tuple(found.positions) == row.parameters
+            assert tuple(found.positions) == definition.parameters
 
 
 def test_unregistering_withdraws_the_schema() -> None:
-    row = registry.Operator("test.gone", lambda x: x, None, names=("test.gone_too",))
-    registry.register(row)
+    definition = registry.Operator("test.gone", lambda x: x, None, names=("test.gone_too",))
+    registry.register(definition)
     assert schema.find("test.gone_too") is not None
     registry.unregister("test.gone")
     assert schema.find("test.gone") is None and schema.find("test.gone_too") is None

@@ -110,14 +110,14 @@ def test_strides_of_dense_tensors(sizes: list[int], rng: object) -> None:
 @settings(max_examples=200, deadline=None)
 @given(viewed(), st.integers(1, 5), st.integers(0, 1))
 def test_views_with_a_symbolic_size(
-    case: tuple[torch.Tensor, list[int]], value: int, place: int
+    case: tuple[torch.Tensor, list[int]], value: int, position: int
 ) -> None:
     """With a symbolic dim in front, a layout that is found is torch's at every value that keeps the
     guards."""
     x, wanted = case
     symbol = Symbol("s", 8, lower=1)
     batch = Dim.of(symbol)
-    joined = bool(place and wanted)
+    joined = bool(position and wanted)
     sizes = (batch, *x.shape)
     target = (batch * wanted[0], *wanted[1:]) if joined else (batch, *wanted)
     layout = Layout(0, (dims.product(x.shape) * 7, *x.stride()))

@@ -1,5 +1,5 @@
-"""Runs torch functions through purevk: traced to ATen operators, imported node by node, lowered,
-and held against torch."""
+"""Runs torch functions through purevk, and compares the results with torch's. A function is traced
+to ATen operators, imported node by node, and lowered."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Recorder:
             overload = aten.squeeze.dim
         name = str(overload)
         if registry.find(name) is None:
-            raise NotImplementedError(f"no row for {name}")
+            raise NotImplementedError(f"no definition of {name}")
         full = []
         for position, argument in enumerate(overload._schema.arguments):
             if position < len(args):
@@ -128,7 +128,7 @@ def _plain(arg: Any) -> Any:
 
 def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.fx.GraphModule:
     """The ATen operators of a function of tensors: composite ones such as `linear` as they are, if
-    all have rows."""
+    all have definitions."""
     mode = "symbolic" if dynamic else "real"
     with torch.no_grad():
         module = make_fx(fn, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)(
@@ -150,7 +150,7 @@ def trace(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> torch.f
 
 @functools.lru_cache
 def _decompositions() -> dict:
-    """What torch.export does with operators that have no row."""
+    """What torch.export does with operators that have no definition."""
     table = {
         op: made
         for op, made in torch._decomp.core_aten_decompositions().items()
@@ -398,7 +398,7 @@ aten = torch.ops.aten
 
 
 def works(fn, *args, **kwargs):
-    """Whether torch itself takes the arguments."""
+    """What torch gives for the arguments; None if it does not take them."""
     try:
         return fn(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):

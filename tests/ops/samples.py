@@ -1,5 +1,5 @@
-"""What torch's own operator tests call: the samples of `op_db`, with each ATen call that purevk has
-a row for."""
+"""What torch's own operator tests call: the samples of `op_db`, with the ATen calls that purevk
+has definitions for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from purevk.ops import registry
 
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
 SAMPLES = 10  # of each operator and dtype
-# Families of operators that call none of purevk's rows but the plainest, and take long.
+# Families of operators that call only the plainest operators that purevk defines, and take long.
 WITHOUT = (
     "linalg",
     "fft",
@@ -66,8 +66,8 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        row = registry.find(str(func))
-        if row is None:
+        definition = registry.find(str(func))
+        if definition is None:
             return func(*args, **kwargs)
         copied, copied_kwargs = pytree.tree_map(
             lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf,
@@ -82,7 +82,7 @@ class _Recorder(TorchDispatchMode):
                 lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, made
             ),
         )
-        known = self.found.setdefault(row.name, {})
+        known = self.found.setdefault(definition.name, {})
         if _is_plain(call):
             known.setdefault(call.key, call)
         return made
@@ -106,7 +106,7 @@ def _is_plain(call: Call) -> bool:
 
 @functools.lru_cache
 def calls() -> dict[str, list[Call]]:
-    """The calls of each row, by its name."""
+    """The calls of each operator definition, by its name."""
     found: dict[str, dict[str, Call]] = {}
     torch.manual_seed(0)
     with warnings.catch_warnings():

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarnin
 
 
 def test_double_precision_on_the_device():
-    """Sums, extremes, products and comparisons, to the digits of the type."""
+    """Sums, extremes, matmuls and comparisons, to the digits of the type."""
     d = torch.float64
     x, y, long = tensor(5, 13, 17, dtype=d), tensor(17, 9, dtype=d), tensor(3, 70000, dtype=d)
     odd = x.clone()

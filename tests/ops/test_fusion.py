@@ -214,7 +214,7 @@ def test_concatenations_that_grow():
     with program_of(dense, given) as program:
         assert (
             len(dispatches(program)) <= 1 + 2 * 5 + 4
-        )  # relu; two copies for each concatenation; four products
+        )  # relu; two copies for each concatenation; four matmuls
     other = (
         tensor(3, 4, dtype=torch.float16),
         tensor(3, 4, dtype=torch.float32, seed=1),

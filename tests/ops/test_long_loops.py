@@ -1,5 +1,5 @@
-"""Loops of more steps than an old software device takes (it ends them without a word): in parts, by
-halves, or on the CPU."""
+"""Loops of more steps than an old software device takes (it ends them without a word): in parts,
+by bisection, or on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.device,
     pytest.mark.skipif(
         os.environ.get("PUREVK_TEST_TRAITS") == "gpu",
-        reason="a software device taken for a GPU ends loops",
+        reason="a software device with the traits of a GPU ends long loops",
     ),
 ]
 N = 70000

@@ -33,8 +33,8 @@ def program(seed: int, length: int):
     """A function of an image [2, 8, 6, 6], a matrix [5, 12] and indices; random steps on what was
     made before.
 
-    Steps are taken by shape alone, so that torch and purevk walk the same way. Values stay within a
-    few units.
+    Steps are taken by shape alone, so that torch and purevk walk the same way. Values stay
+    small.
     """
 
     def run(
@@ -114,7 +114,7 @@ IMAGE, MATRIX, INDEX = (
 
 @pytest.mark.parametrize("first", range(0, 48, 8))
 def test_graphs(first):
-    # Two products and a norm in a row have several times the rounding of one.
+    # Two matmuls and a norm in sequence have several times the rounding of one.
     check(
         [
             Case(

@@ -1,4 +1,4 @@
-"""The shape function of every row against torch, with known and with symbolic sizes. No device."""
+"""Every shape function against torch, with known and with symbolic sizes. No device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ops.harness import _plain
 from tests.ops.samples import Call, calls
 
 pytestmark = pytest.mark.slow  # torch's samples take half a minute to make
-ROWS = [row.name for row in registry.definitions() if row.name.startswith("aten.")]
+NAMES = [each.name for each in registry.definitions() if each.name.startswith("aten.")]
 
 
 def full_args(call: Call) -> list[Any]:
@@ -52,8 +52,8 @@ def types_of(args: Any, symbolic: dict[int, Symbol] | None = None) -> Any:
     return tuple(visit(arg) for arg in args)
 
 
-def infer(row: registry.Operator, types: tuple) -> tuple[TensorType, ...]:
-    made = row.shape(**row.bind(types[: len(row.parameters)]))
+def infer(definition: registry.Operator, types: tuple) -> tuple[TensorType, ...]:
+    made = definition.shape(**definition.bind(types[: len(definition.parameters)]))
     return () if made is None else made if isinstance(made, tuple) else (made,)
 
 
@@ -69,15 +69,15 @@ def wanted(tensors: list[torch.Tensor]) -> list[str]:
     return [f"{DType.from_torch(t.dtype).name}{list(t.shape)}" for t in tensors]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", NAMES)
 def test_known_sizes(name):
-    row, wrong = registry.find(name), []
+    definition, wrong = registry.find(name), []
     found = calls().get(name, [])
     if not found:
         pytest.skip("no sample of torch's calls it")
     for call in found:
         try:
-            made = text(infer(row, types_of(full_args(call))))
+            made = text(infer(definition, types_of(full_args(call))))
         except registry.ShapeError as error:
             if "known only at a call" in str(error):
                 continue  # sizes that follow from the values
@@ -95,11 +95,11 @@ def test_known_sizes(name):
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong[:20])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", NAMES)
 def test_symbolic_sizes(name):
     """The result's sizes as expressions give torch's at the bounds, and at smaller sizes that keep
     the guards."""
-    row, wrong = registry.find(name), []
+    definition, wrong = registry.find(name), []
     found = calls().get(name, [])
     if not found:
         pytest.skip("no sample of torch's calls it")
@@ -108,7 +108,7 @@ def test_symbolic_sizes(name):
         args = full_args(call)
         try:
             with GuardLog() as log:
-                made = infer(row, types_of(args, symbols))
+                made = infer(definition, types_of(args, symbols))
         except registry.ShapeError:
             continue  # an open comparison went the other way than at these sizes
         except Exception as error:  # a failing shape function is a line of the report
@@ -152,11 +152,11 @@ def _smaller(leaf: Any, symbols: dict[int, Symbol], env: dict[Symbol, int]) -> A
     )
 
 
-def test_most_rows_are_called_by_torchs_samples():
-    """The rows that torch's samples do not reach are few: what linear algebra alone calls (its
-    samples take long, and have tests of their own), and what torch takes apart before a dispatch
-    mode sees it."""
-    seen = [name for name in ROWS if not _is_composite(name)]
+def test_torchs_samples_call_most_operators():
+    """Samples do not call two kinds of operators: those of linear algebra, whose samples take long
+    and which have tests of their own, and those that torch decomposes before a dispatch mode sees
+    them."""
+    seen = [name for name in NAMES if not _is_composite(name)]
     missing = [name for name in seen if not calls().get(name)]
     assert len(missing) < len(seen) // 7, missing
 
@@ -168,10 +168,10 @@ def _is_composite(name):
 
 
 def test_parameters_are_those_of_the_schema():
-    """A row takes the arguments of each overload that it stands for, in the schema's order."""
+    """A definition takes the arguments of each of its overloads, in the order of the schema."""
     wrong = []
-    for row in registry.definitions():
-        for name in (row.name, *row.names):
+    for definition in registry.definitions():
+        for name in (definition.name, *definition.names):
             space, op, *overload = name.split(".")
             if space != "aten":
                 continue
@@ -180,9 +180,11 @@ def test_parameters_are_those_of_the_schema():
                 continue  # more arguments than mean something here; a type in place of a flag
             schema = getattr(getattr(torch.ops.aten, op), overload)._schema
             required = [a.name for a in schema.arguments if not a.has_default_value()]
-            parameters = list(row.signature.parameters.values())
+            parameters = list(definition.signature.parameters.values())
             if len(required) > len(parameters):
-                wrong.append(f"{name} needs {required}, the row takes {row.parameters}")
+                wrong.append(
+                    f"{name} needs {required}, the definition takes {definition.parameters}"
+                )
             for argument, parameter in zip(schema.arguments, parameters):
                 for word in (
                     "dtype",
@@ -202,6 +204,6 @@ def test_parameters_are_those_of_the_schema():
                         parameter.name,
                     } - {"dims", word}:
                         wrong.append(
-                            f"{name}: argument {argument.name} is the row's {parameter.name}"
+                            f"{name}: argument {argument.name} is the definition's {parameter.name}"
                         )
     assert not wrong, "\n".join(wrong)

@@ -1,5 +1,4 @@
-"""States that are read and written in one call: every read sees what was there at its place in the
-order."""
+"""States that are read and written in one call: each read sees what the writes before it left."""
 
 from __future__ import annotations
 
@@ -69,11 +68,11 @@ FORMS: dict[str, tuple[Callable, Callable]] = {
         lambda r, x, s: ((o := add(r, turned(r, s), 1)), store(r, s, x), [add(r, o, 2)])[-1],
         lambda x, s: ([s.t() + 3], x),
     ),
-    "old product, epilogue after the write": (
+    "old matmul, epilogue after the write": (
         lambda r, x, s: ((o := linear(r, x, s)), store(r, s, x), [add(r, o, 2)])[-1],
         lambda x, s: ([x @ s + 2], x),
     ),
-    "old product of a view, epilogue after": (
+    "old matmul of a view, epilogue after": (
         lambda r, x, s: ((o := linear(r, x, turned(r, s))), store(r, s, x), [add(r, o, 2)])[-1],
         lambda x, s: ([x @ s.t() + 2], x),
     ),
@@ -103,7 +102,7 @@ FORMS: dict[str, tuple[Callable, Callable]] = {
         lambda r, x, s: (store(r, s, turned(r, s)), [add(r, s, x)])[-1],
         lambda x, s: ([s.t() + x], s.t()),
     ),
-    "swapped through a product": (
+    "swapped through a matmul": (
         lambda r, x, s: (store(r, s, linear(r, s, x)), [clone(r, s)])[-1],
         lambda x, s: ([s @ x], s @ x),
     ),
@@ -138,7 +137,7 @@ FORMS: dict[str, tuple[Callable, Callable]] = {
         )[-1],
         lambda x, s: ([torch.cat([s[1:], x[:1]])], torch.cat([s[1:], x[:1]])),
     ),
-    "two products around a write": (
+    "two matmuls around a write": (
         lambda r, x, s: (
             (w := r.constant(W)),
             (v := r.constant(W + 1)),

@@ -1,5 +1,5 @@
-"""Every row on the device, with the calls that the samples of torch's own operator tests make of
-it."""
+"""Every operator on the device, with the calls that the samples of torch's own operator tests
+make."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = [
     pytest.mark.slow,
 ]  # slow: torch's samples take half a minute to make
 
-ROWS = [row.name for row in registry.definitions() if row.name.startswith("aten.")]
-MOST = 24  # calls of each row
+NAMES = [each.name for each in registry.definitions() if each.name.startswith("aten.")]
+MOST = 24  # calls of each operator
 # Tolerances of float32 above the usual, relative and absolute.
 LOOSE = {
-    # Samples up to 9: sums of products up to 81.
+    # Samples up to 9: sums of terms up to 81.
     "aten.mm.default": (2e-5, 1e-4), "aten.addmm.default": (2e-5, 1e-4), "aten.bmm.default": (2e-5, 1e-4),
     "aten.convolution.default": (2e-5, 2e-4),
     # GLSL's own functions.
@@ -32,10 +32,10 @@ LOOSE = {
     # A sum of many terms, in float32 throughout.
     "aten.polygamma.default": (5e-5, 1e-5), "aten.special_hermite_polynomial_he.default": (5e-5, 1e-5),
 }  # fmt: skip
-# Where elements are equal any of their places is right: what is checked is that the places hold the
-# values.
+# The index of any of several equal elements is right. What is checked is that the elements at the
+# indices are the values.
 TIES = ("sort", "topk", "kthvalue", "median", "nanmedian", "mode")
-# The second and later results are torch's own notes for its backward pass.
+# The second and later results are for torch's backward pass.
 FIRST_ONLY = ("_embedding_bag_forward_only", "_embedding_bag")
 
 
@@ -53,7 +53,7 @@ def is_sound(call: Call) -> bool:
     if "linspace" in name and call.kwargs.get("dtype") is torch.float16:
         return False  # torch rounds every step to float16
     if "as_strided" in name:
-        return False  # the samples look at the memory behind views; tests/ops/movement/test_rearrange.py has cases
+        return False  # the samples read the memory behind views; tests/ops/movement/test_rearrange.py has cases
     if call.args and isinstance(call.args[0], torch.Tensor) and call.args[0].dtype is torch.float16:
         # torch rounds to float16 what these then take the whole part of.
         return not (call.kwargs.get("rounding_mode") or "grid_sampler" in name)
@@ -76,8 +76,8 @@ def as_case(call: Call) -> Case:
         fn, expected = lambda *args, **kwargs: call.overload(*args, **kwargs)[0], call.results[0]
     elif packet in TIES and isinstance(call.results, tuple):
         fn, expected = (
-            functools.partial(_values_and_places, call),
-            _values_and_places(call, *call.args, **call.kwargs),
+            functools.partial(_values_at_indices, call),
+            _values_at_indices(call, *call.args, **call.kwargs),
         )
     rtol, atol = (
         (4e-3, 2e-2) if half else LOOSE.get(registry.find(str(call.overload)).name, (2e-5, 1e-5))
@@ -95,22 +95,22 @@ def as_case(call: Call) -> Case:
     )
 
 
-def _values_and_places(
+def _values_at_indices(
     call: Call, x: torch.Tensor, *args: object, **kwargs: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = call.overload(x, *args, **kwargs)
-    values, places = made[0], made[1]
+    values, indices = made[0], made[1]
     names = [argument.name for argument in call.overload._schema.arguments]
     dim = dict(zip(names[1:], args), **kwargs).get("dim", -1)
     if not x.dim():
-        return values, places
-    if places.dim() < x.dim():
-        places = places.unsqueeze(dim)
-    return values, torch.gather(x, dim, places)
+        return values, indices
+    if indices.dim() < x.dim():
+        indices = indices.unsqueeze(dim)
+    return values, torch.gather(x, dim, indices)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_row(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_operator(name):
     found = spread([call for call in calls().get(name, []) if is_sound(call)])
     if not found:
         pytest.skip("no sample of torch's calls it")

@@ -112,7 +112,7 @@ def test_all_together_shrink() -> None:
 
 def test_the_whole_order_keeps_the_grammar() -> None:
     """Each pass leaves a graph that verifies, with outputs of the same types; then every value
-    finds its place."""
+    gets a storage."""
     for seed in range(40):
         graph, _ = random_graph(seed)
         types = [value.type for value in graph.outputs]

@@ -13,13 +13,13 @@ from purevk.passes.simplify import drop_no_ops, drop_unused
 
 
 def test_a_conversion_behind_a_reshape_keeps_its_dtype() -> None:
-    """A half product, reshaped and then given out as float32: the conversion has no step, only a
-    type."""
+    """A linear layer in half precision, reshaped and then returned as float32. The conversion has no
+    step, only a type."""
     importer = Importer("forward", "test")
     x = importer.input(DType.float16, (16, 8), False)
     weight = importer.constant(memoryview(bytes(2 * 4 * 8)), TensorType(DType.float16, (4, 8)))
-    (product,) = importer.emit("aten.linear.default", (x, weight, None), [], [], "linear")
-    (shaped,) = importer.emit("aten.view.default", (product, (2, 8, 4)), [], [], "view")
+    (linear,) = importer.emit("aten.linear.default", (x, weight, None), [], [], "linear")
+    (shaped,) = importer.emit("aten.view.default", (linear, (2, 8, 4)), [], [], "view")
     graph = importer.finish([importer.cast(shaped, DType.float32, "cast")])
     moved = move_views(to_programs(drop_unused(drop_no_ops(expand_rewrites(graph)))))
     verify(moved, "move_views")

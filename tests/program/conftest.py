@@ -25,7 +25,7 @@ def linear_input() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def linear_output(linear_input: np.ndarray) -> np.ndarray:
-    """What eager torch gives for the model of `linear_relu.pte` and its kin, built as
+    """What eager torch gives for the model of `linear_relu.pte` and its variants, built as
     `tests/data/make_pte.py` does."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(7)

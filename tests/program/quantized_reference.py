@@ -1,7 +1,7 @@
-"""Runs the graph of a quantized `.pte` with torch alone, each operator as docs and packing say, to
-hold a device against it.
+"""Runs the graph of a quantized `.pte` with torch alone: the reference of what a device computes.
 
-Products of codes are summed exactly (in float64); what follows is float32, rounded after each step.
+Each operator does what its documentation and its packing say. Products of quantized values are
+summed exactly, in float64. What follows is float32, rounded after each step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from purevk.ir import Graph, Value
 F = torch.nn.functional
 
 
-def codes_of(
+def quantize(
     numbers: torch.Tensor, inverse: Any, zero: Any, low: int = -128, high: int = 127
 ) -> torch.Tensor:
     return torch.clamp(torch.round(numbers * inverse) + zero, low, high).to(torch.int8)
@@ -28,8 +28,8 @@ def inverse_of(scale: float) -> torch.Tensor:
     return torch.tensor(1.0 / scale, dtype=torch.float32)
 
 
-def real(codes: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
-    return (codes.float() - zero) * torch.tensor(scale, dtype=torch.float32)
+def real(values: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+    return (values.float() - zero) * torch.tensor(scale, dtype=torch.float32)
 
 
 def unpack(packed: torch.Tensor, low_first: bool) -> torch.Tensor:
@@ -38,11 +38,11 @@ def unpack(packed: torch.Tensor, low_first: bool) -> torch.Tensor:
     return torch.stack(pair, -1).reshape(packed.shape[0], -1)
 
 
-def by_group(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+def by_group(values: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
     """The weight in float64 from scales [groups, N or more]."""
     return (
-        codes.double()
-        * scales.T[: codes.shape[0]].double().repeat_interleave(group, 1)[:, : codes.shape[1]]
+        values.double()
+        * scales.T[: values.shape[0]].double().repeat_interleave(group, 1)[:, : values.shape[1]]
     )
 
 
@@ -52,8 +52,8 @@ def linear_q4gsw(x, weight, scales, group, bias):
 
 
 def linear_dq8ca(x, scale, zero, weight, sums, scales, group, bias):
-    codes = codes_of(x, (1.0 / scale)[..., None], zero[..., None].float())
-    centered = (codes.double() - zero.double()[..., None]) * scale.double()[..., None]
+    values = quantize(x, (1.0 / scale)[..., None], zero[..., None].float())
+    centered = (values.double() - zero.double()[..., None]) * scale.double()[..., None]
     return linear_q4gsw(centered, weight, scales, group, bias)
 
 
@@ -67,7 +67,7 @@ def q8ta_end(total, x_scale, scales, bias, scale, zero, activation, channels, sh
         :channels
     ].reshape(shape)
     y = y if bias is None else y + bias[:channels].reshape(shape)
-    return codes_of(torch.relu(y) if activation == "relu" else y, inverse_of(scale), zero)
+    return quantize(torch.relu(y) if activation == "relu" else y, inverse_of(scale), zero)
 
 
 def q8ta_conv2d(
@@ -125,14 +125,14 @@ def q8ta_transposed(
 
 
 def q8ta_add(a, b, a_scale, a_zero, b_scale, b_zero, scale, zero, alpha):
-    return codes_of(
+    return quantize(
         real(a, a_scale, a_zero) + alpha * real(b, b_scale, b_zero), inverse_of(scale), zero
     )
 
 
 def q8ta_shuffle(x, x_scale, x_zero, inverse, zero, factor):
     return F.pixel_shuffle(
-        codes_of(real(x, x_scale, x_zero), inverse_of(1 / inverse), zero), factor
+        quantize(real(x, x_scale, x_zero), inverse_of(1 / inverse), zero), factor
     )
 
 
@@ -176,7 +176,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "et_vk.embedding_q4gsw.default": embedding_q4gsw,
     "torchao.choose_qparams_affine.default": choose_affine,
     "torchao.dequantize_affine.default": dequantize_affine,
-    "quantized_decomposed.quantize_per_tensor.default": lambda x, s, z, a, b, d: codes_of(
+    "quantized_decomposed.quantize_per_tensor.default": lambda x, s, z, a, b, d: quantize(
         x, inverse_of(s), z, a, b
     ),
     "quantized_decomposed.dequantize_per_tensor.default": lambda q, s, z, *rest: real(q, s, z),

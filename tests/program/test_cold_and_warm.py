@@ -81,8 +81,8 @@ def test_two_processes_fill_one_cache(
     assert python(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder)["compiled"] == 0
 
 
-def entries(folder: Path, room: str) -> list[Path]:
-    return sorted(path for path in (folder / room).rglob("*") if path.is_file())
+def entries(folder: Path, kind: str) -> list[Path]:
+    return sorted(path for path in (folder / kind).rglob("*") if path.is_file())
 
 
 def damage(files: list[Path], kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Sizes that come about during a call: how many elements a mask takes, how many values differ,
+"""Data-dependent sizes: how many elements a mask takes, how many values differ,
 numbers read off tensors."""
 
 from __future__ import annotations

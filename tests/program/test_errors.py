@@ -85,12 +85,12 @@ def test_jumps_that_no_exporter_writes() -> None:
         for at, call in enumerate(chain.instructions):
             if isinstance(call, pte.program.JumpFalse):
                 for destination in (at, 0) if at else (at,):
-                    jumps = (
+                    instructions = (
                         *chain.instructions[:at],
                         replace(call, destination=destination),
                         *chain.instructions[at + 1 :],
                     )
-                    changed = replace(plan, chains=(replace(chain, instructions=jumps),))
+                    changed = replace(plan, chains=(replace(chain, instructions=instructions),))
                     raised = refused(
                         UnsupportedProgramError,
                         lambda changed=changed: structure(changed, "branch.pte"),

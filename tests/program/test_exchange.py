@@ -1,4 +1,5 @@
-"""Inputs from whatever gives its memory away, and results in memory of the caller's."""
+"""Inputs from objects that implement DLPack or the buffer protocol, and results in memory of the
+caller."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_state_stays_on_the_device_until_it_is_reset(name: str, variant: str) ->
         later = program.forward(*samples[-1][0])
         np.testing.assert_array_equal(
             later, first[-1]
-        )  # the same token at the same place finds the same rows before it
+        )  # the same token at the same position finds the same rows before it
         program.reset_state()
         again = steps(program, samples)
         for one, two in zip(first, again):

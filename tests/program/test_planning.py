@@ -20,7 +20,7 @@ LIMITS = DeviceLimits(bytes_per_second=1e9, flops_per_second=1e10)
 
 
 class Net(torch.nn.Module):
-    """Products, a convolution, norms, attention, a buffer that is written, and one weight used
+    """Linear layers, a convolution, norms, attention, a buffer that is written, and one weight used
     twice."""
 
     def __init__(self, width: int = 32) -> None:
@@ -89,12 +89,12 @@ def test_cost() -> None:
     (name,) = (symbol.name for symbol in planned.plan.graph.symbols)
     for size in (16, 3):
         costs = planned.costs(**{name: size})
-        products = [cost for cost in costs if cost.flops >= 2 * size * 128 * 32]
-        assert sum(cost.flops for cost in products) == pytest.approx(
+        matmuls = [cost for cost in costs if cost.flops >= 2 * size * 128 * 32]
+        assert sum(cost.flops for cost in matmuls) == pytest.approx(
             2 * size * 128 * (64 + 32), rel=0.1
         )
         moved = 4 * (128 * 64 + 128 + 32 * 128 + 32 + size * (64 + 128 + 128 + 32))
-        assert sum(cost.nbytes for cost in products) == pytest.approx(moved, rel=0.15)
+        assert sum(cost.nbytes for cost in matmuls) == pytest.approx(moved, rel=0.15)
         for cost in costs:
             assert cost.seconds >= max(cost.nbytes / 1e9, cost.flops / 1e10) * 0.999
         report = planned.report(**{name: size})

@@ -44,7 +44,7 @@ def test_flow(name, device):
     with kernels_of(device), Program(name, {"forward": source}, context()) as program:
         assert not host_nodes(program)
         have = program.forward(*case.inputs)
-    # Sums of products in another order; where codes follow, these are the same.
+    # Sums in another order; if quantized values follow, these are the same.
     torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
     error = (have - case.float_result).abs().max() / case.float_result.abs().max()
     assert error < flow.tolerance, f"{error} from the float model"

@@ -1,4 +1,4 @@
-"""Files of every release of executorch, held against what eager torch gave when they were made
+"""Files of every release of executorch, against what eager torch gave when they were made
 (`tests/data/releases`)."""
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def test_file(file):
 
 @pytest.mark.parametrize("version", MADE_WITH)
 def test_release(version):
-    """Every model is there or is known to be refused, and every operator that the release's
-    partitioner takes has a row."""
+    """Every model is there or is known to be refused. Every operator that the partitioner of the
+    release takes has a definition."""
     made = MADE_WITH[version]
     there = {Path(file).name for file in (*FILES, *SAME) if file.startswith(f"{version}/")}
     assert there | set(made["refused"]) == {

@@ -1,5 +1,4 @@
-"""The face of ExecuTorch's runtime: what its own runtime says of the same files, and the same code
-on both."""
+"""The API of ExecuTorch's runtime: the same metadata of the same files, and the same code on both."""
 
 from __future__ import annotations
 

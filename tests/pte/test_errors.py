@@ -56,15 +56,15 @@ def blob_with(values: tuple = (), **fields: Any) -> bytes:
 def header(**changes: int) -> bytes:
     """linear_relu.pte with fields of its header changed."""
     data = bytearray((DATA / "linear_relu.pte").read_bytes())
-    places = {
+    fields = {
         "length": ("<I", 12),
         "table_size": ("<Q", 16),
         "base": ("<Q", 24),
         "data_size": ("<Q", 32),
     }
     for name, value in changes.items():
-        code, at = places[name]
-        struct.pack_into(code, data, at, value)
+        format, at = fields[name]
+        struct.pack_into(format, data, at, value)
     return bytes(data)
 
 
@@ -288,7 +288,7 @@ BLOBS = {
         "unknown datatype 99",
         "0 to 7",
     ),
-    "constant place": (
+    "constant range": (
         blob_with(constants=[{"offset": 8, "length": 4}]),
         "outside the blob",
         "bytes 8 to 12 of 0",

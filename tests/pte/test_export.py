@@ -47,7 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(params=["committed", pytest.param("exported", marks=pytest.mark.slow)])
 def folder_of(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """Where program `name` lies: beside the tests, or in a temporary folder."""
+    """The folder of program `name`: beside the tests, or in a temporary folder."""
     if request.param == "committed":
         return lambda name: DATA
     return request.getfixturevalue("exported")
@@ -63,7 +63,7 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
     from executorch.exir import schema
 
     def tensor(value: Tensor, reference: Any) -> Any:
-        place = value.allocation and schema.AllocationDetails(
+        allocation = value.allocation and schema.AllocationDetails(
             value.allocation.memory_id,
             value.allocation.offset & 0xFFFFFFFF,
             value.allocation.offset >> 32,
@@ -85,7 +85,7 @@ def as_executorch(program: pte.Program, segment_base: int) -> Any:
             requires_grad=value.requires_grad,
             layout=value.layout,
             data_buffer_idx=value.data_index,
-            allocation_info=place,
+            allocation_info=allocation,
             shape_dynamism=schema.TensorShapeDynamism(value.dynamism),
             extra_tensor_info=extra,
         )

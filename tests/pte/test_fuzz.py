@@ -82,8 +82,8 @@ def test_every_truncation_of_a_data_file(name: str) -> None:
 )
 def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(ORIGINALS[name])
-    for place, value in changes:
-        data[int(place * len(data))] = value
+    for position, value in changes:
+        data[int(position * len(data))] = value
     use(bytes(data), [DATA_ORIGINALS[name]] if name in DATA_ORIGINALS else [])
 
 
@@ -96,8 +96,8 @@ def test_changed_bytes(name: str, changes: list[tuple[float, int]]) -> None:
 )
 def test_changed_bytes_of_a_data_file(name: str, changes: list[tuple[float, int]]) -> None:
     data = bytearray(DATA_ORIGINALS[name])
-    for place, value in changes:
-        data[int(place * len(data))] = value
+    for position, value in changes:
+        data[int(position * len(data))] = value
     use(ORIGINALS[name], [bytes(data)])
 
 

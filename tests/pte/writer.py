@@ -92,14 +92,14 @@ def _vector(builder: flatbuffers.Builder, kind: fb.Numbers, items: Any) -> int:
 def with_header(table: bytes, segments: bytes = b"", length: int = 32, fill: int = 0xEE) -> bytes:
     """A .pte file: the flatbuffer with an extended header of `length` bytes inserted, then the
     segments at a multiple of 64. What a header has beyond 32 bytes is filled with `fill`."""
-    room = -(-length // 16) * 16
-    size = len(table) + room
+    padded = -(-length // 16) * 16
+    size = len(table) + padded
     base = -(-size // 64) * 64 if segments else 0
     header = struct.pack("<4sIQQQ", b"eh00", length, size, base, len(segments)).ljust(
-        room, bytes([fill])
+        padded, bytes([fill])
     )[:length]
-    root = struct.unpack_from("<I", table)[0] + room
-    head = struct.pack("<I", root) + table[4:8] + header.ljust(room, b"\0") + table[8:]
+    root = struct.unpack_from("<I", table)[0] + padded
+    head = struct.pack("<I", root) + table[4:8] + header.ljust(padded, b"\0") + table[8:]
     return head.ljust(base or size, b"\0") + segments
 
 

@@ -1,5 +1,5 @@
 """What templates declare: reading it needs no compiler. What every template of purevk declares is
-held against the compiler in tests/glsl/test_interfaces.py."""
+compared with the compiler in tests/glsl/test_interfaces.py."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def test_operators_that_write_into_buffers() -> None:
     torch.manual_seed(0)
     program = purevk.compile(Cached(), (torch.randn(1, 1, 2, 4), torch.tensor([0])))
     nodes = [node.op for node in program.methods["forward"].graph.nodes]
-    # The caches are written where they lie; only the copy of one is left to the CPU.
+    # The caches are written in place; only the copy of one is left to the CPU.
     assert nodes.count("purevk.write") == 3 and nodes.count("purevk.host") == 1
     assert "purevk.store" not in nodes
     module = Cached()

@@ -26,8 +26,8 @@ def pool(
     last=True,
     push=False,
 ):
-    """x: [N, C, H, W]. Runs the kernel on it in channels-last order (or not) and gives [N, C, OH,
-    OW] back."""
+    """x: [N, C, H, W]. Runs the kernel on it in NHWC order, or in NCHW order, and gives
+    [N, C, OH, OW] back."""
     n, c, h, w = x.shape
     oh, ow = size
     stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x

@@ -142,7 +142,7 @@ def test_four_outer_and_two_reduced_dims(way, push):
 @pytest.mark.parametrize("vec4", [0, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("op", ["mean", "amax"])
-def test_columns_of_channels_last(vec4, dtype, op):
+def test_columns_of_nhwc(vec4, dtype, op):
     rng = np.random.default_rng(3)
     n, h, w, c = 2, 7, 5, 44 if vec4 else 43
     x = rng.standard_normal((n, h, w, c)).astype(dtype)
