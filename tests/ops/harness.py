@@ -409,18 +409,19 @@ HALF = 1e-2  # absolute: sums of up to 70 products of numbers below 1, rounded o
 SINGLE = 2e-5  # absolute: the order of the sum differs from torch's
 
 
-def unit(*shape, dtype=torch.float32, seed=0):
+def unit(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Numbers in [-1, 1]."""
     return tensor(*shape, dtype=dtype, seed=seed, low=-1, high=1)
 
 
-def sum_case(fn, *args, dtype=torch.float32, name="", constants=()):
-    """A case whose results are sums of up to 70 products of numbers in [-1, 1]."""
-    return Case(
-        fn,
-        args,
-        constants=constants,
-        name=name,
-        rtol=1e-5 if dtype is torch.float32 else 4e-3,
-        atol=SINGLE if dtype is torch.float32 else HALF,
-    )
+def sum_case(
+    fn: Callable[..., Any],
+    *args: Any,
+    name: str = "",
+    constants: Sequence[int] = (),
+    **kwargs: Any,
+) -> Case:
+    """A case whose results are sums of up to 70 products of numbers in [-1, 1], in the dtype of the
+    first argument."""
+    rtol, atol = (1e-5, SINGLE) if args[0].dtype is torch.float32 else (4e-3, HALF)
+    return Case(fn, args, kwargs, constants=constants, name=name, rtol=rtol, atol=atol)

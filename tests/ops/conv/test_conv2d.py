@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,85 +59,42 @@ def convolution(x, w, b, stride, padding, dilation, groups):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("fixed", [True, False], ids=["constants", "inputs"])
 def test_convolutions(dtype, fixed):
-    cases = []
+    of, cases = functools.partial(unit, dtype=dtype), []
     for name, (shape, weight, *rest) in CONVOLUTIONS.items():
         for bias in (True, False):
-            args = (
-                unit(*shape, dtype=dtype),
-                unit(*weight, dtype=dtype, seed=1),
-                unit(weight[0], dtype=dtype, seed=2) if bias else None,
-                *rest,
-            )
-            cases.append(
-                sum_case(
-                    convolution,
-                    *args,
-                    dtype=dtype,
-                    name=f"{name} {dtype} bias {bias}",
-                    constants=((1, 2) if bias else (1,)) if fixed else (),
-                )
-            )
+            b = of(weight[0], seed=2) if bias else None
+            constants = ((1, 2) if bias else (1,)) if fixed else ()
+            args = (of(*shape), of(*weight, seed=1), b, *rest)
+            cases.append(sum_case(convolution, *args, name=name, constants=constants))
     check(cases)
 
 
 def test_convolutions_read_layouts():
-    """Inputs that lie in memory channels last, as slices, or as the results of other convolutions
-    and views."""
+    """Inputs in NHWC, slices, and results of other convolutions and views."""
     w, w1, wd = unit(8, 8, 3, 3), unit(8, 8, 1, 1), unit(8, 1, 3, 3)
-    x, last = unit(2, 8, 7, 9), unit(2, 7, 9, 8)
+    x, nhwc = unit(2, 8, 7, 9), unit(2, 7, 9, 8)
     cases = []
     for name, weight, groups in (("3x3", w, 1), ("1x1", w1, 1), ("depthwise", wd, 8)):
         pad = 0 if name == "1x1" else 1
         conv = lambda t, k, g=groups, p=pad: F.conv2d(t, k, padding=p, groups=g)  # noqa: E731
+        forms = {
+            "nhwc": lambda t, k, c=conv: c(t.permute(0, 3, 1, 2), k),
+            "slice": lambda t, k, c=conv: c(t[:, :, 1:, 2:], k),
+            "steps": lambda t, k, c=conv: c(t[:, :, ::2, ::3], k),
+            "twice": lambda t, k, c=conv: c(c(t, k).relu(), k).permute(0, 2, 3, 1).contiguous(),
+            "slice of result": lambda t, k, c=conv: c(c(t, k)[:, :, 1:], k).flatten(1),
+            "tokens": lambda t, k, c=conv: c(t, k).reshape(2, 8, -1).transpose(1, 2) * 2,
+            "one pixel": lambda t, k, c=conv: c(t[:, :, :1, :1], k),
+            "expanded": lambda t, k, c=conv: c(t.expand(3, 8, 7, 9), k),
+            "cat": lambda t, k, c=conv: torch.cat([c(t, k), t], 1) + 1,
+            "mean": lambda t, k, c=conv: c(t, k).mean((2, 3)),
+            "softmax of channels": lambda t, k, c=conv: torch.softmax(c(t, k), 1),
+            "transposed": lambda t, k, c=conv: c(t.transpose(2, 3), k),
+        }
+        inputs = {"nhwc": nhwc, "expanded": x[:1].contiguous()}
         cases += [
-            sum_case(
-                lambda t, k, c=conv: c(t.permute(0, 3, 1, 2), k),
-                last,
-                weight,
-                name=f"{name} channels last",
-            ),
-            sum_case(lambda t, k, c=conv: c(t[:, :, 1:, 2:], k), x, weight, name=f"{name} slice"),
-            sum_case(lambda t, k, c=conv: c(t[:, :, ::2, ::3], k), x, weight, name=f"{name} steps"),
-            sum_case(
-                lambda t, k, c=conv: c(c(t, k).relu(), k).permute(0, 2, 3, 1).contiguous(),
-                x,
-                weight,
-                name=f"{name} twice",
-            ),
-            sum_case(
-                lambda t, k, c=conv: c(c(t, k)[:, :, 1:], k).flatten(1),
-                x,
-                weight,
-                name=f"{name} slice of result",
-            ),
-            sum_case(
-                lambda t, k, c=conv: c(t, k).reshape(2, 8, -1).transpose(1, 2) * 2,
-                x,
-                weight,
-                name=f"{name} tokens",
-            ),
-            sum_case(
-                lambda t, k, c=conv: c(t[:, :, :1, :1], k), x, weight, name=f"{name} one pixel"
-            ),
-            sum_case(
-                lambda t, k, c=conv: c(t.expand(3, 8, 7, 9), k),
-                x[:1].contiguous(),
-                weight,
-                name=f"{name} expanded",
-            ),
-            sum_case(
-                lambda t, k, c=conv: torch.cat([c(t, k), t], 1) + 1, x, weight, name=f"{name} cat"
-            ),
-            sum_case(lambda t, k, c=conv: c(t, k).mean((2, 3)), x, weight, name=f"{name} mean"),
-            sum_case(
-                lambda t, k, c=conv: torch.softmax(c(t, k), 1),
-                x,
-                weight,
-                name=f"{name} softmax of channels",
-            ),
-            sum_case(
-                lambda t, k, c=conv: c(t.transpose(2, 3), k), x, weight, name=f"{name} transposed"
-            ),
+            sum_case(fn, inputs.get(form, x), weight, name=f"{name} {form}")
+            for form, fn in forms.items()
         ]
     check(cases)
 
@@ -174,40 +133,19 @@ def test_epilogues_of_convolutions():
         for label, fn in forms.items():
             cases.append(sum_case(fn, x, weight, b, r, constants=(1, 2), name=f"{name} {label}"))
             if name in ("3x3", "depthwise"):
-                cases.append(
-                    sum_case(
-                        fn,
-                        x.half(),
-                        weight.half(),
-                        b.half(),
-                        r.half(),
-                        constants=(1, 2),
-                        name=f"{name} {label} half",
-                        dtype=torch.float16,
-                    )
-                )
+                halves = (each.half() for each in (x, weight, b, r))
+                cases.append(sum_case(fn, *halves, constants=(1, 2), name=f"{name} {label} half"))
         if out == 8:
             norm = lambda t, w, b, r, *s, c=conv: (F.batch_norm(c(t, w, b), *s) + r).relu()  # noqa: E731
-            cases.append(
-                sum_case(
-                    norm,
-                    x,
-                    weight,
-                    b,
-                    r,
-                    *stats,
-                    constants=(1, 2, 4, 5, 6, 7),
-                    name=f"{name} batch norm",
-                )
-            )
-            cases.append(
-                sum_case(norm, x, weight, b, r, *stats, name=f"{name} batch norm of inputs")
-            )
+            args = (x, weight, b, r, *stats)
+            constants = (1, 2, 4, 5, 6, 7)
+            cases.append(sum_case(norm, *args, constants=constants, name=f"{name} batch norm"))
+            cases.append(sum_case(norm, *args, name=f"{name} batch norm of inputs"))
     check(cases)
 
 
 def test_convolution_batch_norm_relu_add_is_one_dispatch():
-    """Once the images lie channels last, as they do between convolutions."""
+    """Once the images are in NHWC, as they are between convolutions."""
     x, r = unit(2, 6, 5, 8), unit(2, 6, 5, 8, seed=1)
 
     class Block(torch.nn.Module):

@@ -8,21 +8,14 @@ import torch
 from tests.ops.harness import Case, aten, check, tensor, works
 
 pytestmark = pytest.mark.device
+DTYPES = (torch.float32, torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)
 
 
 def test_creation():
     """As outputs, and inside programs that read them."""
     x = tensor(3, 5)
     cases = []
-    for dtype in (
-        torch.float32,
-        torch.float16,
-        torch.int64,
-        torch.int32,
-        torch.bool,
-        torch.uint8,
-        None,
-    ):
+    for dtype in (*DTYPES, None):
         kwargs = {} if dtype is None else {"dtype": dtype}
         for overload, args in (
             (aten.full.default, ([3, 5], 2)),
@@ -47,40 +40,14 @@ def test_creation():
             (aten.ones_like.default, (x,)),
         ):
             cases.append(Case(overload, args, kwargs))
-    cases.append(
-        Case(lambda t: t + torch.arange(5) * torch.ones(3, 1), (x,), name="arange in a program")
-    )
-    cases.append(
-        Case(
-            lambda t: torch.where(torch.arange(5) < 3, t, torch.full((3, 5), -1.0)),
-            (x,),
-            name="mask",
-        )
-    )
-    cases.append(
-        Case(
-            lambda t: torch.zeros_like(t).sum() + torch.ones(3, 5).sum(0),
-            (x,),
-            name="sums of constants",
-        )
-    )
-    cases.append(
-        Case(
-            lambda t: torch.arange(12).reshape(3, 4).t()[1:] + torch.zeros(()),
-            (x,),
-            name="views of arange",
-        )
-    )
-    cases.append(Case(lambda t: t[torch.arange(2, -1, -1)], (x,), name="reversed"))
-    cases.append(
-        Case(
-            lambda t: (
-                torch.full((3, 5), float("inf")) * 0,
-                torch.full((2,), float("-inf")),
-                torch.full((2,), float("nan")),
-            ),
-            (x,),
-            name="inf, NaN",
-        )
-    )
+    programs = {
+        "arange": lambda t: t + torch.arange(5) * torch.ones(3, 1),
+        "mask": lambda t: torch.where(torch.arange(5) < 3, t, torch.full((3, 5), -1.0)),
+        "sums of constants": lambda t: torch.zeros_like(t).sum() + torch.ones(3, 5).sum(0),
+        "views of arange": lambda t: torch.arange(12).reshape(3, 4).t()[1:] + torch.zeros(()),
+        "reversed": lambda t: t[torch.arange(2, -1, -1)],
+        "inf times 0": lambda t: torch.full((3, 5), float("inf")) * 0,
+        "inf, NaN": lambda t: (torch.full((2,), -torch.inf), torch.full((2,), torch.nan)),
+    }
+    cases += [Case(program, (x,), name=name) for name, program in programs.items()]
     check(cases)

@@ -36,23 +36,13 @@ def test_max_pool():
                 cases.append(Case(aten.max_pool2d.default, (x, *rest)))
             if works(aten.max_pool2d_with_indices.default, x, *rest) is not None:
                 cases.append(Case(aten.max_pool2d_with_indices.default, (x, *rest)))
-                cases.append(
-                    Case(
-                        lambda *a: aten.max_pool2d_with_indices.default(*a)[0] + 1,
-                        (x, *rest),
-                        name=f"values {dtype} {shape} {rest}",
-                    )
-                )
+                values = lambda *a: aten.max_pool2d_with_indices.default(*a)[0] + 1  # noqa: E731
+                cases.append(Case(values, (x, *rest), name="values"))
     ties = torch.zeros(1, 3, 6, 6)
     ties[0, 1] = float("nan")
     ties[0, 2] = -float("inf")
-    cases.append(
-        Case(
-            aten.max_pool2d_with_indices.default,
-            (ties, [3, 3], [2, 2], [1, 1]),
-            name="ties, NaN and -inf",
-        )
-    )
+    args = (ties, [3, 3], [2, 2], [1, 1])
+    cases.append(Case(aten.max_pool2d_with_indices.default, args, name="ties, NaN and -inf"))
     check(cases)
 
 
@@ -61,43 +51,28 @@ def test_avg_pool():
     for dtype in (torch.float32, torch.float16):
         for shape, kernel, stride, padding, _, ceil_mode in POOLS:
             for include, divisor in ((True, None), (False, None), (True, 7)):
-                args = (
-                    tensor(*shape, dtype=dtype),
-                    kernel,
-                    stride,
-                    padding,
-                    ceil_mode,
-                    include,
-                    divisor,
-                )
+                x = tensor(*shape, dtype=dtype)
+                args = (x, kernel, stride, padding, ceil_mode, include, divisor)
                 if works(aten.avg_pool2d.default, *args) is not None:
                     cases.append(Case(aten.avg_pool2d.default, args))
     check(cases)
 
 
 def test_pools_read_layouts():
-    x, last = tensor(2, 8, 7, 9), tensor(2, 7, 9, 8)
+    x, nhwc = tensor(2, 8, 7, 9), tensor(2, 7, 9, 8)
     w = tensor(8, 8, 3, 3)
     cases = []
     for name, pool in {
         "max": lambda t: F.max_pool2d(t, 3, 2, 1),
         "avg": lambda t: F.avg_pool2d(t, 3, 2, 1),
     }.items():
+        after = lambda t, k, p=pool: p(F.conv2d(t, k, padding=1).relu()) + 1  # noqa: E731
+        expanded = lambda t, p=pool: p(t.expand(2, 8, 7, 9))  # noqa: E731
         cases += [
-            Case(lambda t, p=pool: p(t.permute(0, 3, 1, 2)), (last,), name=f"{name} channels last"),
+            Case(lambda t, p=pool: p(t.permute(0, 3, 1, 2)), (nhwc,), name=f"{name} NHWC"),
             Case(lambda t, p=pool: p(t[:, 1:, ::2]), (x,), name=f"{name} slice"),
-            Case(
-                lambda t, k, p=pool: p(F.conv2d(t, k, padding=1).relu()) + 1,
-                (x, w),
-                name=f"{name} of a convolution",
-                atol=1e-4,
-                rtol=1e-4,
-            ),
+            Case(after, (x, w), name=f"{name} of a convolution", atol=1e-4, rtol=1e-4),
             Case(lambda t, p=pool: p(p(t)).flatten(1), (x,), name=f"{name} twice"),
-            Case(
-                lambda t, p=pool: p(t.expand(2, 8, 7, 9)),
-                (x[:1].contiguous(),),
-                name=f"{name} expanded",
-            ),
+            Case(expanded, (x[:1].contiguous(),), name=f"{name} expanded"),
         ]
     check(cases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -28,27 +29,12 @@ def test_embedding():
     for dtype, index_type in itertools.product(DATA, INDEX):
         for shape in ((5,), (2, 3), (2, 2, 2), (1,), ()):
             for width in (7, 8, 1):
-                weight = tensor(11, width, dtype=dtype)
-                if (
-                    works(
-                        aten.embedding.default, weight, indices(*shape, below=11, dtype=index_type)
-                    )
-                    is not None
-                ):
-                    cases.append(
-                        Case(
-                            aten.embedding.default,
-                            (weight, indices(*shape, below=11, dtype=index_type)),
-                            constants=(0,) if width == 8 else (),
-                        )
-                    )
-    cases.append(
-        Case(
-            lambda w, i: F.embedding(i, w) * 2 + F.embedding(i + 1, w),
-            (tensor(12, 8), indices(3, 4, below=11)),
-            name="twice",
-        )
-    )
+                args = tensor(11, width, dtype=dtype), indices(*shape, below=11, dtype=index_type)
+                if works(aten.embedding.default, *args) is not None:
+                    constants = (0,) if width == 8 else ()
+                    cases.append(Case(aten.embedding.default, args, constants=constants))
+    twice = lambda w, i: F.embedding(i, w) * 2 + F.embedding(i + 1, w)  # noqa: E731
+    cases.append(Case(twice, (tensor(12, 8), indices(3, 4, below=11)), name="twice"))
     cases.append(Case(lambda w, i: w[i], (tensor(12, 8), indices(3, 4, below=12)), name="index"))
     check(cases)
 
@@ -56,41 +42,22 @@ def test_embedding():
 def test_index_select():
     cases = []
     for dtype, index_type in itertools.product(DATA, INDEX):
-        x = tensor(3, 5, 8, dtype=dtype)
+        x, of = tensor(3, 5, 8, dtype=dtype), functools.partial(indices, dtype=index_type)
         for dim in (0, 1, 2, -1):
-            cases.append(
-                Case(
-                    aten.index_select.default,
-                    (x, dim, indices(4, below=x.shape[dim], dtype=index_type)),
-                )
-            )
-        cases.append(Case(aten.index_select.default, (x, 0, indices(below=3, dtype=index_type))))
-        cases.append(
-            Case(
-                aten.index_select.default,
-                (tensor(6, dtype=dtype), 0, indices(9, below=6, dtype=index_type)),
-            )
-        )
+            cases.append(Case(aten.index_select.default, (x, dim, of(4, below=x.shape[dim]))))
+        cases.append(Case(aten.index_select.default, (x, 0, of(below=3))))
+        vector = tensor(6, dtype=dtype)
+        cases.append(Case(aten.index_select.default, (vector, 0, of(9, below=6))))
     x = tensor(4, 6, 8)
     for name, layout in {
         "permuted": lambda t: t.permute(2, 0, 1),
         "slice": lambda t: t[1:, ::2],
         "expanded": lambda t: t[:, :1].expand(4, 3, 8),
     }.items():
-        cases.append(
-            Case(
-                lambda t, i, view=layout: torch.index_select(view(t), 1, i) + 1,
-                (x, indices(5, below=3)),
-                name=name,
-            )
-        )
-        cases.append(
-            Case(
-                lambda t, i, view=layout: torch.index_select(view(t), 0, i[::2]),
-                (x, indices(7, below=3)),
-                name=f"{name}, strided index",
-            )
-        )
+        select = lambda t, i, view=layout: torch.index_select(view(t), 1, i) + 1  # noqa: E731
+        strided = lambda t, i, view=layout: torch.index_select(view(t), 0, i[::2])  # noqa: E731
+        cases.append(Case(select, (x, indices(5, below=3)), name=name))
+        cases.append(Case(strided, (x, indices(7, below=3)), name=f"{name}, strided index"))
     check(cases)
 
 
@@ -102,19 +69,13 @@ def test_gather():
             cases.append(Case(aten.gather.default, (x, dim, indices(3, 5, 8, below=x.shape[dim]))))
             cases.append(Case(aten.gather.default, (x, dim, indices(2, 4, 3, below=x.shape[dim]))))
         cases.append(Case(aten.gather.default, (tensor(7, dtype=dtype), 0, indices(9, below=7))))
-    cases.append(
-        Case(
-            lambda t, i: torch.gather(t.transpose(0, 2), 1, i.transpose(0, 2)),
-            (tensor(3, 5, 8), indices(3, 2, 8, below=5)),
-            name="transposed",
-        )
-    )
+    transposed = lambda t, i: torch.gather(t.transpose(0, 2), 1, i.transpose(0, 2))  # noqa: E731
+    cases.append(Case(transposed, (tensor(3, 5, 8), indices(3, 2, 8, below=5)), name="transposed"))
     check(cases)
 
 
 def test_index():
-    """One to four index tensors, at any place, with gaps, broadcast against each other,
-    negative."""
+    """One to four index tensors, for any dims, with gaps, broadcast against each other, negative."""
     cases = []
     for dtype, index_type in itertools.product(
         (torch.float32, torch.float16, torch.int64, torch.bool), INDEX
@@ -137,19 +98,11 @@ def test_index():
             [i[:, None], j],
             [i, None, k[:1]],
         ):
-            cases.append(
-                Case(
-                    aten.index.Tensor,
-                    (x, index),
-                    name=f"{[None if t is None else list(t.shape) for t in index]} {dtype} {index_type}",
-                )
-            )
-        cases.append(
-            Case(
-                aten.index.Tensor,
-                (tensor(7, dtype=dtype), [indices(3, 2, below=7, dtype=index_type)]),
-            )
-        )
+            shapes = [None if t is None else list(t.shape) for t in index]
+            cases.append(Case(aten.index.Tensor, (x, index), name=f"index {shapes}"))
+        vector = tensor(7, dtype=dtype)
+        index = [indices(3, 2, below=7, dtype=index_type)]
+        cases.append(Case(aten.index.Tensor, (vector, index)))
         cases.append(Case(aten.index.Tensor, (x, [torch.tensor(1, dtype=index_type)]), name="0-d"))
     x, i = tensor(4, 6, 8), indices(3, below=4)
     cases.append(Case(lambda t, n: t[n, 1:, ::2] + 1, (x, i), name="of a slice"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -27,31 +28,11 @@ pytestmark = pytest.mark.device
 def test_mm_shapes(dtype):
     """Prime sizes, multiples of the tiles, and one more or less than these."""
     shapes = [
-        (1, 1, 1),
-        (3, 5, 7),
-        (13, 17, 19),
-        (64, 64, 64),
-        (65, 33, 63),
-        (8, 32, 8),
-        (1, 67, 31),
-        (37, 61, 1),
-        (4, 4, 128),
-        (128, 16, 4),
-        (31, 1, 29),
-        (2, 128, 66),
-    ]
-    check(
-        [
-            sum_case(
-                aten.mm.default,
-                unit(m, k, dtype=dtype),
-                unit(k, n, dtype=dtype, seed=1),
-                dtype=dtype,
-                name=f"{m}x{k}x{n} {dtype}",
-            )
-            for m, k, n in shapes
-        ]
-    )
+        (1, 1, 1), (3, 5, 7), (13, 17, 19), (64, 64, 64), (65, 33, 63), (8, 32, 8), (1, 67, 31),
+        (37, 61, 1), (4, 4, 128), (128, 16, 4), (31, 1, 29), (2, 128, 66),
+    ]  # fmt: skip
+    of = functools.partial(unit, dtype=dtype)
+    check([sum_case(aten.mm.default, of(m, k), of(k, n, seed=1)) for m, k, n in shapes])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -76,24 +57,14 @@ def test_transposed_and_strided_operands(dtype):
         "twice": (lambda x, y: (x @ y) @ y.t(), a, b),
     }
     # The results of "self" and "made" are larger than those of the rest.
-    check(
-        [
-            Case(
-                fn,
-                args,
-                name=f"{name} {dtype}",
-                rtol=1e-5 if dtype is torch.float32 else 4e-3,
-                atol=1e-4 if dtype is torch.float32 else 4e-2,
-            )
-            for name, (fn, *args) in forms.items()
-        ]
-    )
+    rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (4e-3, 4e-2)
+    check([Case(fn, args, name=n, rtol=rtol, atol=atol) for n, (fn, *args) in forms.items()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_batches(dtype):
-    cases = []
-    for left, right in [
+    of = functools.partial(unit, dtype=dtype)
+    shapes = [
         ((3, 5, 7), (3, 7, 11)),
         ((2, 3, 5, 7), (2, 3, 7, 4)),
         ((2, 1, 5, 7), (1, 3, 7, 4)),
@@ -111,102 +82,35 @@ def test_batches(dtype):
         ((7,), (2, 7, 3)),
         ((2, 64, 16), (2, 16, 64)),
         ((2, 2, 1, 16), (2, 2, 16, 24)),
-    ]:
-        cases.append(
-            sum_case(
-                aten.matmul.default,
-                unit(*left, dtype=dtype),
-                unit(*right, dtype=dtype, seed=1),
-                dtype=dtype,
-                name=f"{left} @ {right} {dtype}",
-            )
-        )
+    ]
+    cases = [sum_case(aten.matmul.default, of(*a), of(*b, seed=1)) for a, b in shapes]
     for b, m, k, n in [(3, 5, 7, 11), (1, 8, 8, 8), (6, 1, 16, 4), (2, 33, 65, 17)]:
-        cases.append(
-            sum_case(
-                aten.bmm.default,
-                unit(b, m, k, dtype=dtype),
-                unit(b, k, n, dtype=dtype, seed=1),
-                dtype=dtype,
-                name=f"bmm {b} {m}x{k}x{n}",
-            )
-        )
-    x = unit(2, 10, 3, 8, dtype=dtype)
-    cases.append(
-        sum_case(lambda t: t.transpose(1, 2) @ t.permute(0, 2, 3, 1), x, dtype=dtype, name="heads")
-    )
-    cases.append(
-        sum_case(
-            lambda t, y: t.permute(2, 0, 1) @ y,
-            unit(5, 7, 3, dtype=dtype),
-            unit(3, 7, 4, dtype=dtype),
-            dtype=dtype,
-            name="permuted batch",
-        )
-    )
-    cases.append(
-        sum_case(
-            lambda t, y: t.expand(4, 5, 7) @ y,
-            unit(1, 5, 7, dtype=dtype),
-            unit(4, 7, 4, dtype=dtype),
-            dtype=dtype,
-            name="expanded batch",
-        )
-    )
+        cases.append(sum_case(aten.bmm.default, of(b, m, k), of(b, k, n, seed=1)))
+    cases += [
+        sum_case(lambda t: t.transpose(1, 2) @ t.permute(0, 2, 3, 1), of(2, 10, 3, 8)),
+        sum_case(lambda t, y: t.permute(2, 0, 1) @ y, of(5, 7, 3), of(3, 7, 4)),
+        sum_case(lambda t, y: t.expand(4, 5, 7) @ y, of(1, 5, 7), of(4, 7, 4)),
+    ]
     check(cases)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_linear_and_addmm(dtype):
-    cases = []
+    of, cases = functools.partial(unit, dtype=dtype), []
     for (shape, n), bias, fixed in itertools.product(
         [((5, 7), 11), ((2, 3, 16), 32), ((8,), 4), ((1, 64), 64), ((2, 2, 3, 5), 1)],
         (True, False),
         (True, False),
     ):
-        args = [unit(*shape, dtype=dtype), unit(n, shape[-1], dtype=dtype, seed=1)] + (
-            [unit(n, dtype=dtype, seed=2)] if bias else []
-        )
-        cases.append(
-            sum_case(
-                aten.linear.default,
-                *args,
-                dtype=dtype,
-                constants=tuple(range(1, len(args))) if fixed else (),
-                name=f"linear {shape} {n} {bias} {fixed}",
-            )
-        )
-    a, b = unit(5, 7, dtype=dtype), unit(7, 12, dtype=dtype, seed=1)
-    for bias in (
-        unit(12, dtype=dtype),
-        unit(5, 12, dtype=dtype),
-        unit(5, 1, dtype=dtype),
-        unit(1, 12, dtype=dtype),
-        unit(dtype=dtype),
-        unit(1, dtype=dtype),
-    ):
+        args = [of(*shape), of(n, shape[-1], seed=1), *([of(n, seed=2)] if bias else [])]
+        constants = range(1, len(args)) if fixed else ()
+        cases.append(sum_case(aten.linear.default, *args, constants=constants))
+    a, b = of(5, 7), of(7, 12, seed=1)
+    for bias in (of(12), of(5, 12), of(5, 1), of(1, 12), of(), of(1)):
         for kwargs in ({}, {"beta": 0.5, "alpha": 2}, {"beta": 2, "alpha": 1}, {"alpha": -1}):
-            c = sum_case(
-                aten.addmm.default,
-                bias,
-                a,
-                b,
-                dtype=dtype,
-                name=f"addmm {list(bias.shape)} {kwargs}",
-            )
-            c.kwargs.update(kwargs)
-            cases.append(c)
-    cases.append(
-        sum_case(
-            lambda x, w, b: torch.addmm(b, x, w.t()),
-            a,
-            unit(12, 7, dtype=dtype, seed=1),
-            unit(12, dtype=dtype),
-            dtype=dtype,
-            name="addmm t",
-            constants=(1, 2),
-        )
-    )
+            cases.append(sum_case(aten.addmm.default, bias, a, b, **kwargs))
+    transposed = lambda x, w, b: torch.addmm(b, x, w.t())  # noqa: E731
+    cases.append(sum_case(transposed, a, of(12, 7, seed=1), of(12), constants=(1, 2)))
     check(cases)
 
 
@@ -215,27 +119,18 @@ def test_large_sum():
     a, b = unit(3, 4099), unit(4099, 5, seed=1)
     exact = (a.double() @ b.double()).float()
     ah, bh = a.half(), b.half()
+    rounded = (ah.double() @ bh.double()).half()
     check(
         Case(aten.mm.default, (a, b), expected=exact, rtol=1e-5, atol=5e-5),
-        Case(
-            aten.mm.default,
-            (ah, bh),
-            expected=(ah.double() @ bh.double()).half(),
-            rtol=1e-3,
-            atol=1e-3,
-        ),
+        Case(aten.mm.default, (ah, bh), expected=rounded, rtol=1e-3, atol=1e-3),
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_epilogues_of_products(dtype):
-    """What follows a product is part of it, whatever the shapes of the other operands."""
-    x, w, b, r = (
-        unit(6, 20, dtype=dtype),
-        unit(12, 20, dtype=dtype, seed=1),
-        unit(12, dtype=dtype, seed=2),
-        unit(6, 12, dtype=dtype, seed=3),
-    )
+def test_epilogues(dtype):
+    """What follows a matmul is part of its kernel, whatever the shapes of the other operands."""
+    of = functools.partial(unit, dtype=dtype)
+    x, w, b, r = of(6, 20), of(12, 20, seed=1), of(12, seed=2), of(6, 12, seed=3)
     forms = {
         "gelu": lambda x, w, b, r: F.gelu(F.linear(x, w, b)),
         "residual": lambda x, w, b, r: F.linear(x, w, b) + r,
@@ -259,73 +154,34 @@ def test_epilogues_of_products(dtype):
             F.linear(x.reshape(2, 3, 20), w, b).relu() + r.reshape(2, 3, 12)
         ),
         "same": lambda x, w, b, r: (lambda y: y * torch.sigmoid(y))(F.linear(x, w, b)),
-        "sum and product": lambda x, w, b, r: (F.linear(x, w, b) + r) * F.linear(x, w, b).detach(),
+        "sum, multiplied": lambda x, w, b, r: (F.linear(x, w, b) + r) * F.linear(x, w, b).detach(),
     }
     cases = []
     for fixed in ((1, 2), ()):
         cases += [
-            sum_case(fn, x, w, b, r, dtype=dtype, constants=fixed, name=f"{name} {dtype}")
+            sum_case(fn, x, w, b, r, constants=fixed, name=name)
             for name, fn in forms.items()
             if name != "compare"
         ]
-    odd = [
-        unit(5, 7, dtype=dtype),
-        unit(11, 7, dtype=dtype, seed=1),
-        unit(11, dtype=dtype, seed=2),
-        unit(5, 11, dtype=dtype, seed=3),
-    ]
-    cases += [
-        sum_case(forms[name], *odd, dtype=dtype, name=f"odd {name} {dtype}")
-        for name in (
-            "gelu + residual",
-            "column",
-            "row",
-            "silu gate",
-            "integers",
-            "bool",
-            "bytes",
-            "mask",
-            "cast",
-            "scalar tensor",
-        )
-    ]
+    odd = of(5, 7), of(11, 7, seed=1), of(11, seed=2), of(5, 11, seed=3)
+    names = (
+        "gelu + residual", "column", "row", "silu gate", "integers", "bool", "bytes", "mask", "cast",
+        "scalar tensor",
+    )  # fmt: skip
+    cases += [sum_case(forms[name], *odd, name=f"odd {name}") for name in names]
     longs = tensor(6, 12, dtype=torch.int64)
     cases += [
-        sum_case(
-            lambda x, w, b, n: F.linear(x, w, b) + n,
-            x,
-            w,
-            b,
-            n,
-            dtype=dtype,
-            name=f"int64 {list(n.shape)}",
-        )
+        sum_case(lambda x, w, b, n: F.linear(x, w, b) + n, x, w, b, n)
         for n in (longs, longs[0], longs[:, :1].contiguous(), longs[0, 0])
     ]
-    batched = [
-        unit(3, 5, 7, dtype=dtype),
-        unit(3, 7, 8, dtype=dtype, seed=1),
-        unit(8, dtype=dtype),
-        unit(3, 5, 8, dtype=dtype),
-        unit(3, 1, 1, dtype=dtype),
-        unit(5, 1, dtype=dtype),
-    ]
-    cases += [
-        sum_case(
-            lambda a, b, c, d, e, f: torch.tanh((a @ b) * e + f) + c * d,
-            *batched,
-            dtype=dtype,
-            name="batched",
-        )
-    ]
-    cases += [
-        sum_case(
-            lambda a, b, c, d, e, f: (a @ b) / 3 + d.transpose(0, 1).contiguous().transpose(0, 1),
-            *batched,
-            dtype=dtype,
-            name="batched permuted",
-        )
-    ]
+    batched = of(3, 5, 7), of(3, 7, 8, seed=1), of(8), of(3, 5, 8), of(3, 1, 1), of(5, 1)
+    forms = {
+        "batched": lambda a, b, c, d, e, f: torch.tanh((a @ b) * e + f) + c * d,
+        "batched permuted": lambda a, b, c, d, e, f: (
+            (a @ b) / 3 + d.transpose(0, 1).contiguous().transpose(0, 1)
+        ),
+    }
+    cases += [sum_case(fn, *batched, name=name) for name, fn in forms.items()]
     check(cases)
 
 
@@ -341,59 +197,31 @@ def test_biases_and_scales_that_are_views():
     }
     cases = []
     for name, v in vectors.items():
+        forms = {
+            "linear": (lambda x, w, m, v=v: F.linear(x, w, v(m)), x, w),
+            "addmm": (lambda x, w, m, v=v: torch.addmm(v(m), x, w), x, w),
+            "conv2d": (lambda x, k, m, v=v: F.conv2d(x, k, v(m)), image, kernel),
+            "depthwise": (
+                lambda x, k, m, v=v: F.conv2d(x, k[:, :1], v(m), groups=8), image, kernel),
+            "pointwise": (
+                lambda x, k, m, v=v: F.conv2d(x, k[:, :, :1, 1:2], v(m)), image, kernel),
+            "layer norm": (lambda x, m, v=v: F.layer_norm(x, (8,), v(m), v(m.flip(0))), x),
+            "scale": (lambda x, m, v=v: F.layer_norm(x, (8,), v(m)), x),
+            "rms norm": (lambda x, m, v=v: F.rms_norm(x, (8,), v(m)), x),
+            "batch norm": (
+                lambda x, m, v=v: F.batch_norm(x, v(m), v(m).abs() + 1, v(m), v(m)), image),
+            "group norm": (lambda x, m, v=v: F.group_norm(x, 2, v(m), v(m)), image),
+            "transposed": (
+                lambda x, k, m, v=v: F.conv_transpose2d(x, k, v(m), stride=2), image, kernel),
+        }  # fmt: skip
         cases += [
-            sum_case(lambda x, w, m, v=v: F.linear(x, w, v(m)), x, w, m, name=f"linear {name}"),
-            sum_case(lambda x, w, m, v=v: torch.addmm(v(m), x, w), x, w, m, name=f"addmm {name}"),
-            sum_case(
-                lambda x, k, m, v=v: F.conv2d(x, k, v(m)), image, kernel, m, name=f"conv2d {name}"
-            ),
-            sum_case(
-                lambda x, k, m, v=v: F.conv2d(x, k[:, :1], v(m), groups=8),
-                image,
-                kernel,
-                m,
-                name=f"depthwise {name}",
-            ),
-            sum_case(
-                lambda x, k, m, v=v: F.conv2d(x, k[:, :, :1, 1:2], v(m)),
-                image,
-                kernel,
-                m,
-                name=f"pointwise {name}",
-            ),
-            sum_case(
-                lambda x, m, v=v: F.layer_norm(x, (8,), v(m), v(m.flip(0))),
-                x,
-                m,
-                name=f"layer norm {name}",
-            ),
-            sum_case(lambda x, m, v=v: F.layer_norm(x, (8,), v(m)), x, m, name=f"scale {name}"),
-            sum_case(lambda x, m, v=v: F.rms_norm(x, (8,), v(m)), x, m, name=f"rms norm {name}"),
-            sum_case(
-                lambda x, m, v=v: F.batch_norm(x, v(m), v(m).abs() + 1, v(m), v(m)),
-                image,
-                m,
-                name=f"batch norm {name}",
-            ),
-            sum_case(
-                lambda x, m, v=v: F.group_norm(x, 2, v(m), v(m)),
-                image,
-                m,
-                name=f"group norm {name}",
-            ),
-            sum_case(
-                lambda x, k, m, v=v: F.conv_transpose2d(x, k, v(m), stride=2),
-                image,
-                kernel,
-                m,
-                name=f"transposed {name}",
-            ),
+            sum_case(fn, *args, m, name=f"{form} {name}") for form, (fn, *args) in forms.items()
         ]
     check(cases)
 
 
 def test_one_dispatch():
-    """linear + bias + gelu + residual is one kernel; so are a product, its scale and its mask."""
+    """linear + bias + gelu + residual is one kernel; so are a matmul, its scale and its mask."""
     x, w, b, r = unit(6, 20), unit(12, 20), unit(12), unit(6, 12)
     for fn, args in (
         (lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, (x, w, b, r)),
