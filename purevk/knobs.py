@@ -56,6 +56,13 @@ DEVICE = Knob(
     "",
     "Vulkan device to use: its index, or a part of its name. Empty: the best device.",
 )
+PROFILE = Knob(
+    "PUREVK_PROFILE",
+    str,
+    "",
+    "Device profile to choose kernels by. Empty: that of the device's family. `purevk info` prints"
+    " its name.",
+)
 CACHE_DIR = Knob(
     "PUREVK_CACHE_DIR", str, "", "Folder of the on-disk cache. Empty: the user's cache folder."
 )

@@ -49,12 +49,15 @@ def gpu_traits() -> Iterator[None]:
         yield
         return
     from purevk.graph import context
+    from purevk.tuning import DEFAULT, SOFTWARE
 
     traits_of = context.traits_of
 
     def as_gpu(*args: Any) -> Any:
         traits = traits_of(*args)
-        return dataclasses.replace(traits, is_cpu=False, cores=1) if traits.is_cpu else traits
+        if traits.profile is not SOFTWARE:
+            return traits
+        return dataclasses.replace(traits, profile=DEFAULT, cores=1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "traits_of", as_gpu)

@@ -15,8 +15,8 @@ from purevk import fallback
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import Node, TensorType, Value
-from purevk.lower.lowering import DeviceTraits
 from purevk.passes import placement
+from purevk.tuning import DeviceTraits
 
 torch = pytest.importorskip("torch")
 aten = torch.ops.aten

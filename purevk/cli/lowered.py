@@ -9,10 +9,10 @@ from typing import Any
 from purevk.frontends.files import ModelFile
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.passes.pipeline import optimize
 from purevk.program.specs import ArgumentSpec
 from purevk.schedule.plan import Plan, make_plan
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,15 @@ from purevk.cache import Cache, default_cache
 from purevk.errors import ShaderCompilerError
 from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
-from purevk.lower.lowering import TEXEL_FORMATS, DeviceTraits
+from purevk.lower.lowering import TEXEL_FORMATS
 from purevk.memory_planner import ALIGNMENT
+from purevk.tuning import (
+    DeviceIdentity,
+    DeviceProfile,
+    DeviceTraits,
+    choose_profile,
+    default_profile,
+)
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (
@@ -99,7 +106,7 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
         cores=device.core_count or ((device.kind == "cpu" and os.cpu_count()) or 0),
-        is_cpu=device.kind == "cpu",
+        profile=profile_of(device.physical),
         max_storage_range=limits.max_storage_buffer_range,
         max_shared_memory=limits.max_shared_memory,
         max_workgroups=limits.max_workgroup_count,
@@ -111,6 +118,21 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     )
 
 
+def profile_of(physical: api.PhysicalDevice) -> DeviceProfile:
+    """The profile by which kernels are chosen for a device."""
+    return choose_profile(
+        DeviceIdentity(
+            vendor_id=physical.vendor_id,
+            device_id=physical.device_id,
+            kind=physical.kind,
+            name=physical.name,
+            driver=physical.driver,
+            subgroup_size=physical.subgroup_size,
+            features=frozenset(physical.available),
+        )
+    )
+
+
 def typical_traits() -> DeviceTraits:
     """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
     from purevk.api.features import Features, choose
@@ -119,6 +141,7 @@ def typical_traits() -> DeviceTraits:
         features=frozenset(choose(Features(_TYPICAL))),
         subgroup_size=32,
         cores=32,
+        profile=default_profile(),
         max_storage_range=2**31,
         max_shared_memory=32768,
         max_invocations=1024,

@@ -13,10 +13,11 @@ from pathlib import Path
 from purevk import api
 from purevk.cache import Cache
 from purevk.errors import ShaderCompilerError
-from purevk.lower.lowering import DeviceTraits, KernelSpec
+from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
 from purevk.shaders.source import CompileJob, find_include_beside
 from purevk.shaders.templates import find_template
+from purevk.tuning import DeviceTraits
 
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 

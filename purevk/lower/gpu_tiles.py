@@ -23,7 +23,7 @@ from typing import Any
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
+from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
 SPLIT_START, SPLIT_ELEMENT = 3.0, 2e-6  # of the dispatch that adds the parts up

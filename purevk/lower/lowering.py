@@ -6,7 +6,7 @@ that it reads and writes and the grid; sizes in it may be expressions over symbo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,73 +14,10 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.shaders.templates import template_interface
+from purevk.tuning import DeviceTraits
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
 TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
-
-
-def _unknown() -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class DeviceTraits:
-    """What the choice of kernels depends on.
-
-    Attributes:
-        features: names of the optional features that are on.
-        subgroup_size: invocations of a subgroup.
-        cores: independent processors (0: unknown).
-        is_cpu: a software device such as lavapipe.
-        max_storage_range: bytes that one binding can span.
-        max_shared_memory: bytes of shared memory of a workgroup.
-        max_workgroups: workgroups along each dim of a grid.
-        max_invocations: invocations of a workgroup.
-        storage_alignment: bytes; the start of a binding is a multiple.
-        max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
-        matrix_shape: rows, columns and depth that the matrix units of a subgroup multiply, halves
-            with float sums, if the device has them and the compiler knows them; else None.
-        few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
-        fragment_order: whether fragments of that product lie as `glsl/core/fragments.glslh` says; asks
-            the device when called.
-    """
-
-    features: frozenset[str]
-    subgroup_size: int = 32
-    cores: int = 0
-    is_cpu: bool = False
-    max_storage_range: int = 2**27
-    max_shared_memory: int = 16384
-    max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
-    max_invocations: int = 128
-    storage_alignment: int = 256
-    max_texels: int = 0
-    matrix_shape: tuple[int, int, int] | None = None
-    few_columns: bool = False
-    fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
-
-    @property
-    def max_iterations(self) -> int:
-        """Steps of loops that one invocation may take: old Mesa ends the loops of its software
-        device after 65535."""
-        return 60000 if self.is_cpu else 2**31 - 1
-
-    def too_long(self, steps: Size) -> str | None:
-        """Why one invocation cannot take as many steps of loops; None if it can."""
-        most = _dims.upper(steps)
-        return (
-            f"no kernel for loops of {most} steps on this device"
-            if most > self.max_iterations
-            else None
-        )
-
-    @property
-    def processors(self) -> int:
-        """`cores`, or what a small GPU has where that is unknown."""
-        return self.cores or 16
-
-    def has(self, *names: str) -> bool:
-        return all(name in self.features for name in names)
 
 
 @dataclass(frozen=True)
@@ -364,7 +301,11 @@ class Lowering:
             vector: elements are read 4 at a time.
         """
         form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
-        if not self.traits.is_cpu or form is None or (vector and operand.dtype is DType.bool):
+        if (
+            not self.traits.profile.prefers_texel_reads
+            or form is None
+            or (vector and operand.dtype is DType.bool)
+        ):
             return ""
         texels = -(
             -_dims.upper(operand.storage.type.nbytes)
@@ -373,16 +314,16 @@ class Lowering:
         return f":{'rgba' if vector else 'r'}{form}" if texels <= self.traits.max_texels else ""
 
     def fixed(self, params: Iterable[str], others: Iterable[str] = ()) -> tuple[str, ...]:
-        """Names of parameters to make constants of a pipeline: all of `params` on a GPU, whose
-        compilers are fast and make good use of them (a tenth to a quarter of the time of small
-        kernels); `others` on a software device."""
-        return tuple(others) if self.traits.is_cpu else tuple(params)
+        """Names of parameters to make constants of a pipeline: all of `params` if the profile
+        specializes sizes (it saves a tenth to a quarter of the time of small kernels), otherwise
+        `others`."""
+        return tuple(params) if self.traits.profile.specialize_sizes else tuple(others)
 
     def items_per_thread(self, count: Size, many: int) -> int:
-        """Items of `count` that an invocation takes, so that all it reads is under way at once:
-        `many` on a GPU, if that leaves a workgroup for each processor; else 1."""
+        """Items of `count` that an invocation takes, so that its loads overlap: `many` if the device
+        gains by that and a workgroup is left for each multiprocessor; else 1."""
         enough = _dims.upper(count) >= many * 256 * self.traits.processors
-        return many if enough and not self.traits.is_cpu else 1
+        return many if enough and self.traits.profile.overlaps_loads else 1
 
     def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:
         """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not

@@ -65,7 +65,7 @@ class MapSpec:
             last; by default that of memory.
         counted: the first input is a counter, calls and workgroups that are done, to which the
             dispatch adds its call.
-        local: invocations of a workgroup on a GPU, or as many as it takes.
+        local: invocations per workgroup, or as many as the device takes; None: as the profile says.
         fours: it writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the
             first a multiple of 4. That dim of the results is dense, its size and their other
             strides and offsets are multiples of 4; elements are floats.
@@ -85,7 +85,7 @@ class MapSpec:
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
     counted: bool = False
-    local: int = 256
+    local: int | None = None
     fours: bool = False
 
 
@@ -145,9 +145,7 @@ class _Writer:
             sizes,
         )
         self.operands = (*inputs, *outputs)
-        self.words = (
-            not lowering.traits.is_cpu
-        )  # a GPU reads and writes 4 elements of a byte as a word
+        self.words = lowering.traits.profile.prefers_word_access
         self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
         # Neighbouring invocations make neighbours in memory.
         walked = [
@@ -172,12 +170,12 @@ class _Writer:
         if self.vector is None and not self.four and self._unrolls() and walked:
             many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
             self.apart = lowering.items_per_thread(_dims.product(self.sizes), many)
-        # A GPU that adds floats itself needs no loop of exchanges.
+        # A device that adds floats itself needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic
             and "R_ADD(" in spec.body
             and outputs[0].dtype is DType.float32
-            and not lowering.traits.is_cpu
+            and lowering.traits.profile.has_fast_float_atomics
             and lowering.traits.has("atomic_float_add")
         )
         self.values: dict[str, Size] = {name: numbers[name] for name in spec.numbers}
@@ -317,7 +315,8 @@ class _Writer:
         if self.adds_floats:
             macros["HAS_ATOMIC_FLOAT"] = "1"
         count = _dims.product(self.sizes)
-        local = 64 if lowering.traits.is_cpu else min(spec.local, lowering.traits.max_invocations)
+        traits = lowering.traits
+        local = min(spec.local or traits.profile.workgroup_size, traits.max_invocations)
         work = _dims.ceil_div(count, 4) if self.vector or self.four else count
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local

@@ -23,7 +23,6 @@ from purevk.lower.rows import in_one_row
 from purevk.lower.transpose import emit_transposed
 
 _WIDE_GROUPS = 256  # invocations a processor that 16 elements each have to leave
-LOCAL = 64  # invocations of a workgroup on a software device
 
 
 def _collapse(
@@ -76,14 +75,15 @@ def emit_pointwise(
     apart = (
         1 if vector or follow else lowering.items_per_thread(_dims.product(loop), 8 if small else 4)
     )
-    words = (vector or follow) and not lowering.traits.is_cpu
-    enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * lowering.traits.processors
+    traits = lowering.traits
+    words = (vector or follow) and traits.profile.prefers_word_access
+    enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * traits.processors
     wide = words and vector and enough and _only_bytes(loop, steps, operands, len(inputs))
     writer = Writer(
         expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide, follow
     )
     count = _dims.product(loop)
-    local = LOCAL if lowering.traits.is_cpu else min(256, lowering.traits.max_invocations)
+    local = min(traits.profile.workgroup_size, traits.max_invocations)
     work = (
         _dims.ceil_div(count, 16 if wide else 4)
         if vector or follow

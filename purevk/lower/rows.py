@@ -10,8 +10,9 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import power_of_two
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def spread(
     lanes = traits.subgroup_size
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
     if (
-        traits.is_cpu
+        not traits.profile.needs_many_invocations
         and ((shuffles and -(-count // lanes)) or count) * _dims.upper(passes)
         <= traits.max_iterations
     ):
@@ -97,7 +98,7 @@ def spread_columns(
     of another row."""
     each = 4 if vector else 1
     count, depth, bytes_ = -(-_dims.upper(rows) // each), _dims.upper(columns), itemsize * each
-    if traits.is_cpu:
+    if not traits.profile.has_fast_shared_memory:
         return RowWork(
             _cached({"COLUMN": 1, "ROW_PER_INVOCATION": 1, "LOCAL": 16, "AHEAD": 4}, depth, True),
             16,

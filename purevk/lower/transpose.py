@@ -15,9 +15,10 @@ from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.expression import Expression
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import power_of_two
 from purevk.lower.pointwise_writer import Writer
+from purevk.tuning import DeviceTraits
 
 TILE = 16384  # bytes of shared memory of one input
 _SHORT = 32  # elements along J from which on lines of memory would be read in pieces
@@ -52,9 +53,10 @@ def choose_tile(
     steps: Sequence[Sequence[Size]],
 ) -> Tile | None:
     """The tile of an iteration over `loop` (outermost first) with `steps` of the operands along
-    each; None where reading in the order of the output is as good, or the device is no GPU."""
+    each; None where reading in the order of the output is as good, or shared memory is slow."""
     last = len(loop) - 1
-    if traits.is_cpu or any(not _is(steps[last][n], 1) for n in range(first_output, len(operands))):
+    dense = all(_is(steps[last][n], 1) for n in range(first_output, len(operands)))
+    if not traits.profile.has_fast_shared_memory or not dense:
         return None
     found: dict[int, int] = {}
     for n in range(first_output):

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 from purevk.errors import GraphError
 from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
+from purevk.tuning import DeviceTraits
 
 
 class Builder(ABC):

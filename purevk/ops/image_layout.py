@@ -8,7 +8,8 @@ from typing import Any
 
 from purevk.ir import Layout, Node, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Operand
+from purevk.lower.lowering import Operand
+from purevk.tuning import DeviceTraits
 
 # What starting a dispatch costs, in bytes that a large GPU moves meanwhile.
 DISPATCH = 8 << 20
@@ -87,7 +88,8 @@ def keeps_nchw(
             lies.
         can: whether a convolution can work on planes, on a device.
     """
-    if query.traits is None or query.traits.is_cpu or not is_nchw(query(x)):
+    traits = query.traits
+    if traits is None or not traits.profile.coalesces_accesses or not is_nchw(query(x)):
         return False
     last, planes = _readers(node.results, query, can, set())
     made = 2 * sum(_bytes(value) for value in node.results)

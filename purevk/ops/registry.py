@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Layout, Node, Size, TensorType, Value, map_values, schema, values_in
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.ops.image_layout import LayoutQuery
+from purevk.tuning import DeviceTraits
 
 if TYPE_CHECKING:
     from purevk.ops.builder import Builder

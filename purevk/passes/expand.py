@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from purevk.ir import Graph, Node
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 from purevk.passes.rewrite import Rewriter
+from purevk.tuning import DeviceTraits
 
 
 def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:

@@ -9,7 +9,6 @@ from pathlib import Path
 from purevk import knobs
 from purevk.ir import Graph
 from purevk.ir.verify import verify
-from purevk.lower.lowering import DeviceTraits
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
@@ -29,6 +28,7 @@ from purevk.passes.simplify import (
     share_cats,
 )
 from purevk.passes.widen import widen_halves
+from purevk.tuning import DeviceTraits
 
 Pass = Callable[[Graph], Graph]
 

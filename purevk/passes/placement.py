@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 from purevk.ops.registry import HOST
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.rewrite import Rewriter
+from purevk.tuning import DeviceTraits
 
 # Features that a kernel needs to read and write elements of a type.
 _NEEDS = {

@@ -18,9 +18,9 @@ from purevk.ir import (
     map_values,
 )
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 from purevk.ops.builder import Builder, NameSource
+from purevk.tuning import DeviceTraits
 
 
 class Rewriter(Builder):

@@ -9,11 +9,12 @@ from typing import Any
 from purevk.errors import GraphError
 from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Dispatch, KernelSpec, Lowering, Requirement
+from purevk.lower.lowering import Dispatch, KernelSpec, Lowering, Requirement
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import Segment, on_host, segments
 from purevk.schedule.storage import StorageAssignment, assign_storage
+from purevk.tuning import DeviceTraits
 
 
 @dataclass

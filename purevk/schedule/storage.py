@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from purevk.ir import Graph, Layout, Node, Value, values_in
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops import registry
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)

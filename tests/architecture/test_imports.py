@@ -28,16 +28,18 @@ BELOW = {
     "api": set(),
     "shaders": set(),
     "cache": {"shaders"},
-    "lower": {"shaders", "ir"},
-    "ops": {"lower", "shaders", "ir"},
-    "passes": {"ops", "lower", "ir"},
-    "schedule": {"passes", "ops", "lower", "ir"},
+    "tuning": {"ir"},
+    "lower": {"tuning", "shaders", "ir"},
+    "ops": {"lower", "tuning", "shaders", "ir"},
+    "passes": {"ops", "lower", "tuning", "ir"},
+    "schedule": {"passes", "ops", "lower", "tuning", "ir"},
     "fallback": {"ops", "ir"},
     "frontends": {"pte", "ops", "ir"},
     "graph": {
         "schedule",
         "ops",
         "lower",
+        "tuning",
         "ir",
         "memory_planner",
         "shaders",
@@ -53,6 +55,7 @@ FOREIGN = {
     "pte": {"vulkan", "torch"},
     "ir": {"vulkan", "torch"},
     "memory_planner": {"vulkan", "torch", "numpy"},
+    "tuning": {"vulkan", "torch", "numpy"},
     "lower": {"vulkan", "torch"},
     "ops": {"vulkan", "torch"},
     "passes": {"vulkan", "torch"},
@@ -268,3 +271,18 @@ def test_environment_is_read_in_one_place() -> None:
         if path.name != "knobs.py":
             text = path.read_text(encoding="utf-8")
             assert "os.environ" not in text and "os.getenv" not in text, path.relative_to(ROOT)
+
+
+def test_only_tuning_knows_device_families() -> None:
+    """Kernels ask a profile for what matters. `api` reads the identity of a device; the caches, the
+    context and the command hand it on."""
+    for module, path in FILES.items():
+        if module != "purevk" and package_of(module) in ("lower", "ops", "passes", "schedule"):
+            names = {
+                name
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                for name in (getattr(node, "attr", None), getattr(node, "id", None))
+            }
+            asked = names & {"is_cpu", "is_gpu", "vendor", "vendor_id", "device_id", "driver"}
+            assert not asked, f"{module} asks for {asked}"
+            assert "profile.name" not in path.read_text(encoding="utf-8"), module

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from purevk.errors import KernelInterfaceError
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.shaders.source import GLSL_FOLDER, source_files
 from purevk.shaders.templates import template_interface
+from purevk.tuning import DeviceTraits
 from tests.glsl.harness import compile_template
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,12 @@ from purevk import api
 from purevk.dtypes import DType
 from purevk.graph.context import Context
 from purevk.ir import Layout, TensorType, Value
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.program import Program
+from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Case, build, expected_of, tensor
 
-TRAITS = DeviceTraits(frozenset(), is_cpu=True, max_texels=10)
+TRAITS = DeviceTraits(frozenset(), profile=SOFTWARE, max_texels=10)
 
 
 def operand(dtype: DType, count: int) -> Operand:
@@ -37,8 +38,8 @@ def operand(dtype: DType, count: int) -> Operand:
         (TRAITS, DType.bool, 10, False, ":r8ui"),
         (TRAITS, DType.bool, 8, True, ""),
         (TRAITS, DType.int32, 8, False, ""),
-        (DeviceTraits(frozenset(), is_cpu=True), DType.float32, 4, False, ""),
-        (DeviceTraits(frozenset(), is_cpu=False, max_texels=10), DType.float32, 4, False, ""),
+        (DeviceTraits(frozenset(), profile=SOFTWARE), DType.float32, 4, False, ""),
+        (DeviceTraits(frozenset(), max_texels=10), DType.float32, 4, False, ""),
     ],
 )
 def test_format(traits: DeviceTraits, dtype: DType, count: int, vector: bool, form: str) -> None:
@@ -109,7 +110,7 @@ def test_results_do_not_depend_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds == {"storage"}
     texel, kinds = run("1", monkeypatch)
     with Context(api.open_device()) as context:
-        if context.traits.is_cpu:
+        if context.traits.profile.prefers_texel_reads:
             assert {"texel:r32f", "texel:rgba32f"} <= kinds
     wanted = [tensor for case in cases() for tensor in expected_of(case)]
     assert len(plain) == len(texel) == len(wanted)

@@ -8,7 +8,7 @@ import torch
 
 from purevk.dtypes import DType
 from purevk.ir import Graph
-from purevk.lower.lowering import DeviceTraits
+from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Recorder, tensor
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ FEATURES = frozenset(
 )
 
 
-TRAITS = DeviceTraits(FEATURES, subgroup_size=8, is_cpu=True)
+TRAITS = DeviceTraits(FEATURES, subgroup_size=8, profile=SOFTWARE)
 
 
 def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:

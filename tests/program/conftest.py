@@ -13,8 +13,8 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
 from purevk.ir import Node
-from purevk.lower.lowering import DeviceTraits
 from purevk.passes import placement
+from purevk.tuning import DeviceTraits
 from tests.harness import DATA
 
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 import pytest
 
 from purevk.errors import KernelInterfaceError, ShaderCompilerError
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.shaders.interface import TemplateInterface
 from purevk.shaders.templates import add_template
+from purevk.tuning import DeviceTraits
 
 TEXT = """\
 #version 450

@@ -8,7 +8,8 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,8 @@ def choose(
     operands are float16."""
     widths, width = (width, value_width), max(width, value_width)
     few = _dims.upper(queries) <= 4
-    if traits.is_cpu and traits.has("subgroup_shuffle"):
+    in_registers = not traits.profile.has_fast_shared_memory
+    if in_registers and traits.has("subgroup_shuffle"):
         lanes, cores = traits.subgroup_size, max(traits.cores, 1)
         groups = _dims.upper(batches) * _dims.upper(heads)
         # Measured on llvmpipe: a key costs an invocation as much as 1.2 of its queries. More
@@ -220,7 +222,7 @@ def choose(
             for n in range(1, most + 1)
         }
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
-    if traits.is_cpu:
+    if in_registers:
         return Decode(1, 64) if few else Simple(1)
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_tiles import Problem, choose_gpu
-from purevk.lower.lowering import DeviceTraits
 from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.choice import Choice, choose_registers
 from purevk.ops.matmul.choice import choose as choose_matmul
+from purevk.tuning import DeviceTraits
 
 
 def is_short(channels: Size) -> bool:
@@ -31,12 +31,13 @@ def choose(
 ) -> Choice:
     """The tiles of an implicit matrix product [rows, taps * channels] x [taps * channels, columns]
     in `groups` groups; `half` and `vectors` as for a matrix product."""
-    if traits.is_cpu and is_short(channels):
+    profile = traits.profile
+    if not profile.has_fast_shared_memory and is_short(channels):
         # The loop over a row of taps is unrolled then, which larger tiles do not bear.
         return choose_registers(
             traits, rows, columns, 4 * taps, groups, channels == 4, gcd4(columns), 16
         )
-    if traits.is_cpu:
+    if not profile.has_fast_shared_memory:
         return choose_matmul(traits, rows, columns, taps * channels, groups, half, False)
     depth = taps * _dims.upper(_dims.ceil_div(channels, 4)) * 4
     return choose_gpu(
@@ -76,14 +77,14 @@ def choose_depthwise(
     traits: DeviceTraits, channels: Size, width: Size, lines: Size, dilation: int
 ) -> Depthwise:
     """The depthwise kernel for `lines` rows (of all images) of `width` outputs."""
-    if traits.is_cpu and traits.max_texels:
+    if traits.profile.prefers_texel_reads and traits.max_texels:
         # Measured on llvmpipe: a block costs as much as 2.4 of its pixels, and 8 pixels spill
         # registers. Reading a column of the window once is left to the driver, which finds equal
         # reads of texel buffers.
         wide = _dims.upper(width)
         cost = {p: -(-wide // p) * (p + 2.4) * (1.05 if p == 8 else 1.0) for p in (7, 8, 4, 1)}
         return Depthwise(min(cost, key=cost.__getitem__), False)
-    if traits.is_cpu:
+    if not traits.profile.needs_many_invocations:
         return Depthwise(4, dilation == 1)
     # Measured on an H200: more neighbours an invocation for as long as there are two subgroups a
     # scheduler.

@@ -171,7 +171,7 @@ def _is_spread(
         len(stride) == 2
         and groups == 1
         and not any(before)
-        and not builder.traits.is_cpu
+        and builder.traits.profile.has_fast_shared_memory
         and all(isinstance(size, int) for size in (*x.type.dims[1:], *sizes[1:]))
         and sizes[1] % 4 == 0
         and all(sizes[2 + d] == x.type.dims[2 + d] * stride[d] for d in range(2))

@@ -11,12 +11,13 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.epilogue import make_epilogue
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.conv.shapes import window_parameters
 from purevk.ops.image_layout import MAX_LOADS, LayoutQuery, column_rows, is_nchw_operand
 from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
+from purevk.tuning import DeviceTraits
 
 MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads planes and writes channels last
@@ -63,7 +64,7 @@ def reads_nchw(traits: DeviceTraits, node: Node, x: Operand) -> bool:
     weight, groups, dilation = node.args[1], node.args[6], node.args[5]
     kh, kw, group_in, out = weight.type.dims
     if (
-        traits.is_cpu
+        not traits.profile.coalesces_accesses
         or groups != 1
         or group_in > FEW
         or not is_nchw_operand(x)

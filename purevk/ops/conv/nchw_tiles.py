@@ -11,9 +11,10 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import make_epilogue
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.conv.shapes import window_parameters
+from purevk.tuning import DeviceTraits
 
 LEAST_COLUMNS = 8
 _MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
@@ -173,7 +174,8 @@ def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
     x, weight, _, stride, _, dilation, groups, _, _, spread = node.args
     kh, kw, group_in, columns = weight.type.dims
     units = traits.matrix_shape is not None and x.type.dtype is weight.type.dtype is DType.float16
-    if traits.is_cpu or units or columns // groups < LEAST_COLUMNS or group_in < 4:
+    few = columns // groups < LEAST_COLUMNS or group_in < 4
+    if not traits.profile.has_fast_shared_memory or units or few:
         return None
     batches, _, height, width = node.result.type.dims
     sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]

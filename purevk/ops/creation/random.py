@@ -45,7 +45,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         place = f"({place} * size_{d} + i{d})"
     more = ", low, span" if kind == "integers" else ""
     # A software device would pay more for the barrier of each workgroup than for another dispatch.
-    counted = not lowering.traits.is_cpu
+    counted = lowering.traits.profile.has_fast_shared_memory
     calls_read = "calls" if counted else "CALLS(0)"
     body = (
         f"int place = {place}; uvec4 bits = pv_philox(uvec4(uint(place >> 2), uint({calls_read}), uint(number), 0u),"

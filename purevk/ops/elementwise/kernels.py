@@ -7,7 +7,7 @@ from purevk.ir import Node, TensorType
 from purevk.lower.copies import emit_copy
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
-from purevk.lower.pointwise import LOCAL, emit_pointwise
+from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.registry import Kernel, Operator, register
 
 
@@ -73,7 +73,7 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
     out = lowering.operand(result)
     count = result.type.numel
     acc = out.dtype.acc
-    local = LOCAL
+    local = 64
     lowering.dispatch(
         "elementwise/pointwise.comp",
         [(out, "w")],

@@ -141,7 +141,8 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
             *(out.strides[d] for d in (n, h, w)),
         )
     )
-    unrolled = not lowering.traits.is_cpu and kernel[0] * kernel[1] <= MAX_UNROLLED
+    overlaps = lowering.traits.profile.overlaps_loads
+    unrolled = overlaps and kernel[0] * kernel[1] <= MAX_UNROLLED
     macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector), "UNROLLED": int(unrolled)}
     texel, binding = bind_x(lowering, x, vector)
     macros |= texel

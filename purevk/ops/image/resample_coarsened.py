@@ -11,13 +11,14 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import is_nchw_operand
 from purevk.ops.mapped import same_order
 from purevk.ops.registry import Kernel, Operator, register
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.strips"
 _ENOUGH = 1024  # invocations a processor, at least
@@ -93,7 +94,7 @@ def resized(
         ),
         None,
     )
-    if traits.is_cpu or sizes is None or type.dtype is DType.float64:
+    if not traits.profile.prefers_unrolled_code or sizes is None or type.dtype is DType.float64:
         return None
     rows, planes = sizes
     over = (images // planes, -(-height // rows), width // columns)
@@ -236,7 +237,7 @@ def sampled(
         ),
         None,
     )
-    if traits.is_cpu or planes is None:
+    if not traits.profile.prefers_unrolled_code or planes is None:
         return None
     staged = _staged(traits, x.type, type)
     if staged is not None:

@@ -82,7 +82,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     places = lowering.items_per_thread(work, 32 if parts > 1 else 2 if vector else 8)
     parts = parts if places > 1 else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
-    words = 1 if lowering.traits.is_cpu or indices[0].dtype is not DType.int64 else 2
+    by_words = lowering.traits.profile.prefers_word_access
+    words = 2 if by_words and indices[0].dtype is DType.int64 else 1
     lowering.dispatch(
         "index/gather.comp",
         [(x, "r"), *((index, "r") for index in indices), (out, "w")],
@@ -133,7 +134,7 @@ def _gather_rows(
     whether it did."""
     traits, length = lowering.traits, x.dims[step]
     if (
-        traits.is_cpu
+        not traits.profile.has_fast_shared_memory
         or len(loop) != 2
         or x.dtype.itemsize != 4
         or not isinstance(length, int)

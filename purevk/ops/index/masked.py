@@ -88,9 +88,9 @@ def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value
     whole = builder.emit(
         "aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,)
     )
-    if not builder.traits.is_cpu and _dims.upper(count) <= _MOST_BLOCKS * 16 * _local(
-        builder.traits
-    ):
+    traits = builder.traits
+    most = _MOST_BLOCKS * 16 * _local(traits)
+    if traits.profile.has_fast_shared_memory and _dims.upper(count) <= most:
         return builder.emit("aten.view.default", builder.emit(NAME, whole, flat, picked), sizes)
     before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
     body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"

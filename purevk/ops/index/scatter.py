@@ -221,9 +221,8 @@ def _in_tiles(
 def _many_for_few(lowering: Lowering, places: _Places) -> bool:
     """Whether rows are too few to keep the device busy."""
     count, rows = _dims.upper(places.count), _dims.upper(_dims.product(places.rows))
-    if lowering.traits.is_cpu:
-        return count >= 4096 and rows <= 64
-    return count >= 64 and rows <= 16384
+    profile = lowering.traits.profile
+    return count >= profile.min_atomic_entries and rows <= profile.busy_invocations
 
 
 def _identity(mode: str, dtype: DType) -> str:
@@ -316,7 +315,8 @@ class _Emitter:
         last = len(places.rows)
         walk = (
             ()
-            if self.lowering.traits.is_cpu or _dims.upper(places.rows[-1]) < 8
+            if not self.lowering.traits.profile.coalesces_accesses
+            or _dims.upper(places.rows[-1]) < 8
             else (last, *range(last))
         )
         if mode != "set":

@@ -109,7 +109,7 @@ def emit_tiles(
     """
     traits, dtype = lowering.traits, out.dtype
     if (
-        traits.is_cpu
+        not traits.profile.has_fast_shared_memory
         or index.dtype.itemsize < 4
         or (mode != "set" and dtype not in (DType.float32, DType.int32))
     ):

@@ -195,7 +195,7 @@ def _cdist(builder: Builder, node: Node, x: Value, y: Value, p: float, compute_m
     rank = type.rank
     order = (*range(rank - 2), rank - 1, rank - 2)
     if (
-        not builder.traits.is_cpu
+        builder.traits.profile.has_fast_shared_memory
         and float(p) in METRICS
         and x.type.dtype is y.type.dtype
         and x.type.dtype in _DISTANCE_TYPES

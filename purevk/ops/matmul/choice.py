@@ -10,9 +10,10 @@ from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
 from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, choose_gpu
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import choose_tile
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def choose(
         transposed: the second is dense along k.
         vectors: whether the operands can be read 4 elements at a time.
     """
-    if traits.is_cpu:
+    if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
     sizes = (_dims.upper(size) for size in (m, n, k, batches))
     return choose_gpu(traits, Problem(*sizes, half, transposed, vectors))

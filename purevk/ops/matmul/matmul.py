@@ -140,7 +140,7 @@ def lower_matmul(
         and _one(0, n)
         and not _one(0, m)
         and _one(out.strides[-2], m)
-        and not lowering.traits.is_cpu
+        and lowering.traits.profile.coalesces_accesses
     )
     if column:
         a, b, out = _turned(b), _turned(a), _turned(out)

@@ -50,7 +50,12 @@ def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at
     for each."""
     runs = [_dims.upper(_dims.product(piece.dims[at:])) * out.dtype.itemsize for piece in pieces]
     alike = all(piece.dtype is out.dtype for piece in pieces)
-    return not lowering.traits.is_cpu and alike and 1 < len(pieces) <= 8 and max(runs) < 64
+    return (
+        lowering.traits.profile.coalesces_accesses
+        and alike
+        and 1 < len(pieces) <= 8
+        and max(runs) < 64
+    )
 
 
 def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_tiles import Coopmat, Problem
-from purevk.lower.lowering import DeviceTraits
+from purevk.tuning import DeviceTraits
 
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
@@ -54,7 +54,7 @@ def choose(
             and group % (count * 32 // bits) == 0
         )
 
-    few = traits.is_cpu or m <= FEW_ROWS
+    few = not traits.profile.has_fast_shared_memory or m <= FEW_ROWS
     if (form := _units(traits, m, n, k, bits, group, integers, halves, whole)) is not None:
         return form
     if few or group % unit:
@@ -126,19 +126,21 @@ def _few_rows(
     rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
-    share = not integers and not traits.is_cpu
+    profile = traits.profile
+    share = not integers and profile.has_fast_shared_memory
     many = (
         _dims.upper(n) >= 64 * traits.processors
     )  # a subgroup for each 8 columns fills the device
     columns, most, local = 4, 4, lanes
-    if integers and not traits.is_cpu:
+    if integers and profile.overlaps_loads:
         columns = 8 if rows == 4 and bits == 4 else 4
         most = 2 if rows == 8 else 4
     elif share:
         columns, most = 8 if rows < 8 and many else 4, 2
         if many and rows <= 2 and subgroups:
             columns, most = 4 if rows == 1 and bits == 4 else 8, 4 if rows == 2 or bits == 4 else 2
-    if not many and rows == 1 and not traits.is_cpu and 2 * lanes <= traits.max_invocations:
+    few = not many and rows == 1 and profile.has_fast_shared_memory
+    if few and 2 * lanes <= traits.max_invocations:
         local = 2 * lanes
 
     teams = 1
@@ -184,7 +186,7 @@ def _units(
     if most == 1 or (integers and bits == 8 and most <= 4):  # the vector kernel is as fast
         return None
     if (
-        traits.is_cpu
+        not traits.profile.has_fast_shared_memory
         or not traits.few_columns
         or not whole(4)
         or (group and segment % group and group % segment)

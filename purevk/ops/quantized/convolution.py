@@ -178,7 +178,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
 
 def _tile(lowering: Lowering, rows: Size, columns: Size, groups: int) -> dict[str, int]:
-    if lowering.traits.is_cpu:
+    if not lowering.traits.profile.has_fast_shared_memory:
         return {"SHARED": 0, "TILE_M": 64, "TILE_N": 8, "CHUNKS": 1, "THREAD_M": 2, "THREAD_N": 8}
     for tile_m, tile_n in ((64, 64), (32, 64), (32, 32)):
         tiles = -(-_dims.upper(rows) // tile_m) * -(-_dims.upper(columns) // tile_n) * groups

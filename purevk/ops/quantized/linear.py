@@ -164,7 +164,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     # each shape.
     constant = (
         form.template in ("quantized/qmatvec.comp", "quantized/qmatmul_coopmat.comp")
-        and not lowering.traits.is_cpu
+        and lowering.traits.profile.specialize_sizes
     )
     lowering.dispatch(
         form.template,

@@ -83,14 +83,18 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     )
     lanes = lowering.traits.subgroup_size if subgroups else 32
     wide = (
-        lanes
-        if lowering.traits.is_cpu
-        else min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
+        min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
+        if lowering.traits.profile.has_fast_shared_memory
+        else lanes
     )
     vector = gcd4(columns, x.strides[0], x.offset)
     each = _dims.upper(columns) // (wide * (4 if vector else 1))
     macros: dict[str, Any] = {
-        "AHEAD": 1 if lowering.traits.is_cpu or each < 2 else 2 if each < 4 else 4,
+        "AHEAD": 1
+        if not lowering.traits.profile.overlaps_loads or each < 2
+        else 2
+        if each < 4
+        else 4,
         "T_A": x.dtype.glsl,
         "T_SCALE": scale.dtype.glsl,
         "T_ZERO": zero.dtype.glsl,

@@ -109,7 +109,7 @@ def _expand_shuffle(builder: Builder, node: Node) -> Value:
         and static
         and x.type.dims[-1] % 8 == 0
         and 0 not in x.type.dims
-        and not builder.traits.is_cpu
+        and builder.traits.profile.prefers_word_access
     ):
         numbers = x_zero, x_scale, 1.0 / (1.0 / inverse), zero
         return builder.emit(

@@ -12,13 +12,14 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import LINE, bind_x, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import reduced, wrap_all
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _emit(
         walk.inner,
         walk.inner_steps,
     )
-    traits, out = lowering.traits, outs[0]
+    traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
     moments = macros.get("VARIANCE") or macros.get("LOGARITHM")
     macros = {
         **macros,
@@ -203,13 +204,13 @@ def _emit(
     }
     outputs = _dims.product(outer) * parts
     length = _dims.ceil_div(inner[0] * inner[1], parts)
-    column = walk.columns or (not walk.unit and not traits.is_cpu)
+    column = walk.columns or (not walk.unit and profile.coalesces_accesses)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     vector = reads_vectors and walk.columns and gcd4(outer[0], inner_steps[1], out.offset, *rest)
     team = (
         _Team.of(traits, x.dtype.itemsize, vector, outputs, length, macros)
-        if walk.columns and not traits.is_cpu
+        if walk.columns and profile.has_fast_shared_memory
         else None
     )
     # One invocation a column walks it alone: not where columns are few and long.
@@ -217,7 +218,11 @@ def _emit(
         not team
         and parts == 1
         and _dims.upper(length)
-        > (traits.max_iterations if traits.is_cpu else max(4096, _dims.upper(outputs)))
+        > (
+            max(4096, _dims.upper(outputs))
+            if profile.needs_many_invocations
+            else traits.max_iterations
+        )
     ):
         column = False
     if column:
@@ -239,9 +244,9 @@ def _emit(
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
         each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))
-    # Reads in flight keep the memory of a GPU busy; a CPU gains where a batch is cheaper than its
-    # elements.
-    most = (4 if moments else 1) if traits.is_cpu else 8
+    # Reads in flight keep memory busy. Moments gain in any case, since a batch of elements is
+    # cheaper than its elements.
+    most = max(profile.loads_in_flight, 4 if moments else 1)
     macros["AHEAD"] = next(
         n for n in (8, 4, 2, 1) if n <= most and (n <= _dims.upper(each) or n == 1)
     )
@@ -294,7 +299,7 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     wanted = 4 * traits.processors  # workgroups
     if not walk.columns:
         return max(min(wanted // outputs, length // PART), 1) if outputs * 4 < wanted else 1
-    if not traits.is_cpu:
+    if traits.profile.has_fast_shared_memory:
         # A workgroup takes columns that 128 bytes hold, and is as large as it can be: one a
         # processor will do.
         groups = -(-outputs * dtype.itemsize // LINE)

@@ -10,7 +10,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.elements import conversions, extreme
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import LINE, by_dim, collapse
@@ -18,6 +18,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, wrap
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.scan"
 PART = 4096  # elements of a row that one workgroup takes, where rows are long and few
@@ -101,7 +102,7 @@ def emit_scan(
 ) -> None:
     """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost
     first) address."""
-    traits, out = lowering.traits, outs[0]
+    traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
     acc = (
         "int64_t"
         if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float
@@ -114,18 +115,18 @@ def emit_scan(
         _is_one(step) and _is_one(out_step),
         bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step),
     )
-    if traits.is_cpu:
-        alone = long <= traits.max_iterations and many >= 8
-    else:
+    if profile.needs_many_invocations:
         alone = not beside and (long <= 64 or (many >= 2**16 and long <= 4096))
+    else:
+        alone = long <= traits.max_iterations and many >= 8
     cut = not alone and not how.beats and long >= 4 * PART and many < 64
     # Columns beside one another are walked together.
-    columns = beside and not (alone or cut or traits.is_cpu)
+    columns = beside and profile.has_fast_shared_memory and not (alone or cut)
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
     subgroup = (
         unit
         and shuffles
-        and not traits.is_cpu
+        and profile.needs_many_invocations
         and long >= traits.subgroup_size
         and many >= 16 * traits.processors
     )
@@ -134,7 +135,7 @@ def emit_scan(
     others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
     others += [sizes[0], step, out_step] if columns else [length]
     vector = (
-        not traits.is_cpu
+        profile.overlaps_loads
         and not alone
         and not cut
         and (unit or columns)
@@ -159,7 +160,7 @@ def emit_scan(
         totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts)))
         buffers.append((totals, "w"))
         macros["TOTALS"] = 1
-    local, width = 64 if traits.is_cpu else min(256, traits.max_invocations), 1
+    local, width = min(profile.workgroup_size, traits.max_invocations), 1
     if alone:
         macros["ROW_PER_INVOCATION"] = 1
         width = local

@@ -46,8 +46,9 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     step, out_step = x.strides[at], out.strides[at]
     unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
     beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
-    # One invocation for a column of a CPU: not where columns are few or too long for its loops.
-    fit = not lowering.traits.is_cpu or (
+    # Without shared memory one invocation takes a column: not where columns are few or too long
+    # for its loops.
+    fit = lowering.traits.profile.has_fast_shared_memory or (
         _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
     )
     if beside and not unit and fit:

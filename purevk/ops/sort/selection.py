@@ -7,21 +7,21 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, emit_copy
 from purevk.lower.elements import conversions
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.rows import bind_x, by_dim, collapse
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, register
 from purevk.ops.shapes import is_empty
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.select"
 RANKS = ("first", "kth", "median", "nanmedian")
-_PER = 16  # elements that an invocation keeps (on a software device: 8, since its compiler is slow), or
+_PER = 16  # elements that an invocation keeps (half as many where code should be short), or
 _PER_FEW = 32  # where few are wanted, or one, so that hardly one is looked at twice
 _FEW = 64  # elements that are put in order by comparing all with all
 _PART = 8192  # elements of the parts that long rows are cut into
-_SHORT = 32  # up to this length (on a software device: 128) counting is better
 
 
 class _Plan:
@@ -31,16 +31,18 @@ class _Plan:
     def __init__(
         self, traits: DeviceTraits, length: int, count: int, wide: bool, rank: str = "first"
     ) -> None:
+        profile = traits.profile
         smallest = max(32, traits.subgroup_size)
         largest = min(
-            64 if traits.is_cpu else 1024 if traits.max_shared_memory >= 32768 else 256,
+            profile.max_select_workgroup,
+            1024 if traits.max_shared_memory >= 32768 else 256,
             traits.max_invocations,
         )
         # With four times as many groups as are wanted, hardly more than these are up to the bound
         # that the groups give.
         groups = max(32, power_of_two(4 * count))
-        few = groups <= 128 and not wide and not traits.is_cpu
-        most = _PER // 2 if traits.is_cpu else _PER_FEW if few else _PER
+        few = groups <= 128 and not wide and profile.has_fast_shared_memory
+        most = _PER_FEW if few else _PER if profile.prefers_unrolled_code else _PER // 2
         self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
         self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
         self.cached = length <= self.local * self.per
@@ -67,7 +69,7 @@ def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bo
     if (
         not isinstance(count, int)
         or count > 1024
-        or length <= (128 if traits.is_cpu else _SHORT)
+        or length <= traits.profile.max_counted_row
         or 2 * count > length
     ):
         return False
@@ -122,7 +124,7 @@ def _parts(traits: DeviceTraits, x: Operand, dim: int, count: Size) -> int:
     """Into how many parts rows are cut, where they are long and too few to keep the device busy."""
     length, numel = x.dims[dim], x.type.numel
     if (
-        traits.is_cpu
+        not traits.profile.needs_many_invocations
         or not isinstance(numel, int)
         or not isinstance(count, int)
         or length < 4 * _PART
@@ -201,8 +203,9 @@ def _emit(
         }
     groups = rows * parts
     # Short rows are taken in turn: there would be more workgroups than can be started in the time.
-    if plan.local <= 64 and not traits.is_cpu:
-        groups = _dims.minimum(groups, 64 * traits.processors)
+    per_core = traits.profile.max_workgroups_per_core
+    if plan.local <= 64 and per_core:
+        groups = _dims.minimum(groups, per_core * traits.processors)
     lowering.dispatch(
         "sort/select.comp",
         [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
@@ -213,7 +216,7 @@ def _emit(
             "LOCAL": plan.local,
             "BINS": plan.bins,
             "PER": plan.per,
-            "CACHED": (2 if traits.is_cpu else 1) if plan.cached else 0,
+            "CACHED": (1 if traits.profile.prefers_unrolled_code else 2) if plan.cached else 0,
             "FULL": int(full),
             "DESCENDING": int(descending),
             "RANK": RANKS.index(rank),

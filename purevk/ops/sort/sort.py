@@ -90,7 +90,7 @@ def _sort_rows(
     local = block >> levels
     shared = 8 * (block + local) + 2 * block + 4 * (local + 8)
     if (
-        traits.is_cpu
+        not traits.profile.has_fast_shared_memory
         or acc not in ("float", "int")
         or len(loop) > 4
         or local > traits.max_invocations
@@ -247,7 +247,7 @@ class _Sorter:
         if "TO_OUT(v)" in names:
             names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
         local = min(
-            128 if self.lowering.traits.is_cpu else 256,
+            self.lowering.traits.profile.max_sort_workgroup,
             self.lowering.traits.max_invocations,
             self.block // 2,
         )

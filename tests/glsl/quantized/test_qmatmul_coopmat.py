@@ -14,7 +14,7 @@ from purevk.cache import Cache
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
-from purevk.lower.lowering import DeviceTraits
+from purevk.tuning import DeviceTraits
 from tests.glsl.harness import Out, bits, ceil_div, device, pipeline, run
 
 pytestmark = pytest.mark.device

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops.attention.choice import Coopmat, choose
+from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
 pytestmark = pytest.mark.device

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
+from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -20,7 +21,9 @@ def gpu(monkeypatch):
     """A GPU of one processor, so that small images give every invocation several outputs."""
     context = default_context()
     monkeypatch.setattr(
-        context, "traits", dataclasses.replace(context.traits, is_cpu=False, cores=1, max_texels=0)
+        context,
+        "traits",
+        dataclasses.replace(context.traits, profile=DEFAULT, cores=1, max_texels=0),
     )
 
 

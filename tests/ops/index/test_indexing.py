@@ -13,6 +13,7 @@ from purevk.frontends.importer import Importer
 from purevk.graph.context import default_context
 from purevk.ir import TensorType
 from purevk.program import Program
+from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -37,7 +38,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(
         shared,
         "traits",
-        dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=16384),
+        dataclasses.replace(shared.traits, profile=DEFAULT, cores=1, max_shared_memory=16384),
     )
 
 
@@ -384,7 +385,7 @@ def test_kernels_of_scatter():
         made = dispatches(program)
         assert (
             made.count("elementwise/map.comp") == 1
-            if context().traits.is_cpu
+            if not context().traits.profile.has_fast_shared_memory
             else "index/scatter.comp" in made
         )
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from purevk.graph.context import default_context
 from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, candidates, choose_gpu
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
+from purevk.tuning import DEFAULT, DeviceTraits
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 SMALLEST = DeviceTraits(frozenset())  # what every Vulkan device has
@@ -161,7 +161,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(
         context,
         "traits",
-        dataclasses.replace(context.traits, is_cpu=False, cores=132, max_texels=0),
+        dataclasses.replace(context.traits, profile=DEFAULT, cores=132, max_texels=0),
     )
 
     def use(choice):
@@ -236,7 +236,7 @@ def test_chosen_kernels_are_right():
     context = default_context()
     kept, context.traits = (
         context.traits,
-        dataclasses.replace(context.traits, is_cpu=False, cores=132, max_texels=0),
+        dataclasses.replace(context.traits, profile=DEFAULT, cores=132, max_texels=0),
     )
     try:
         x = tensor(1, 64, 5, 5)

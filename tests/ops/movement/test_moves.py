@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
+from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -26,7 +27,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(
             context,
             "traits",
-            dataclasses.replace(context.traits, is_cpu=False, cores=cores, max_texels=0),
+            dataclasses.replace(context.traits, profile=DEFAULT, cores=cores, max_texels=0),
         )
 
     use(1)

@@ -14,6 +14,7 @@ import torch
 from purevk.dtypes import DType
 from purevk.ir import TensorType
 from purevk.program import Program
+from purevk.tuning import DEFAULT
 from tests.ops.harness import Recorder, context, dispatches, host_nodes
 
 
@@ -46,7 +47,9 @@ def kernels_of(device: str) -> Iterator[None]:
         shared.traits = replace(traits, max_storage_range=2048)
     elif device != "cpu":
         lacking = {"subgroup_arithmetic", "integer_dot_product"} if device == "plain" else set()
-        shared.traits = replace(traits, is_cpu=False, cores=1, features=traits.features - lacking)
+        shared.traits = replace(
+            traits, profile=DEFAULT, cores=1, features=traits.features - lacking
+        )
     try:
         yield
     finally:

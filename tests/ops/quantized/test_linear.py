@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
-from purevk.lower.lowering import DeviceTraits  # noqa: E402
 from purevk.ops.quantized import linear as quantized_linear  # noqa: E402
 from purevk.ops.quantized.choice import choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
+from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
 from tests.ops.quantized.harness import (  # noqa: E402
     codes_of,
@@ -226,7 +226,7 @@ def test_mixed_products():
 ])  # fmt: skip
 def test_templates(rows, float_template, integer_template, device):
     """Few rows read the weight once, many go by tiles, where the device is a GPU."""
-    if device == "cpu" and context().traits.is_cpu:
+    if device == "cpu" and not context().traits.profile.has_fast_shared_memory:
         float_template = integer_template = "quantized/qmatvec.comp"
     if context().traits.has("cooperative_matrix"):
         float_template, integer_template = (
@@ -334,7 +334,7 @@ def test_matrix_units(monkeypatch, device):
     def stepwise(traits, m, n, *args):
         gpu = replace(
             traits,
-            is_cpu=False,
+            profile=DEFAULT,
             cores=1,
             max_shared_memory=49152,
             few_columns=True,

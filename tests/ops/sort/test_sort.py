@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from purevk.graph.context import default_context
+from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -221,7 +222,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(
         shared,
         "traits",
-        dataclasses.replace(shared.traits, is_cpu=False, cores=1, max_shared_memory=32768),
+        dataclasses.replace(shared.traits, profile=DEFAULT, cores=1, max_shared_memory=32768),
     )
 
 

@@ -1,0 +1,36 @@
+"""Device profiles: what the choice of kernels depends on, by device family.
+
+- `profile.py`: `DeviceProfile`, the named numbers and capabilities of a family.
+- `families/`: one file per family. Importing this package registers them all.
+- `registry.py`: `choose_profile`, which finds the profile of a device.
+- `traits.py`: `DeviceTraits`, the limits and features of one device, with its profile.
+
+Kernels and cost models ask a profile for what matters. Only this package knows vendors.
+"""
+
+from purevk.tuning import families  # noqa: F401
+from purevk.tuning.families.default import DEFAULT
+from purevk.tuning.families.software import SOFTWARE
+from purevk.tuning.profile import DeviceProfile
+from purevk.tuning.registry import (
+    DeviceIdentity,
+    Family,
+    choose_profile,
+    default_profile,
+    profile_names,
+    register,
+)
+from purevk.tuning.traits import DeviceTraits
+
+__all__ = [
+    "DEFAULT",
+    "SOFTWARE",
+    "DeviceIdentity",
+    "DeviceProfile",
+    "DeviceTraits",
+    "Family",
+    "choose_profile",
+    "default_profile",
+    "profile_names",
+    "register",
+]

@@ -1,0 +1,21 @@
+"""GPUs of phones and small boards: Adreno, Mali, PowerVR, VideoCore, Vivante. Nothing was measured
+on one: where this file gives no number, it is the default's.
+
+They have few cores: 1 to 16 by the data sheets of Mali. Only Arm's driver reports how many.
+"""
+
+from dataclasses import replace
+
+from purevk.tuning.families.default import DEFAULT
+from purevk.tuning.registry import Family, register
+
+VENDORS = {
+    0x5143: "Qualcomm",
+    0x13B5: "Arm",
+    0x1010: "Imagination Technologies",
+    0x14E4: "Broadcom",
+    0x10001: "Vivante",
+}
+MOBILE = replace(DEFAULT, name="mobile", assumed_cores=4)
+
+register(Family(MOBILE, lambda device: device.vendor_id in VENDORS))

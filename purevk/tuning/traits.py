@@ -1,0 +1,74 @@
+"""The features and limits of one device, with the profile of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.tuning.families.default import DEFAULT
+from purevk.tuning.profile import DeviceProfile
+
+
+def _unknown() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """What the choice of kernels depends on.
+
+    Attributes:
+        features: names of the optional features that are on.
+        subgroup_size: invocations of a subgroup.
+        cores: multiprocessors, or threads of a software device (0: unknown).
+        profile: what its family of devices does well.
+        max_storage_range: bytes that one binding can span.
+        max_shared_memory: bytes of shared memory of a workgroup.
+        max_workgroups: workgroups along each dim of a grid.
+        max_invocations: invocations of a workgroup.
+        storage_alignment: bytes; the start of a binding is a multiple.
+        max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
+        matrix_shape: rows, columns and depth that the matrix cores of a subgroup multiply, halves
+            with float sums, if the device has them and the compiler knows them; else None.
+        few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
+        fragment_order: whether the elements of such a fragment are in the order that
+            `glsl/core/fragments.glslh` states; asks the device when called.
+    """
+
+    features: frozenset[str]
+    subgroup_size: int = 32
+    cores: int = 0
+    profile: DeviceProfile = DEFAULT
+    max_storage_range: int = 2**27
+    max_shared_memory: int = 16384
+    max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
+    max_invocations: int = 128
+    storage_alignment: int = 256
+    max_texels: int = 0
+    matrix_shape: tuple[int, int, int] | None = None
+    few_columns: bool = False
+    fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
+
+    @property
+    def max_iterations(self) -> int:
+        """Iterations of loops that one invocation may take."""
+        return self.profile.max_iterations
+
+    def too_long(self, steps: Size) -> str | None:
+        """Why one invocation cannot take as many steps of loops; None if it can."""
+        most = _dims.upper(steps)
+        return (
+            f"no kernel for loops of {most} steps on this device"
+            if most > self.max_iterations
+            else None
+        )
+
+    @property
+    def processors(self) -> int:
+        """`cores`, or what the profile assumes if that is unknown."""
+        return self.cores or self.profile.assumed_cores
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.features for name in names)
