@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ from purevk.cli.command import Command, add_device
 from purevk.cli.machine import compiler, versions
 from purevk.cli.output import Output, error_data, size, version_text
 from purevk.errors import DeviceError
+from purevk.graph.context import profile_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +66,7 @@ def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any
         "max_storage_buffer_range": device.limits.max_storage_buffer_range,
         "max_shared_memory": device.limits.max_shared_memory,
         "max_workgroup_invocations": device.limits.max_workgroup_invocations,
+        "profile": asdict(profile_of(device)),
     }
 
 
@@ -141,6 +144,7 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
                     "shared memory",
                     f"{size(device['max_shared_memory'])}, workgroups of up to {device['max_workgroup_invocations']}",
                 ),
+                ("profile", device["profile"]["name"]),
             ]
         )
     if data["features"]:
@@ -168,6 +172,22 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
             ],
             title="matrix cores",
         )
+    for device in data["devices"]:
+        if device["index"] == data["picked"]:
+            out.table(
+                ["name", ("value", "r")],
+                [[name, str(value)] for name, value in _flat(device["profile"]) if name != "name"],
+                title=f"profile of device {device['index']}: {device['profile']['name']}",
+            )
+
+
+def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a profile; those of its cost models are named `model.field`."""
+    for name, value in profile.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _state(row: dict[str, Any]) -> str:

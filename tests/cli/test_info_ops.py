@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from purevk import api, knobs
 from purevk.api.features import FEATURES
 from purevk.errors import DeviceError
+from purevk.graph.context import profile_of
 from purevk.ops import registry
 
 
@@ -21,6 +23,8 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             each.name for each in instance.physical_devices
         ]
         assert found["picked"] == instance.pick().index
+        for each, physical in zip(found["devices"], instance.physical_devices):
+            assert each["profile"] == asdict(profile_of(physical))
     features = {row["name"]: row for row in found["features"]}
     assert list(features) == [row.name for row in FEATURES] and features["float16"]["on"] is False
     assert found["cache"]["folder"] == str(cache_folder) and found["device_error"] is None
@@ -28,6 +32,13 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<- picked" in text and "storage_16bit" in text and str(cache_folder) in text
     if features["float16"]["offered"]:
         assert "off (disabled)" in text
+    assert f"profile of device {found['picked']}" in text and "loads_in_flight" in text
+
+
+@pytest.mark.device
+def test_info_of_a_forced_profile(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.PROFILE.name, "mobile")
+    assert {each["profile"]["name"] for each in cli("info", "--json").json["devices"]} == {"mobile"}
 
 
 def test_info_where_nothing_is_installed(cli, monkeypatch: pytest.MonkeyPatch) -> None:

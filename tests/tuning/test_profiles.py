@@ -1,0 +1,117 @@
+"""Device profiles: which device gets which, and that every field is described."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from purevk import knobs
+from purevk.errors import PurevkError
+from purevk.graph.context import typical_traits
+from purevk.tuning import (
+    DEFAULT,
+    SOFTWARE,
+    DeviceIdentity,
+    DeviceProfile,
+    DeviceTraits,
+    choose_profile,
+    profile_names,
+    registry,
+)
+from purevk.tuning.families import amd, apple, intel, mobile, nvidia
+
+LLVMPIPE = DeviceIdentity(0x10005, 0, "cpu", "llvmpipe (LLVM 15.0.6, 256 bits)")
+DEVICES = [
+    (LLVMPIPE, SOFTWARE),
+    (DeviceIdentity(0x1AE0, 0xC0DE, "cpu", "SwiftShader Device"), SOFTWARE),
+    (DeviceIdentity(0x10DE, 0x2330, "discrete", "NVIDIA H100 80GB HBM3"), nvidia.NVIDIA),
+    (DeviceIdentity(0x1002, 0x744C, "discrete", "AMD Radeon RX 7900 XTX"), amd.AMD),
+    (DeviceIdentity(0x8086, 0x56A0, "discrete", "Intel(R) Arc(tm) A770 Graphics"), intel.INTEL),
+    (DeviceIdentity(0x106B, 0x0D070209, "integrated", "Apple M1"), apple.APPLE),
+    (DeviceIdentity(0x10005, 0, "integrated", "Apple M1 (G13G B1)"), apple.APPLE),
+    (DeviceIdentity(0x5143, 0x43050A01, "integrated", "Adreno (TM) 740"), mobile.MOBILE),
+    (DeviceIdentity(0x13B5, 0xA8670000, "integrated", "Mali-G710"), mobile.MOBILE),
+    (DeviceIdentity(0x1010, 0, "integrated", "PowerVR B-Series"), mobile.MOBILE),
+    (DeviceIdentity(0x1234, 0, "discrete", "Unknown"), DEFAULT),
+]
+FAMILY = """
+from dataclasses import replace
+
+from purevk.tuning import DEFAULT, Family, register
+
+H200 = replace(DEFAULT, name="h200", loads_in_flight=16)
+
+register(Family(H200, lambda device: device.name.startswith("NVIDIA H200"), priority=1))
+"""
+
+
+@pytest.mark.parametrize(("device", "profile"), DEVICES, ids=[device.name for device, _ in DEVICES])
+def test_the_profile_of_a_device(device: DeviceIdentity, profile: DeviceProfile) -> None:
+    assert choose_profile(device) is profile
+
+
+def test_one_file_adds_a_family(tmp_path: Path) -> None:
+    file = tmp_path / "h200.py"
+    file.write_text(FAMILY)
+    spec = importlib.util.spec_from_file_location("h200", file)
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    try:
+        one = DeviceIdentity(0x10DE, 0x2335, "discrete", "NVIDIA H200")
+        assert (choose_profile(one).name, choose_profile(one).loads_in_flight) == ("h200", 16)
+        assert choose_profile(dataclasses.replace(one, name="NVIDIA A100")) is nvidia.NVIDIA
+        with pytest.raises(ValueError, match="already registered"):
+            registry.register(registry.Family(DEFAULT, lambda device: True))
+    finally:
+        registry.unregister("h200")
+
+
+def test_every_file_registers_a_family() -> None:
+    files = {path.stem for path in Path(mobile.__file__).parent.glob("[a-z]*.py")}
+    assert files == set(profile_names())
+
+
+def test_a_variable_forces_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.PROFILE.name, "software")
+    assert choose_profile(DEVICES[2][0]) is SOFTWARE and typical_traits().profile is SOFTWARE
+    monkeypatch.setenv(knobs.PROFILE.name, "")
+    assert typical_traits().profile is DEFAULT
+    monkeypatch.setenv(knobs.PROFILE.name, "h400")
+    with pytest.raises(PurevkError, match="h400") as raised:
+        choose_profile(LLVMPIPE)
+    assert "software" in raised.value.why and raised.value.where == knobs.PROFILE.name
+
+
+def _classes() -> list[type]:
+    """The profile, and the cost models that it holds."""
+    found = [type(getattr(DEFAULT, field.name)) for field in dataclasses.fields(DEFAULT)]
+    return [DeviceProfile, *(each for each in found if dataclasses.is_dataclass(each))]
+
+
+@pytest.mark.parametrize("described", [*_classes(), DeviceTraits], ids=lambda kind: kind.__name__)
+def test_every_field_is_described(described: type) -> None:
+    assert described.__doc__ is not None
+    attributes = described.__doc__.partition("Attributes:")[2]
+    names = re.findall(r"^        ((?:\w+, )*\w+):", attributes, re.MULTILINE)
+    fields = [field.name for field in dataclasses.fields(described)]
+    assert ", ".join(names).split(", ") == fields
+
+
+def test_profiles_are_frozen_keys() -> None:
+    other = dataclasses.replace(DEFAULT, loads_in_flight=1)
+    assert len({DEFAULT, other, dataclasses.replace(DEFAULT)}) == 2
+    assert DEFAULT.overlaps_loads and not other.overlaps_loads
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DEFAULT.loads_in_flight = 1  # type: ignore[misc]
+
+
+def test_the_profile_fills_in_what_a_device_does_not_report() -> None:
+    traits = DeviceTraits(frozenset(), profile=mobile.MOBILE)
+    assert traits.processors == mobile.MOBILE.assumed_cores
+    assert dataclasses.replace(traits, cores=3).processors == 3
+    assert DeviceTraits(frozenset(), profile=SOFTWARE).too_long(65535) is not None
+    assert traits.too_long(65535) is None
