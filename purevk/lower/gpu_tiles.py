@@ -8,10 +8,7 @@ a processor:
 
 `rounds` are the times that a processor is filled with workgroups, `load` the workgroups a processor
 gets in all. `code` is the time to fetch the unrolled loop: between two runs of a kernel others have
-filled the instruction cache. The constants are microseconds measured on an NVIDIA H200 over
-products and convolutions of 1 to 12544 rows, alone and among the other layers of models; only their
-ratios matter, and they are alike enough on other GPUs: latency against throughput, and how much
-there is of each.
+filled the instruction cache. The coefficients are those of the device's profile (`MatmulCosts`).
 """
 
 from __future__ import annotations
@@ -26,9 +23,7 @@ from purevk.ir import dims as _dims
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
-SPLIT_START, SPLIT_ELEMENT = 3.0, 2e-6  # of the dispatch that adds the parts up
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
-THREADS_A_CORE = 2048
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,10 @@ def _ceil(a: int, b: int) -> int:
 
 def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple[int, float]:
     """Times that the device is filled, and workgroups a core in all."""
-    cores = traits.processors
+    cores, profile = traits.processors, traits.profile
+    shared_memory = profile.shared_memory_ratio * traits.max_shared_memory
     resident = max(
-        1, min(THREADS_A_CORE // threads, 4 * traits.max_shared_memory // max(shared, 1))
+        1, min(profile.max_invocations_per_core // threads, shared_memory // max(shared, 1))
     )
     return _ceil(groups, cores * resident), max(1.0, groups / cores)
 
@@ -138,6 +134,7 @@ class Tiled(GpuChoice):
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
+        costs = traits.profile.matmul.tiled
         groups = (
             _ceil(problem.m, self.tile_m)
             * _ceil(problem.n, self.tile_n)
@@ -155,18 +152,21 @@ class Tiled(GpuChoice):
         # worth as much.
         reads = 8 / self.thread_m + 8 / self.thread_n
         if problem.batches > 8 * traits.processors:
-            shared_reads = 1 + 0.05 * max(reads - 3, 0)
+            shared_reads = 1 + costs.shared_read * max(reads - 3, 0)
         else:
-            shared_reads = 1 + 0.05 * (reads - 2) if problem.large else 1
-        work = 2.4e-4 * loads * self.tile_k / 4 + 6e-6 * fma * self.threads * shared_reads
-        latency = 0.26 + (
-            0.03 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+            shared_reads = 1 + costs.shared_read * (reads - 2) if problem.large else 1
+        work = (
+            costs.load * loads * self.tile_k / 4
+            + costs.multiply_add * fma * self.threads * shared_reads
+        )
+        latency = costs.latency + (
+            costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
         )
         return (
-            3.6
-            + 0.003 * fma
+            costs.start
+            + costs.code * fma
             + steps * (latency * rounds + load * work)
-            + 0.02 * (self.slices - 1) * load
+            + costs.join * (self.slices - 1) * load
         )
 
 
@@ -247,6 +247,7 @@ class Coopmat(GpuChoice):
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
+        costs = traits.profile.matmul.coopmat
         groups = (
             _ceil(problem.m, self.tile_m)
             * _ceil(problem.n, self.tile_n)
@@ -259,17 +260,17 @@ class Coopmat(GpuChoice):
             1 if problem.vectors[1] else 4
         )
         products = self.tile_m * self.tile_n * self.tile_k / 4096
-        work = 2.3e-4 * loads * self.tile_k / 4 + 2.8e-4 * products
-        latency = 0.13 + (
-            0.08 * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+        work = costs.load * loads * self.tile_k / 4 + costs.product * products
+        latency = costs.latency + (
+            costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
         )
         fragments = self.sub_m * self.sub_n / 256
-        code = 0.05 * fragments * self.tile_k / self.slices / 16
+        code = costs.code * fragments * self.tile_k / self.slices / 16
         return (
-            3.5
+            costs.start
             + code
             + steps * (latency * rounds + load * work)
-            + 0.2 * fragments * (1 + load * self.threads / 512)
+            + costs.store * fragments * (1 + load * self.threads / 512)
         )
 
 
@@ -317,17 +318,18 @@ class Vector(GpuChoice):
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
+        costs = traits.profile.matmul.vector
         groups = _ceil(problem.n, 4 * self.lanes) * _ceil(problem.m, self.rows) * problem.batches
         steps = _ceil(problem.k, 4 * self.slices)
         rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
         loads = (4 if problem.vectors[1] else 16) + self.rows * (1 if problem.vectors[0] else 4)
-        work = self.threads * (5.5e-5 * loads + 5e-6 * 16 * self.rows)
-        code = 0.002 * (8 * loads + 16 * self.rows)
+        work = self.threads * (costs.load * loads + costs.multiply_add * 16 * self.rows)
+        code = costs.code * (8 * loads + 16 * self.rows)
         return (
-            3.4
+            costs.start
             + code
-            + steps * (0.22 * rounds + load * work)
-            + 2.8e-4 * self.rows * self.threads * load
+            + steps * (costs.latency * rounds + load * work)
+            + costs.join * self.rows * self.threads * load
         )
 
 
@@ -424,10 +426,11 @@ def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
 
 
 def _total(traits: DeviceTraits, problem: Problem, choice: Any) -> float:
-    cost = choice.cost(traits, problem)
+    cost, costs = choice.cost(traits, problem), traits.profile.matmul
     if choice.splits > 1:
         cost += (
-            SPLIT_START + SPLIT_ELEMENT * problem.m * problem.n * problem.batches * choice.splits
+            costs.split_start
+            + costs.split_element * problem.m * problem.n * problem.batches * choice.splits
         )
     return cost
 

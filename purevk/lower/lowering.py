@@ -322,7 +322,8 @@ class Lowering:
     def items_per_thread(self, count: Size, many: int) -> int:
         """Items of `count` that an invocation takes, so that its loads overlap: `many` if the device
         gains by that and a workgroup is left for each multiprocessor; else 1."""
-        enough = _dims.upper(count) >= many * 256 * self.traits.processors
+        least = self.traits.profile.min_invocations_per_core
+        enough = _dims.upper(count) >= many * least * self.traits.processors
         return many if enough and self.traits.profile.overlaps_loads else 1
 
     def linear_grid(self, count: Size, per_group: int) -> tuple[Size, Size, Size]:

@@ -21,9 +21,6 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_atomics import atomics
 from purevk.lower.rows import in_one_row, next_coordinates
 
-_COUNTED_GROUPS = (
-    8  # workgroups a processor of a dispatch that counts them: each adds to the same word
-)
 LOCAL_ID = 100  # specialization constant `local_size_x`, which generated declarations leave out
 _VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
@@ -337,13 +334,8 @@ class _Writer:
             )
         grid = lowering.linear_grid(work, local)
         if spec.counted:
-            grid = (
-                _dims.minimum(
-                    _dims.ceil_div(work, local), _COUNTED_GROUPS * lowering.traits.processors
-                ),
-                1,
-                1,
-            )
+            most = traits.profile.max_counting_workgroups_per_core * traits.processors
+            grid = (_dims.minimum(_dims.ceil_div(work, local), most), 1, 1)
         lowering.dispatch(
             spec.template,
             buffers,

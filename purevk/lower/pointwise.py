@@ -22,8 +22,6 @@ from purevk.lower.pointwise_writer import VECTOR, Writer, can_vectorize, is_alig
 from purevk.lower.rows import in_one_row
 from purevk.lower.transpose import emit_transposed
 
-_WIDE_GROUPS = 256  # invocations a processor that 16 elements each have to leave
-
 
 def _collapse(
     sizes: Sequence[Size], strides: list[tuple[Size, ...]], output: int
@@ -77,7 +75,8 @@ def emit_pointwise(
     )
     traits = lowering.traits
     words = (vector or follow) and traits.profile.prefers_word_access
-    enough = _dims.upper(_dims.product(loop)) >= 16 * _WIDE_GROUPS * traits.processors
+    least = traits.profile.min_invocations_per_core
+    enough = _dims.upper(_dims.product(loop)) >= 16 * least * traits.processors
     wide = words and vector and enough and _only_bytes(loop, steps, operands, len(inputs))
     writer = Writer(
         expression, operands, len(inputs), loop, steps, vector, scalars, apart, words, wide, follow

@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from purevk.tuning.costs import RegisterCosts
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -47,21 +49,10 @@ _TILES = (
     (1, 3, 6),
 )
 
-# Nanoseconds of one core (llvmpipe, vectors of 8 floats, operands in texel buffers), fitted to the
-# times of 37 products of real models with 38 tiles each; only their ratios matter. The model is
-# within 7 % of most of them.
-_TILE = 110.0  # to start a workgroup
-_STORE = 21.0  # to store a vector of 4 floats an invocation
-_STEP = 7.0  # 4 steps along K: the loop
-_PRODUCT = 3.7  # the same: the products of a vector of 4 floats an invocation
-_LOAD = 2.5  # to load a vector an invocation
-_SPILL = 0.44  # the same: for each vector of the tile beyond _KEPT, which do not fit the registers
-_KEPT = 14
-_SCALAR = 4.0  # loads of single floats instead of a vector
-
 
 @functools.lru_cache(maxsize=4096)
 def choose_tile(
+    costs: RegisterCosts,
     lanes: int,
     cores: int,
     m: int,
@@ -75,6 +66,7 @@ def choose_tile(
     """The fastest tile for `batches` products [m, k] x [k, n], and the subgroups of a workgroup.
 
     Args:
+        costs: those of the device's profile.
         lanes: the subgroup size. cores: threads that run workgroups.
         vector_a, vector_b: whether the operand is read 4 elements at a time.
         most: vectors of 4 floats that an invocation may sum up.
@@ -87,12 +79,17 @@ def choose_tile(
         if vectors > most:
             continue
         loads_a, loads_b = tile.loads()
-        loads = loads_a * (1 if vector_a else _SCALAR) + loads_b * (1 if vector_b else _SCALAR)
-        step = _STEP + _PRODUCT * vectors + _LOAD * loads + _SPILL * max(0, vectors - _KEPT)
-        work = _STORE * vectors + -(-k // 4) * step
+        loads = loads_a * (1 if vector_a else costs.scalar_loads) + loads_b * (
+            1 if vector_b else costs.scalar_loads
+        )
+        spilled = max(0, vectors - costs.kept_vectors)
+        step = (
+            costs.step + costs.multiply_add * vectors + costs.load * loads + costs.spill * spilled
+        )
+        work = costs.store * vectors + -(-k // 4) * step
         per_group = 4 if high >= 64 and k <= 128 else 1  # where starting a workgroup counts
         groups = -(-high // per_group) * wide * batches
-        cost = -(-groups // cores) * (_TILE + per_group * work)
+        cost = -(-groups // cores) * (costs.start + per_group * work)
         if best is None or cost < best[0]:
             best = (cost, tile, per_group)
     assert best is not None

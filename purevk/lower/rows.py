@@ -87,9 +87,6 @@ def spread(
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
-LINE = 128  # bytes that memory moves at best
-
-
 def spread_columns(
     traits: DeviceTraits, rows: Size, columns: Size, vector: bool, itemsize: int
 ) -> RowWork:
@@ -106,8 +103,8 @@ def spread_columns(
         )
     room = min(1024, traits.max_invocations, traits.max_shared_memory // (8 * each))
     room = 1 << room.bit_length() - 1
-    # Half a line's rows in registers are as good as a line's that are read twice.
-    line = max(min(LINE // bytes_, 32), 1)
+    # Half a transaction's rows in registers are as good as a transaction's that are read twice.
+    line = max(min(traits.profile.transaction_bytes // bytes_, 32), 1)
     width = line if depth * line <= 8 * room else max(line // 2, 1)
     if depth * width > 8 * room:
         return RowWork({"COLUMN": 1, "WIDTH": line, "LOCAL": room, "AHEAD": 8}, room, line)

@@ -11,8 +11,6 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import Operand
 from purevk.tuning import DeviceTraits
 
-# What starting a dispatch costs, in bytes that a large GPU moves meanwhile.
-DISPATCH = 8 << 20
 FOLLOWED = (
     "purevk.pointwise",
     "purevk.pool2d",
@@ -93,8 +91,9 @@ def keeps_nchw(
         return False
     last, planes = _readers(node.results, query, can, set())
     made = 2 * sum(_bytes(value) for value in node.results)
-    cost_planes = last * (made + DISPATCH)
-    cost_last = 2 * _bytes(x) + (DISPATCH if converts else 0) + (made + DISPATCH if planes else 0)
+    dispatch = traits.profile.dispatch_cost_bytes
+    cost_planes = last * (made + dispatch)
+    cost_last = 2 * _bytes(x) + (dispatch if converts else 0) + (made + dispatch if planes else 0)
     return cost_planes <= cost_last
 
 
@@ -130,9 +129,6 @@ def _readers(
     return last, planes
 
 
-MAX_LOADS = 96  # elements of the input that an invocation of a kernel on planes keeps in registers
-
-
 def column_rows(
     traits: DeviceTraits,
     out: Sequence[Any],
@@ -150,11 +146,14 @@ def column_rows(
     """
     loads = lambda rows: ((rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1) * kernel[1]  # noqa: E731
     work = _dims.upper(_dims.product(out)) // width
-    enough = (
-        1024 if width == 1 else 256
-    ) * traits.processors  # those of several channels have more to do each
+    profile = traits.profile
+    # Invocations of several channels have more to do each.
+    enough = traits.processors * (
+        profile.enough_invocations_per_core if width == 1 else profile.min_invocations_per_core
+    )
+    most = profile.max_window_elements
     for rows in (8, 4, 2) if stride[0] == 1 < kernel[0] else (4, 2):
-        fits = loads(rows) <= MAX_LOADS and work >= rows * enough
+        fits = loads(rows) <= most and work >= rows * enough
         if fits and _dims.upper(out[2]) >= rows:
             return rows
-    return 1 if loads(1) <= MAX_LOADS else 0
+    return 1 if loads(1) <= most else 0

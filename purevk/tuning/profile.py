@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from purevk.tuning.costs import MatmulCosts, RegisterCosts
+
 
 @dataclass(frozen=True)
 class DeviceProfile:
@@ -34,18 +36,53 @@ class DeviceProfile:
             compare-and-exchange.
 
         loads_in_flight: loads that an invocation issues before it waits for the first of them.
-        busy_invocations: invocations that keep the device busy.
-        assumed_cores: multiprocessors to assume if the driver does not say how many there are.
         max_iterations: iterations of loops that one invocation may take.
+        assumed_cores: multiprocessors to assume if the driver does not say how many there are.
+        busy_invocations: invocations that keep the device busy.
+        max_invocations_per_core: invocations that a multiprocessor holds at a time.
+        enough_invocations_per_core: invocations per multiprocessor that hide the latency of memory.
+        min_invocations_per_core: the same if each invocation has many loads in flight.
+        depthwise_invocations_per_core: the same for depthwise convolutions.
+        shared_memory_ratio: shared memory of a multiprocessor, divided by what one workgroup may
+            have of it.
+
+        sector_bytes: the least that is read from memory.
+        transaction_bytes: what memory moves at its full rate.
+        cached_bytes: part of a tensor that stays in a cache while all workgroups read from it; a
+            power of two.
+        dispatch_cost_bytes: what the device moves in the time that it takes to start a dispatch.
 
         workgroup_size: invocations per workgroup, if they do not depend on each other.
         max_select_workgroup: invocations per workgroup that select elements of one row, at most.
         max_sort_workgroup: invocations per workgroup that sort a block in shared memory, at most.
         max_workgroups_per_core: workgroups per multiprocessor that are worth starting for short
             rows; more cost more than they compute. 0: no limit.
+        max_counting_workgroups_per_core: the same for dispatches whose workgroups all add to one
+            counter.
+        staged_image_bytes: shared memory that a workgroup may take for images, so that a
+            multiprocessor holds several workgroups.
+
+        max_select_items: elements of a row that an invocation keeps in registers to select from.
+        max_window_elements: elements of images that an invocation keeps in registers.
+        max_tile_window_elements: the same where its part of a matmul tile needs registers as well.
+        max_unrolled_window: elements of a pooling window whose loads are all issued at once.
+
+        reduce_part_elements: elements of a row, from which on a part of it is worth a dispatch of
+            its own.
+        scan_part_elements: elements of a long row that one workgroup scans.
+        select_part_elements: elements of a long row that one workgroup selects from.
+        attention_part_keys: keys of a query that one workgroup takes, at least.
         max_counted_row: elements; shorter rows are sorted by counting the elements before each.
         min_atomic_entries: entries per row of a scatter, above which atomics of many invocations
             are faster than a loop of one.
+        min_norm_groups: groups of a group norm, from which on each gets a workgroup of its own.
+        max_norm_elements: elements of a group, up to which a single kernel is the faster one for
+            few groups too.
+        max_direct_flops: operations of a convolution of few channels, above which a conversion is
+            worth it to use matrix cores.
+
+        matmul: cost model of the matmul and convolution kernels with shared memory.
+        registers: cost model of the kernels without.
     """
 
     name: str
@@ -60,16 +97,44 @@ class DeviceProfile:
     has_fast_float_atomics: bool
 
     loads_in_flight: int
-    busy_invocations: int
-    assumed_cores: int
     max_iterations: int
+    assumed_cores: int
+    busy_invocations: int
+    max_invocations_per_core: int
+    enough_invocations_per_core: int
+    min_invocations_per_core: int
+    depthwise_invocations_per_core: int
+    shared_memory_ratio: int
+
+    sector_bytes: int
+    transaction_bytes: int
+    cached_bytes: int
+    dispatch_cost_bytes: int
 
     workgroup_size: int
     max_select_workgroup: int
     max_sort_workgroup: int
     max_workgroups_per_core: int
+    max_counting_workgroups_per_core: int
+    staged_image_bytes: int
+
+    max_select_items: int
+    max_window_elements: int
+    max_tile_window_elements: int
+    max_unrolled_window: int
+
+    reduce_part_elements: int
+    scan_part_elements: int
+    select_part_elements: int
+    attention_part_keys: int
     max_counted_row: int
     min_atomic_entries: int
+    min_norm_groups: int
+    max_norm_elements: int
+    max_direct_flops: int
+
+    matmul: MatmulCosts
+    registers: RegisterCosts
 
     def __hash__(self) -> int:
         """The name alone: profiles are part of the keys of caches, which hash them often."""

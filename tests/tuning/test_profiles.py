@@ -19,6 +19,7 @@ from purevk.tuning import (
     DeviceProfile,
     DeviceTraits,
     choose_profile,
+    costs,
     profile_names,
     registry,
 )
@@ -86,13 +87,14 @@ def test_a_variable_forces_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "software" in raised.value.why and raised.value.where == knobs.PROFILE.name
 
 
-def _classes() -> list[type]:
-    """The profile, and the cost models that it holds."""
-    found = [type(getattr(DEFAULT, field.name)) for field in dataclasses.fields(DEFAULT)]
-    return [DeviceProfile, *(each for each in found if dataclasses.is_dataclass(each))]
+DESCRIBED = [
+    DeviceTraits,
+    DeviceProfile,
+    *(each for each in vars(costs).values() if dataclasses.is_dataclass(each)),
+]
 
 
-@pytest.mark.parametrize("described", [*_classes(), DeviceTraits], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("described", DESCRIBED, ids=lambda kind: kind.__name__)
 def test_every_field_is_described(described: type) -> None:
     assert described.__doc__ is not None
     attributes = described.__doc__.partition("Attributes:")[2]

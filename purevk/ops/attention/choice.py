@@ -214,11 +214,12 @@ def choose(
     if in_registers and traits.has("subgroup_shuffle"):
         lanes, cores = traits.subgroup_size, max(traits.cores, 1)
         groups = _dims.upper(batches) * _dims.upper(heads)
-        # Measured on llvmpipe: a key costs an invocation as much as 1.2 of its queries. More
-        # queries make longer code, which takes seconds to compile.
+        # More queries share the loads of a key, but make longer code, which takes seconds to
+        # compile.
+        key = traits.profile.registers.attention_key
         most = max(1, min(128 // width, 4))
         rounds = {
-            n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + 1.2)
+            n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + key)
             for n in range(1, most + 1)
         }
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
@@ -227,10 +228,11 @@ def choose(
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        # Parts of 128 keys or more, for as long as a processor has less than eight workgroups; what
-        # is short is not split, to save a dispatch.
+        # Workgroups take parts of the keys for as long as a multiprocessor has less than eight of
+        # them. Few keys are not split, to save a dispatch.
         groups *= _dims.upper(queries)
-        most = _dims.upper(keys) // 128 if _dims.upper(keys) > 256 else 1
+        part = traits.profile.attention_part_keys
+        most = _dims.upper(keys) // part if _dims.upper(keys) > 2 * part else 1
         splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
         shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (
             8,

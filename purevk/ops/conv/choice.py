@@ -78,17 +78,20 @@ def choose_depthwise(
 ) -> Depthwise:
     """The depthwise kernel for `lines` rows (of all images) of `width` outputs."""
     if traits.profile.prefers_texel_reads and traits.max_texels:
-        # Measured on llvmpipe: a block costs as much as 2.4 of its pixels, and 8 pixels spill
-        # registers. Reading a column of the window once is left to the driver, which finds equal
-        # reads of texel buffers.
-        wide = _dims.upper(width)
-        cost = {p: -(-wide // p) * (p + 2.4) * (1.05 if p == 8 else 1.0) for p in (7, 8, 4, 1)}
+        # Reading a column of the window once is left to the driver, which finds equal reads of
+        # texel buffers.
+        wide, costs = _dims.upper(width), traits.profile.registers
+        cost = {
+            p: -(-wide // p)
+            * (p + costs.depthwise_block)
+            * (costs.depthwise_spill if p == 8 else 1.0)
+            for p in (7, 8, 4, 1)
+        }
         return Depthwise(min(cost, key=cost.__getitem__), False)
     if not traits.profile.needs_many_invocations:
         return Depthwise(4, dilation == 1)
-    # Measured on an H200: more neighbours an invocation for as long as there are two subgroups a
-    # scheduler.
-    wanted = 128 * traits.processors
+    # More neighbours per invocation for as long as enough invocations are left.
+    wanted = traits.profile.depthwise_invocations_per_core * traits.processors
     work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(lines)
     pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
     return Depthwise(pixels, dilation == 1)

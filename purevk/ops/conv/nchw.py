@@ -15,13 +15,12 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.conv.shapes import window_parameters
-from purevk.ops.image_layout import MAX_LOADS, LayoutQuery, column_rows, is_nchw_operand
+from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand
 from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
 from purevk.tuning import DeviceTraits
 
 MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads planes and writes channels last
-MANY_FLOPS = 1 << 29  # where matrix units are faster than that
 WIDE = 32  # channels of a group for which tiles of matrix products are worth a conversion
 ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
 
@@ -54,7 +53,7 @@ def runs_in_nchw(node: Node, traits: DeviceTraits) -> bool:
     return (
         groups > 1
         and min(group_in, out // groups) < WIDE
-        and ((kh - 1) * dilation[0] + 1) * kw <= MAX_LOADS
+        and ((kh - 1) * dilation[0] + 1) * kw <= traits.profile.max_window_elements
     )
 
 
@@ -68,14 +67,15 @@ def reads_nchw(traits: DeviceTraits, node: Node, x: Operand) -> bool:
         or groups != 1
         or group_in > FEW
         or not is_nchw_operand(x)
-        or ((kh - 1) * dilation[0] + 1) * kw > MAX_LOADS
+        or ((kh - 1) * dilation[0] + 1) * kw > traits.profile.max_window_elements
     ):
         return False
     units = traits.matrix_shape is not None and x.dtype is DType.float16
     work = (
         _dims.upper(_dims.product((x.dims[0], *node.result.type.dims[1:]))) * 2 * kh * kw * group_in
     )
-    return out % FEW == 0 and not is_matmul_node(node) and not (units and work > MANY_FLOPS)
+    most = traits.profile.max_direct_flops
+    return out % FEW == 0 and not is_matmul_node(node) and not (units and work > most)
 
 
 def adapt(node: Node, orders: tuple, query: LayoutQuery) -> Node:

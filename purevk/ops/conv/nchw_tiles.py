@@ -17,7 +17,6 @@ from purevk.ops.conv.shapes import window_parameters
 from purevk.tuning import DeviceTraits
 
 LEAST_COLUMNS = 8
-_MOST_WINDOW = 64  # elements of the input that an invocation keeps in registers
 _INVOCATIONS = 128
 _ENOUGH = 1  # workgroups a processor, at least
 _LEAST_USED = 0.8  # of the places of all tiles
@@ -120,7 +119,7 @@ def choose_tiles(
     )
     lines = blocks * span_y if along_x else (blocks - 1) * stride[0] + span_y
     fits = (
-        lines * span_x <= _MOST_WINDOW
+        lines * span_x <= traits.profile.max_tile_window_elements
         and tiles.threads <= traits.max_invocations
         and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory
         and outs % spread[1] == 0

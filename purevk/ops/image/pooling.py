@@ -17,7 +17,6 @@ from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import pair
 
 NAME = "purevk.pool2d"
-MAX_UNROLLED = 25  # elements of a window that a GPU reads at once
 
 
 def _out(
@@ -141,8 +140,9 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
             *(out.strides[d] for d in (n, h, w)),
         )
     )
-    overlaps = lowering.traits.profile.overlaps_loads
-    unrolled = overlaps and kernel[0] * kernel[1] <= MAX_UNROLLED
+    profile = lowering.traits.profile
+    most = profile.max_unrolled_window if profile.overlaps_loads else 0
+    unrolled = kernel[0] * kernel[1] <= most
     macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector), "UNROLLED": int(unrolled)}
     texel, binding = bind_x(lowering, x, vector)
     macros |= texel

@@ -21,7 +21,6 @@ from purevk.ops.registry import Kernel, Operator, register
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.strips"
-_ENOUGH = 1024  # invocations a processor, at least
 # Rows and planes that an invocation makes, by the columns.
 _STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
 
@@ -82,6 +81,7 @@ def resized(
         return None
     images, (height, width) = x.type.dims[0] * x.type.dims[1], type.dims[2:]
     traits: DeviceTraits = builder.traits
+    enough = traits.profile.enough_invocations_per_core * traits.processors
     columns = 4 if width % 4 == 0 and 0 < across <= 1 else 1
     sizes = next(
         (
@@ -89,8 +89,7 @@ def resized(
             for rows, planes in _STRIPS[columns]
             if images % planes == 0
             and height >= rows
-            and images // planes * -(-height // rows) * (width // columns)
-            >= _ENOUGH * traits.processors
+            and images // planes * -(-height // rows) * (width // columns) >= enough
         ),
         None,
     )
@@ -228,12 +227,12 @@ def sampled(
         return None
     batches, channels, height, width = type.dims
     traits: DeviceTraits = builder.traits
+    enough = traits.profile.enough_invocations_per_core * traits.processors
     planes = next(
         (
             count
             for count in (4, 2)
-            if channels % count == 0
-            and _dims.product(type.dims) // count >= _ENOUGH * traits.processors
+            if channels % count == 0 and _dims.product(type.dims) // count >= enough
         ),
         None,
     )
@@ -271,7 +270,6 @@ def sampled(
 
 _CORNERS = tuple((up, across) for up in (0, 1) for across in (0, 1))
 _LANES = {1: "float", 2: "vec2"}
-_STAGED_BYTES = 40000  # of shared memory, so that a processor has several workgroups
 _STAGED_GROUPS = 0.9  # workgroups a processor, at least
 
 
@@ -299,7 +297,7 @@ def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int,
     """Planes that a workgroup keeps in shared memory, its invocations, and how often it does so,
     where all places read from there; else None."""
     (high, wide), places = x.dims[2:], _dims.product(type.dims[2:])
-    room = min(_STAGED_BYTES, traits.max_shared_memory)
+    room = min(traits.profile.staged_image_bytes, traits.max_shared_memory)
     local = next((n for n in (1024, 512, 256) if n <= min(places, traits.max_invocations)), None)
     count = next(
         (n for n in (2, 1) if type.dims[1] % n == 0 and 4 * n * (high + 2) * (wide + 2) <= room),

@@ -17,11 +17,10 @@ from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
 from purevk.ops.shapes import broadcast, wrap
+from purevk.tuning import DeviceProfile
 
 NAME = "purevk.gather"
-_SECTOR = 32  # bytes, the least that is read of memory
-_PART = 1 << 22  # bytes, a power of two, of a tensor: a cache holds them
-_MOST_PARTS = 32
+_MOST_PARTS = 32  # of a tensor, which each workgroup goes through
 
 
 def _gather_shape(
@@ -78,12 +77,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
         }
     count = out.type.numel
     work = _ceil4(count) if vector else count
-    parts = 1 if vector else _parts(x, loop, mine[0], count)
+    profile = lowering.traits.profile
+    parts = 1 if vector else _parts(profile, x, loop, mine[0], count)
     places = lowering.items_per_thread(work, 32 if parts > 1 else 2 if vector else 8)
     parts = parts if places > 1 else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
-    by_words = lowering.traits.profile.prefers_word_access
-    words = 2 if by_words and indices[0].dtype is DType.int64 else 1
+    words = 2 if profile.prefers_word_access and indices[0].dtype is DType.int64 else 1
     lowering.dispatch(
         "index/gather.comp",
         [(x, "r"), *((index, "r") for index in indices), (out, "w")],
@@ -97,7 +96,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "PLACES": places,
             "INDEX_WORDS": words,
             "PARTS": parts,
-            "PART": (_PART // x.dtype.itemsize).bit_length() - 1,
+            "PART": (profile.cached_bytes // x.dtype.itemsize).bit_length() - 1,
         },
         params=params,
         constants={"local_size_x": local},
@@ -109,15 +108,18 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-def _parts(x: Operand, loop: Sequence[Size], stride: Size, count: Size) -> int:
+def _parts(
+    profile: DeviceProfile, x: Operand, loop: Sequence[Size], stride: Size, count: Size
+) -> int:
     """Parts of x that a GPU picks elements from, one after the other. Each single element of a
     large tensor would move a sector of memory; what is picked from a part finds it in a cache, as
     most workgroups are at the same part at the same time."""
     nbytes = x.type.nbytes
     if len(loop) != 1 or not (isinstance(stride, int) and stride == 0 and isinstance(nbytes, int)):
         return 1
-    parts = -(-nbytes // _PART)
-    return parts if 4 <= parts <= _MOST_PARTS and _dims.hint(count) * _SECTOR >= 2 * nbytes else 1
+    parts = -(-nbytes // profile.cached_bytes)
+    enough = _dims.hint(count) * profile.sector_bytes >= 2 * nbytes
+    return parts if 4 <= parts <= _MOST_PARTS and enough else 1
 
 
 def _gather_rows(

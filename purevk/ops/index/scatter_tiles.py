@@ -18,7 +18,6 @@ from purevk.lower.rows import collapse
 
 _EACH = 8  # rows of an invocation, where whole rows are moved
 _SPAN = 8  # entries that an invocation looks at, at a time
-_SECTOR = 8  # neighbouring columns that are read together
 # What joining leaves as it is; -0.0 + x is x, of 0.0 as well.
 _NOTHING = {
     "add": {DType.float32: "-0.0", DType.int32: "0"},
@@ -132,7 +131,8 @@ def emit_tiles(
     )
     columns = inner // 4 if vector else inner
     local = min(256, traits.max_invocations)
-    rows = shared and columns >= _SECTOR
+    sector = traits.profile.sector_bytes // 4  # columns of 4 bytes that are read together
+    rows = shared and columns >= sector
     if rows:
         width = min(power_of_two(columns), local)
         reach = local // width * _EACH
@@ -149,7 +149,7 @@ def emit_tiles(
             1
             if inner == 1
             else max(
-                min(power_of_two(inner), _SECTOR, 32),
+                min(power_of_two(inner), sector, 32),
                 min(power_of_two(space // 2 // n), 32, power_of_two(inner)),
             )
         )

@@ -123,6 +123,7 @@ def choose_registers(
     if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
         return Registers(1, 0, 8, 1, 1)
     tile, subgroups = choose_tile(
+        traits.profile.registers,
         traits.subgroup_size,
         max(traits.cores, 1),
         _dims.upper(m),

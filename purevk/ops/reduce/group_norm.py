@@ -58,7 +58,6 @@ def _refuse(node: Node, traits: Any) -> str | None:
 
 # -- group norm ----------------------------------------------------------------------------------
 NAME = "purevk.group_norm"
-_MANY, _LARGE = 16, 16384  # groups that keep a device busy; elements of one that are worth it
 
 
 def _kernel_shape(
@@ -143,9 +142,10 @@ def _normalize_groups(
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
     mean, variance = _moments(builder, seen, range(2, seen.type.rank))
     rstd = _rstd(builder, variance, eps)
+    profile = builder.traits.profile
     if (
-        _dims.upper(batch * groups) >= _MANY
-        or _dims.upper(_dims.product(seen.type.dims[2:])) <= _LARGE
+        _dims.upper(batch * groups) >= profile.min_norm_groups
+        or _dims.upper(_dims.product(seen.type.dims[2:])) <= profile.max_norm_elements
     ):
         made = builder.emit(NAME, x, *alike(builder, weight, bias), groups, eps, None, ())
         return made, *(_as(builder, value, x.type.dtype, (batch, groups)) for value in (mean, rstd))

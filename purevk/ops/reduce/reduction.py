@@ -14,7 +14,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import LINE, bind_x, by_dim, collapse, spread
+from purevk.lower.rows import bind_x, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -278,7 +278,6 @@ def _emit(
     )
 
 
-PART = 4096  # elements of a row from which on an invocation's share is worth a dispatch of its own
 _PARTIAL_TYPES = {
     "float": DType.float32,
     "int": DType.int32,
@@ -298,11 +297,12 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     )
     wanted = 4 * traits.processors  # workgroups
     if not walk.columns:
-        return max(min(wanted // outputs, length // PART), 1) if outputs * 4 < wanted else 1
+        part = traits.profile.reduce_part_elements
+        return max(min(wanted // outputs, length // part), 1) if outputs * 4 < wanted else 1
     if traits.profile.has_fast_shared_memory:
-        # A workgroup takes columns that 128 bytes hold, and is as large as it can be: one a
-        # processor will do.
-        groups = -(-outputs * dtype.itemsize // LINE)
+        # A workgroup takes the columns of one transaction, and is as large as it can be: one per
+        # multiprocessor will do.
+        groups = -(-outputs * dtype.itemsize // traits.profile.transaction_bytes)
         return (
             1
             if groups * 4 >= traits.processors * 3
@@ -344,7 +344,7 @@ class _Team:
         """None where there are columns enough to keep a GPU busy with one invocation each, or they
         are short."""
         count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)
-        if count >= 2048 * traits.processors:
+        if count >= traits.profile.max_invocations_per_core * traits.processors:
             return None
         # Bytes of shared memory that an invocation needs: of a column, the state that lanes join.
         state = (
@@ -359,7 +359,9 @@ class _Team:
             1024,
             traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)),
         )
-        width = min(max(LINE // (itemsize * (4 if vector else 1)), 1), 32)
+        width = min(
+            max(traits.profile.transaction_bytes // (itemsize * (4 if vector else 1)), 1), 32
+        )
         lanes = 1 << max(room // width, 1).bit_length() - 1
         while lanes > 1 and lanes * 8 > rows:
             lanes //= 2

@@ -13,7 +13,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import LINE, by_dim, collapse
+from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
@@ -21,7 +21,6 @@ from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.scan"
-PART = 4096  # elements of a row that one workgroup takes, where rows are long and few
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,8 @@ def emit_scan(
         alone = not beside and (long <= 64 or (many >= 2**16 and long <= 4096))
     else:
         alone = long <= traits.max_iterations and many >= 8
-    cut = not alone and not how.beats and long >= 4 * PART and many < 64
+    part = profile.scan_part_elements
+    cut = not alone and not how.beats and long >= 4 * part and many < 64
     # Columns beside one another are walked together.
     columns = beside and profile.has_fast_shared_memory and not (alone or cut)
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
@@ -155,7 +155,7 @@ def emit_scan(
     macros["LOGARITHM"] = int(how.logarithm)
     if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
-    parts = _dims.ceil_div(length, PART) if cut else 1
+    parts = _dims.ceil_div(length, part) if cut else 1
     if cut:
         totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts)))
         buffers.append((totals, "w"))
@@ -194,7 +194,7 @@ def emit_scan(
         **by_dim("size", sizes, 3, fill=1),
     }
     if cut:
-        params |= {"part": PART, "parts": parts}
+        params |= {"part": part, "parts": parts}
     if how.beats:
         params["index_offset"] = outs[1].offset
     units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
@@ -232,7 +232,7 @@ def _columns(
     state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
     room = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
     room = 1 << room.bit_length() - 1
-    width = max(min(LINE // (2 if double else 1) // nbytes, 32), 1)
+    width = max(min(traits.profile.transaction_bytes // (2 if double else 1) // nbytes, 32), 1)
     lanes = room // width
     while lanes > 1 and (lanes // 2) * macros["ITEMS"] >= long:
         lanes //= 2
@@ -277,7 +277,11 @@ def _carry(
     number = "0"
     for d in range(rank - 1):
         number = f"({number} * size_{d} + i{d})"
-    body = f"int part = i{rank - 1} / {PART}; if (part > 0) R_PUT({at}, COMBINE(SUMS({number}, part - 1), R({at})));"
+    size = lowering.traits.profile.scan_part_elements
+    body = (
+        f"int part = i{rank - 1} / {size};"
+        f" if (part > 0) R_PUT({at}, COMBINE(SUMS({number}, part - 1), R({at})));"
+    )
     spec = MapSpec(body, ("SUMS",), helpers=(("COMBINE(a, b)", how.combine),), stores=False)
     emit_map(lowering, spec, [sums], {}, [target], dims)
 

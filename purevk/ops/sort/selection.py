@@ -18,10 +18,10 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.select"
 RANKS = ("first", "kth", "median", "nanmedian")
-_PER = 16  # elements that an invocation keeps (half as many where code should be short), or
-_PER_FEW = 32  # where few are wanted, or one, so that hardly one is looked at twice
+_ITEMS_OF_FEW = (
+    32  # elements that an invocation keeps where few are wanted: hardly one is read twice
+)
 _FEW = 64  # elements that are put in order by comparing all with all
-_PART = 8192  # elements of the parts that long rows are cut into
 
 
 class _Plan:
@@ -42,7 +42,7 @@ class _Plan:
         # that the groups give.
         groups = max(32, power_of_two(4 * count))
         few = groups <= 128 and not wide and profile.has_fast_shared_memory
-        most = _PER_FEW if few else _PER if profile.prefers_unrolled_code else _PER // 2
+        most = _ITEMS_OF_FEW if few else profile.max_select_items
         self.local = max(min(power_of_two(-(-length // most)), largest), min(smallest, largest))
         self.per = max(min(power_of_two(-(-length // self.local)), most), 4)
         self.cached = length <= self.local * self.per
@@ -127,11 +127,14 @@ def _parts(traits: DeviceTraits, x: Operand, dim: int, count: Size) -> int:
         not traits.profile.needs_many_invocations
         or not isinstance(numel, int)
         or not isinstance(count, int)
-        or length < 4 * _PART
+        or length < 4 * traits.profile.select_part_elements
     ):
         return 1
     rows = numel // length
-    parts = min(length // max(_PART, 4 * count), -(-2 * traits.processors // rows))
+    parts = min(
+        length // max(traits.profile.select_part_elements, 4 * count),
+        -(-2 * traits.processors // rows),
+    )
     return parts if parts > 1 and length - (parts - 1) * -(-length // parts) >= count else 1
 
 

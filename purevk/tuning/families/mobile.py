@@ -1,7 +1,8 @@
 """GPUs of phones and small boards: Adreno, Mali, PowerVR, VideoCore, Vivante. Nothing was measured
 on one: where this file gives no number, it is the default's.
 
-They have few cores: 1 to 16 by the data sheets of Mali. Only Arm's driver reports how many.
+They have few cores: 1 to 16 by Arm's data sheet of Mali, which also gives 1024 threads for most of
+its cores. Only Arm's driver reports how many cores there are.
 """
 
 from dataclasses import replace
@@ -16,6 +17,6 @@ VENDORS = {
     0x14E4: "Broadcom",
     0x10001: "Vivante",
 }
-MOBILE = replace(DEFAULT, name="mobile", assumed_cores=4)
+MOBILE = replace(DEFAULT, name="mobile", assumed_cores=4, max_invocations_per_core=1024)
 
 register(Family(MOBILE, lambda device: device.vendor_id in VENDORS))

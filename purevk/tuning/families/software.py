@@ -3,6 +3,9 @@
 An invocation is a lane of a vector of the CPU, and a workgroup runs on one thread. Shared memory is
 ordinary memory, and a barrier saves and restores the state of every invocation. The CPU overlaps
 loads by itself. LLVM compiles long code slowly.
+
+Numbers that this file does not give are the default's. They concern kernels with shared memory,
+which no software device runs, or were found to suit both.
 """
 
 from dataclasses import replace
@@ -22,12 +25,13 @@ SOFTWARE = replace(
     prefers_unrolled_code=False,
     has_fast_float_atomics=False,
     loads_in_flight=1,
-    busy_invocations=64,
     max_iterations=60000,  # old Mesa ends loops of its software device after 65535
+    busy_invocations=64,
     workgroup_size=64,
     max_select_workgroup=64,
     max_sort_workgroup=128,
     max_workgroups_per_core=0,
+    max_select_items=8,
     max_counted_row=128,
     min_atomic_entries=4096,
 )

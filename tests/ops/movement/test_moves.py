@@ -283,7 +283,9 @@ def test_rows_of_odd_length(dtype):
 
 def test_picked_in_parts(monkeypatch):
     """Single elements of what no cache holds are picked from one part after the other."""
-    monkeypatch.setattr("purevk.ops.index.gather._PART", 1 << 12)
+    context = default_context()
+    profile = dataclasses.replace(DEFAULT, cached_bytes=1 << 12)
+    monkeypatch.setattr(context, "traits", dataclasses.replace(context.traits, profile=profile))
     for x in (
         of(torch.float32, 80, 61),
         of(torch.int64, 80, 40),

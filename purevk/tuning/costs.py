@@ -1,0 +1,132 @@
+"""The coefficients of the cost models that choose tiles.
+
+`lower/gpu_tiles.py` and `lower/register_tiles.py` have the formulas. Only the ratios of
+coefficients matter, since a model compares kernels with each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TiledCosts:
+    """Microseconds of matmul and convolution tiles in shared memory.
+
+    Attributes:
+        start: to start the dispatch.
+        code: to fetch the unrolled loop, per multiply-add of one invocation in it.
+        latency: to wait for memory and barriers, per step along K.
+        window: to compute addresses in windows of a convolution, per vector of 4 elements of A
+            that an invocation loads in a step.
+        load: for a multiprocessor to load a vector of 4 elements.
+        multiply_add: for a multiprocessor to do one.
+        shared_read: part of `multiply_add` that each further read of shared memory adds.
+        join: to add up slices of K, per further slice and workgroup of a multiprocessor.
+    """
+
+    start: float
+    code: float
+    latency: float
+    window: float
+    load: float
+    multiply_add: float
+    shared_read: float
+    join: float
+
+
+@dataclass(frozen=True)
+class CoopmatCosts:
+    """Microseconds of the same tiles on matrix cores.
+
+    Attributes:
+        start: to start the dispatch.
+        code: to fetch the unrolled loop, per product of fragments of 16 x 16 x 16 of one subgroup
+            in it.
+        latency: to wait for memory and barriers, per step along K.
+        window: as that of `TiledCosts`.
+        load: for a multiprocessor to load a vector of 4 elements.
+        product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
+        store: to store a fragment of 16 x 16.
+    """
+
+    start: float
+    code: float
+    latency: float
+    window: float
+    load: float
+    product: float
+    store: float
+
+
+@dataclass(frozen=True)
+class VectorCosts:
+    """Microseconds of matmuls of few rows.
+
+    Attributes:
+        start: to start the dispatch.
+        code: to fetch the unrolled loop, per instruction of one invocation in it.
+        latency: to wait for memory, per step along K.
+        load: for a multiprocessor to load a vector of 4 elements.
+        multiply_add: for a multiprocessor to do one.
+        join: to add up what invocations have, per row, invocation and workgroup of a
+            multiprocessor.
+    """
+
+    start: float
+    code: float
+    latency: float
+    load: float
+    multiply_add: float
+    join: float
+
+
+@dataclass(frozen=True)
+class MatmulCosts:
+    """The kernels of devices with fast shared memory.
+
+    Attributes:
+        tiled: tiles in shared memory.
+        coopmat: tiles on matrix cores.
+        vector: few rows.
+        split_start: microseconds to start the dispatch that adds up the parts of a split K.
+        split_element: microseconds of that dispatch, per element of a part.
+    """
+
+    tiled: TiledCosts
+    coopmat: CoopmatCosts
+    vector: VectorCosts
+    split_start: float
+    split_element: float
+
+
+@dataclass(frozen=True)
+class RegisterCosts:
+    """The kernels that keep tiles in registers, and exchange data inside a subgroup.
+
+    Attributes:
+        start: nanoseconds to start a workgroup.
+        store: nanoseconds to store a vector of 4 floats per invocation.
+        step: nanoseconds of the loop, per 4 steps along K.
+        multiply_add: nanoseconds to multiply and add a vector of 4 floats per invocation, 4 steps
+            along K.
+        load: nanoseconds to load a vector per invocation.
+        spill: nanoseconds per vector of the tile that does not fit the registers, 4 steps along K.
+        kept_vectors: vectors of 4 floats that fit the registers.
+        scalar_loads: loads of a vector that take as long as loading its 4 elements one by one.
+        attention_key: queries of an invocation that take as long as loading a key.
+        depthwise_block: pixels of a depthwise convolution that take as long as starting a block.
+        depthwise_spill: factor of the time of blocks of 8 pixels, which spill registers.
+    """
+
+    start: float
+    store: float
+    step: float
+    multiply_add: float
+    load: float
+    spill: float
+    kept_vectors: int
+    scalar_loads: float
+    attention_key: float
+    depthwise_block: float
+    depthwise_spill: float
