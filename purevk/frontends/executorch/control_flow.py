@@ -1,11 +1,10 @@
-"""The jumps in a method's instructions, as the choices and loops that an exporter wrote them
-for."""
+"""Turns the jump instructions of a method back into choices and loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 from purevk.errors import UnsupportedProgramError
 from purevk.pte import program as P
@@ -14,8 +13,11 @@ from purevk.pte import values as V
 
 @dataclass(frozen=True)
 class Choice:
-    """Steps that run if value `condition` is true, and others that run if not. `first` to `last`
-    are its instructions."""
+    """Steps that run if the value `condition` is true, and steps that run if it is false.
+
+    Attributes:
+        first, last: its first and its last instruction.
+    """
 
     condition: int
     true: tuple[Step, ...]
@@ -26,8 +28,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that run for each index along dim 0 of tensors: `counter` counts them, `length` says
-    how many there are."""
+    """Steps that run once for each index along dim 0 of tensors.
+
+    Attributes:
+        counter: the value that holds the index.
+        length: the value that holds the number of iterations.
+        first, last: its first and its last instruction.
+    """
 
     steps: tuple[Step, ...]
     counter: int
@@ -36,20 +43,20 @@ class Loop:
     last: int
 
 
-Step = int | Choice | Loop  # a number is that of an instruction
+Step = int | Choice | Loop  # an integer is the number of an instruction
 
 
 def structure(plan: P.ExecutionPlan, where: str) -> tuple[Step, ...]:
-    """The instructions of a method's chain without its jumps.
+    """The instructions of a method, with choices and loops instead of jumps.
 
     Raises:
-        UnsupportedProgramError: a jump that is neither a choice nor a loop with a counter.
+        UnsupportedProgramError: a jump belongs neither to a choice nor to a loop with a counter.
     """
     return _Structure(plan, where).steps(0, len(plan.chains[0].instructions))
 
 
 def instructions_of(steps: Sequence[Step]) -> Iterator[int]:
-    """The numbers of all instructions in steps, those that read a choice's condition included."""
+    """The numbers of all instructions in steps, and of the jumps that read conditions."""
     for step in steps:
         if isinstance(step, int):
             yield step
@@ -73,8 +80,8 @@ class _Structure:
             if end is not None:
                 found.append(self._loop(at, end))
                 at = end + 1
-            elif isinstance(self.instructions[at], P.JumpFalse):
-                choice = self._choice(at, last)
+            elif isinstance(jump := self.instructions[at], P.JumpFalse):
+                choice = self._choice(jump, at, last)
                 found.append(choice)
                 at = choice.last + 1
             else:
@@ -91,24 +98,26 @@ class _Structure:
         return None
 
     def _loop(self, first: int, last: int) -> Loop:
-        """What an exporter writes: ...; counter += 1; done = counter == length; jump back unless
+        """Exporters end a loop with: counter += 1; done = counter == length; jump back unless
         done."""
-        add, compare = (self._kernel(at) for at in (last - 2, last - 1))
-        done = self.instructions[last].condition
-        if add is None or compare is None or last - 2 < first:
+        add = self._arguments(last - 2, "executorch_prim::add")
+        compare = self._arguments(last - 1, "executorch_prim::eq")
+        jump = self.instructions[last]
+        if last - 2 < first or len(add) != 3 or len(compare) != 3:
             self._refuse(last)
-        counter, step, target = add[1][:3] if len(add[1]) == 3 else (-1, -1, -2)
-        by_one = isinstance(self.plan.values[step], V.Int) and self.plan.values[step].value == 1
-        if add[0] != "executorch_prim::add" or counter != target or not by_one:
+        if not isinstance(jump, P.JumpFalse):
             self._refuse(last)
-        if compare[0] != "executorch_prim::eq" or compare[1][0] != counter or compare[1][2] != done:
+        counter, step, target = add
+        left, length, done = compare
+        if self.plan.values[step] != V.Int(1) or counter != target:
             self._refuse(last)
-        return Loop(self.steps(first, last - 2), counter, compare[1][1], first, last)
+        if left != counter or done != jump.condition:
+            self._refuse(last)
+        return Loop(self.steps(first, last - 2), counter, length, first, last)
 
-    def _choice(self, at: int, last: int) -> Choice:
-        """Jump to the other steps unless the condition is true; the first ones end with a jump over
-        the others, if there are others."""
-        jump = self.instructions[at]
+    def _choice(self, jump: P.JumpFalse, at: int, last: int) -> Choice:
+        """Exporters begin a choice with a jump to the steps for false. If there are any, the steps
+        for true end with a jump over them."""
         middle = jump.destination
         if not at < middle <= last:
             self._refuse(at)
@@ -126,15 +135,14 @@ class _Structure:
         value = self.plan.values[number]
         return isinstance(value, V.Bool) and not value.value
 
-    def _kernel(self, at: int) -> tuple[str, tuple[int, ...]] | None:
+    def _arguments(self, at: int, operator: str) -> tuple[int, ...]:
+        """The arguments of an instruction that calls an operator; empty if it does not."""
         call = self.instructions[at]
-        return (
-            (self.plan.operators[call.op_index].name, call.args)
-            if isinstance(call, P.KernelCall)
-            else None
-        )
+        if isinstance(call, P.KernelCall) and self.plan.operators[call.op_index].name == operator:
+            return call.args
+        return ()
 
-    def _refuse(self, at: int) -> None:
+    def _refuse(self, at: int) -> NoReturn:
         raise UnsupportedProgramError(
             "control flow cannot be run",
             where=self.where,
@@ -151,7 +159,9 @@ class Uses:
         outputs_of: gives the numbers of the values that an instruction writes.
     """
 
-    def __init__(self, plan: P.ExecutionPlan, outputs_of: Callable[[Any], Sequence[int]]) -> None:
+    def __init__(
+        self, plan: P.ExecutionPlan, outputs_of: Callable[[P.Instruction], Sequence[int]]
+    ) -> None:
         self.plan = plan
         self.touched: list[frozenset[int]] = []
         self.written: list[frozenset[int]] = []
@@ -167,7 +177,7 @@ class Uses:
                     args = ()
             self.touched.append(frozenset(self._flat(args)))
             self.written.append(frozenset(outputs_of(instruction)))
-        self.ever_written = frozenset().union(*self.written)
+        self.ever_written = {number for numbers in self.written for number in numbers}
 
     def _flat(self, numbers: Sequence[int]) -> Iterator[int]:
         for number in numbers:
@@ -177,14 +187,14 @@ class Uses:
                 yield from self._flat(value.items)
 
     def touched_by(self, instructions: Sequence[int]) -> set[int]:
-        return set().union(*(self.touched[at] for at in instructions))
+        return {number for at in instructions for number in self.touched[at]}
 
     def written_by(self, instructions: Sequence[int]) -> set[int]:
-        return set().union(*(self.written[at] for at in instructions))
+        return {number for at in instructions for number in self.written[at]}
 
     def wanted_outside(self, first: int, last: int) -> set[int]:
-        """The values that instructions other than `first` to `last` touch, or that the method
-        returns; also by the addresses of those that nobody writes."""
+        """The values that other instructions than `first` to `last` touch, or that the method
+        returns. A value that nobody writes also counts for those at its address."""
         others = [at for at in range(len(self.touched)) if not first <= at <= last]
         wanted = self.touched_by(others) | set(self._flat(self.plan.outputs))
         addresses = {
@@ -195,8 +205,8 @@ class Uses:
         return wanted
 
 
-def address_of(value: Any) -> tuple[int, int] | None:
-    """Where in the arenas a tensor lies."""
+def address_of(value: P.EValue) -> tuple[int, int] | None:
+    """The arena of a tensor and the offset in it; None for what has no address."""
     if isinstance(value, P.Tensor) and value.allocation is not None:
         return value.allocation.memory_id, value.allocation.offset
     return None

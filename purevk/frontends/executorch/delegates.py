@@ -16,23 +16,16 @@ from purevk.pte import vkgraph as vk
 from purevk.pte.program import Program
 
 
-class _Constant:
-    """A constant that no operator has asked for yet."""
-
-    def __init__(self, data: memoryview, type: TensorType) -> None:
-        self.data, self.type = data, type
-
-
 class VulkanDelegate:
-    """Walks one call of a delegate.
+    """Inlines one call of a delegate.
 
     Args:
         importer: takes the nodes.
         program: the file, for the constants.
         graph: the delegate's graph.
         label: names the delegate in messages, such as "delegate 3".
-        states: what earlier calls of the same delegate made of its mutable constants, by value
-            number.
+        states: the states that earlier calls of the delegate made from its mutable constants, by
+            value number.
     """
 
     def __init__(
@@ -73,15 +66,15 @@ class VulkanDelegate:
         buffers = self._buffers_of(graph.output_ids[:extra])
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
-        outputs = [self._tensor_or_int(number) for number in graph.output_ids]
+        outputs: list[Arg] = [self._arg(number) for number in graph.output_ids]
         for state, value in zip(buffers, outputs):
             self.importer.emit("purevk.store", (state, value), [], [], f"{self.label} buffer")
         return outputs[extra:]
 
     # -- inputs -----------------------------------------------------------------------------------
     def _match(self, inputs: Sequence[Arg]) -> list[Arg]:
-        """The exporter drops inputs whose users were folded away but still passes them: match the
-        rest by type, in order."""
+        """The inputs that the graph still has. The exporter drops inputs whose users were folded
+        away, but still passes them. The rest match by type, in order."""
         chosen: list[Arg] = []
         rest = list(inputs)
         for number in self.graph.input_ids:
@@ -122,10 +115,9 @@ class VulkanDelegate:
             self.env[number] = arg
 
     # -- values -----------------------------------------------------------------------------------
-    def _arg(self, number: int, tensor: str = "constant") -> Any:
-        """An argument; a constant becomes a value of the graph, or a state if the operator writes
-        it."""
-        if number in self.env and not isinstance(self.env[number], _Constant):
+    def _arg(self, number: int, written: bool = False) -> Any:
+        """An argument. A constant that the operator writes is a state."""
+        if number in self.env:
             return self.env[number]
         value = self.graph.values[number]
         match value:
@@ -140,7 +132,7 @@ class VulkanDelegate:
             case vk.SymInt():
                 return value.value
             case vk.VkTensor() if value.is_constant:
-                return self._constant(number, value, tensor)
+                return self._state(number) if written else self._constant(number, value)
         raise FileFormatError(
             f"value %{number} of {self.label} is read before it is written",
             where=self.importer.where,
@@ -148,31 +140,44 @@ class VulkanDelegate:
         )
 
     def _integer(self, number: int) -> Any:
-        """An argument that is no real number: exporters keep 3 and 3.0 as one value, whichever came
-        first."""
+        """An integer argument. Exporters keep one value for 3 and 3.0, whichever came first."""
         arg = self._arg(number)
         return int(arg) if isinstance(arg, float) and arg.is_integer() else arg
 
-    def _constant(self, number: int, tensor: vk.VkTensor, kind: str) -> Value:
+    def _constant(self, number: int, tensor: vk.VkTensor) -> Value:
+        """A constant; the state if it has become one."""
         if number in self.states:
             return self.states[number]
         data = self.program.vulkan_constant(self.graph, tensor.constant_id)
-        type = _type(tensor)
-        if kind == "state":
-            self.states[number] = self.env[number] = self.importer.state(
-                data, type, Label(f"{self.label.replace(' ', '_')}.{number}")
-            )
-            return self.states[number]
-        return self.importer.constant(data, type)
+        return self.importer.constant(data, _type(tensor))
 
-    def _tensor_or_int(self, number: int) -> Arg:
-        return self._arg(number)
+    def _state(self, number: int) -> Value:
+        """The state whose initial bytes are those of a constant."""
+        if number not in self.states:
+            tensor = self._vk_tensor(number)
+            data = self.program.vulkan_constant(self.graph, tensor.constant_id)
+            label = Label(f"{self.label.replace(' ', '_')}.{number}")
+            state = self.importer.state(data, _type(tensor), label)
+            self.states[number] = self.env[number] = state
+        return self.states[number]
+
+    def _vk_tensor(self, number: int) -> vk.VkTensor:
+        value = self.graph.values[number]
+        if not isinstance(value, vk.VkTensor):
+            raise FileFormatError(
+                f"value %{number} of {self.label} is no tensor",
+                where=self.importer.where,
+                next="the file is damaged: copy or export it again",
+            )
+        return value
 
     def _buffers_of(self, numbers: Sequence[int]) -> list[Value]:
-        """The states behind outputs that the caller does not take: mutated buffers. Each is a
-        constant of the same type that the output is computed from; where several are, those that
-        are another output's are left out, and the order decides if there are as many outputs as
-        constants."""
+        """The states of mutated buffers, for outputs that the caller does not take.
+
+        The state of an output is a constant of the same type that the output is computed from. If
+        there are several such constants, those of other outputs are left out. If there are as many
+        outputs as constants, their order decides.
+        """
         found = {number: self._candidates(number) for number in numbers}
         chosen: dict[int, int] = {}
         while len(chosen) < len(found):
@@ -199,13 +204,10 @@ class VulkanDelegate:
                     next="export with alias_buffer_mutations=True",
                 )
             chosen.update(zip(alike, constants))
-        return [
-            self._constant(chosen[number], self.graph.values[chosen[number]], "state")
-            for number in numbers
-        ]
+        return [self._state(chosen[number]) for number in numbers]
 
     def _candidates(self, number: int) -> list[int]:
-        """The constants that may be the buffer of which an output is the new content."""
+        """The constants that may be the buffer whose new content an output is."""
         tensor = self.graph.values[number]
         reached = self._reached(number)
         alike = [
@@ -243,9 +245,7 @@ class VulkanDelegate:
         name = vulkan_name(name)
         base = name.split(".")[0]
         if name == "et_vk.prepack.default":
-            self.env[output] = self._arg(
-                inputs[0], "state" if self._is_written(output) else "constant"
-            )
+            self.env[output] = self._arg(inputs[0], self._is_written(output))
             return
         if name in ("sym_size.int", "aten.sym_size.int"):
             tensor, dim = self._arg(inputs[0]), self._integer(inputs[1])
@@ -262,14 +262,11 @@ class VulkanDelegate:
                 INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs)
             )
             return
-        row = registry.find(name)
-        mutated = row.mutates if row else ()
-        full = [
-            self._arg(number, "state" if at in mutated else "constant")
-            for at, number in enumerate(inputs)
-        ]
+        definition = registry.find(name)
+        mutated = definition.mutates if definition else ()
+        full = [self._arg(number, at in mutated) for at, number in enumerate(inputs)]
         outputs = self._outputs(output)
-        recorded = [_type(self.graph.values[number]) for number in outputs]
+        recorded = [_type(self._vk_tensor(number)) for number in outputs]
         results = self.importer.emit(name, full, recorded, [False] * len(recorded), source)
         for number, value in zip(outputs, results):
             present = self.env.get(number)
@@ -283,8 +280,8 @@ class VulkanDelegate:
         place)."""
         writes = 0
         for call in self.graph.chain:
-            row = registry.find(vulkan_name(call.name))
-            for at in row.mutates if row else ():
+            definition = registry.find(vulkan_name(call.name))
+            for at in definition.mutates if definition else ():
                 writes += call.args[at] == number
             writes += number in self._outputs(call.args[-1])
         return writes > 1
@@ -307,5 +304,5 @@ class VulkanDelegate:
         return value.items if isinstance(value, vk.ValueList) else (output,)
 
 
-def _type(tensor: Any) -> TensorType:
+def _type(tensor: vk.VkTensor) -> TensorType:
     return TensorType(tensor.dtype or DType.float32, tuple(tensor.dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -28,7 +28,7 @@ from purevk.frontends.executorch.names import (
     plan_name,
 )
 from purevk.frontends.importer import NUMBERS, RELATIONS, Importer, settled
-from purevk.ir import Dim, Graph, Label, TensorType, Value
+from purevk.ir import Arg, Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.pte import program as P
 from purevk.pte import values as V
@@ -54,7 +54,28 @@ def read_method(
     return settled(lambda: _Plan(program, program.method(method), sizes).run())
 
 
+class _ScannedRow(NamedTuple):
+    """An instruction of a loop that takes the row of a tensor at the loop's index.
+
+    Attributes:
+        tensor: the value that the row is taken from.
+        row: the value that holds the row.
+    """
+
+    tensor: int
+    row: int
+
+
 class _Plan:
+    """Walks the instructions of a method.
+
+    Attributes:
+        env: what each value of the plan is in the graph, by its number.
+        states: values that stay on the device between calls.
+        delegate_states: the same, of each delegate.
+        last_written: the value that was last written to each address in the arenas.
+    """
+
     def __init__(self, program: P.Program, plan: P.ExecutionPlan, sizes: Any) -> None:
         self.program, self.plan = program, plan
         self.where = f"{program.name}, method {plan.name}"
@@ -62,9 +83,7 @@ class _Plan:
         self.env: dict[int, Any] = {}
         self.delegate_states: dict[int, dict[int, Value]] = {}
         self.states: dict[int, Value] = {}
-        self.last_written: dict[
-            tuple[int, int], int
-        ] = {}  # the value that was written last to an address in the arenas
+        self.last_written: dict[tuple[int, int], int] = {}
 
     def run(self) -> Graph:
         for number in self.plan.inputs:
@@ -123,7 +142,8 @@ class _Plan:
 
     @contextlib.contextmanager
     def _inside(self, region: control.Region, steps: Sequence[Step]) -> Iterator[None]:
-        """Within, nodes go to a region, which takes from around it what its instructions touch."""
+        """A context in which nodes go to a region. The values that its steps touch are taken from
+        around it."""
         kept = self.importer, self.env, self.last_written
         env: dict[int, Any] = {}
         for number in self.uses.touched_by(list(instructions_of(steps))):
@@ -150,7 +170,7 @@ class _Plan:
         ]
 
         def walk(part: Sequence[Step]) -> control.Walk:
-            def run(region: control.Region, _: tuple) -> list[Any]:
+            def run(region: control.Region, _: tuple[Arg, ...]) -> list[Arg]:
                 with self._inside(region, part):
                     self._steps(part)
                     for number in wanted:
@@ -176,7 +196,7 @@ class _Plan:
             )
 
     def _nothing(self, number: int) -> Any:
-        """What a value holds that one branch alone writes."""
+        """What a value holds that only the other branch writes."""
         value = self.plan.values[number]
         if not isinstance(value, P.Tensor):
             return self._plain(value)
@@ -190,21 +210,23 @@ class _Plan:
 
     def _loop(self, step: Loop) -> None:
         inside = list(instructions_of(step.steps))
-        calls = {at: self.plan.chains[0].instructions[at] for at in inside}
-        rows: dict[int, tuple[int, int]] = {}  # instruction: (tensor, its row)
+        rows: dict[int, _ScannedRow] = {}  # by instruction
         stacked: list[int] = []
-        for at, call in calls.items():
+        for at in inside:
             if step.counter not in self.uses.touched[at]:
                 continue
-            name = self.plan.operators[call.op_index].name if isinstance(call, P.KernelCall) else ""
+            call = self.plan.chains[0].instructions[at]
+            name, args = "", ()
+            if isinstance(call, P.KernelCall):
+                name, args = self.plan.operators[call.op_index].name, call.args
             if (
                 name == "aten::select_copy"
-                and self._arg(call.args[1]) == 0
-                and call.args[2] == step.counter
+                and self._arg(args[1]) == 0
+                and args[2] == step.counter
             ):
-                rows[at] = (call.args[0], call.args[-1])
-            elif name == "executorch_prim::et_copy_index" and call.args[2] == step.counter:
-                stacked.append(call.args[0])
+                rows[at] = _ScannedRow(args[0], args[-1])
+            elif name == "executorch_prim::et_copy_index" and args[2] == step.counter:
+                stacked.append(args[0])
             else:
                 self._refuse("a loop", f"instruction {at} uses its counter")
         if not rows:
@@ -217,47 +239,50 @@ class _Plan:
         ]
         plain = tuple(each for each in step.steps if each not in rows)
 
-        def walk(region: control.Region, args: tuple) -> list[Any]:
+        def walk(region: control.Region, args: tuple[Arg, ...]) -> list[Arg]:
             with self._inside(region, plain):
-                for number, value in zip((*carried, *(row for _, row in rows.values())), args):
+                inputs = (*carried, *(scanned.row for scanned in rows.values()))
+                for number, value in zip(inputs, args):
                     self._set(number, value)
                 self._steps(plain)
                 return [self.env[number] for number in (*carried, *stacked)]
 
-        scanned = [self._arg(tensor) for tensor, _ in rows.values()]
+        tensors = [self._arg(scanned.tensor) for scanned in rows.values()]
         source = f"{self.plan.name}#{step.first} loop"
         made = control.scan(
-            self.importer, walk, [self.env[number] for number in carried], scanned, (), source
+            self.importer, walk, [self.env[number] for number in carried], tensors, (), source
         )
         for number, value in zip((*carried, *stacked), made):
             self._set(number, value)
 
     # -- values -----------------------------------------------------------------------------------
     def _set(self, number: int, value: Any) -> None:
-        """A value is written."""
+        """Notes that a value is written."""
         self.env[number] = value
         address = address_of(self.plan.values[number])
         if address is not None:
             self.last_written[address] = number
 
     def _alias(self, number: int) -> int | None:
-        """The value that was written to the memory of one that nobody writes: views without a copy
-        share their bytes."""
-        tensor = self.plan.values[number] if number >= 0 else None
-        other = self.last_written.get(address_of(tensor))
-        if other not in self.env or number in self.env:
+        """The value that was written to the memory of `number`, which itself nobody writes. Views
+        without a copy share the bytes of their base like this."""
+        if number < 0 or number in self.env:
+            return None
+        tensor = self.plan.values[number]
+        address = address_of(tensor)
+        other = None if address is None else self.last_written.get(address)
+        if other is None or other not in self.env:
             return None
         found = self.plan.values[other]
-        return (
-            other
-            if (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type)
-            else None
-        )
+        if not isinstance(found, P.Tensor) or not isinstance(tensor, P.Tensor):
+            return None
+        same = (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type)
+        return other if same else None
 
     @functools.cached_property
     def _read_numbers(self) -> set[int]:
-        """The values that something reads. An integer input that nothing reads was made part of the
-        graph when the model was exported."""
+        """The values that something reads. The exporter made an integer input part of the graph if
+        nothing reads it."""
         found = set(self.plan.outputs)
         for chain in self.plan.chains:
             for call in chain.instructions:
@@ -307,7 +332,7 @@ class _Plan:
                     "aten.view.default", (given, value.sizes), [], [], f"value {number}"
                 )[0]
             if value.allocation is not None and value.dynamism is P.ShapeDynamism.STATIC:
-                # A buffer without first content, which the runtime leaves to chance: zeros.
+                # A buffer without initial bytes. ExecuTorch leaves them undefined; here they are 0.
                 return self._state(number, value)
             raise FileFormatError(f"value {number} is read before it is written", where=self.where)
         return self._plain(value)
@@ -540,5 +565,5 @@ class _Plan:
         first = max(len(args) - gives, min(takes, len(args)))
         return list(args[:first]), list(args[first:])
 
-    def _refuse(self, what: str, why: str, next: str = "") -> None:
+    def _refuse(self, what: str, why: str, next: str = "") -> NoReturn:
         raise UnsupportedProgramError(f"{what} cannot be run", where=self.where, why=why, next=next)
