@@ -4,9 +4,8 @@
     with torch.no_grad():
         y = compiled(x)
 
-Importing this registers the backend; where purevk is installed, torch finds it without. Only
-inference is compiled: what has to be differentiated runs in eager torch, and a warning says so
-once.
+Importing this module registers the backend. If purevk is installed, torch finds it without the
+import. Only inference is compiled. A graph with gradients runs in eager torch, with one warning.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,9 +80,8 @@ def _warn_about_training() -> None:
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(decompositions().items())
-    table.pop(
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None
-    )  # a kernel has all of it
+    # A kernel does all of it.
+    table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)
     return table
 
 
@@ -117,38 +115,45 @@ def _compile(
 
 
 # -- graphs of one model -------------------------------------------------------------------------
+_Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+class _Copied(NamedTuple):
+    """A tensor as it goes to the device: contiguous, with the version of the tensor of the model."""
+
+    tensor: torch.Tensor
+    version: int
+
+
 class _Shared:
-    """A program to which the graphs of a model are added, so that they share its parameters on the
-    device."""
+    """A program for the graphs of a model, which share its parameters on the device."""
 
     def __init__(self, context: Context) -> None:
         self.program = Program("torch.compile", {}, context, bounds="open")
-        self.tensors: dict[
-            tuple, tuple[torch.Tensor, int]
-        ] = {}  # contiguous ones, and the versions that they are of
+        self.tensors: dict[_Key, _Copied] = {}
 
     def take(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The tensors as they go to the device; a copy of one is made once."""
+        """The tensors as they go to the device. Each is copied once."""
         taken = {}
         for at, tensor in tensors.items():
             key = _key(tensor)
             if key not in self.tensors:
-                self.tensors[key] = (tensor.detach().contiguous(), tensor._version)
-            taken[at] = self.tensors[key][0]
+                self.tensors[key] = _Copied(tensor.detach().contiguous(), tensor._version)
+            taken[at] = self.tensors[key].tensor
         return taken
 
     def fits(self, tensors: Mapping[int, torch.Tensor]) -> bool:
-        """Whether it has some of the tensors, and none of them as it was before a change."""
+        """Whether it has some of the tensors, and none of them in an older version."""
         held = [(self.tensors.get(_key(tensor)), tensor) for tensor in tensors.values()]
         return any(known for known, _ in held) and all(
-            known is None or known[1] == each._version for known, each in held
+            known is None or known.version == each._version for known, each in held
         )
 
 
 _shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
 
 
-def _key(tensor: torch.Tensor) -> tuple:
+def _key(tensor: torch.Tensor) -> _Key:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
@@ -162,12 +167,14 @@ def _share(context: Context, tensors: Mapping[int, torch.Tensor]) -> _Shared:
 
 
 class _CompiledGraph:
-    """One graph of dynamo. Parameters are constants on the device: a change of one is seen, and the
-    graph is lowered again; one that changes again is an input from then on.
+    """One graph of dynamo.
+
+    Parameters are constants on the device. If one changes, the graph is lowered again. If it changes
+    a second time, it is an input from then on.
 
     Args:
-        fixed: positions of the arguments that are parameters or buffers, and that the graph itself
-            does not write.
+        fixed: positions of the arguments that are parameters or buffers, without those that the
+            graph itself writes.
     """
 
     def __init__(
@@ -187,16 +194,14 @@ class _CompiledGraph:
             if self._method is None or self._held.program.context.closed or self._stale(args):
                 self._lower(args)
             if self.aot.make_room(args):
-                _log.debug(
-                    "%s: whole numbers above those that memory was planned for", self.aot.name
-                )
+                _log.debug("%s: integers above those that memory was planned for", self.aot.name)
             method, inputs = self._method, [args[at] for at in self._order]
         args.clear()
         made = method(*inputs)
         made = made if isinstance(made, tuple) else (made,)
         outputs = list(made[: len(self.aot.strided)])
         for number, value in enumerate(outputs):
-            if isinstance(value, np.ndarray):  # where no input is a tensor
+            if isinstance(value, np.ndarray):  # no input is a tensor
                 outputs[number] = to_torch(value, method.graph.outputs[number].type.dtype)
         for number, kind in self.aot.numbers:
             outputs[number] = kind(outputs[number])
@@ -206,17 +211,16 @@ class _CompiledGraph:
     def _stale(self, args: Sequence[Any]) -> bool:
         changed = {
             at
-            for at, place, version in self._stamps
-            if args[at].data_ptr() != place or args[at]._version != version
+            for at, address, version in self._stamps
+            if args[at].data_ptr() != address or args[at]._version != version
         }
         self.fixed -= changed & self._changed
         self._changed |= changed
         return bool(changed)
 
     def _lower(self, args: Sequence[Any]) -> None:
-        self.fixed = {
-            at for at in self.fixed if not args[at].is_inference()
-        }  # those do not say that they change
+        # Inference tensors do not count their versions, so a change would not be seen.
+        self.fixed = {at for at in self.fixed if not args[at].is_inference()}
         tensors = {at: args[at] for at in sorted(self.fixed)}
         held = _share(self._given_context or default_context(), tensors)
         constants = held.take(tensors)
@@ -228,12 +232,15 @@ class _CompiledGraph:
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
-    """Gives results the strides and the memory in common that they were traced with: what follows
-    the graph makes views of them, and of arguments, from these. `numbers` are those that the method
-    gives after its results."""
+    """Gives results the strides and the shared memory that they were traced with. Code after the
+    graph makes views of results, and of arguments, from these.
+
+    Args:
+        numbers: what the method gives after its results: strides and offsets.
+    """
     layouts: dict[int, tuple[list[int], int]] = {}
     spans: dict[int, int] = {}
-    for at, (value, rank, memory) in enumerate(zip(outputs, aot.strided, aot.memories)):
+    for at, (value, rank, number) in enumerate(zip(outputs, aot.strided, aot.memories)):
         if rank is not None:
             strides, offset = list(itertools.islice(numbers, rank)), next(numbers)
             reach = (
@@ -242,14 +249,14 @@ def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
                 else 0
             )
             layouts[at] = strides, offset
-            spans[memory] = max(spans.get(memory, 0), (offset + reach) * value.element_size())
-    memories = {memory: torch.empty(span, dtype=torch.uint8) for memory, span in spans.items()}
+            spans[number] = max(spans.get(number, 0), (offset + reach) * value.element_size())
+    memories = {number: torch.empty(span, dtype=torch.uint8) for number, span in spans.items()}
     for at, (strides, offset) in layouts.items():
         value, memory = outputs[at], memories[aot.memories[at]]
         whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(
             value.dtype
         )
-        # A dim that is expanded has its elements once.
+        # An expanded dim stores its elements once.
         once = [min(size, 1) if stride == 0 else size for size, stride in zip(value.shape, strides)]
         first = tuple(slice(0, size) for size in once)
         whole.as_strided(once, strides, offset).copy_(value[first])

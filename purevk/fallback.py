@@ -1,6 +1,6 @@
-"""Operators on the CPU: any operator of `torch.ops`, its arguments rebuilt from its schema, or a
-function that the user registered (`purevk.ops.register_executor`). torch is imported only when a
-node needs it."""
+"""Runs operators on the CPU: any operator of `torch.ops`, or a function that the user registered
+with `purevk.ops.register_executor`. The operator's schema tells how to convert the arguments.
+torch is imported only when a node needs it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def run(
 
     Args:
         name: operator, "namespace.op.overload".
-        args: its arguments in the schema's order; `Value`s stand for tensors.
+        args: its arguments in the schema's order, with a `Value` for each tensor.
         arrays: the tensors.
-        results: types that the graph expects; results are converted to their dtypes. Numbers are
+        results: types that the graph expects. Results are converted to their dtypes. Numbers are
             0-d tensors. An operator that writes into arguments gives its own results first, then
-            what it left in those arguments.
+            these arguments.
         source: where the node comes from, for messages.
 
     Raises:
-        FallbackError: torch is missing, does not know the operator, or refuses the arguments; or
+        FallbackError: torch is missing, does not know the operator, or refuses the arguments. Or
             the results are not those that the graph expects.
     """
     executor = find_executor(name)
@@ -96,8 +96,7 @@ def _failed(name: str, source: str, error: Exception, next: str) -> FallbackErro
 
 
 def _flat(made: Any) -> Iterator[Any]:
-    """The results, those in lists and tuples too; those that torch leaves out (None) have no
-    place."""
+    """The results, also those in lists and tuples, without those that are None."""
     if isinstance(made, (tuple, list)):
         for each in made:
             yield from _flat(each)
@@ -178,8 +177,8 @@ def _copied(value: Any) -> Any:
 
 
 def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]:
-    """torch's operator that gives new tensors, and which of its arguments the first `count` that a
-    node has are."""
+    """The operator of torch that returns new tensors, and the names of the `count` arguments that a
+    node has."""
     try:
         import torch
     except ImportError as error:
@@ -203,8 +202,8 @@ def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]
     if _is_out(operator):
         return _functional(packet, operator), names[:count]
     if len(names) > count:
-        # A file calls an out-variant, which may lack arguments in the middle: dtypes and so on are
-        # its results'.
+        # A file calls an out-variant, which may lack arguments in the middle, such as dtypes: it
+        # takes them from its results.
         for each in (getattr(packet, overload) for overload in packet.overloads()):
             if _is_out(each) and len(_inputs(each)) == count and set(_inputs(each)) < set(names):
                 return operator, _inputs(each)
@@ -220,8 +219,8 @@ def _inputs(operator: Any) -> tuple[str, ...]:
 
 
 def _functional(packet: Any, operator: Any) -> Any:
-    """The overload that returns new tensors, for one that writes into arguments: that with the same
-    other arguments. The operator itself if there is none."""
+    """The overload that returns new tensors and has the same other arguments as an overload that
+    writes into arguments. The operator itself if there is none."""
     kinds = {
         argument.name: str(argument.real_type)
         for argument in operator._schema.arguments
@@ -235,12 +234,12 @@ def _functional(packet: Any, operator: Any) -> Any:
 
 
 def _convert(arg: Any, kind: str, arrays: Arrays) -> Any:
-    """An argument as the schema's type wants it."""
+    """An argument, converted to the type that the schema wants."""
     optional = kind.startswith("Optional[")
     if optional:
         kind = kind[len("Optional[") : -1]
     if kind in ("Device", "Layout", "MemoryFormat", "Generator"):
-        # Of no meaning here: tensors are dense ones of the CPU, and files have no generators.
+        # Without meaning here: tensors are dense and on the CPU, and files have no generators.
         return None if optional else _own(kind)
     if isinstance(arg, tuple):
         each = kind[len("List[") : -1] if kind.startswith("List[") else kind
@@ -249,7 +248,7 @@ def _convert(arg: Any, kind: str, arrays: Arrays) -> Any:
         tensor = to_torch(arrays[arg], arg.type.dtype)
         if "Tensor" in kind or kind in ("t", "Any"):
             return tensor
-        # A schema that wants numbers may have been given tensors.
+        # The schema wants numbers, but a node may pass tensors.
         return tensor.tolist() if kind.startswith("List[") else _number(tensor.item(), kind)
     if isinstance(arg, DType):
         return arg.to_torch()
@@ -274,7 +273,7 @@ def _number(number: Any, kind: str) -> Any:
     if kind == "Tensor":
         import torch
 
-        # Numbers do not widen the tensors that they meet, and lose no digits before.
+        # A 0-d tensor does not widen the other tensors, and float64 keeps all digits.
         return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
     if kind == "ScalarType":
         dtype = DType.from_pte(int(number))
@@ -284,8 +283,8 @@ def _number(number: Any, kind: str) -> Any:
 
 
 def _widened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with tensors of one floating-point dtype, float32 at least, and of no integers
-    below 64 bits. Those that are so already stay the same objects."""
+    """The arguments, with all floating-point tensors in one dtype (float32 or float64) and all
+    integer tensors in int64. Arguments that are so already stay the same objects."""
     import torch
 
     tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]

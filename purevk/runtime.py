@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from purevk import program as _program
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.frontends.files import ModelFile, open_file
+from purevk.frontends.saved import SavedProgram
 from purevk.graph.context import Context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
@@ -296,7 +297,7 @@ class Runtime:
 
 
 def _metadata(opened: ModelFile, name: str) -> MethodMeta:
-    if opened.kind == "pte":
+    if not isinstance(opened.content, SavedProgram):
         plan = opened.content.method(name)
         return MethodMeta(
             name,

@@ -14,6 +14,7 @@ from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
+from purevk.frontends.saved import SavedProgram
 from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
 from purevk.program.specs import input_specs, output_specs
@@ -84,7 +85,7 @@ def _file(opened: ModelFile) -> dict[str, Any]:
         "bytes": program.source.size,
         "methods": list(opened.methods),
     }
-    if opened.kind == "pvk":
+    if isinstance(program, SavedProgram):
         return data | {
             "producer": program.producer,
             "tensor_bytes": program.tensor_bytes,
@@ -131,7 +132,7 @@ def _method(
     opened: ModelFile, name: str, target: Target, args: argparse.Namespace
 ) -> dict[str, Any]:
     data: dict[str, Any] = {"name": name, "file_nodes": None, "delegates": [], "error": None}
-    if opened.kind == "pte":
+    if not isinstance(opened.content, SavedProgram):
         data |= _in_pte(opened.content, opened.content.method(name))
     try:
         made = lowered.lower(opened, name, target.traits)

@@ -1,4 +1,4 @@
-"""Sub-graphs of control flow while a front end walks its file."""
+"""Control flow: sub-graphs, while a front end reads a graph."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from purevk.ir import Arg, Dim, Graph, Value, values_in
 from purevk.ops import registry
 from purevk.ops.control import output_type
 
-# Walks a sub-graph: gets the region and the arguments as they are inside, returns the outputs.
-Walk = Callable[["Region", tuple], Sequence[Arg]]
+# Walks a sub-graph: gets the region and the arguments inside of it, returns the outputs.
+Walk = Callable[["Region", tuple[Any, ...]], Sequence[Arg]]
 
 
 class Region:
     """A sub-graph in the making.
 
-    Constants, states, numbers and sizes of the graph around it are used as they are; other tensors
-    become inputs.
+    It uses constants, states, numbers and sizes of the graph around it. Other tensors become
+    inputs.
 
     Attributes:
-        importer: takes the nodes. operands: what the inputs made by `take` stand for outside.
+        importer: takes the nodes.
+        operands: the values outside whose inputs `take` made.
     """
 
     def __init__(self, outer: Importer, name: str) -> None:
@@ -32,7 +33,7 @@ class Region:
         self._inside: dict[Value, Value] = {}
 
     def take(self, arg: Any) -> Any:
-        """What an argument from outside is inside."""
+        """The value inside for an argument from outside."""
         if isinstance(arg, tuple):
             return tuple(self.take(item) for item in arg)
         if not isinstance(arg, Value) or arg in self.outer.constants or arg in self.outer.states:
@@ -45,7 +46,7 @@ class Region:
         return self._inside[arg]
 
     def carried(self, arg: Arg) -> Arg:
-        """An input that changes from one turn of a loop to the next."""
+        """An input that changes from one iteration of a loop to the next."""
         if isinstance(arg, (int, Dim)) and not isinstance(arg, bool):
             return self.importer.integer_input(0)
         return self.importer.sub_input(output_type(arg))
@@ -61,7 +62,7 @@ def cond(
     operands: Sequence[Any],
     source: str,
 ) -> tuple[Value, ...]:
-    """A choice between two sub-graphs, the first of which runs where the predicate is true.
+    """A choice between two sub-graphs. The first one runs if the predicate is true.
 
     Raises:
         UnsupportedProgramError: the branches give tensors of different sizes or dtypes.
@@ -86,7 +87,7 @@ def while_loop(
     operands: Sequence[Any],
     source: str,
 ) -> tuple[Value, ...]:
-    """A loop that goes on while the condition's one output is true."""
+    """A loop that runs while the output of the condition is true."""
     name = importer.fresh_name("purevk.while")
     graphs, inside = [], []
     for walk, label in ((condition, "condition"), (body, "body")):
@@ -107,8 +108,11 @@ def scan(
     operands: Sequence[Any],
     source: str,
 ) -> tuple[Value, ...]:
-    """A loop over dim 0 of tensors. The body takes what is carried, a row of each tensor, and the
-    operands; it gives what is carried on, and rows of the results."""
+    """A loop over dim 0 of tensors.
+
+    The body takes the carried values, the tensors at one index along dim 0, and the operands. It
+    gives the carried values for the next iteration, and the results at this index.
+    """
     region = Region(importer, f"{importer.fresh_name('purevk.for')}.body")
     inputs = tuple(region.carried(arg) for arg in carried)
     rows = tuple(
@@ -123,14 +127,16 @@ def scan(
 
 
 def _emit(
-    importer: Importer, op: str, args: tuple, graphs: Iterable[Graph], source: str
+    importer: Importer, op: str, args: tuple[Arg, ...], graphs: Iterable[Graph], source: str
 ) -> tuple[Value, ...]:
     states = [value for graph in graphs for value in _touched(graph) if value in importer.states]
     writes = {value for graph in graphs for node in graph.nodes for value in registry.mutated(node)}
     reads = tuple(dict.fromkeys(value for value in states if value not in writes))
     written = tuple(dict.fromkeys(value for value in states if value in writes))
+    definition = registry.find(op)
     try:
-        registry.find(op).infer((*args, reads, written))
+        if definition is not None:
+            definition.infer((*args, reads, written))
     except registry.ShapeError as error:
         raise UnsupportedProgramError(
             f"{op.removeprefix('purevk.')} cannot be run",

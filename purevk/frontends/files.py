@@ -1,16 +1,16 @@
-"""Any file that programs are loaded from, behind one face: .pte files of ExecuTorch, and what
+"""Opens the files that programs are loaded from: .pte files of ExecuTorch, and .pvk files that
 `Program.save` writes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from purevk import pte
 from purevk.errors import InputError
 from purevk.frontends import saved
+from purevk.frontends.importer import InputSizes
 from purevk.ir import Graph
 
 
@@ -19,36 +19,40 @@ class ModelFile:
 
     Attributes:
         kind: "pte" or "pvk".
-        content: what the reader of the kind gives: a `pte.Program` or a `SavedProgram`.
+        content: what is in the file.
         label: the file's name without its folder, for messages.
     """
 
-    def __init__(self, kind: str, content: Any, label: str) -> None:
-        self.kind, self.content, self.label = kind, content, label
+    def __init__(self, content: pte.Program | saved.SavedProgram, label: str) -> None:
+        self.content, self.label = content, label
+
+    @property
+    def kind(self) -> str:
+        return "pvk" if isinstance(self.content, saved.SavedProgram) else "pte"
 
     @property
     def name(self) -> str:
-        """The path, or what stands for bytes."""
+        """The path, or a name for bytes."""
         return self.content.source.name
 
     @property
     def methods(self) -> tuple[str, ...]:
         return tuple(self.content.methods)
 
-    def graph(self, method: str, sizes: Sequence[Any] | None = None) -> Graph:
+    def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for the file's bounds or for the sizes of a call.
 
         Raises:
             UnsupportedProgramError, FileFormatError: as `purevk.load` does.
         """
-        if self.kind == "pvk":
+        if isinstance(self.content, saved.SavedProgram):
             return self.content.graph(method, sizes)
         from purevk.frontends.executorch.methods import read_method
 
         return read_method(self.content, method, sizes)
 
     def close(self) -> None:
-        """Lets go of the file, once nobody uses its data."""
+        """Closes the file once nobody uses its data."""
         self.content.close()
 
     def __enter__(self) -> ModelFile:
@@ -63,7 +67,7 @@ def open_file(
     data_files: Iterable[str | os.PathLike[str]] = (),
     check: bool = True,
 ) -> ModelFile:
-    """Opens a program by what the file holds, whatever its name is.
+    """Opens a program. The content of the file tells its kind, not its name.
 
     Args:
         file: path, or the file's bytes.
@@ -71,7 +75,7 @@ def open_file(
         check: compare the tensors of a saved program with their checksums.
 
     Raises:
-        FileFormatError: it is no program, or damaged.
+        FileFormatError: the file is no program, or damaged.
         InputError: data files were given with a saved program, which holds its own tensors.
         OSError: a path cannot be opened.
     """
@@ -82,7 +86,7 @@ def open_file(
         else Path(os.fspath(file)).name
     )
     if not saved.is_saved(file):
-        return ModelFile("pte", pte.read_program(file, data_files), label)
+        return ModelFile(pte.read_program(file, data_files), label)
     if data_files:
         raise InputError(
             "data files go with .pte files only",
@@ -90,4 +94,4 @@ def open_file(
             why="a saved program holds its own tensors",
             next="leave them out",
         )
-    return ModelFile("pvk", saved.read_program(file, check), label)
+    return ModelFile(saved.read_program(file, check), label)

@@ -1,5 +1,4 @@
-"""A graph of a front end once more, for other sizes of its inputs: what is a front end's work when
-there is no file of it."""
+"""Specializes a saved graph for other input sizes: runs the operators' shape functions again."""
 
 from __future__ import annotations
 
@@ -8,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from purevk.errors import FileFormatError
-from purevk.frontends.importer import Importer, settled
+from purevk.frontends.bounds import settled
+from purevk.frontends.importer import Importer, InputSizes, OpenType
 from purevk.ir import (
+    Arg,
     Bound,
     Dim,
     FixedInput,
@@ -30,7 +31,7 @@ from purevk.ops import registry
 
 def respecialize(
     graph: Graph,
-    sizes: Sequence[tuple[int | Bound, ...] | None] | None,
+    sizes: InputSizes | None,
     where: str,
     kept: Sequence[Guard] = (),
 ) -> Graph:
@@ -41,7 +42,7 @@ def respecialize(
         sizes: of the inputs, by position: integers, or other bounds of those that stay dynamic;
             None: the graph's own.
         where: the program, for messages.
-        kept: what the front end decided; it must hold for the new sizes too.
+        kept: what the front end decided from sizes. It must hold for the new sizes too.
 
     Raises:
         FileFormatError: a guard of `kept` does not hold, or an operator does not take the sizes.
@@ -50,15 +51,22 @@ def respecialize(
 
 
 class _Respecializer:
-    def __init__(self, graph: Graph, sizes: Any, where: str) -> None:
+    """Walks a graph and passes its nodes to an importer.
+
+    Attributes:
+        values: the new value for each value of the graph.
+        symbols: what each symbol of the graph is now.
+        moved: the new symbols of the inputs' sizes, by dim.
+        sources: the symbols that are read from each value of the graph.
+    """
+
+    def __init__(self, graph: Graph, sizes: InputSizes | None, where: str) -> None:
         self.graph, self.sizes = graph, sizes
         self.importer = Importer(graph.name, where, sizes)
         self.values: dict[Value, Value] = {}
         self.symbols: dict[Symbol, Size] = {}
-        self.moved: dict[Value, dict[int, Symbol]] = {}  # symbols of inputs, by dim
-        self.sources: dict[
-            Value, list[tuple[Symbol, SymbolSource]]
-        ] = {}  # symbols by the value that they are read from
+        self.moved: dict[Value, dict[int, Symbol]] = {}
+        self.sources: dict[Value, list[tuple[Symbol, SymbolSource]]] = {}
         for each in graph.nested():
             for symbol, source in each.symbols.items():
                 if source.value is not None:
@@ -95,7 +103,7 @@ class _Respecializer:
 
     # -- leaves -----------------------------------------------------------------------------------
     def _find_symbols(self, position: int, value: Value | Dim) -> None:
-        """What the symbols of an input's sizes, or of an integer, are now."""
+        """Finds what the symbols of an input's sizes, or of an integer input, are now."""
         given = None if self.sizes is None else self.sizes[position]
         if isinstance(value, Dim):
             own = dict.fromkeys([0], next(iter(_dims.symbols(value))))
@@ -112,7 +120,9 @@ class _Respecializer:
                 if isinstance(value, Dim):
                     self.importer.symbols.pop(symbol, None)
                 continue
-            upper = symbol.upper if wanted is None else max(symbol.upper, wanted.upper)
+            upper = symbol.upper
+            if wanted is not None and wanted.upper is not None:
+                upper = max(upper, wanted.upper)
             moved = replace(symbol, upper=upper)
             self.symbols[symbol] = Dim.of(moved)
             if isinstance(value, Dim):
@@ -130,8 +140,10 @@ class _Respecializer:
         sizes: list[Size] = []
         for dim, size in enumerate(value.type.dims):
             wanted = None if given is None else given[dim]
-            fixed = isinstance(wanted, int)
-            sizes.append(wanted if fixed else _dims.substitute(size, self.symbols))
+            if isinstance(wanted, int):
+                sizes.append(wanted)
+            else:
+                sizes.append(_dims.substitute(size, self.symbols))
         made = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
         for dim, symbol in self.moved.get(value, {}).items():
             self.importer.symbols[symbol] = SymbolSource(made, dim)
@@ -206,8 +218,8 @@ class _Respecializer:
 
     def _node(self, node: Node) -> None:
         args = tuple(self._arg(arg) for arg in node.args)
-        row = registry.find(node.op)
-        counted = [
+        definition = registry.find(node.op)
+        data_dependent = [
             {
                 source.dim: symbol
                 for symbol, source in self.sources.get(value, [])
@@ -215,9 +227,9 @@ class _Respecializer:
             }
             for value in node.results
         ]
-        if any(counted):
-            made = self._data_dependent(node, args, counted, row)
-        elif row is not None and row.form is not None:
+        if any(data_dependent):
+            made = self._data_dependent(node, args, data_dependent, definition is not None)
+        elif definition is not None and definition.form is not None:
             types = [self._type(value.type) for value in node.results]
             recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
             made = self.importer.emit(
@@ -233,28 +245,37 @@ class _Respecializer:
             self._define(value, new)
 
     def _data_dependent(
-        self, node: Node, args: tuple, counted: Sequence[dict[int, Symbol]], row: Any
+        self,
+        node: Node,
+        args: tuple[Arg, ...],
+        symbols: Sequence[dict[int, Symbol]],
+        is_defined: bool,
     ) -> tuple[Value, ...]:
-        """A node that brings sizes about: their bounds follow from those of its inputs, or are what
-        they were."""
-        own = {symbol for dims in counted for symbol in dims.values()}
+        """A node whose results have data-dependent sizes. Their bounds follow from the inputs, or
+        stay as they were.
+
+        Args:
+            symbols: for each result, its data-dependent sizes by dim.
+            is_defined: the operator has a definition here.
+        """
+        own = {symbol for dims in symbols for symbol in dims.values()}
         recorded = []
         for value in node.results:
-            sizes: list[Any] = []
+            sizes: list[Size | Bound] = []
             for size in value.type.dims:
                 mine = _dims.symbols(size) & own
-                upper = None if self.sizes is not None and row is not None else _dims.upper(size)
+                upper = None if self.sizes is not None and is_defined else _dims.upper(size)
                 open = any(symbol.open for symbol in mine)
                 sizes.append(Bound(None if open else upper) if mine else self._arg(size))
-            recorded.append(value.type.with_dims(sizes))
+            recorded.append(OpenType(value.type.dtype, tuple(sizes)))
         self.importer.names_of_sizes = [
-            symbol.name for dims in counted for _, symbol in sorted(dims.items())
+            symbol.name for dims in symbols for _, symbol in sorted(dims.items())
         ]
         made = self.importer.emit(
             node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True
         )
         self.importer.names_of_sizes = []
-        for dims, new in zip(counted, made):
+        for dims, new in zip(symbols, made):
             for dim, symbol in dims.items():
                 self.symbols[symbol] = new.type.dims[dim]
         return made

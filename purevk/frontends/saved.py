@@ -7,13 +7,14 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from purevk.errors import FileFormatError, GraphError
+from purevk.frontends.importer import InputSizes
 from purevk.frontends.respecialize import respecialize
 from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir import dims as _dims
@@ -22,7 +23,7 @@ from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
 
-MAGIC = b"PUREVK\r\n"  # a transfer as text changes it
+MAGIC = b"PUREVK\r\n"  # transfers in text mode change these bytes
 VERSION = 2  # 2 has constraints, ranges and signatures
 ALIGNMENT = 64  # bytes, of tensors within the file
 _HEADER = struct.Struct(
@@ -47,12 +48,13 @@ def write_program(
     methods: Mapping[str, Callable[[Any], Graph]],
     producer: str,
 ) -> None:
-    """Writes a program, through a file beside it that then takes its name.
+    """Writes a program into a temporary file, which then gets the name.
 
     Args:
-        path: where to; what is there is replaced.
-        name: of the program, for messages. producer: who writes it.
-        methods: called with None, they give the methods' graphs.
+        path: the file. An existing file is replaced.
+        name: of the program, for messages.
+        methods: functions that give the methods' graphs when called with None.
+        producer: the program that writes it.
 
     Raises:
         UnsupportedProgramError: a node has an argument that cannot be written.
@@ -69,13 +71,13 @@ def write_program(
 
 
 class _Writer:
-    """Tensors first, as they come; then the JSON that names them; the header last."""
+    """Writes the tensors, then the JSON that names them, then the header."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream
         self.tensors: list[list[int]] = []
         self._known: dict[tuple[int, int], int] = {}
-        self._held: list[memoryview] = []  # addresses are unique among what lives
+        self._held: list[memoryview] = []  # addresses are unique among live objects
 
     def write(
         self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
@@ -128,11 +130,11 @@ def checksum(data: memoryview) -> int:
 
 # -- reading -------------------------------------------------------------------------------------
 class SavedProgram:
-    """A saved program. Its tensors are slices of the mapped file; use it as a context manager, or
-    call `close()`.
+    """A saved program. Its tensors are slices of the mapped file. A context manager.
 
     Attributes:
-        name, producer: of the program, and what wrote it.
+        name: of the program.
+        producer: the program that wrote the file.
         source: the file.
         methods: their names.
     """
@@ -166,8 +168,11 @@ class SavedProgram:
         return self.source.view[start : start + size]
 
     def check(self) -> None:
-        """Compares every tensor with its checksum, which reads the whole file; raises
-        `FileFormatError`."""
+        """Compares every tensor with its checksum. Reads the whole file.
+
+        Raises:
+            FileFormatError: a tensor is damaged.
+        """
         for number, (start, _, wanted) in enumerate(self._tensors):
             found = checksum(self._tensor(number))
             if found != wanted:
@@ -176,7 +181,7 @@ class SavedProgram:
                     f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
                 )
 
-    def graph(self, method: str, sizes: Sequence[Any] | None = None) -> Graph:
+    def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for its own bounds or for the sizes of a call (see
         `respecialize`).
 
@@ -191,7 +196,7 @@ class SavedProgram:
         return respecialize(graph, sizes, self.name, kept)
 
     def close(self) -> None:
-        """Lets go of the file, once nobody uses its tensors."""
+        """Closes the file once nobody uses its tensors."""
         self._methods.clear()
         self.source.close()
 
@@ -207,7 +212,7 @@ def read_program(file: FileLike, check: bool = True) -> SavedProgram:
 
     Args:
         file: path (mapped, not copied) or bytes.
-        check: compare the tensors with their checksums too; that of the graphs is always compared.
+        check: compare the tensors with their checksums too. The graphs' checksum is always checked.
 
     Raises:
         FileFormatError: it is no saved program, damaged, cut short, or of another version.

@@ -7,8 +7,9 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends import numbers
 from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
-from purevk.frontends.importer import Importer, integer
+from purevk.frontends.importer import Importer
 from purevk.ir import Arg, Dim, Label, TensorType, Value
 from purevk.ops import registry
 from purevk.pte import values as V
@@ -110,7 +111,7 @@ class VulkanDelegate:
                 arg = self.importer.cast(arg, value.dtype, f"{self.label} input")
             self.env[number] = arg
         elif isinstance(arg, Value):
-            self.env[number] = self.importer.item(arg, self.label)
+            self.env[number] = numbers.item(self.importer, arg, self.label)
         else:
             self.env[number] = arg
 
@@ -258,7 +259,7 @@ class VulkanDelegate:
             )
             return
         if base in INTEGER_OPERATORS and not name.startswith("aten."):
-            self.env[output] = integer(
+            self.env[output] = numbers.of_sizes(
                 INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs)
             )
             return

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends import control
+from purevk.frontends import control, numbers
+from purevk.frontends.bounds import settled
 from purevk.frontends.executorch import call_record
 from purevk.frontends.executorch.control_flow import (
     Choice,
@@ -27,7 +28,7 @@ from purevk.frontends.executorch.names import (
     is_out_variant,
     plan_name,
 )
-from purevk.frontends.importer import NUMBERS, RELATIONS, Importer, settled
+from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Arg, Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.pte import program as P
@@ -37,7 +38,7 @@ from purevk.pte import values as V
 def read_method(
     program: P.Program,
     method: str = "forward",
-    sizes: Sequence[tuple[int, ...] | None] | None = None,
+    sizes: InputSizes | None = None,
 ) -> Graph:
     """The graph of one method.
 
@@ -76,7 +77,7 @@ class _Plan:
         last_written: the value that was last written to each address in the arenas.
     """
 
-    def __init__(self, program: P.Program, plan: P.ExecutionPlan, sizes: Any) -> None:
+    def __init__(self, program: P.Program, plan: P.ExecutionPlan, sizes: InputSizes | None) -> None:
         self.program, self.plan = program, plan
         self.where = f"{program.name}, method {plan.name}"
         self.importer = Importer(plan.name, self.where, sizes)
@@ -216,14 +217,11 @@ class _Plan:
             if step.counter not in self.uses.touched[at]:
                 continue
             call = self.plan.chains[0].instructions[at]
-            name, args = "", ()
+            name = ""
+            args: tuple[int, ...] = ()
             if isinstance(call, P.KernelCall):
                 name, args = self.plan.operators[call.op_index].name, call.args
-            if (
-                name == "aten::select_copy"
-                and self._arg(args[1]) == 0
-                and args[2] == step.counter
-            ):
+            if name == "aten::select_copy" and self._arg(args[1]) == 0 and args[2] == step.counter:
                 rows[at] = _ScannedRow(args[0], args[-1])
             elif name == "executorch_prim::et_copy_index" and args[2] == step.counter:
                 stacked.append(args[0])
@@ -318,8 +316,8 @@ class _Plan:
             return self.env[number]
         value = self.plan.values[number]
         if isinstance(value, P.Tensor):
-            if value.is_constant:
-                data = self.program.tensor_data(value)
+            data = self.program.tensor_data(value) if value.is_constant else None
+            if data is not None:
                 return self.importer.constant(
                     data, TensorType(self._dtype(value), self._sizes(value))
                 )
@@ -363,13 +361,12 @@ class _Plan:
         return self.states[number]
 
     def _label(self, number: int, tensor: P.Tensor) -> Label:
-        """Buffers that methods share lie at one address of an arena of their own, behind that of each
-        method."""
+        """The name of a state. Methods share the buffers in an arena above 1, by their address."""
         address = tensor.allocation
-        shared = address is not None and address.memory_id > 1
-        key = f"arena {address.memory_id} at {address.offset}" if shared else ""
-        name = f"arena_{address.memory_id}.{address.offset}" if shared else f"buffer_{number}"
-        return Label(tensor.name or name, key)
+        if address is None or address.memory_id <= 1:
+            return Label(tensor.name or f"buffer_{number}")
+        arena, offset = address.memory_id, address.offset
+        return Label(tensor.name or f"arena_{arena}.{offset}", f"arena {arena} at {offset}")
 
     def _dtype(self, tensor: P.Tensor) -> DType:
         if tensor.dtype is None:
@@ -397,7 +394,7 @@ class _Plan:
             self._prim(name, args, source)
             return
         if name in ("_local_scalar_dense", "item"):
-            self.env[args[-1]] = self.importer.item(self._arg(args[0]), source)
+            self.env[args[-1]] = numbers.item(self.importer, self._arg(args[0]), source)
             return
         full = plan_name(operator.name, operator.overload)
         outputs = self._outputs(operator, args)
@@ -442,7 +439,7 @@ class _Plan:
                 f"a value of kind {type(value).__name__} stands where a result is written",
                 where=self.where,
             )
-        return NUMBERS[kind]
+        return numbers.NUMBERS[kind]
 
     def _existing(self, number: int) -> Any:
         value = self.plan.values[number]
@@ -522,11 +519,11 @@ class _Plan:
         elif name == "et_copy_index":
             self.env[args[0]] = self._arg(args[1])  # the loop stacks what its turns leave here
         elif name in INTEGER_OPERATORS:
-            op, numbers = INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]]
-            if op in RELATIONS and not any(isinstance(number, Value) for number in numbers):
-                self.env[args[-1]] = _dims.indicator(numbers[0], op, numbers[1])
+            op, given = INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]]
+            if op in numbers.RELATIONS and not any(isinstance(number, Value) for number in given):
+                self.env[args[-1]] = _dims.indicator(given[0], op, given[1])
             else:
-                self.env[args[-1]] = self.importer.arithmetic(op, numbers, source)
+                self.env[args[-1]] = numbers.arithmetic(self.importer, op, given, source)
         else:
             self._refuse(f"executorch_prim::{name}", f"at {source}")
 

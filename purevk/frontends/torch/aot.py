@@ -1,8 +1,7 @@
 """A graph that AOTAutograd traced for `torch.compile`, as a graph of purevk. Imports torch.
 
-Its placeholders are tensors and whole numbers. Those tensors that stay the same from call to call
-(parameters) are taken in as constants; a whole number that is the size of a tensor is read from the
-tensor.
+Its placeholders are tensors and integers. Tensors that stay the same from call to call (parameters)
+become constants. An integer that is the size of a tensor is read from the tensor.
 """
 
 from __future__ import annotations
@@ -12,8 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.importer import settled
-from purevk.frontends.torch.exported import Reader, number_kind
+from purevk.frontends.bounds import settled
+from purevk.frontends.importer import Importer, InputSizes
+from purevk.frontends.torch.decompose import name_of
+from purevk.frontends.torch.exported import Reader
+from purevk.frontends.torch.nodes import number_kind
+from purevk.frontends.torch.sizes import Sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource
 from purevk.ir import dims as _dims
 
@@ -21,21 +24,22 @@ _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
 class AotGraph:
-    """The graph, and which arguments of a call its inputs are.
+    """A graph, and which arguments of a call its inputs are.
 
     Args:
-        module: what a compiler of AOTAutograd is given; its placeholders are put into another
-            order.
-        name: names it in messages.
+        module: the module that AOTAutograd gives to a compiler. Its placeholders are reordered.
+        name: of the graph, for messages.
 
     Attributes:
         tensors: positions of tensor arguments.
-        numbers: results that are Python numbers, and their types, except whole ones.
-        memories: for each result, a number that it shares with the results that are views of the
-            same memory.
-        strided: for each result, its rank if it shares its memory, was traced with other strides
-            than dense row-major ones, or does not start where its memory does; else None. The
-            method's outputs are the results, then for each of these the strides and the offset.
+        numbers: positions of results that are floats or bools of Python, with their types.
+        memories: for each result, a number that views of the same memory share.
+        strided: for each result, its rank if it needs strides and an offset, else None. It needs
+            them if it shares its memory, was not traced as dense and row-major, or does not start
+            at the start of its memory. The method's outputs are the results, then the strides and
+            the offset of each of these.
+        largest: for each integer argument that sizes depend on, the value that memory is planned
+            for.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -56,8 +60,8 @@ class AotGraph:
         ]
         named = {str(size.node.expr) for size in sizes if size.node.expr.is_Symbol}
         self._own = [at for at in numbers if str(examples[at].node.expr) not in named]
-        # Numbers that no tensor tells come first, since sizes of tensors may be made of them; the
-        # others are known at the end.
+        # Integers that are no size of a tensor come first, since sizes may depend on them. The
+        # others come last: by then the tensors have told them.
         rest = [at for at in range(len(examples)) if at not in numbers]
         for at in reversed([*self._own, *rest, *(at for at in numbers if at not in self._own)]):
             first = next(iter(module.graph.nodes))
@@ -78,22 +82,24 @@ class AotGraph:
         self.largest: dict[int, int] = {}
 
     def arguments(self, constants: Mapping[int, Any]) -> list[int]:
-        """Positions of the arguments that the method takes, in its order, where `constants` are
-        none."""
+        """Positions of the arguments that the method takes, in its order: those that are not among
+        the constants."""
         return [*self._own, *(at for at in self.tensors if at not in constants)]
 
     def make_room(self, args: Sequence[Any]) -> bool:
-        """Notes whole numbers above those that memory was planned for; whether there was one."""
+        """Raises the integers that memory is planned for to those of a call. Returns whether one
+        was larger."""
         grown = False
         for at in self._own:
             if at in self.largest and args[at] > self.largest[at]:
                 self.largest[at], grown = 1 << int(args[at] - 1).bit_length(), True
         return grown
 
-    def read(self, constants: Mapping[int, Any], sizes: Sequence[Any] | None) -> Graph:
-        """The graph with tensors, by their position, as constants.
+    def read(self, constants: Mapping[int, Any], sizes: InputSizes | None) -> Graph:
+        """The graph.
 
         Args:
+            constants: tensors that become constants, by position.
             sizes: sizes of the method's tensors to specialize on; None: those of the trace.
 
         Raises:
@@ -102,10 +108,66 @@ class AotGraph:
         return settled(lambda: _AotReader(self, constants, sizes).run())
 
 
-class _AotReader(Reader):
-    bounded = False
+class _AotSizes(Sizes):
+    """Sizes of a graph for which dynamo checks its own guards.
 
-    def __init__(self, aot: AotGraph, constants: Mapping[int, Any], sizes: Any) -> None:
+    Attributes:
+        numbers: integer arguments that are no size of a tensor, by position.
+    """
+
+    def __init__(self, aot: AotGraph, program: Any, importer: Importer) -> None:
+        super().__init__(program, importer, bounded=False)
+        self.aot = aot
+        self.numbers: dict[int, Dim] = {}
+
+    def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+        """No guards: dynamo checks its own before it calls the graph."""
+        return iter(())
+
+    def find_symbols(self, users: Sequence[Any]) -> None:
+        inputs: list[Any] = []
+        for node in users:
+            example = node.meta.get("val")
+            at = self.aot._nodes.index(node)
+            if at in self.aot._own:
+                self.numbers[at] = self._number(example.node, at)
+                inputs.append(None)
+            elif at in self.aot.tensors:
+                inputs.append(node)
+        super().find_symbols(inputs)
+
+    def derive(self, position: int, dim: int, expression: Any) -> None:
+        if any(str(symbol) not in self.symbols for symbol in expression.free_symbols):
+            super().derive(position, dim, expression)
+
+    def _number(self, number: Any, at: int) -> Dim:
+        """The symbol of an integer argument."""
+        if not number.expr.is_Symbol:
+            raise UnsupportedProgramError(
+                f"size {number.expr} cannot be followed",
+                where=self.importer.where,
+                why="it is an argument of the graph",
+                next="compile with dynamic=False",
+            )
+        if self.sizes_depend_on(number.expr):
+            lower = max(self.range(number.expr)[0] or 0, 0)
+            hint = int(number.hint) if number.has_hint() else 64
+            self.aot.largest.setdefault(at, max(64, 1 << max(hint - 1, 0).bit_length()))
+            symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
+        else:
+            symbol = Symbol(str(number.expr), is_size=False)
+        made = self.symbols[str(number.expr)] = Dim.of(symbol)
+        return made
+
+
+class _AotReader(Reader):
+    """Reads the graph of AOTAutograd as if it were an exported program."""
+
+    sizes: _AotSizes
+
+    def __init__(
+        self, aot: AotGraph, constants: Mapping[int, Any], sizes: InputSizes | None
+    ) -> None:
         kinds = {
             node.name: ("PARAMETER" if at in constants else "USER_INPUT", at)
             for at, node in enumerate(aot._nodes)
@@ -129,39 +191,19 @@ class _AotReader(Reader):
             constants={},
             range_constraints=_ranges(aot._nodes),
         )
-        super().__init__(program, sizes, aot.name)
+        importer = Importer(aot.name, f"exported program {aot.name}", sizes)
+        super().__init__(program, importer, _AotSizes(aot, program, importer))
         self.aot = aot
-        self._numbers: dict[int, Dim] = {}  # integers that no tensor has as a size, by position
 
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Any]) -> Graph:
         graph = super()._finish(node, signature, states)
         extra = [
             self._known(number)
             for example, rank in zip(self.aot.results, self.aot.strided)
-            if rank is not None
+            if example is not None and rank is not None
             for number in (*example.stride(), example.storage_offset())
         ]
         return graph.with_nodes(graph.nodes, outputs=(*graph.outputs, *extra))
-
-    def _decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
-        """None: dynamo checks its guards before it calls the graph."""
-        return iter(())
-
-    def _find_symbols(self, users: Sequence[Any]) -> None:
-        inputs = []
-        for node in users:
-            example = node.meta.get("val")
-            at = self.aot._nodes.index(node)
-            if at in self.aot._own:
-                self._numbers[at] = self._number(example.node, at)
-                inputs.append(None)
-            elif at in self.aot.tensors:
-                inputs.append(node)
-        super()._find_symbols(inputs)
-
-    def _derive(self, position: int, dim: int, expression: Any, wanted: Any) -> None:
-        if any(str(symbol) not in self.symbols for symbol in expression.free_symbols):
-            super()._derive(position, dim, expression, wanted)
 
     def _input(self, node: Any) -> Any:
         import torch
@@ -169,37 +211,18 @@ class _AotReader(Reader):
         example = node.meta.get("val")
         if not isinstance(example, torch.SymInt):
             return super()._input(node) if isinstance(example, torch.Tensor) else example
-        number = self._numbers.get(self.aot._nodes.index(node))
+        number = self.sizes.numbers.get(self.aot._nodes.index(node))
         if number is None:
-            return self._size(example.node.expr)
+            return self.sizes.size(example.node.expr)
         (symbol,) = _dims.symbols(number)
         self.importer.symbols[symbol] = SymbolSource(None, None, len(self.importer.inputs))
         self.importer.inputs.append(number)
         return number
 
-    def _number(self, number: Any, at: int) -> Dim:
-        """An integer that only a call brings."""
-        if not number.expr.is_Symbol:
-            raise UnsupportedProgramError(
-                f"size {number.expr} cannot be followed",
-                where=self.importer.where,
-                why="it is an argument of the graph",
-                next="compile with dynamic=False",
-            )
-        if self._sizes_depend_on(number.expr):
-            lower = max(self._range(number.expr)[0] or 0, 0)
-            hint = int(number.hint) if number.has_hint() else 64
-            self.aot.largest.setdefault(at, max(64, 1 << max(hint - 1, 0).bit_length()))
-            symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
-        else:
-            symbol = Symbol(str(number.expr), is_size=False)
-        made = self.symbols[str(number.expr)] = Dim.of(symbol)
-        return made
-
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         import torch
 
-        name = f"{target.namespace}.{target._opname}.{target._overloadname}"
+        name = name_of(target)
         if name == _FLASH:
             return self._attention(node, target, given, examples)
         if name == "aten.slice.Tensor" and any(
@@ -209,9 +232,9 @@ class _AotReader(Reader):
         return super()._operator(node, target, given, examples)
 
     def _within(self, given: Sequence[Any], result: Any) -> Sequence[Any]:
-        """The arguments of a slice with bounds that only a call knows, counted from the start and
-        within the tensor: tracing has found their signs and the result's size, under guards of its
-        own."""
+        """The arguments of a slice with symbolic bounds, with bounds that count from the start and
+        are within the tensor. Tracing has found their signs and the result's size, under guards of
+        dynamo."""
         import torch
 
         tensor, dim, start, _, *step = given
@@ -229,10 +252,10 @@ class _AotReader(Reader):
         )
 
     def _known(self, size: Any) -> Size:
-        return size if isinstance(size, int) else self._size(size.node.expr)
+        return size if isinstance(size, int) else self.sizes.size(size.node.expr)
 
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        """Tracing takes attention for the CPU's own operator, which has a second result that
+        """Attention. Tracing on the CPU gives the operator of the CPU, with a second result that
         inference does not read."""
         args = dict(
             zip(
@@ -271,12 +294,13 @@ def _strided(example: Any, shares: bool) -> int | None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal for every call: a comparison of torch's would take what holds in
-    the trace."""
+    """Whether two sizes are equal at every call. A comparison by torch would only say whether they
+    are equal in the trace."""
     left, right = (number if isinstance(number, int) else number.node.expr for number in (a, b))
-    return left == right or (
-        not (isinstance(left, int) and isinstance(right, int)) and (left - right).expand() == 0
-    )
+    if left == right:
+        return True
+    difference = left - right
+    return not isinstance(difference, int) and bool(difference.expand() == 0)
 
 
 def _ranges(nodes: Sequence[Any]) -> Mapping[Any, Any]:
@@ -289,5 +313,6 @@ def _ranges(nodes: Sequence[Any]) -> Mapping[Any, Any]:
             (example,) if isinstance(example, torch.SymInt) else getattr(example, "shape", ())
         ):
             if isinstance(size, torch.SymInt):
-                return size.node.shape_env.var_to_range
+                found: Mapping[Any, Any] = size.node.shape_env.var_to_range
+                return found
     return {}

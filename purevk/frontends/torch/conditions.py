@@ -1,4 +1,4 @@
-"""What torch.export decided from the sizes of its example inputs, as guards. Imports torch."""
+"""Guards for what torch.export decided from the sizes of its example inputs. Imports torch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _RELATIONS = {
 
 
 def conditions(program: Any, users: Sequence[Any]) -> list[Any]:
-    """What holds of the sizes for which a program was traced, as sympy conditions.
+    """The conditions on sizes under which a program was traced, in sympy.
 
     Args:
         program: a `torch.export.ExportedProgram`.
         users: the placeholders of the user's inputs.
     """
-    found = {}
+    found: dict[Any, None] = {}
     for environment in environments(users):
         for guard in environment.guards:
             condition = environment.simplify(guard.expr.xreplace(environment.replacements))
             found[condition] = None
-    # A program that was loaded from a file has its guards as text only.
+    # A program that was loaded from a file has its guards only as text.
     text = None if found else getattr(program, "_guards_code", None)
     for code in text or ():
         condition = _parsed(code, program, users)
@@ -58,10 +58,10 @@ def environments(users: Sequence[Any]) -> list[Any]:
 
 
 def relations(condition: Any, size: Callable[[Any], Size]) -> Iterator[Guard]:
-    """A condition as guards that must all hold.
+    """The guards of a condition. All must hold.
 
     Raises:
-        UnsupportedProgramError: it has no form as comparisons of sizes.
+        UnsupportedProgramError: the condition cannot be written as comparisons of sizes.
     """
     kind = type(condition).__name__
     if kind == "And":
@@ -80,7 +80,7 @@ def relations(condition: Any, size: Callable[[Any], Size]) -> Iterator[Guard]:
 
 
 def _compared(condition: Any, ratios: Ratios) -> Iterator[Guard]:
-    """A comparison as guards that must all hold, given the limits that `ratios` notes."""
+    """The guards of a comparison. All must hold, and so must the limits of `ratios`."""
     left, right = condition.args
     op = _RELATIONS[type(condition).__name__]
     if left.is_integer and right.is_integer:
@@ -90,7 +90,7 @@ def _compared(condition: Any, ratios: Ratios) -> Iterator[Guard]:
 
 
 def _truth(condition: Any, ratios: Ratios) -> Size:
-    """A condition as a size that is 1 where it holds and 0 where not."""
+    """A condition as a size: 1 if it holds, else 0."""
     kind = type(condition).__name__
     if kind in ("BooleanTrue", "BooleanFalse"):
         return int(kind == "BooleanTrue")
@@ -127,8 +127,7 @@ _FUNCTIONS = {
 
 
 def _parsed(code: str, program: Any, users: Sequence[Any]) -> Any:
-    """A guard such as "L['x'].size()[0] % 2 == 0" as a sympy condition; None where it is of something
-    other than sizes."""
+    """A guard such as "L['x'].size()[0] % 2 == 0" as a sympy condition; None if it names no size."""
     by_source = _sources(program, users)
     try:
         return _Text(by_source).read(ast.parse(code, mode="eval").body)
@@ -163,7 +162,7 @@ def _sources(program: Any, users: Sequence[Any]) -> dict[str, Any]:
 
 
 def _pinned(code: str, by_source: dict[str, Any]) -> Any:
-    """For a guard that cannot be read: that the sizes which it names are those of the example."""
+    """A condition for a guard that cannot be read: the sizes in it are those of the example."""
     import sympy
 
     named = {
@@ -176,7 +175,7 @@ def _pinned(code: str, by_source: dict[str, Any]) -> Any:
 
 
 class _Text:
-    """Reads the text of a guard. Nothing of it is executed."""
+    """Reads the text of a guard, without executing it."""
 
     def __init__(self, by_source: dict[str, Any]) -> None:
         self.by_source = by_source

@@ -1,5 +1,4 @@
-"""What torch decomposes of an exported program before it is read, and which programs need none of
-it."""
+"""Which operators torch decomposes before an exported program is read."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ BATCH_NORM_INFERENCE = "aten._native_batch_norm_legit_no_training.default"
 
 
 def decompositions(program: Any = None) -> Any:
-    """The decompositions of torch for operators that have no row here, or that a program uses as
-    their rows cannot."""
+    """The decompositions of torch for operators without a definition here, or that a program uses
+    in a way that their definitions do not cover."""
     import torch
 
     updating = program is not None and any(
@@ -31,21 +30,21 @@ def decompositions(program: Any = None) -> Any:
     )
 
     table = torch.export.default_decompositions()
-    for target in list(table.keys()):
+    for target in [*table]:
         if isinstance(target, torch._ops.OpOverload):
-            row = registry.find(name_of(target))
+            definition = registry.find(name_of(target))
             if (
-                row is not None
-                and row.form is not None
-                and not (updating and row.name == INSTANCE_NORM)
+                definition is not None
+                and definition.form is not None
+                and not (updating and definition.name == INSTANCE_NORM)
             ):
                 del table[target]
     return table
 
 
 def _updates_statistics(node: Any) -> bool:
-    """Whether a node is an instance norm that updates running statistics, which its schema does not
-    say."""
+    """Whether a node is an instance norm that updates running statistics. Its schema does not say
+    so."""
     import torch
 
     if not isinstance(node.target, torch._ops.OpOverload) or name_of(node.target) != INSTANCE_NORM:
@@ -66,8 +65,7 @@ def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any =
 
 
 def decompose(program: Any) -> Any:
-    """The program with every operator decomposed that has no row here and that torch can write out
-    in others."""
+    """The program, without operators that have no definition here but a decomposition in torch."""
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     with higher_order.sub_graphs_may_write(program):
@@ -83,8 +81,8 @@ def decompose(program: Any) -> Any:
 
 
 def is_decomposed(program: Any) -> bool:
-    """Whether every node of a program is one that `read_exported` takes, and that writes into
-    nothing which others see."""
+    """Whether `read_exported` takes every node of a program, and no node writes into a tensor that
+    others read."""
     import torch
 
     for node in program.graph.nodes:
@@ -103,16 +101,15 @@ def is_decomposed(program: Any) -> bool:
             or (name == BATCH_NORM and node.args[5])
             or _updates_statistics(node)
         ):
-            return False  # torch makes these operators that write into nothing
-        row = registry.find(out_of_place(node, node.target))
-        if row is None or row.form is None:
+            return False  # torch replaces these by operators that write into nothing
+        definition = registry.find(out_of_place(node, node.target))
+        if definition is None or definition.form is None:
             return False
     return True
 
 
 def _writes_alone(node: Any) -> bool:
-    """Whether an operator writes in place into a tensor that was made for it and that nothing else
-    reads."""
+    """Whether an operator writes in place into a new tensor that nothing else reads."""
     import torch
 
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -137,8 +134,8 @@ def _writes_alone(node: Any) -> bool:
 
 
 def out_of_place(node: Any, target: Any) -> str:
-    """The name of a node's operator; of one that writes into a tensor which nothing else reads,
-    that of the one which returns its result."""
+    """The name of a node's operator. If it writes into a tensor that nothing else reads, the name of
+    the operator that returns its result instead."""
     name = name_of(target)
     if not target._schema.is_mutable or not _writes_alone(node):
         return name

@@ -1,5 +1,5 @@
-"""Operators that write into their arguments, as torch.export functionalizes them: on copies, which
-come after their results."""
+"""Operators that write into their arguments. torch.export functionalizes them: they write into
+copies, which come after their results."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
     """Whether a functionalized operator may write into a buffer itself.
 
     Args:
-        node: the call of the operator. base: the node of the buffer, or of what such an operator
-            left of it before.
-        result: the number of the node's result that is the buffer as the operator leaves it.
-        ends: names of nodes, and the buffers that they are stored to in the end.
+        node: the call of the operator.
+        base: the node of the buffer, or of the buffer's copy after an earlier such operator.
+        result: the number of the node's result that is the copy after the writes.
+        ends: names of nodes, and the buffers that their results are stored to at the end.
         target: the buffer.
 
     Returns:
-        Whether nothing reads the buffer's value so far after the node, and what the node leaves
-        ends in the same buffer.
+        Whether nothing reads the buffer's old value after the node, and the copy ends in the same
+        buffer.
     """
     index = {each: at for at, each in enumerate(node.graph.nodes)}
     if any(index[user] > index[node] for user in base.users):
@@ -47,7 +47,7 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
 
 
 def refuse_views(where: str, name: str) -> NoReturn:
-    """Raises UnsupportedProgramError for an operator that writes into what has no copy."""
+    """Raises UnsupportedProgramError for an operator that writes into a view or a list."""
     raise UnsupportedProgramError(
         f"{name} cannot be run",
         where=where,

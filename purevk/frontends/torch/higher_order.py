@@ -12,7 +12,7 @@ from purevk.frontends import control
 from purevk.ir import Arg, Value
 
 if TYPE_CHECKING:
-    from purevk.frontends.torch.exported import Reader
+    from purevk.frontends.torch.nodes import NodeReader
 
 NAMES = ("cond", "while_loop", "map_impl", "scan")
 _lock = threading.Lock()
@@ -22,11 +22,11 @@ def is_control(target: Any) -> bool:
     """Whether the target of a node is control flow that runs here."""
     import torch
 
-    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in NAMES
+    return isinstance(target, torch._ops.HigherOrderOperator) and str(target) in NAMES
 
 
 def decides(node: Any) -> bool:
-    """Whether a comparison serves control flow alone, so that it is made at each call."""
+    """Whether only control flow uses a comparison, so that each call makes it."""
     users = list(node.users)
     return bool(users) and all(
         is_control(user.target)
@@ -38,8 +38,8 @@ def decides(node: Any) -> bool:
 
 @contextlib.contextmanager
 def sub_graphs_may_write(program: Any) -> Iterator[None]:
-    """Lets programs be decomposed whose branches and loops write into buffers, which torch itself
-    writes out but then refuses."""
+    """A context in which torch decomposes programs whose branches and loops write into buffers.
+    Outside of it, torch writes these out but then refuses them."""
     import torch
     import torch._export.verifier as verifier
 
@@ -55,15 +55,15 @@ def sub_graphs_may_write(program: Any) -> Iterator[None]:
             verifier.is_functional = kept
 
 
-def read(reader: Reader, node: Any) -> tuple[Any, ...]:
+def read(reader: NodeReader, node: Any) -> tuple[Any, ...]:
     """The results of a control-flow node."""
     if is_control(node.target):
         return _read(reader, node, node.target.name(), node.args, node.meta["val"])
     return _functionalized(reader, node)
 
 
-def _functionalized(reader: Reader, node: Any) -> tuple[Any, ...]:
-    """Control flow that writes into buffers: its own results, then the buffers as it left them."""
+def _functionalized(reader: NodeReader, node: Any) -> tuple[Any, ...]:
+    """Control flow that writes into buffers. Gives its own results, then the buffers."""
     target, named = node.args[0], dict(node.kwargs)
     bases = named["_all_bases"]
     for base in bases:
@@ -76,7 +76,7 @@ def _functionalized(reader: Reader, node: Any) -> tuple[Any, ...]:
             raise UnsupportedProgramError(
                 f"{target.name()} cannot be run",
                 where=f"{reader.importer.where}, {node.name}",
-                why=f"it writes into {base.name}, which is no buffer or is read again as it was before",
+                why=f"it writes into {base.name}, which is no buffer, or whose old value is read again",
                 next="return the new value from the branches, and write it into the buffer afterwards",
             )
     for name in [name for name in named if name.endswith("_base_index")]:
@@ -91,7 +91,12 @@ def _functionalized(reader: Reader, node: Any) -> tuple[Any, ...]:
         return tuple(found[key] for key in sorted(found))
 
     if target.name() == "cond":
-        args: tuple = (named["pred"], named["true_fn"], named["false_fn"], group("operand"))
+        args: tuple[Any, ...] = (
+            named["pred"],
+            named["true_fn"],
+            named["false_fn"],
+            group("operand"),
+        )
     elif target.name() == "while_loop":
         args = (
             named["cond_fn"],
@@ -111,10 +116,12 @@ def _functionalized(reader: Reader, node: Any) -> tuple[Any, ...]:
 
 
 def _read(
-    reader: Reader, node: Any, name: str, args: Sequence[Any], examples: Sequence[Any]
+    reader: NodeReader, node: Any, name: str, args: Sequence[Any], examples: Sequence[Any]
 ) -> tuple[Any, ...]:
     importer, source = reader.importer, node.name
-    taken = lambda part: tuple(reader.arg(each) for each in part)  # noqa: E731
+
+    def taken(part: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(reader.arg(each) for each in part)
 
     def walk(module: Any) -> control.Walk:
         return lambda region, values: reader.walk(module, values, region.importer)
@@ -155,8 +162,8 @@ def _read(
     return tuple(_number(reader, value, example) for value, example in zip(made, examples))
 
 
-def _number(reader: Reader, value: Value, example: Any) -> Arg:
-    """A result as the rest of the program reads it: a number where torch has one."""
+def _number(reader: NodeReader, value: Value, example: Any) -> Arg:
+    """A result: a number if torch has a number, else a tensor."""
     import torch
 
     if isinstance(example, torch.Tensor):

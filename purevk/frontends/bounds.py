@@ -1,0 +1,108 @@
+"""Bounds and checks of the sizes and integers that follow from data, while a front end reads a
+graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from purevk.ir import Dim, Graph, Guard, Size, Symbol
+from purevk.ir import dims as _dims
+from purevk.ir.expected import Expected, expected, expecting
+
+_GUESS = 64  # what memory is planned for at first, for a size without a bound
+
+
+class UnsettledBounds(Exception):
+    """Symbols have other bounds than the graph was made for."""
+
+    def __init__(self, bounds: Mapping[str, Expected]) -> None:
+        super().__init__(", ".join(bounds))
+        self.bounds = dict(bounds)
+
+
+def settled(read: Callable[[], Graph]) -> Graph:
+    """Reads a graph. Reads it again while data-dependent sizes turn out to have other bounds than
+    those that it was read for."""
+    known: dict[str, Expected] = {}
+    while True:
+        try:
+            with expecting(known):
+                return read()
+        except UnsettledBounds as found:
+            known.update(found.bounds)
+
+
+class SizeBounds:
+    """What a front end knows of data-dependent sizes.
+
+    Attributes:
+        checks: the relations that a call must keep, with the message if it does not.
+        upper: the bounds that the file states.
+        derived: symbols whose bounds follow from the sizes of the inputs.
+        misstated: bounds that exporters state although they do not hold.
+    """
+
+    def __init__(self) -> None:
+        self.checks: dict[Guard, str] = {}
+        self.upper: dict[Symbol, int] = {}
+        self.derived: set[Symbol] = set()
+        self.misstated: dict[Symbol, int] = {}
+
+    def check(self, left: Size, op: str, right: Size, message: str, specialized: bool) -> None:
+        """Has every call check a relation of sizes. Memory is planned for a bound that follows
+        from it.
+
+        Args:
+            specialized: the graph is read for the sizes of a call.
+        """
+        if op in (">=", ">"):
+            left, op, right = right, {">=": "<=", ">": "<"}[op], left
+        guard = Guard(left, op, right, True)
+        if not any(symbol.unbacked or not symbol.is_size for symbol in guard.symbols):
+            return
+        if isinstance(right, int) and op == "<=":
+            if _dims.symbols(left) <= self.derived:
+                if specialized or _dims.upper(left) <= right:
+                    return  # torch has derived it from the bounds that the inputs had
+            found = _bound_of_symbol(left, right)
+            if found is not None and self.misstated.get(found[0]) == found[1]:
+                return
+        self.checks[guard] = message
+        if op in ("<=", "<") and isinstance(left, Dim):
+            self.limit(left, _dims.upper(right) - (op == "<"))
+
+    def limit(self, size: Size, bound: int) -> None:
+        """Notes that a size is at most `bound`."""
+        found = _bound_of_symbol(size, bound)
+        if found is None:
+            return
+        symbol, upper = found
+        if symbol.unbacked or not symbol.is_size:
+            self.upper[symbol] = min(upper, self.upper.get(symbol, upper))
+
+    def settle(self, used: Iterable[Symbol]) -> None:
+        """Raises `UnsettledBounds` if one of the symbols has another bound than it was given."""
+        found: dict[str, Expected] = {}
+        for symbol in used:
+            if symbol.is_size and not symbol.unbacked:
+                continue
+            bound = self.upper.get(symbol, _dims.UNBOUNDED)
+            is_free = symbol.open or symbol.upper == _dims.UNBOUNDED or not expected(symbol.name)
+            if bound < symbol.upper and is_free:
+                found[symbol.name] = Expected(max(bound, 0), max(bound, 0))
+            elif symbol.upper == _dims.UNBOUNDED:
+                found[symbol.name] = Expected(_GUESS, _GUESS, open=True)
+        if found:
+            raise UnsettledBounds(found)
+
+
+def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:
+    """The symbol of `size`, and the most that it may be if `size <= limit`. None if `size` is not
+    of the form `a * symbol + b`."""
+    found = _dims.symbols(size)
+    if len(found) != 1:
+        return None
+    (symbol,) = found
+    terms = dict(size.terms) if isinstance(size, Dim) else {}
+    base, factor = terms.pop((), 0), terms.pop((symbol,), 0)
+    return None if terms or factor <= 0 else (symbol, (limit - base) // factor)

@@ -1,0 +1,424 @@
+"""The nodes of an exported program, and of the sub-modules of its control flow. Imports torch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import UnsupportedProgramError
+from purevk.frontends import numbers
+from purevk.frontends.importer import Importer, OpenType, Recorded
+from purevk.frontends.torch import higher_order
+from purevk.frontends.torch.decompose import (
+    BATCH_NORM,
+    BATCH_NORM_INFERENCE,
+    PYTHON,
+    name_of,
+    out_of_place,
+)
+from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
+from purevk.frontends.torch.sizes import Sizes
+from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+
+# Functions of numbers for which torch has one of its own, such as torch._sym_sqrt.
+_FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
+
+
+class _Relation(NamedTuple):
+    """A relation of sizes that the program asserts."""
+
+    left: Size
+    op: str
+    right: Size
+
+
+class NodeReader:
+    """Walks modules of torch.fx and passes their nodes to an importer.
+
+    Args:
+        program: the exported program.
+        importer: takes the nodes.
+        sizes: gives sizes for torch's expressions.
+        planned_only: the graph is not run. A weight may be on the meta device.
+
+    Attributes:
+        module: the module that is walked.
+        env: what each node gives in the graph.
+        targets: the buffers that are states, by their values.
+        kept: tensors whose bytes the constants of the graph are views of.
+    """
+
+    def __init__(
+        self, program: Any, importer: Importer, sizes: Sizes, planned_only: bool = False
+    ) -> None:
+        self.program, self.importer, self.sizes = program, importer, sizes
+        self.planned_only = planned_only
+        self.module = program.graph_module
+        self.env: dict[Any, Any] = {}
+        self.targets: dict[Value, str] = {}
+        self.kept: list[Any] = []
+
+    def node(self, node: Any) -> None:
+        if node.op == "get_attr":
+            self._attribute(node)
+        elif node.op == "call_function":
+            self._call(node)
+
+    def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
+        """Walks a sub-module of control flow, whose nodes `importer` takes. Returns its outputs."""
+        kept = self.env, self.importer, self.module
+        self.env, self.importer, self.module = {}, importer, module
+        values = iter(args)
+        try:
+            with self.sizes.scope():
+                for node in module.graph.nodes:
+                    if node.op == "placeholder":
+                        self.env[node] = next(values)
+                        self.bind_symbol(node.meta.get("val"), self.env[node])
+                    elif node.op == "output":
+                        found = node.args[0]
+                        outputs = found if isinstance(found, (list, tuple)) else (found,)
+                        return tuple(self.arg(each) for each in outputs)
+                    else:
+                        self.node(node)
+            return ()
+        finally:
+            self.env, self.importer, self.module = kept
+
+    def leaf(self, tensor: Any, label: Label | None = None) -> Value:
+        import torch
+
+        type = TensorType(self.dtype(tensor.dtype), tuple(tensor.shape))
+        tensor = tensor.detach()
+        if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
+            if self.planned_only:
+                memory = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
+                return (
+                    self.importer.missing(memory, type)
+                    if label is None
+                    else self.importer.state(None, type, label)
+                )
+            raise UnsupportedProgramError(
+                "a weight has no data",
+                where=self.importer.where,
+                why="it is on the meta device",
+                next="load the model's weights before exporting it, or use purevk.plan, which needs none",
+            )
+        tensor = tensor.cpu().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        array = tensor.numpy()
+        self.kept.append(array)
+        data = memoryview(b"")
+        if array.size:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        if label is None:
+            return self.importer.constant(data, type)
+        return self.importer.state(data, type, label)
+
+    def dtype(self, dtype: Any) -> DType:
+        found = DType.from_torch(dtype)
+        if found is None:
+            raise UnsupportedProgramError(f"dtype {dtype} cannot be run", where=self.importer.where)
+        return found
+
+    def _attribute(self, node: Any) -> None:
+        import torch
+
+        target = self.module
+        for part in node.target.split("."):
+            target = getattr(target, part)
+        self.env[node] = self.leaf(target) if isinstance(target, torch.Tensor) else target
+
+    # -- nodes ------------------------------------------------------------------------------------
+    def arg(self, arg: Any) -> Any:
+        """An argument of a node, in the graph."""
+        import torch
+
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple(self.arg(item) for item in arg)
+        if isinstance(arg, torch.dtype):
+            return self.dtype(arg)
+        if isinstance(arg, (torch.device, torch.layout, torch.memory_format)):
+            return None
+        return arg
+
+    def _call(self, node: Any) -> None:
+        import torch
+
+        target = node.target
+        if target is operator.getitem:
+            self.env[node] = self.env[node.args[0]][node.args[1]]
+            return
+        if target in PYTHON:
+            args = [self.arg(arg) for arg in node.args]
+            if PYTHON[target] in numbers.RELATIONS and any(isinstance(arg, Dim) for arg in args):
+                if self._is_asserted(node):
+                    self.env[node] = _Relation(args[0], PYTHON[target], args[1])
+                    return
+                if higher_order.decides(node):
+                    self.env[node] = _dims.indicator(args[0], PYTHON[target], args[1])
+                    return
+            self.env[node] = numbers.arithmetic(self.importer, PYTHON[target], args, node.name)
+            return
+        if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
+            self.env[node] = higher_order.read(self, node)
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            name = getattr(target, "__name__", str(target))
+            if name.startswith("sym_") and name[4:] in ("max", "min"):
+                join = _dims.maximum if name == "sym_max" else _dims.minimum
+                self.env[node] = join(*(self.arg(arg) for arg in node.args))
+                return
+            if name == "sym_not":
+                self.env[node] = _dims.invert(self.arg(node.args[0]))
+                return
+            if name in ("sym_float", "sym_int", "ceil", "floor", "trunc", "round"):
+                self.env[node] = self._converted(node, name)
+                return
+            if "sym_" in name and name.rpartition("sym_")[2] in _FUNCTIONS:
+                function = f"aten.{name.rpartition('sym_')[2]}.default"
+                self.env[node] = numbers.function(
+                    self.importer, function, self.arg(node.args[0]), node.name
+                )
+                return
+            if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
+                # An operator that may raise: (token, operator, arguments...) -> (token,
+                # results...).
+                examples = node.meta["val"][1:]
+                made = self._operator(
+                    node,
+                    node.args[1],
+                    node.args[2:],
+                    examples[0] if len(examples) == 1 else examples,
+                )
+                self.env[node] = (None, *(made if isinstance(made, tuple) else (made,)))
+                return
+            if name in ("auto_functionalized", "auto_functionalized_v2"):
+                self.env[node] = self._functionalized(node, node.args[0], dict(node.kwargs))
+                return
+            raise UnsupportedProgramError(
+                f"{name} cannot be run",
+                where=f"{self.importer.where}, {node.name}",
+                why="it is no operator of torch.ops",
+            )
+        self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
+
+    def _converted(self, node: Any, name: str) -> Any:
+        """A number as a float, or a float as a whole number."""
+        given = self.arg(node.args[0])
+        if name == "sym_float":
+            return (
+                numbers.as_tensor(self.importer, given, node.name)
+                if isinstance(given, Dim)
+                else given
+            )
+        if isinstance(given, Dim):
+            return given
+        expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
+        if expression is None or node.args[1:] not in ((), (None,)):
+            raise UnsupportedProgramError(
+                f"{name} cannot be run", where=f"{self.importer.where}, {node.name}"
+            )
+        return self.sizes.size(expression)
+
+    def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
+        name = out_of_place(node, target)
+        args = self._schema_args(target, given, node.kwargs)
+        if name == BATCH_NORM and not args[5]:
+            name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])
+        if name == "aten.sym_numel.default":
+            return _tensor(args[0]).type.numel
+        if name == "aten.sym_size.int":
+            return _tensor(args[0]).type.dims[operator.index(args[1])]
+        if name in ("aten.item.default", "aten._local_scalar_dense.default"):
+            expression = getattr(getattr(examples, "node", None), "expr", None)
+            bounds = (
+                self.sizes.range(expression)
+                if expression is not None and expression.is_Symbol
+                else (None, None)
+            )
+            found = numbers.item(self.importer, _tensor(args[0]), node.name, *bounds)
+            self.bind_symbol(examples, found)
+            return found
+        if name == "aten._assert_scalar.default" and isinstance(args[0], _Relation):
+            relation = args[0]
+            self.importer.check(relation.left, relation.op, relation.right, str(args[1]))
+            return None
+        if name == "aten.copy_.default":
+            return self._write(node, given[0], _tensor(args[1]))
+        if name.startswith(("aten._assert", "aten.sym_constrain")):
+            return None
+        return self._emit(node, name, args, examples)
+
+    def _write(self, node: Any, target: Any, new: Value) -> Value:
+        """A sub-graph's write into one of its arguments."""
+        state: Value = self.env[target]
+        if state not in self.importer.states:
+            raise UnsupportedProgramError(
+                f"{node.name} writes into {target.name}",
+                where=self.importer.where,
+                why="it is no buffer of the module",
+                next="return the new value instead",
+            )
+        self.importer.emit("purevk.store", (state, new), [], [], node.name)
+        return state
+
+    def _emit(
+        self, node: Any, name: str, args: Sequence[Any], examples: Any, host: bool = False
+    ) -> Any:
+        """Emits a node.
+
+        Args:
+            examples: what torch traced as its results: tensors, numbers, None, and lists of these.
+            host: torch runs it on the CPU.
+        """
+        types: list[Recorded] = []
+        for example in _leaves(examples):
+            kind = number_kind(example)
+            if kind is not None:
+                types.append(numbers.NUMBERS[kind])
+            else:
+                sizes = tuple(self._recorded(size) for size in example.shape)
+                types.append(OpenType(self.dtype(example.dtype), sizes))
+        results = iter(
+            self.importer.emit(
+                name, args, types, [False] * len(types), f"{node.name}", exact=True, host=host
+            )
+        )
+
+        def shaped(example: Any) -> Any:
+            if isinstance(example, (list, tuple)):
+                return tuple(shaped(each) for each in example)
+            if example is None:
+                return None
+            value = next(results)
+            kind = number_kind(example)
+            if kind is int:
+                found = self.importer.element(value, 0)
+                self.bind_symbol(example, found)
+                return found
+            if kind is not None:
+                self.importer.numbers.add(value)
+                return value
+            for size, made in zip(example.shape, value.type.dims):
+                if not isinstance(size, int) and size.node.expr.is_Symbol:
+                    self.sizes.symbols.setdefault(str(size.node.expr), made)
+            return value
+
+        return shaped(examples)
+
+    def bind_symbol(self, example: Any, found: Any) -> None:
+        """Notes the number in the graph for a symbol of torch."""
+        expression = getattr(getattr(example, "node", None), "expr", None)
+        if expression is not None and expression.is_Symbol and not isinstance(found, Value):
+            self.sizes.symbols[str(expression)] = found
+
+    def _functionalized(self, node: Any, target: Any, named: dict[str, Any]) -> tuple[Any, ...]:
+        """An operator that writes into copies of its arguments. Gives its own results, then the
+        copies after the writes."""
+        bases = named.pop("_all_bases", None)
+        written = [argument.name for argument in target._schema.arguments if argument.is_write]
+        if bases is None:
+            order = [name for name in written if named.get(name) is not None]
+        else:
+            indices = {name: named.pop(f"_{name}_base_index", None) for name in written}
+            order = [name for name in written if indices[name] is not None]
+            if sorted(indices[name] for name in order) != list(range(len(bases))):
+                refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
+            named.update({name: bases[indices[name]] for name in order})
+            order.sort(key=indices.__getitem__)
+        if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
+            isinstance(named[name], (list, tuple)) for name in order
+        ):
+            refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
+        examples = node.meta["val"]
+        own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
+        definition = registry.find(name_of(target))
+        in_place = definition is not None and bool(definition.mutates)
+        states = [
+            self.env.get(named[name]) if hasattr(named[name], "users") else None for name in order
+        ]
+        ends = self.program.graph_signature.buffers_to_mutate
+        if in_place and all(
+            state in self.targets
+            and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
+            for at, (name, state) in enumerate(zip(order, states))
+        ):
+            made = self._emit(node, name_of(target), self._schema_args(target, (), named), own)
+            return (*made, *states)
+        # The operator gives its arguments back in the order of its schema.
+        rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
+        made = self._emit(
+            node,
+            name_of(target),
+            self._schema_args(target, (), named),
+            (*own, *(copies[at] for at in rank)),
+            in_place,
+        )
+        left = dict(zip(rank, made[len(own) :]))
+        return (*made[: len(own)], *(left[at] for at in range(len(order))))
+
+    def _recorded(self, size: Any) -> Size | Bound:
+        """A size that the program states, or a `Bound` if it is data-dependent."""
+        if isinstance(size, int):
+            return size
+        try:
+            return self.sizes.size(size.node.expr)
+        except UnsupportedProgramError:
+            return Bound(self.sizes.range(size.node.expr)[1])
+
+    def _is_asserted(self, node: Any) -> bool:
+        """Whether a condition is only asserted."""
+        return all(
+            getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users
+        )
+
+    def _schema_args(
+        self, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """The arguments in the schema's order, with its defaults."""
+        full = []
+        for position, argument in enumerate(target._schema.arguments):
+            if position < len(given) and not argument.kwarg_only:
+                full.append(self.arg(given[position]))
+            elif argument.name in named:
+                full.append(self.arg(named[argument.name]))
+            else:
+                full.append(
+                    self.arg(argument.default_value) if argument.has_default_value() else None
+                )
+        return tuple(full)
+
+
+def _tensor(arg: Arg) -> Value:
+    if not isinstance(arg, Value):
+        raise UnsupportedProgramError(f"{arg!r} is given where a tensor is needed")
+    return arg
+
+
+def _leaves(examples: Any) -> Iterator[Any]:
+    """The results that are not None, in order, also those in lists."""
+    if isinstance(examples, (list, tuple)):
+        for example in examples:
+            yield from _leaves(example)
+    elif examples is not None:
+        yield examples
+
+
+def number_kind(example: Any) -> type | None:
+    """bool, int or float for a number, symbolic ones included; None for a tensor."""
+    import torch
+
+    for kind, symbolic in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
+        if isinstance(example, (kind, symbolic)):
+            return kind
+    return None

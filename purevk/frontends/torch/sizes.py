@@ -1,0 +1,288 @@
+"""The sizes of an exported program: torch's sympy expressions as sizes of a graph.
+
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from purevk.errors import UnsupportedProgramError
+from purevk.frontends.importer import Importer
+from purevk.frontends.torch.conditions import conditions, environments, relations
+from purevk.frontends.torch.ratios import Ratios, is_rounded
+from purevk.ir import Dim, Guard, Size, Symbol
+from purevk.ir import dims as _dims
+
+
+class Sizes:
+    """The symbols of torch and what they are in the graph.
+
+    Args:
+        program: the exported program.
+        importer: takes the constraints and the ranges of symbols.
+        dim_names: the user's names of dynamic dims, by input and dim.
+        exact: the graph serves only the sizes that torch traced for.
+        bounded: the program says for which sizes it holds.
+
+    Attributes:
+        symbols: what each symbol of torch is, by its name.
+        sources: the symbols of the inputs' sizes, by input and dim.
+        derived: sizes of inputs that equal an expression over other sizes, by input and dim.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        importer: Importer,
+        dim_names: Mapping[tuple[int, int], str] | None = None,
+        exact: bool = False,
+        bounded: bool = True,
+    ) -> None:
+        self.program, self.importer = program, importer
+        self.dim_names, self.exact, self.bounded = dim_names or {}, exact, bounded
+        self.symbols: dict[str, Size] = {}
+        self.sources: dict[tuple[int, int], Symbol] = {}
+        self.derived: dict[tuple[int, int], Size] = {}
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """A context for the symbols of a sub-graph. They are forgotten after it."""
+        kept = self.symbols
+        self.symbols = dict(kept)
+        try:
+            yield
+        finally:
+            self.symbols = kept
+
+    def wanted(self, position: int, dim: int) -> Any:
+        """The size, or the `Bound`, that the graph is read for; None: that of the program."""
+        given = self.importer.sizes[position] if self.importer.sizes is not None else None
+        return None if given is None else given[dim]
+
+    # -- inputs ----------------------------------------------------------------------------------
+    def find_symbols(self, users: Sequence[Any]) -> None:
+        """Makes the symbols of the inputs' sizes, so that a size can use those of later inputs.
+
+        A symbol of torch belongs to the first dim, or integer input, whose size it is. Every other
+        dim with an expression gets a symbol of its own and the constraint that it equals the
+        expression.
+
+        Args:
+            users: the placeholders that are inputs of the graph, in order; None: one without sizes.
+        """
+        import torch
+
+        compound: list[tuple[int, int, Any]] = []
+        for position, node in enumerate(users):
+            example = None if node is None else node.meta.get("val")
+            for dim, size in enumerate(symbolic_sizes(example)):
+                if isinstance(size, int):
+                    continue
+                expression = size.node.expr
+                if not expression.is_Symbol or str(expression) in self.symbols:
+                    compound.append((position, dim, expression))
+                    continue
+                wanted = self.wanted(position, dim)
+                if isinstance(wanted, int):
+                    self.symbols[str(expression)] = wanted
+                    continue
+                symbol = self._symbol(
+                    expression,
+                    None if wanted is None else wanted.upper,
+                    self.dim_names.get((position, dim)),
+                    isinstance(example, torch.Tensor) or self.sizes_depend_on(expression),
+                )
+                self.symbols[str(expression)] = Dim.of(symbol)
+                self.sources[position, dim] = symbol
+        for position, dim, expression in compound:
+            self.derive(position, dim, expression)
+
+    def derive(self, position: int, dim: int, expression: Any) -> None:
+        """A size of an input that is an expression over symbols, such as twice another one."""
+        wanted = self.wanted(position, dim)
+        unknown = [s for s in expression.free_symbols if str(s) not in self.symbols]
+        if isinstance(wanted, int):
+            number: Size = wanted
+        else:
+            if unknown:
+                upper = self._bound_of(expression, unknown)
+            else:
+                upper = _dims.upper(self.size(expression))
+            name = self.dim_names.get((position, dim)) or f"size_{position}_{dim}"
+            upper = max(upper, 1, 0 if wanted is None else wanted.upper or 0)
+            symbol = self.sources[position, dim] = Symbol(name, upper)
+            number = Dim.of(symbol)
+        if unknown:
+            self._solve(expression, unknown, number)
+        self.derived[position, dim] = number
+        self.importer.constrain(Guard(number, "==", self.size(expression), True))
+        # If a size is an expression, torch decides more from the traced sizes, without a guard.
+        compound = () if expression.is_Symbol else expression.free_symbols
+        for each in sorted(compound, key=str):
+            traced = self._traced_from(each)
+            if traced > 0:
+                self.importer.constrain(Guard(self.size(each), ">=", traced, True))
+
+    def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+        """What torch decided from sizes of the example inputs, as guards over the symbols."""
+        for condition in conditions(self.program, users):
+            try:
+                yield from relations(condition, self.size)
+            except UnsupportedProgramError:
+                # A decision that has no form here. Only the example's sizes are known to keep it.
+                for symbol in sorted(condition.free_symbols, key=str):
+                    if str(symbol) in self.symbols:
+                        yield Guard(self.symbols[str(symbol)], "==", self.hint(symbol), True)
+
+    def _bound_of(self, expression: Any, unknown: Sequence[Any]) -> int:
+        largest = {s: self.range(s)[1] or max(64, self.hint(s)) for s in unknown}
+        known = {s: _dims.upper(self.size(s)) for s in expression.free_symbols - set(unknown)}
+        return int(expression.subs({**largest, **known}))
+
+    def _solve(self, expression: Any, unknown: Sequence[Any], number: Size) -> None:
+        """Finds the symbol of an affine expression from the value of the expression."""
+        import sympy
+
+        symbol = unknown[0]
+        plain = expression.is_polynomial(symbol) and sympy.degree(expression, symbol) == 1
+        if len(unknown) > 1 or not plain:
+            raise UnsupportedProgramError(
+                f"size {expression} cannot be followed",
+                where=self.importer.where,
+                why=f"no input has {unknown[0]} as a size of its own",
+            )
+        factor = self.size(expression.coeff(symbol, 1))
+        rest = self.size(expression.coeff(symbol, 0))
+        found = self.symbols[str(symbol)] = (number - rest) // factor
+        lower, upper = self.range(symbol)
+        if lower is not None and lower > 0:
+            self.importer.constrain(Guard(found, ">=", lower, True))
+        if upper is not None:
+            self.importer.constrain(Guard(found, "<=", upper, True))
+
+    def input_size(self, position: int, dim: int, size: Any) -> Size:
+        """A size of an input, as an expression over the symbols of other sizes if it has one."""
+        number = self.derived.get((position, dim))
+        expression = self.size(size.node.expr)
+        if number is None or _dims.symbols(expression) - _dims.symbols(number):
+            return expression
+        return number
+
+    def _symbol(
+        self, expression: Any, wider: int | None, name: str | None = None, is_size: bool = True
+    ) -> Symbol:
+        lower, upper = self.range(expression)
+        label = name or str(expression)
+        if not is_size:
+            symbol = Symbol(label, is_size=False)
+        else:
+            # Without a bound, memory is planned for the example's size, rounded up. A larger call
+            # is lowered again.
+            planned = upper
+            if planned is None:
+                planned = max(64, 1 << (self.hint(expression) - 1).bit_length())
+            # torch traces for sizes of 2 and more. A smaller one within the bounds gets a lowering
+            # of its own.
+            traced = max(lower or 0, self._traced_from(expression))
+            symbol = Symbol(label, max(planned, wider or 0), min(traced, planned))
+            if self.exact and traced > (lower or 0):
+                self.importer.constrain(Guard(Dim.of(symbol), ">=", traced, True))
+        if self.bounded:
+            # For an integer that is no size, torch states 0 if it knows no bound. Kernels take 32
+            # bits.
+            least = lower or 0 if is_size or lower else -_dims.UNBOUNDED
+            most = _dims.UNBOUNDED if upper is None and not is_size else upper
+            self.importer.ranges[symbol] = (least, most)
+        return symbol
+
+    def _traced_from(self, expression: Any) -> int:
+        """The smallest size that torch traced for."""
+        for environment in environments(self.program.graph.find_nodes(op="placeholder")):
+            bounds = environment.var_to_range.get(expression)
+            if bounds is not None and bounds.lower.is_Integer:
+                return int(bounds.lower)
+        return 0
+
+    def sizes_depend_on(self, symbol: Any) -> bool:
+        """Whether the sizes of a tensor depend on a symbol."""
+        for node in self.program.graph.nodes:
+            examples = node.meta.get("val")
+            for example in examples if isinstance(examples, (list, tuple)) else (examples,):
+                for size in getattr(example, "shape", ()):
+                    if not isinstance(size, int) and symbol in size.node.expr.free_symbols:
+                        return True
+        return False
+
+    def hint(self, expression: Any) -> int:
+        for node in self.program.graph.nodes:
+            value = node.meta.get("val")
+            for size in getattr(value, "shape", ()):
+                if (
+                    not isinstance(size, int)
+                    and size.node.expr == expression
+                    and size.node.has_hint()
+                ):
+                    return int(size.node.hint)
+        return 64
+
+    def size(self, expression: Any) -> Size:
+        """A sympy expression as a size."""
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Symbol:
+            if str(expression) not in self.symbols:
+                raise UnsupportedProgramError(
+                    f"size {expression} is known only from data",
+                    where=self.importer.where,
+                    why="no input has it as a size of its own",
+                )
+            return self.symbols[str(expression)]
+        if is_rounded(expression):
+            ratios = Ratios(self.size)
+            found = ratios.rounded(expression)
+            for guard in ratios.limits:
+                self.importer.constrain(guard)
+            return found
+        args = [self.size(arg) for arg in expression.args]
+        kind = type(expression).__name__
+        if kind in ("Add", "Mul"):
+            total = args[0]
+            for arg in args[1:]:
+                total = total + arg if kind == "Add" else total * arg
+            return total
+        if kind in ("FloorDiv", "CleanDiv"):
+            return args[0] // args[1]
+        if kind in ("Mod", "PythonMod"):
+            return args[0] % args[1]
+        if kind in ("Max", "Min"):
+            return functools.reduce(_dims.maximum if kind == "Max" else _dims.minimum, args)
+        if kind == "Pow" and isinstance(args[1], int):
+            return _dims.product([args[0]] * args[1])
+        raise UnsupportedProgramError(
+            f"size {expression} cannot be followed", where=self.importer.where
+        )
+
+    def range(self, expression: Any) -> tuple[int | None, int | None]:
+        """The bounds of a symbol, from `torch._check` or from how it was made."""
+        bounds = self.program.range_constraints.get(expression)
+        found: list[int | None] = []
+        for name in ("lower", "upper"):
+            try:
+                number = int(getattr(bounds, name))
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                number = None
+            found.append(None if number is None or abs(number) >= _dims.UNBOUNDED else number)
+        return found[0], found[1]
+
+
+def symbolic_sizes(example: Any) -> Sequence[Any]:
+    """The sizes of an example input. A symbolic integer counts as a size."""
+    import torch
+
+    if isinstance(example, torch.Tensor):
+        return tuple(example.shape)
+    return (example,) if isinstance(example, torch.SymInt) else ()
