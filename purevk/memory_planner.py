@@ -52,7 +52,7 @@ def _aligned(nbytes: int, alignment: int) -> int:
 def plan(
     blocks: Sequence[Block], alignment: int = ALIGNMENT, max_arena: int | None = None
 ) -> MemoryPlan:
-    """Places blocks so that none overlap in both time and space.
+    """Assigns offsets so that no blocks overlap in both time and space.
 
     Greedy best fit: the largest block first, into the smallest gap between the blocks already
     placed that are needed at the same time ("greedy by size", Pisarchyk and Lee, "Efficient Memory

@@ -28,7 +28,7 @@ from purevk.program.method import Method as _Method
 from purevk.pte import program as P
 
 _BACKEND = "VulkanBackend"
-# ExecuTorch's names of element types, by its codes.
+# ExecuTorch's names of element types, by its numbers.
 _NAMES = {
     0: "Byte", 1: "Char", 2: "Short", 3: "Int", 4: "Long", 5: "Half", 6: "Float", 7: "Double", 9: "ComplexFloat",
     10: "ComplexDouble", 11: "Bool", 15: "BFloat16",
@@ -49,7 +49,7 @@ class TensorInfo:
         return self._sizes
 
     def dtype(self) -> int:
-        """The code of its element type in ExecuTorch (and of `torch.dtype` in torch's core): 6 is
+        """The number of its element type in ExecuTorch (and of `torch.dtype` in torch's core): 6 is
         float32, 4 int64."""
         return self._dtype
 

@@ -127,11 +127,11 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Indexing": ("gather, scatter, embedding, masks", "gather indexing scatter masked"),
     "Data-dependent sizes": (
         "results whose sizes depend on the elements of a tensor",
-        "counted data_dependent",
+        "data_dependent",
     ),
     "Histograms and segments": (
         "histograms, modes, segment reductions",
-        "segments sort.histogram",
+        "sort.histogram",
     ),
     "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
     "Factorizations": (
@@ -142,7 +142,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
         "1-D to 3-D, transposed, grouped, depthwise",
         "conv convolution convolution_nd",
     ),
-    "Pooling": ("average, maximum and adaptive pooling", "pooling windows pool_nd"),
+    "Pooling": ("average, maximum and adaptive pooling", "pooling pool_nd"),
     "Resampling": ("upsampling, grid sampling", "resample"),
     "Attention": ("scaled dot product attention, KV caches, rotary embeddings", "attention rotary"),
     "Recurrent": ("RNN, LSTM, GRU", "recurrent matmul.recurrent"),
@@ -155,7 +155,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Training": ("ExecuTorch's operators for training on a device", "training"),
     "Older ExecuTorch releases": (
         "operators that only files of older releases have",
-        "earlier legacy",
+        "legacy",
     ),
 }
 

@@ -177,7 +177,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "cooperative_matrix",
-        "matrix units, subgroup scope",
+        "matrix cores, subgroup scope",
         "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
         ("cooperativeMatrix",),
         extension="VK_KHR_cooperative_matrix",
@@ -186,7 +186,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "cooperative_matrix2",
-        "matrix units, workgroup scope, flexible sizes, tensor addressing",
+        "matrix cores, workgroup scope, flexible sizes, tensor addressing",
         _MATRIX_2,
         ("cooperativeMatrixWorkgroupScope", "cooperativeMatrixFlexibleDimensions"),
         (

@@ -87,7 +87,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """One combination that the matrix units take.
+    """A shape and types that the matrix cores multiply.
 
     `m`, `n` and `k` are sizes, or granularities if `flexible`; types are names such as "float16";
     `scope` is "subgroup" or "workgroup"; `invocations` is the workgroup size that a flexible entry
@@ -287,7 +287,7 @@ class PhysicalDevice:
 
     @functools.cached_property
     def matrix_shapes(self) -> tuple[MatrixShape, ...]:
-        """What the matrix units take; empty without the feature cooperative_matrix."""
+        """What the matrix cores multiply. Empty without the feature cooperative_matrix."""
         if "cooperative_matrix" not in self.available:
             return ()
         name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"

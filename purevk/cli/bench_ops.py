@@ -116,7 +116,7 @@ def _time(context: Context, limits: DeviceLimits, case: Case) -> dict[str, Any]:
 
 # -- the graph of one operator -------------------------------------------------------------------
 def _tensors(case: Case) -> list[Tensor]:
-    """The tensors among the arguments, each once: equal ones in different places are one input."""
+    """The tensors among the arguments, each once. Equal arguments are one input."""
     found: dict[int, Tensor] = {}
 
     def visit(arg: Any) -> None:

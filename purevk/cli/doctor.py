@@ -1,4 +1,4 @@
-"""`purevk doctor`: what is missing on this machine, and the command that mends it."""
+"""`purevk doctor`: what is missing on this machine, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk import knobs
-from purevk.cli import mend
+from purevk.cli import fixes
 from purevk.cli.command import Command, add_device
 from purevk.cli.machine import describe_error, package_version
 from purevk.cli.output import Output, count
@@ -39,20 +39,20 @@ _FILL = 0x5EED5EED
 
 @dataclass
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what.
-        status: "ok"; "missing": purevk cannot work; "warning": it works worse; "optional": it does
-            less.
+        name: what is checked.
+        status: "ok", "missing" (purevk cannot run), "warning" (it is slower) or "optional" (it can
+            do less).
         found: what is there, or what is wrong.
-        mend: commands or advice.
+        fix: commands or advice.
     """
 
     name: str
     status: str
     found: str
-    mend: list[str] = field(default_factory=list)
+    fix: list[str] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,21 +88,20 @@ def _packages() -> list[Check]:
 
 
 def _vulkan(args: argparse.Namespace) -> list[Check]:
-    """Loader, drivers, a device, and whether it works; each needs the one before."""
+    """Loader, drivers, a device, and whether it works. Each needs the one before."""
     try:
         from purevk.api import vk
 
         vk.library()
     except PurevkError as error:
-        advice = mend.install("loader") or mend.driver(mend.graphics_vendors())
+        advice = fixes.install("loader") or fixes.driver(fixes.graphics_vendors())
         return [Check("Vulkan loader", "missing", describe_error(error), advice), *_drivers()]
     drivers = _drivers()
     devices = _devices(args)
-    if any(
-        check.status == "missing" for check in drivers
-    ):  # what mends the drivers mends the devices
+    # The fix for missing drivers also fixes missing devices.
+    if any(check.status == "missing" for check in drivers):
         for check in devices:
-            check.mend = []
+            check.fix = []
     return [Check("Vulkan loader", "ok", "found"), *drivers, *devices]
 
 
@@ -119,7 +118,7 @@ def _drivers() -> list[Check]:
                 Check(
                     "Vulkan drivers",
                     "missing",
-                    f"VK_DRIVER_FILES or VK_ICD_FILENAMES names what is not there: {', '.join(lost)}",
+                    f"VK_DRIVER_FILES or VK_ICD_FILENAMES names files that do not exist: {', '.join(lost)}",
                     ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"],
                 )
             ]
@@ -135,7 +134,7 @@ def _drivers() -> list[Check]:
                 "Vulkan drivers",
                 "missing",
                 "no driver is installed",
-                mend.driver(mend.graphics_vendors()),
+                fixes.driver(fixes.graphics_vendors()),
             )
         ]
     sound, broken = [], []
@@ -148,7 +147,10 @@ def _drivers() -> list[Check]:
     if not sound:
         return [
             Check(
-                "Vulkan drivers", "missing", "; ".join(broken), mend.driver(mend.graphics_vendors())
+                "Vulkan drivers",
+                "missing",
+                "; ".join(broken),
+                fixes.driver(fixes.graphics_vendors()),
             )
         ]
     found = ", ".join(dict.fromkeys(sound)) + (f"; damaged: {'; '.join(broken)}" if broken else "")
@@ -173,7 +175,7 @@ def _devices(args: argparse.Namespace) -> list[Check]:
             for device in instance.physical_devices
         )
         checks = [Check("Vulkan device", "ok", listed)]
-        vendors = mend.graphics_vendors()
+        vendors = fixes.graphics_vendors()
         if (
             picked.kind == "cpu"
             and vendors
@@ -190,13 +192,13 @@ def _devices(args: argparse.Namespace) -> list[Check]:
 
 
 def _device_advice() -> list[str]:
-    """What may make a device appear where drivers are installed."""
+    """Advice for a machine with drivers but without a device."""
     advice = [
         f"sudo usermod -aG render,video $USER    (this user may not open {node}; log in again afterwards)"
         for node in sorted(map(str, Path("/dev/dri").glob("renderD*")))[:1]
         if not os.access(node, os.R_OK | os.W_OK)
     ]
-    return advice + mend.driver(mend.graphics_vendors())
+    return advice + fixes.driver(fixes.graphics_vendors())
 
 
 def _works(physical: Any) -> Check:
@@ -238,7 +240,7 @@ def _compiler() -> Check:
             "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n", name="doctor.comp"
         )
     except PurevkError as error:
-        advice = [error.next] if knobs.SHADERC() else mend.shaderc()
+        advice = [error.next] if knobs.SHADERC() else fixes.shaderc()
         entries = default_cache().stats().entries
         if entries:
             return Check(
@@ -294,9 +296,9 @@ def show(data: dict[str, Any], out: Output) -> None:
         styled=1,
     )
     for each in data["checks"]:
-        if each["mend"] and each["status"] != "ok":
+        if each["fix"] and each["status"] != "ok":
             out.heading(f"{each['name']} ({each['status']}):")
-            for command in each["mend"]:
+            for command in each["fix"]:
                 out.raw(f"  {command}")
     out.line()
     missing = sum(each["status"] == "missing" for each in data["checks"])

@@ -70,11 +70,11 @@ def operator_cases(nbytes: int) -> Iterator[Case]:
     """All cases, the main tensor of each having about `nbytes` (in float32, unless the case says
     otherwise)."""
     yield from _pointwise(nbytes)
-    yield from _moves(nbytes)
+    yield from _movements(nbytes)
     yield from _rows(nbytes)
     yield from _indices(nbytes)
     yield from _images(nbytes)
-    yield from _products(nbytes)
+    yield from _matmuls(nbytes)
     yield from _quantized(nbytes)
     yield from _language(nbytes)
 
@@ -122,7 +122,7 @@ def _pointwise(nbytes: int) -> Iterator[Case]:
 
 
 # -- moving --------------------------------------------------------------------------------------
-def _moves(nbytes: int) -> Iterator[Case]:
+def _movements(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
     x, cube = f32(rows, columns), f32(rows // 32, 32, columns)
     for op, args, form in (
@@ -157,7 +157,7 @@ def _moves(nbytes: int) -> Iterator[Case]:
         ("rand.default", ((rows, columns), DType.float32), ""),
         ("randn.default", ((rows, columns), DType.float32), ""),
     ):
-        yield Case("moving and making", f"aten.{op}", args, form)
+        yield Case("movement and creation", f"aten.{op}", args, form)
 
 
 # -- rows and columns ----------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _rows(nbytes: int) -> Iterator[Case]:
     yield Case("reductions", "aten.sum.dim_IntList", (half, (1,)), "last dim, half")
     yield Case("reductions", "aten.sum.default", (x,), "all")
     yield Case(
-        "reductions", "aten.sum.dim_IntList", (f32(*_image(nbytes)), (2, 3)), "planes of images"
+        "reductions", "aten.sum.dim_IntList", (f32(*_image(nbytes)), (2, 3)), "channels of images"
     )
     yield Case("reductions", "aten.median.dim", (x, 1), "last dim")
     for op, args in (
@@ -226,7 +226,7 @@ def _rows(nbytes: int) -> Iterator[Case]:
     yield Case("scans and sorting", "aten.topk.default", (x, 8, 1, True, True), "8 of the last dim")
 
 
-# -- places --------------------------------------------------------------------------------------
+# -- indices -------------------------------------------------------------------------------------
 _SECTOR = 32  # bytes, the least that is read of memory
 
 
@@ -267,7 +267,7 @@ def _indices(nbytes: int) -> Iterator[Case]:
         ("slice_scatter.default", (x, f32(rows // 2, columns), 0, 0, rows // 2, 1), ""),
         ("masked_scatter.default", (x, Tensor((rows, columns), DType.bool), x), ""),
     ):
-        yield Case("places", f"aten.{op}", args, form)
+        yield Case("indices", f"aten.{op}", args, form)
 
 
 # -- images --------------------------------------------------------------------------------------
@@ -330,27 +330,25 @@ def _images(nbytes: int) -> Iterator[Case]:
         yield Case("images", f"aten.{op}", args, form)
 
 
-# -- products ------------------------------------------------------------------------------------
-def _products(nbytes: int) -> Iterator[Case]:
+# -- matmul --------------------------------------------------------------------------------------
+def _matmuls(nbytes: int) -> Iterator[Case]:
     n, k = _square(nbytes)
     for rows in (1, 4, 16, 512):
-        yield Case("products", "aten.linear.default", (f32(rows, k), weight(n, k)), f"{rows} rows")
+        yield Case("matmul", "aten.linear.default", (f32(rows, k), weight(n, k)), f"{rows} rows")
     for rows in (1, 4, 16, 512):
         table = weight(2 * n, k, dtype=DType.float16)
-        yield Case("products", "aten.linear.default", (f16(rows, k), table), f"{rows} rows, half")
-    yield Case("products", "aten.mm.default", (f32(n, k), f32(k, k)), "")
-    yield Case("products", "aten.mm.default", (f16(2 * n, k), f16(k, k)), "half")
+        yield Case("matmul", "aten.linear.default", (f16(rows, k), table), f"{rows} rows, half")
+    yield Case("matmul", "aten.mm.default", (f32(n, k), f32(k, k)), "")
+    yield Case("matmul", "aten.mm.default", (f16(2 * n, k), f16(k, k)), "half")
     yield Case(
-        "products",
+        "matmul",
         "aten.bmm.default",
         (f32(n * k // 4096, 64, 64), f32(n * k // 4096, 64, 64)),
         "of 64x64",
     )
-    yield Case("products", "aten.mv.default", (f32(n, k), f32(k)), "")
-    yield Case("products", "aten.outer.default", (f32(n), f32(k)), "")
-    yield Case(
-        "products", "aten.cdist.default", (f32(k, 64), f32(k, 64), 2.0, None), "of 64 numbers"
-    )
+    yield Case("matmul", "aten.mv.default", (f32(n, k), f32(k)), "")
+    yield Case("matmul", "aten.outer.default", (f32(n), f32(k)), "")
+    yield Case("matmul", "aten.cdist.default", (f32(k, 64), f32(k, 64), 2.0, None), "of 64 numbers")
 
 
 # -- quantized -----------------------------------------------------------------------------------

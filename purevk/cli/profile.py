@@ -119,7 +119,7 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
     seconds = sum(timing.seconds for timing in group)
     nbytes, flops = sum(timing.nbytes for timing in group), sum(timing.flops for timing in group)
     memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
-    # Each dispatch for itself is held by one of the two.
+    # Each dispatch is either memory-bound or compute-bound.
     least = sum(
         max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group
     )

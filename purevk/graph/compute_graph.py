@@ -72,7 +72,7 @@ class ComputeGraph:
         cuts: the segments.
         fixed: stores that hold weights and state.
         sizes: bytes of every storage that the dispatches name.
-        windows: storages that are parts of fixed ones: (storage, first byte, bytes).
+        windows: storages that are parts of fixed ones: (whole storage, first byte, bytes).
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ComputeGraph:
     def _together(
         self, values: Sequence[Value], kind: api.MemoryKind, label: str
     ) -> dict[Value, BufferRange]:
-        """Places of values in one buffer of a kind."""
+        """Buffer ranges of values, in one buffer of a kind."""
         offsets, total = [], 0
         for value in values:
             offsets.append(total)
@@ -330,7 +330,7 @@ class ComputeGraph:
         return span.buffer.view(span.offset, self._sizes[value])
 
     def span(self, value: Value) -> BufferRange:
-        """Where a storage lies."""
+        """The buffer range of a storage."""
         return self._ranges[value]
 
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
@@ -427,11 +427,10 @@ class ComputeGraph:
         return min(max(nbytes, 4), self._sizes[value])
 
     def profile(self, number: int, env: Mapping[Symbol, int], runs: int = 5) -> list[float]:
-        """Nanoseconds of each dispatch of a segment, the median of several runs, each dispatch
-        waiting for the one before.
+        """Nanoseconds of each dispatch of a segment: the median of several runs. Each dispatch waits
+        for the one before.
 
-        Runs follow one another without a pause, `_RUNS` at a time: a GPU that waits lowers its
-        clocks.
+        Up to `_RUNS` runs follow one another without a pause, because an idle GPU lowers its clocks.
         """
         cut = self.cuts[number]
         self._write_params(number, env)
@@ -461,10 +460,10 @@ class ComputeGraph:
 
 
 class _Tables:
-    """What is evaluated to record a segment, or to run it once more.
+    """The expressions that are evaluated to record a segment, or to run it again.
 
     Attributes:
-        pushed, grids, buffered: words of push constants, grids (three a dispatch), words of
+        pushed, grids, buffered: words of push constants, grids (three per dispatch), words of
             parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
         params: numbers of the dispatches whose parameters are in buffers.

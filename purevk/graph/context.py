@@ -149,8 +149,8 @@ def typical_traits() -> DeviceTraits:
 
 
 def _matrix_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int]]:
-    """The products of halves with float sums that a subgroup's matrix units make and the kernels'
-    tiles hold."""
+    """The shapes (float16 operands, float32 sums) that a subgroup's matrix cores multiply and that
+    fit the kernels' tiles."""
     features = device.features
     needed = (
         "cooperative_matrix",

@@ -1,7 +1,7 @@
-"""Control flow at a call: the host reads what decides, and runs sub-graphs.
+"""Control flow during a call: the host reads the predicate or the count, and runs sub-graphs.
 
-Sub-graphs share the weights and states of their program on the device; what they are handed and
-give back crosses over the host.
+Sub-graphs share the weights and states of their program on the device. Their operands and results
+cross over the host.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class _Call:
         self._symbols = input_symbols(graph)
 
     def __call__(self, args: Sequence[Any], env: dict[Symbol, int]) -> list[np.ndarray]:
-        """The outputs for arguments: arrays, numbers, or functions that give an array if need
-        be."""
+        """The outputs for arguments: arrays, numbers, or functions that return an array."""
         given: dict[Value, np.ndarray] = {}
         inputs: list[Any] = [None] * len(self.inputs)
         for position, (value, arg) in enumerate(zip(self.inputs, args)):
@@ -84,7 +83,7 @@ class ControlStep:
                     f"a sub-graph gave a tensor of sizes {list(array.shape)}",
                     where=f"{value!r} at {self.node.source}",
                     why=f"{list(expected)} are expected",
-                    next="have all branches and turns give tensors of one size",
+                    next="have all branches and iterations give tensors of one size",
                 )
             results[value] = array.astype(value.type.dtype.numpy, copy=False)
         return results
@@ -113,18 +112,18 @@ class ControlStep:
         current: list[Any] = [_given(arg, read, env) for arg in node.arg_list("carried")]
         tensors = [read(each) for each in node.tensors("scanned")]
         fixed = _lazy(node.arg_list("operands"), read, env)
-        rows = [
+        stacked = [
             np.empty(
                 tuple(_dims.evaluate(size, env) for size in value.type.dims), value.type.dtype.numpy
             )
             for value in self.node.results[len(current) :]
         ]
-        for turn in range(count):
-            made = self._calls[0]([*current, *(tensor[turn] for tensor in tensors), *fixed], env)
+        for index in range(count):
+            made = self._calls[0]([*current, *(tensor[index] for tensor in tensors), *fixed], env)
             current = list(made[: len(current)])
-            for row, array in zip(rows, made[len(current) :]):
-                row[turn] = array
-        return [*(np.asarray(each) for each in current), *rows]
+            for result, array in zip(stacked, made[len(current) :]):
+                result[index] = array
+        return [*(np.asarray(each) for each in current), *stacked]
 
 
 def _is_true(value: Any) -> bool:
@@ -138,7 +137,7 @@ def _given(arg: Arg, read: Read, env: dict[Symbol, int]) -> Any:
 
 
 def _lazy(args: Sequence[Arg], read: Read, env: dict[Symbol, int]) -> list[Any]:
-    """Tensors are read only if the sub-graph that runs reads them, and then once."""
+    """Arguments in which each tensor is a function. It reads the tensor once, if it is called."""
     known: dict[Value, np.ndarray] = {}
 
     def reader(value: Value) -> Callable[[], np.ndarray]:

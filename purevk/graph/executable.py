@@ -1,5 +1,4 @@
-"""One method, specialized: its segments on the device and on the CPU, in order, ready to be
-called."""
+"""A specialization of a method, ready to run: its segments on the device and on the CPU, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from purevk import fallback
-from purevk.errors import FallbackError, InputError
+from purevk.errors import InputError
 from purevk.graph.compute_graph import ComputeGraph, Cut
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
@@ -30,8 +29,7 @@ class Executable:
     Args:
         context: the device.
         plan: what to run.
-        weights, states: the program's stores; constants and states that are not there yet are
-            added.
+        weights, states: the program's stores. New constants and states are added.
     """
 
     def __init__(
@@ -84,8 +82,7 @@ class Executable:
         self._unbacked = UnbackedSymbols(plan)
 
     def watch(self, guards: Iterable[Guard]) -> None:
-        """Has guards checked whose symbols come about during a call; `run` raises `Replan` where
-        one breaks."""
+        """Has the guards of unbacked symbols checked. `run` raises `Replan` if one breaks."""
         guards = tuple(guards)
         for step in self._control.values():
             for inner in step.inner:
@@ -106,16 +103,19 @@ class Executable:
             value for value in plan.assignment.graph.states if value not in self.states.ranges
         ]
         self.states.reserve([(value, max(value.type.nbytes, 4)) for value in new_states])
-        first = {value: constant for value, constant in plan.assignment.graph.states.items()}
+        initial = plan.assignment.graph.states
         self.states.upload(
             [
-                (value, None if (each := first[value]) is None else each.data[: value.type.nbytes])
+                (
+                    value,
+                    None if (each := initial[value]) is None else each.data[: value.type.nbytes],
+                )
                 for value in new_states
             ]
         )
 
     def _run_once(self) -> None:
-        """Computes what depends on constants alone and keeps it among the weights."""
+        """Computes what depends only on constants, and keeps it among the weights."""
         plan, contents = self.plan, self.weights.contents
         if not plan.once:
             return
@@ -165,9 +165,9 @@ class Executable:
 
         Args:
             inputs: the tensors of the call as arrays of the right dtype, with any strides.
-            env: values of the symbols that the inputs bring; completed on the way.
+            env: values of the inputs' symbols. Unbacked symbols are added.
             targets: for each output, an array to write it to, or None.
-            meanwhile: called once, while the device runs if it does.
+            meanwhile: called once, while the device runs if there is a segment for it.
 
         Returns:
             The outputs in order: arrays, integers or None.
@@ -228,7 +228,7 @@ class Executable:
     def _host_array(
         self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
     ) -> np.ndarray:
-        """A value's elements on the host: as they came, or read from the device."""
+        """The elements of a value on the host, read from the device if they are not there."""
         array = host.get(value)
         if array is not None:
             return array
@@ -270,25 +270,18 @@ class Executable:
         made = fallback.run(
             name, known, arrays, [value.type for value in node.results], node.source
         )
-        if len(made) < len(node.results):
-            raise FallbackError(
-                f"{name} gave {len(made)} results",
-                where=node.source,
-                why=f"{len(node.results)} are expected",
-            )
-        for value, array in zip(node.results, made):
-            host[value] = array
+        host.update(zip(node.results, made))
 
     def _bind_unbacked(
         self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]
     ) -> None:
-        """Takes over the sizes that step `number` brought about (-1: what is known before the first
-        one), and checks them."""
+        """Reads the unbacked symbols that are known after step `number`, and checks them. -1: before
+        the first step."""
         stage = self._unbacked.stages.get(number)
         if stage is None:
             return
         for symbol, source in stage.symbols:
-            assert source.value is not None  # a stage has what steps bring about
+            assert source.value is not None  # unbacked symbols have sources
             array = self._host_array(source.value, host, env)
             env[symbol] = source.read(array)
         self._unbacked.check(stage, env, self.plan.graph)
@@ -300,7 +293,7 @@ class Executable:
         env: Mapping[Symbol, int],
         target: np.ndarray | None,
     ) -> Any:
-        """An output in memory of the caller's: the next call writes again to where it lies now."""
+        """An output in memory of the caller. The next call overwrites the buffer that it is in now."""
         if isinstance(output, Value):
             array = self._host_array(output, host, env)
             if target is None:

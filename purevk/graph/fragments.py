@@ -1,5 +1,7 @@
-"""Whether the fragments of a device's matrix units lie as `glsl/core/fragments.glslh` says. Vulkan does
-not tell: one is tried."""
+"""Whether the fragments of a device's matrix cores have the order of `glsl/core/fragments.glslh`.
+
+Vulkan does not say which invocation holds which element, so one fragment is tried.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import KernelSpec
 
 TEMPLATE = "core/fragment_order.comp"
-ANSWER = f"{TEMPLATE} A B"  # what the cache calls it: it names the operands that are tried
+ANSWER = f"{TEMPLATE} A B"  # its key in the cache. A and B are the operands that are tried
 SPEC = KernelSpec(TEMPLATE, (("MATRIX_UNITS", "1"),), (), ("storage",), 32)
 
 
 def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
-    """A question that is answered when it is first asked; the cache keeps the answer for the
-    driver. Nothing holds on to the kernels' device."""
+    """A function that tries a fragment when it is first called. The cache keeps the answer for the
+    driver. The function keeps no reference to the device."""
     held: weakref.ref[KernelStore] = weakref.ref(kernels)
     answers: list[bool] = []
 
@@ -31,11 +33,8 @@ def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
             if kept is None:
                 try:
                     made = run_fragment(store.device, store.prepare([SPEC])[0])
-                except (
-                    DeviceError,
-                    ShaderCompilerError,
-                ):  # not kept: another driver or compiler may do it
-                    return False
+                except (DeviceError, ShaderCompilerError):
+                    return False  # not cached: another driver or compiler may work
                 kept = bool(np.array_equal(made, expected_product()))
                 store.cache.put_tuning(store.device_key, ANSWER, kept)
             answers.append(bool(kept))
@@ -51,7 +50,7 @@ def expected_product() -> np.ndarray:
 
 
 def run_fragment(device: api.Device, pipeline: api.ComputePipeline) -> np.ndarray:
-    """What a pipeline of that template leaves: float32 [16, 8]."""
+    """The result of a pipeline of this template: float32 [16, 8]."""
     out = api.Buffer(device, 512, api.MemoryKind.READBACK)
     arena, pool = api.DescriptorArena(device), api.CommandPool(device)
     (descriptors,) = arena.make([(pipeline.layout, [(out, 0, None)])])

@@ -50,9 +50,9 @@ class DeviceLimits:
     """Measured limits.
 
     Attributes:
-        bytes_per_second: read and written together, of an elementwise kernel over buffers larger
-            than the caches.
-        flops_per_second: float32, a multiply-add counted as two; matrix units are faster.
+        bytes_per_second: copy bandwidth: bytes read plus bytes written, by an elementwise kernel over
+            buffers larger than the caches.
+        flops_per_second: float32, counting a multiply-add as two. Matrix cores are faster.
     """
 
     bytes_per_second: float

@@ -118,15 +118,15 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class NodeCost:
-    """What one node of a call costs, as its kernels' rows state it.
+    """What one node of a call costs, as its kernels state it.
 
     Attributes:
         operator, source: the node.
-        nbytes: bytes that its dispatches read and write. flops: operations, a multiply-add counted
-            as two.
+        nbytes: bytes that its dispatches read and write.
+        flops: operations, counting a multiply-add as two.
         dispatches: how many.
-        seconds: the least time that a device's limits allow, dispatch by dispatch; None without
-            limits.
+        seconds: the least time that a device's limits allow, summed over the dispatches; None
+            without limits.
     """
 
     operator: str

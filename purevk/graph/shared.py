@@ -31,12 +31,12 @@ class Contents:
         windows: Mapping[Value, tuple[Value, int, int]],
         sizes: Mapping[Value, int],
     ) -> dict[Value, int]:
-        """The content of each storage once the dispatches have run.
+        """The content of each storage after the dispatches.
 
         Args:
-            constants: whose bytes are known; they are equal if they are the same value.
-            windows: storages that are parts of others: (storage, first byte, bytes). sizes: bytes
-                of storages.
+            constants: values whose bytes are known. They are equal if they are the same value.
+            windows: storages that are parts of others: (whole storage, first byte, bytes).
+            sizes: bytes of storages.
         """
         found = {value: self._number(("constant", value)) for value in constants}
 

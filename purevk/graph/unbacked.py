@@ -1,4 +1,4 @@
-"""Sizes that come about during a call: when they become known, and what they have to keep."""
+"""Unbacked symbols: when their values become known, and the rules that they must keep."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Replan(Exception):
-    """A size that came about during a call is not what the plan was made for.
+    """The value of an unbacked symbol does not fit the plan.
 
     Args:
-        values: what the symbols are that came about so far.
+        values: the values so far.
         outgrown: whether one is above its bound.
     """
 
@@ -32,7 +32,7 @@ class Replan(Exception):
 
 @dataclass
 class Stage:
-    """What becomes known after a step, and what can be checked then."""
+    """The symbols that are known after a step, and the rules that can be checked then."""
 
     symbols: list[tuple[Symbol, SymbolSource]] = field(default_factory=list)
     bounded: list[Symbol] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Stage:
 
 
 class UnbackedSymbols:
-    """When the symbols of a plan become known, and the rules that they have to keep.
+    """When the symbols of a plan become known, and the rules that they must keep.
 
     Attributes:
-        stages: by the number of the step after which it is, -1 before the first.
-        may_replan: whether a call may need another plan once it runs.
-        unsafe: states that may have been written when it turns out that a call needs another plan.
+        stages: by the number of the step that they follow; -1: before the first step.
+        may_replan: whether a running call may need another plan.
+        unsafe: states that a call may write before it turns out to need another plan.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -84,10 +84,11 @@ class UnbackedSymbols:
         )
 
     def watch(self, guards: Iterable[Guard], inner: Sequence[UnbackedSymbols] = ()) -> None:
-        """Takes note of the guards of symbols that this graph brings about.
+        """Has guards of this graph's unbacked symbols checked.
 
         Args:
-            guards: of the method. inner: the same of sub-graphs, which have taken note of theirs.
+            guards: of the method.
+            inner: the symbols of the sub-graphs, which watch these guards already.
         """
         around = self.plan.graph.outer
         for guard in guards:
@@ -132,7 +133,7 @@ class UnbackedSymbols:
         for symbol in stage.bounded:
             if not symbol.lower <= env[symbol] <= symbol.upper:
                 raise InputError(
-                    f"a size that this call brought about is {env[symbol]}",
+                    f"a data-dependent size of this call is {env[symbol]}",
                     where=f"{symbol} of {graph.name}",
                     why=f"memory was planned for {symbol.lower} to {symbol.upper}",
                     next="export the model with larger bounds",

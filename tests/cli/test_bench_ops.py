@@ -56,7 +56,7 @@ def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert rows[0]["limit_share"] == pytest.approx(2 * n**3 / 1e10 / rows[0]["seconds"])
     shown = cli("bench", "--ops", "mm.default", "--mib", "0.015625").out
-    assert "products" in shown and "16 KiB: time" in shown
+    assert "matmul" in shown and "16 KiB: time" in shown
 
 
 @pytest.mark.device

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from purevk import knobs
-from purevk.cli import doctor, mend
+from purevk.cli import doctor, fixes
 from purevk.errors import DeviceError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,8 +64,8 @@ def test_a_bare_machine(tmp_path: Path) -> None:
     assert checks["Vulkan loader"]["status"] == checks["shader compiler"]["status"] == "missing"
     assert checks["cache folder"]["status"] == "warning" and "device works" not in checks
     assert (
-        checks["Vulkan loader"]["mend"]
-        and "unset PUREVK_SHADERC" in checks["shader compiler"]["mend"][0]
+        checks["Vulkan loader"]["fix"]
+        and "unset PUREVK_SHADERC" in checks["shader compiler"]["fix"][0]
     )
 
 
@@ -73,14 +73,14 @@ def test_no_driver(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("VK_DRIVER_FILES", raising=False)
     monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "none.json"))
     (check,) = doctor._drivers()
-    assert check.status == "missing" and check.mend == ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"]
+    assert check.status == "missing" and check.fix == ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"]
     (tmp_path / "none.json").write_text("{}")
     (check,) = doctor._drivers()
-    assert check.status == "missing" and "none.json" in check.found and check.mend
+    assert check.status == "missing" and "none.json" in check.found and check.fix
     monkeypatch.delenv("VK_ICD_FILENAMES")
     monkeypatch.setattr(doctor, "_MANIFESTS", (str(tmp_path / "nowhere"),))
     (check,) = doctor._drivers()
-    assert check.found == "no driver is installed" and check.mend
+    assert check.found == "no driver is installed" and check.fix
 
 
 def test_no_device(cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,19 +127,19 @@ def test_the_command_is_that_of_the_distribution(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: release)
     monkeypatch.setattr(os, "geteuid", lambda: uid, raising=False)
-    assert mend.install("loader", "software") == [command]
+    assert fixes.install("loader", "software") == [command]
 
 
 def test_an_unknown_distribution_and_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": "plan9"})
-    assert any("apt-get install libvulkan1" in command for command in mend.install("loader"))
-    assert any("dnf install vulkan-loader" in command for command in mend.install("loader"))
+    assert any("apt-get install libvulkan1" in command for command in fixes.install("loader"))
+    assert any("dnf install vulkan-loader" in command for command in fixes.install("loader"))
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert mend.install("loader") == [] and mend.driver([]) == [
+    assert fixes.install("loader") == [] and fixes.driver([]) == [
         "brew install molten-vk vulkan-loader"
     ]
-    assert any("Vulkan SDK" in each for each in mend.shaderc())
+    assert any("Vulkan SDK" in each for each in fixes.shaderc())
 
 
 def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +147,11 @@ def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "12"}
     )
-    assert any("packaging/link_shaderc.sh" in each for each in mend.shaderc())
+    assert any("packaging/link_shaderc.sh" in each for each in fixes.shaderc())
     monkeypatch.setattr(
         "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "13"}
     )
-    assert any(each.endswith("apt-get install libshaderc1") for each in mend.shaderc())
+    assert any(each.endswith("apt-get install libshaderc1") for each in fixes.shaderc())
 
 
 def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +161,11 @@ def test_a_driver_for_each_maker(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: {"ID": "ubuntu", "ID_LIKE": "debian", "VERSION_ID": "24.04"},
     )
     monkeypatch.setattr(Path, "exists", lambda self: False)
-    assert "ubuntu-drivers install" in mend.driver(["nvidia"])[0]
-    assert mend.driver(["amd"])[0].endswith("apt-get install mesa-vulkan-drivers")
-    assert "runs on the processor" in mend.driver([])[0]
+    assert "ubuntu-drivers install" in fixes.driver(["nvidia"])[0]
+    assert fixes.driver(["amd"])[0].endswith("apt-get install mesa-vulkan-drivers")
+    assert "runs on the CPU" in fixes.driver([])[0]
     monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/proc/driver/nvidia/version")
-    assert "NVIDIA_DRIVER_CAPABILITIES" in mend.driver(["nvidia"])[0]
+    assert "NVIDIA_DRIVER_CAPABILITIES" in fixes.driver(["nvidia"])[0]
 
 
 def test_it_works_without_the_vulkan_package() -> None:

@@ -1,4 +1,4 @@
-"""Which command installs what is missing, by distribution."""
+"""Commands that install what is missing, by distribution."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def distribution() -> tuple[str, str, float]:
 
 
 def install(*things: str) -> list[str]:
-    """The command that installs keys of the table on this system; those of all known families on
-    another one."""
+    """The command that installs keys of the table. The commands of all known distributions if this
+    one is unknown."""
     if not sys.platform.startswith("linux"):
         return []
     family, _, _ = distribution()
@@ -92,8 +92,7 @@ def graphics_vendors() -> list[str]:
 
 
 def driver(vendors: list[str]) -> list[str]:
-    """What installs a Vulkan driver: that of each maker, and one that runs on the processor where
-    there is none."""
+    """How to install the Vulkan driver of each maker, or a driver for the CPU if there is none."""
     if sys.platform == "darwin":
         return ["brew install molten-vk vulkan-loader"]
     if sys.platform == "win32":
@@ -111,11 +110,11 @@ def driver(vendors: list[str]) -> list[str]:
             advice.append("sudo ubuntu-drivers install    (the NVIDIA driver)")
         else:
             advice += install(vendor)
-    return advice or [f"{command}    (runs on the processor)" for command in install("software")]
+    return advice or [f"{command}    (runs on the CPU)" for command in install("software")]
 
 
 def shaderc() -> list[str]:
-    """What brings a GLSL compiler."""
+    """How to install a GLSL compiler."""
     _, name, version = distribution()
     advice = ["pip install --force-reinstall purevk    (the platform wheel carries the library)"]
     if sys.platform.startswith("linux"):
@@ -132,6 +131,6 @@ def shaderc() -> list[str]:
             "install the Vulkan SDK from https://vulkan.lunarg.com, which sets VULKAN_SDK"
         )
     advice.append(
-        "purevk warmup --from-bundle FILE.zip    (a bundle made where there is a compiler)"
+        "purevk warmup --from-bundle FILE.zip    (a bundle from a machine with a compiler)"
     )
     return advice
