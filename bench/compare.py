@@ -1,9 +1,9 @@
 """purevk beside other runtimes in one run: `python -m bench.compare [MODEL...] [--peers a,b]
 [--json FILE]`.
 
-Every peer lives in a process of its own and takes turns: round after round, the order rotated, so
-that whatever else the machine does hits all of them alike. The figure is the median over all calls.
-A peer whose output is not eager torch's is marked wrong and its time is not compared.
+Every peer runs in a process of its own. The peers are timed in rounds, each in another order, so that
+other work on the machine hits all of them alike. The figure is the median over all calls. A peer
+whose output differs from eager torch is marked wrong, and its time is not compared.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def measure(
             result.error, result.cosine = checked["error"], checked["cosine"]
             child.ask("run", repeat=2)
         running = [peer for peer in peers if not results[peer].why]
-        for turn in range(rounds):
+        for number in range(rounds):
             for position in range(len(running)):
-                peer = running[(position + turn) % len(running)]
+                peer = running[(position + number) % len(running)]
                 answer = children[peer].ask("run", repeat=repeat)
                 if answer["ok"]:
                     results[peer].times_ms += [seconds * 1e3 for seconds in answer["seconds"]]
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", default="purevk", help="the peer whose time the ratios divide by")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="default: fp32")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--repeat", type=int, default=3, help="calls a peer makes in its turn")
+    parser.add_argument("--repeat", type=int, default=3, help="calls of each peer per round")
     parser.add_argument("--models-dir", type=Path, default=FOLDER, help="where exports are kept")
     parser.add_argument("--json", type=Path, help="write all times there")
     parser.add_argument("--log", type=Path, help="what the peers print; default: dropped")

@@ -1,14 +1,16 @@
 """purevk beside torch on a GPU: `python bench/gpu.py --models DIR --out FILE.json`.
 
-For each model in float32 and half: a call of purevk from numpy to numpy, what of it the host spends
-beyond submitting and waiting, loading with a cold and with a warm cache in fresh processes; torch
-eager and one replayed CUDA graph, with copies from and to host memory and without. The contenders
-take turns, round after round; figures are medians. Every output is held against eager torch in
+For each model, in float32 and in half:
+
+- a call of purevk from numpy to numpy, and the host's time in it without submitting and waiting;
+- loading with a cold and with a warm cache, in new processes;
+- eager torch and one replayed CUDA graph, each with and without copies from and to host memory.
+
+The contenders are timed in rounds. Figures are medians. Every output is compared with eager torch in
 float32, and a wrong one is marked.
 
-DIR holds exports (`python -m tests.models.export NAME... --out DIR`); a model that is not there is
-traced from torch by `purevk.compile`. Run it where the checkout can be imported. executorch is not
-needed.
+DIR holds exports (`python -m tests.models.export NAME... --out DIR`). A model without an export is
+traced by `purevk.compile`. Run it where the checkout can be imported. executorch is not needed.
 """
 
 from __future__ import annotations
@@ -222,21 +224,21 @@ class Torch:
 
 
 def interleave(contenders: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Times of all contenders in milliseconds, in turns of ten calls, for some seconds in all."""
+    """Times of all contenders in milliseconds, in rounds of ten calls each, for some seconds."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for call in contenders.values():
         for _ in range(10):
             call()
-    end, names, turn = time.perf_counter() + seconds, list(contenders), 0
-    while time.perf_counter() < end or turn < 3:
+    end, names, round_number = time.perf_counter() + seconds, list(contenders), 0
+    while time.perf_counter() < end or round_number < 3:
         for position in range(len(names)):
-            name = names[(position + turn) % len(names)]
+            name = names[(position + round_number) % len(names)]
             call, found = contenders[name], times[name]
             for _ in range(10):
                 start = time.perf_counter()
                 call()
                 found.append(1e3 * (time.perf_counter() - start))
-        turn += 1
+        round_number += 1
     return times
 
 

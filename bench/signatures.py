@@ -1,19 +1,18 @@
 """What a call costs the host when its sizes are new, known, or alternate: `python -m
 bench.signatures [FILE.pte ...]`.
 
-For each model, milliseconds (medians) of processor time of the calling thread, which a software
-device's threads do not disturb:
+For each model, median milliseconds of CPU time of the calling thread, which the threads of a software
+device do not disturb:
 
-* *new*: a call with sizes that no call had before. Nothing is compiled: shape functions, a
-  recording, the call itself.
-* *record*: of these, what goes into evaluating sizes and recording command buffers.
-* *known*: a call with sizes that an earlier call had; *beyond* is what of its wall time is neither
-  spent on submitting nor on waiting for the device.
-* *alternate*: *beyond*, where two lengths take turns.
+* *new*: a call with sizes that no call had before. Nothing is compiled.
+* *record*: the part of *new* that evaluates sizes and records command buffers.
+* *known*: a call with sizes that an earlier call had. *beyond* is its wall time without submitting
+  and without waiting for the device.
+* *alternate*: *beyond*, if two lengths alternate.
 
 Without files: a chain of about 500 dispatches with symbolic sizes, and an encoder of 6 layers.
-`--lowering` shows in place of it what compiling large models takes, by phase, without the shader
-compiler's and the driver's part.
+`--lowering` shows instead the time to compile large models, by phase, without the shader compiler
+and the driver.
 """
 
 from __future__ import annotations
@@ -132,10 +131,10 @@ def measure(name: str, program: Program, rounds: int) -> dict[str, Any]:
             new.append(time.thread_time() - start)
         record.append(recording.cpu)
     known = [numbers[-1]] * rounds
-    turns = [numbers[-1 - turn % 2] for turn in range(2 * rounds)]
+    alternating = [numbers[-1 - call % 2] for call in range(2 * rounds)]
     beyond = {}
     recorded = graph.recorded
-    for kind, order in (("known", known), ("alternate", turns)):
+    for kind, order in (("known", known), ("alternate", alternating)):
         given = {number: inputs_of(program, number) for number in set(order)}
         rest = []
         for number in order:

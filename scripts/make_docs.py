@@ -92,9 +92,8 @@ def read_etvk() -> dict[str, str]:
 
 
 def etvk_names(names: list[str], table: dict[str, str]) -> list[str]:
-    """The entries of the table that names "namespace.name.overload" of one operator stand for: that
-    of the overload, or of the operator, also where the table has the variant that copies
-    ("aten.view_copy")."""
+    """The entries of the table for the names "namespace.name.overload" of one operator. An entry names
+    the overload, the operator, or its variant that copies ("aten.view_copy")."""
     found: dict[str, None] = {}
     for name in names:
         if name in table:
@@ -364,7 +363,8 @@ def limits_here(entry: dict | None, refused: list[str]) -> str:
 
 
 def read_refusals() -> dict[str, list[str]]:
-    """Why nodes of PyTorch's samples ran on the CPU though there is a row, by operator."""
+    """Why nodes of PyTorch's samples ran on the CPU although their operator has a definition, by
+    operator."""
     found: dict[str, dict[str, None]] = {}
     for entry in json.loads(SAMPLES.read_text(encoding="utf-8"))["operators"].values():
         for outcome, reasons, _ in entry.get("why", []):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Finds out which dtypes each ATen row takes on the device, for docs/ops.md.
+"""Finds out which dtypes each ATen operator takes on the device, for docs/ops.md.
 
     python scripts/operator_dtypes.py --update
 
 Calls of PyTorch's own operator samples (`torch.testing`'s op_db) are repeated in every dtype that
-eager torch takes, and lowered for this machine's device: a dtype counts if a call in it leaves no
-node to the CPU, otherwise the reason is kept. Nothing runs; `scripts/opinfo.py` compares results.
-Overloads that torch takes apart before anything sees them have no entry.
+eager torch takes, and lowered for this machine's device. A dtype counts if a call in it leaves no
+node to the CPU. Otherwise the reason is kept. Nothing runs: `scripts/opinfo.py` compares results.
+Overloads that torch decomposes before export have no entry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOUND = ROOT / "docs" / "data" / "operator_dtypes.json"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
-TRIES = 6  # calls looked at for each row and dtype
+TRIES = 6  # calls tried for each operator and dtype
 
 
 def main() -> int:
@@ -46,10 +46,11 @@ def main() -> int:
     warnings.simplefilter("ignore")
     traits, recorded = context().traits, calls()
     found = {}
-    for row in registry.definitions():
-        if recorded.get(row.name):
-            found[row.name] = of_row(recorded[row.name], traits)
-            print(row.name, json.dumps(found[row.name]), flush=True)
+    for definition in registry.definitions():
+        name = definition.name
+        if recorded.get(name):
+            found[name] = dtypes_of(recorded[name], traits)
+            print(name, json.dumps(found[name]), flush=True)
     if args.update:
         lines = ",\n".join(
             f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items()
@@ -59,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def of_row(recorded: list[Call], traits: Any) -> dict[str, Any]:
+def dtypes_of(recorded: list[Call], traits: Any) -> dict[str, Any]:
     """{"device": the dtypes that run there, "cpu": {dtype: why}}; dtypes that torch refuses are in
     neither."""
     device, cpu = [], {}

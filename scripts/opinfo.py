@@ -1,24 +1,24 @@
-"""Runs PyTorch's own operator samples (`torch.testing`'s op_db) through purevk and counts what
-agrees with eager torch.
+"""Runs PyTorch's own operator samples (`torch.testing`'s op_db) through purevk and counts the samples
+that agree with eager torch.
 
     python scripts/opinfo.py --update [--ops REGEX] [--dtypes float32,int64] [--limit N] [--again]
 
-Every sample is exported with torch.export and takes the way of a model, some samples in one program
-to save time; where such a program cannot be made, its halves are, down to single samples. A sample
+Every sample is exported with torch.export and compiled like a model. To save time, one program holds
+several samples. If such a program cannot be made, its samples are split by bisection. A sample
 counts as
 
-* *passed* if its results agree and no node of it ran on the CPU,
-* *fallback* if they agree and some did,
+* *passed* if its results agree and all its nodes ran on the device,
+* *fallback* if they agree and some nodes ran on the CPU,
 * *failed* if they differ, or purevk refuses the program,
-* *skipped* if there is nothing to compare; the reason is kept.
+* *skipped* if there is nothing to compare. The reason is kept.
 
-Results agree by the tolerances of `torch.testing.assert_close`, or by those that the operator's
-OpInfo states for tests of its own. Eager torch rounds too: to agree with its float64 result is as
-good, and so is to be no further from that than twice what eager torch is. Places of equal elements
-may be others (sort, topk and the like).
+Results agree by the tolerances of `torch.testing.assert_close`, or by those of the operator's OpInfo.
+Eager torch rounds too. So a result also agrees if it agrees with the float64 result of eager torch,
+or if its error to that is at most twice the error of eager torch. Indices of equal elements may
+differ (sort, topk and the like).
 
 `--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes
-docs/op_samples.md; operators that are there are not run again, unless `--again` says so.
+docs/op_samples.md. Operators that are in the file are not run again without `--again`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OUTCOMES = ("passed", "fallback", "failed", "skipped")
 BUNDLE = 24  # samples in one program
 REASONS = 4  # kept of each operator and dtype
 ELEMENTS = 1 << 20  # of all inputs of one program
-# Operators that give places of elements, and the position of their argument `dim`.
+# Operators that give indices of elements, and the position of their argument `dim`.
 _TIES = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1, "mode": 1}
 # Operators without a result to compare.
 WITHOUT = {
@@ -77,17 +77,18 @@ class Sample:
     wanted: list[torch.Tensor] = field(default_factory=list)
 
     @property
-    def places(self) -> list[int]:
+    def positions(self) -> list[int]:
+        """The leaves that are tensors."""
         return [n for n, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return [self.leaves[n] for n in self.places]
+        return [self.leaves[n] for n in self.positions]
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors):
-            leaves[place] = tensor
+        for position, tensor in zip(self.positions, tensors):
+            leaves[position] = tensor
         args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
         return [
             leaf
@@ -113,7 +114,7 @@ class Bundle(torch.nn.Module):
         waiting = list(tensors)
         made: list[torch.Tensor] = []
         for sample in self.samples:
-            count = len(sample.places)
+            count = len(sample.positions)
             made += sample([t for t in waiting[:count]])
             del waiting[:count]
         return made
@@ -271,7 +272,7 @@ def _on_cpu(nodes: set[tuple[str, str]]) -> str:
 
 
 def _sources(graph: Graph) -> dict[Value, frozenset[str]]:
-    """For each value, the places in the program that it depends on."""
+    """For each value, the nodes of the program that it depends on, by their sources."""
     found: dict[Value, frozenset[str]] = {}
     for value in (*graph.inputs, *graph.constants, *graph.states):
         found[value] = frozenset()
@@ -299,8 +300,7 @@ def compare(sample: Sample, made: list[Any], tolerance: tuple[float, float] | No
 
 
 def _same_elements(sample: Sample, have: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether places of elements, which torch may choose freely where elements are equal, hold the
-    same elements."""
+    """Whether two results are indices of equal elements. Among equal elements, torch may choose any."""
     at = _TIES.get(sample.name.partition(".")[0])
     if (
         at is None
@@ -320,8 +320,8 @@ def _same_elements(sample: Sample, have: torch.Tensor, want: torch.Tensor) -> bo
         or not bool(((have >= 0) & (have < x.shape[dim])).all())
     ):
         return False
-    places = [each if each.dim() == x.dim() else each.unsqueeze(dim) for each in (have, want)]
-    found = [torch.gather(x, dim, each) for each in places]
+    indices = [each if each.dim() == x.dim() else each.unsqueeze(dim) for each in (have, want)]
+    found = [torch.gather(x, dim, each) for each in indices]
     return bool(((found[0] == found[1]) | (found[0].isnan() & found[1].isnan())).all())
 
 
@@ -338,7 +338,7 @@ def _exact(sample: Sample, number: int, want: torch.Tensor) -> torch.Tensor | No
 
 def _as_near(have: torch.Tensor, want: torch.Tensor, exact: torch.Tensor) -> bool:
     """Whether the largest error is at most twice that of eager torch, and infinities and NaNs are
-    in the same places."""
+    at the same indices."""
     if have.dtype is not want.dtype or have.shape != want.shape:
         return False
     fine = exact.to(want.dtype).isfinite() & want.isfinite()

@@ -1,5 +1,4 @@
-"""The runtimes that `bench.compare` times, each in a process of its own that waits between its
-turns."""
+"""The runtimes that `bench.compare` times, each in a process of its own that waits between rounds."""
 
 from __future__ import annotations
 
