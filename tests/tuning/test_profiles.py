@@ -103,6 +103,20 @@ def test_every_field_is_described(described: type) -> None:
     assert ", ".join(names).split(", ") == fields
 
 
+def test_every_field_is_asked_for() -> None:
+    """By kernels, cost models or `DeviceTraits`; a family that sets a field changes something."""
+    package = Path(mobile.__file__).parents[2]
+    readers = [
+        *(path for name in ("lower", "ops") for path in (package / name).rglob("*.py")),
+        *(package / "tuning" / f"{name}.py" for name in ("profile", "traits")),
+    ]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in readers)
+    asked = set(re.findall(r"\.([a-z]\w*)", text)) | {"name"}
+    described = (each for each in DESCRIBED if each is not DeviceTraits)
+    fields = {field.name for each in described for field in dataclasses.fields(each)}
+    assert fields <= asked
+
+
 def test_profiles_are_frozen_keys() -> None:
     other = dataclasses.replace(DEFAULT, loads_in_flight=1)
     assert len({DEFAULT, other, dataclasses.replace(DEFAULT)}) == 2
