@@ -8,7 +8,7 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
-from purevk.ops.quantized.quantize import Blocks
+from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.registry import ShapeError
 from purevk.passes.rewrite import Rewriter, each_node
 

@@ -1,16 +1,15 @@
-"""Operators that earlier releases of executorch wrote and later ones dropped: sums and clamps in
-one, products with 4-bit weights that have zero points."""
+"""Operators that earlier releases of ExecuTorch wrote and later ones dropped: arithmetic fused with a
+clamp or a convolution, and linear layers with 4-bit weights that have zero points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import _convolution_shape, _refuse
 from purevk.ops.promotion import result_type
-from purevk.ops.quantized.linear import by_rows, emit_linear
+from purevk.ops.quantized.matmul import by_rows, emit_linear
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast_of
 
@@ -22,23 +21,25 @@ def _bound(value: float | None, sign: int) -> float | None:
     return None if value is None or sign * value >= _LARGEST else float(value)
 
 
-def _clamped(builder: Builder, value: Value, low: float | None, high: float | None) -> Value:
-    low, high = _bound(low, -1), _bound(high, 1)
-    return (
-        value
-        if low is None and high is None
-        else builder.emit("aten.clamp.default", value, low, high)
-    )
+def _clamped(builder: Builder, node: Node, value: Value) -> Value:
+    low = _bound(node.optional_float("output_min"), -1)
+    high = _bound(node.optional_float("output_max"), 1)
+    if low is None and high is None:
+        return value
+    return builder.emit("aten.clamp.default", value, low, high)
 
 
 def _sum_shape(
-    x: TensorType, other: Any, output_min: float | None = None, output_max: float | None = None
+    x: TensorType,
+    other: TensorType | float,
+    output_min: float | None = None,
+    output_max: float | None = None,
 ) -> TensorType:
     return TensorType(result_type((x, other)), broadcast_of((x, other)))
 
 
 def _clamp_first_shape(
-    x: TensorType, output_min: float | None, output_max: float | None, other: Any
+    x: TensorType, output_min: float | None, output_max: float | None, other: TensorType | float
 ) -> TensorType:
     return TensorType(result_type((x, other)), broadcast_of((x, other)))
 
@@ -64,17 +65,16 @@ def _register(kind: str) -> None:
     full = f"aten.{kind}.Tensor"
 
     def then_clamp(builder: Builder, node: Node) -> Value:
-        x, other, low, high = node.args
-        return _clamped(builder, builder.emit(full, x, other), low, high)
+        result = builder.emit(full, node.tensor("x"), node.tensor_or_scalar("other"))
+        return _clamped(builder, node, result)
 
     def clamp_first(builder: Builder, node: Node) -> Value:
-        x, low, high, other = node.args
-        return builder.emit(full, _clamped(builder, x, low, high), other)
+        clamped = _clamped(builder, node, node.tensor("x"))
+        return builder.emit(full, clamped, node.tensor_or_scalar("other"))
 
     def convolved(builder: Builder, node: Node) -> Value:
-        return builder.emit(
-            full, builder.emit("aten.convolution.default", *node.args[:9]), node.args[9]
-        )
+        *convolution, other = node.args  # those of aten.convolution, then the other operand
+        return builder.emit(full, builder.emit("aten.convolution.default", *convolution), other)
 
     register(Operator(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp)))
     register(
@@ -104,13 +104,14 @@ def _int4_shape(
 
 
 def _expand_int4(builder: Builder, node: Node) -> Value:
-    """The weight is (code - 8) * scale + zero: the zeros of a group multiply the sum of its columns
-    of x."""
-    x, weight, group, parameters, _ = node.args
+    """The weight is (quantized value - 8) * scale + zero. So the zeros of a group are multiplied by
+    the sum of its columns of x."""
+    x, weight, parameters = node.tensor("x"), node.tensor("mat2"), node.tensor("qScaleAndZeros")
+    group = node.int("qGroupSize")
     rows, (*lead, columns) = weight.type.dims[0], x.type.dims
     scales = builder.emit("aten.select.int", parameters, 2, 0)
     zeros = builder.emit("aten.select.int", parameters, 2, 1)
-    product = emit_linear(
+    linear = emit_linear(
         builder,
         x,
         weight,
@@ -122,9 +123,8 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
     )
     groups = builder.emit("aten.view.default", x, (*lead, columns // group, group))
     sums = builder.emit("aten.sum.dim_IntList", groups, (-1,), False, None)
-    return builder.emit(
-        "aten.add.Tensor", product, builder.emit("aten.matmul.default", sums, zeros), 1
-    )
+    of_zeros = builder.emit("aten.matmul.default", sums, zeros)
+    return builder.emit("aten.add.Tensor", linear, of_zeros, 1)
 
 
 register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
@@ -11,15 +9,11 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
-from purevk.ops.quantized.linear import _dense, _rows, by_rows
+from purevk.ops.quantized.arithmetic import Ref
+from purevk.ops.quantized.matmul import by_rows
+from purevk.ops.quantized.operands import dense_rows, supports, whole
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
-
-
-def _only_float32(node: Node, traits: Any) -> str | None:
-    for value in node.inputs:
-        if value.type.dtype in (DType.float64, DType.bfloat16):
-            return f"no kernel for {value.type.dtype.name}"
-    return None
+from purevk.tuning import DeviceTraits
 
 
 # -- loss ----------------------------------------------------------------------------------------
@@ -34,7 +28,7 @@ def _loss_shape(
 def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     """The mean over `n_valid` of log(sum(exp(logits))) - logits[label], and its gradient; rows with
     a label below 0 do not count."""
-    logits, labels, count = node.args
+    logits, labels, count = node.tensor("logits"), node.tensor("labels"), node.float("n_valid")
     rows, classes = logits.type.dims
     column = builder.emit("aten.view.default", labels, (rows, 1))
     counts = builder.emit("aten.ge.Tensor", column, 0)
@@ -45,10 +39,8 @@ def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
         else builder.emit("aten._to_copy.default", known, DType.int64)
     )
     picked = builder.emit("aten.gather.default", logits, 1, index)
-    whole = builder.emit("aten.logsumexp.default", logits, (1,), True)
-    each = builder.emit(
-        "aten.div.Tensor", builder.emit("aten.sub.Tensor", whole, picked), float(count)
-    )
+    total = builder.emit("aten.logsumexp.default", logits, (1,), True)
+    each = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", total, picked), count)
     losses = builder.emit("aten.where.self", counts, each, 0.0)
     loss = builder.emit("aten.sum.default", losses)
     numbers = builder.emit(
@@ -58,13 +50,11 @@ def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
         "aten._to_copy.default", builder.emit("aten.eq.Tensor", numbers, known), logits.type.dtype
     )
     shares = builder.emit("aten._softmax.default", logits, 1, False)
-    slope = builder.emit(
-        "aten.div.Tensor", builder.emit("aten.sub.Tensor", shares, hot), float(count)
-    )
+    slope = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", shares, hot), count)
     return loss, builder.emit("aten.where.self", counts, slope, 0.0)
 
 
-register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, _only_float32)))
+register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports)))
 
 
 # -- optimizer -----------------------------------------------------------------------------------
@@ -86,12 +76,15 @@ def _adamw_shape(
 
 def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     """One step; the three tensors are written in place."""
-    states, grad = node.args[:3], node.args[3]
-    lr, beta1, beta2, eps, decay, correction1, correction2 = node.args[4:]
+    names = ("param", "m", "v", "grad")
+    states = [node.tensor(name) for name in names[:3]]
+    lr, beta1, beta2 = node.float("lr"), node.float("beta1"), node.float("beta2")
+    correction1, correction2 = node.float("bias_correction1"), node.float("bias_correction2")
+    decay, eps = node.float("weight_decay"), node.float("eps")
     program = Program(builder, states[0].type.dims)
-    p, m, v, g = (program.real(each) for each in (*states, grad))
+    p, m, v, g = (program.real(node.tensor(name)) for name in names)
 
-    def step(text: str, *operands: Any) -> tuple:
+    def step(text: str, *operands: Ref | float) -> Ref:
         return program.step(
             text, *(each if isinstance(each, tuple) else program.real(each) for each in operands)
         )
@@ -110,7 +103,7 @@ register(
     Operator(
         "et_vk.adamw_step.default",
         _adamw_shape,
-        Rewrite(_expand_adamw, _only_float32),
+        Rewrite(_expand_adamw, supports),
         mutates=(0, 1, 2),
     )
 )
@@ -126,11 +119,11 @@ def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
 
 
 def _expand_weight(builder: Builder, node: Node) -> Value:
-    slopes, x = (_flat(builder, each) for each in node.args)
+    slopes, x = (_flat(builder, node.tensor(name)) for name in ("d_out", "x"))
     return builder.emit("aten.mm.default", builder.emit("aten.permute.default", slopes, (1, 0)), x)
 
 
-register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, _only_float32)))
+register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports)))
 
 BACKWARD = "purevk.quantized_backward"
 
@@ -143,12 +136,11 @@ def _backward_shape(
 
 
 def _backward_lower(lowering: Lowering, node: Node) -> None:
-    slopes_value, weight_value, scale_value, group, _ = node.args
     out = lowering.operand(node.result)
     slopes, weight = (
-        _rows(lowering, lowering.operand(value)) for value in (slopes_value, weight_value)
+        dense_rows(lowering, lowering.operand(node.tensor(name))) for name in ("slopes", "weight")
     )
-    scales = _dense(lowering, scale_value)
+    scales = whole(lowering, node.tensor("scales"))
     (m, n), k = slopes.dims, out.dims[1]
     macros = {
         "BACKWARD": 1,
@@ -173,7 +165,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "ldw": weight.strides[0] // 4,
         "ldo": k,
         "groups": scales.dims[1],
-        "group": group,
+        "group": node.int("group"),
         "x_scale": bits_of(1.0),
         "x_zero": 0,
         "out_inverse": bits_of(1.0),
@@ -193,7 +185,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(BACKWARD, _backward_shape, Kernel(_backward_lower, supports=_only_float32)))
+register(Operator(BACKWARD, _backward_shape, Kernel(_backward_lower, supports=supports)))
 
 
 def _input_shape(
@@ -203,20 +195,22 @@ def _input_shape(
 
 
 def _expand_input(builder: Builder, node: Node) -> Value:
-    slopes, weight, scales, group = node.args
-    scales = by_rows(builder, scales, weight.type.dims[0], transposed=True)
-    made = builder.emit(
-        BACKWARD, _flat(builder, slopes), weight, scales, group, node.result.type.dtype
+    weight = node.tensor("weights")
+    scales = node.tensor("weight_scales")
+    gradient = builder.emit(
+        BACKWARD,
+        _flat(builder, node.tensor("d_out")),
+        weight,
+        by_rows(builder, scales, weight.type.dims[0], transposed=True),
+        node.int("group_size"),
+        node.result.type.dtype,
     )
-    return builder.emit("aten.view.default", made, node.result.type.dims)
+    return builder.emit("aten.view.default", gradient, node.result.type.dims)
 
 
-def _refuse_odd_groups(node: Node, traits: Any) -> str | None:
-    return (
-        f"no kernel for groups of {node.args[3]}"
-        if node.args[3] % 4
-        else _only_float32(node, traits)
-    )
+def _refuse_odd_groups(node: Node, traits: DeviceTraits) -> str | None:
+    group = node.int("group_size")
+    return f"no kernel for groups of {group}" if group % 4 else supports(node, traits)
 
 
 register(
@@ -238,7 +232,7 @@ def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> T
 def _expand_requant(builder: Builder, node: Node) -> Value:
     """Two codes a byte, the even one in the low nibble; scales are [groups, rows or more], and 0
     gives the code of 0."""
-    latent, scales, group = node.args
+    latent, scales, group = node.tensor("latent"), node.tensor("scales"), node.int("group_size")
     rows, columns = latent.type.dims
     numbers = builder.emit("purevk.iota", columns)
     places = builder.emit("aten.div.Tensor_mode", numbers, group, "floor")
@@ -269,5 +263,5 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
 
 
 register(
-    Operator("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, _only_float32))
+    Operator("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, supports))
 )

@@ -5,6 +5,7 @@ from purevk.ops.quantized import (  # noqa: F401
     convolution,
     embedding,
     linear,
+    matmul,
     parameters,
     pointwise,
     quantize,

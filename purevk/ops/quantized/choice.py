@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -20,7 +19,7 @@ class Form:
 
     template: str
     grid: tuple[Size, Size, Size]
-    macros: dict[str, Any] = field(default_factory=dict)
+    macros: dict[str, int] = field(default_factory=dict)
     subgroup_size: int | None = None
 
 
@@ -31,7 +30,7 @@ def choose(
     k: Size,
     bits: int,
     words: Size,
-    first_word: int,
+    first_word: Size,
     group: int,
     integers: bool,
     halves: bool = False,
@@ -50,7 +49,7 @@ def choose(
         """Whether rows and groups have a multiple of so many words."""
         return (
             _dims.gcd_of(words) % count == 0
-            and first_word % count == 0
+            and _dims.gcd_of(first_word) % count == 0
             and group % (count * 32 // bits) == 0
         )
 
@@ -64,13 +63,9 @@ def choose(
         integers or (traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4)
     ):
         return _few_rows(traits, m, n, bits, group, integers, halves, whole)
-    if (
-        halves
-        and not group
-        and traits.matrix_shape is not None
-        and traits.matrix_shape[0] * traits.matrix_shape[1] == 256
-    ):
-        units = _half_tile(traits, most)
+    shape = traits.matrix_shape
+    if halves and not group and shape is not None and shape[0] * shape[1] == 256:
+        units = _half_tile(traits, shape, most)
         if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
             return Form(
                 "quantized/qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup
@@ -94,10 +89,10 @@ def choose(
     )
 
 
-def _half_tile(traits: DeviceTraits, rows: int) -> Coopmat:
+def _half_tile(traits: DeviceTraits, shape: tuple[int, int, int], rows: int) -> Coopmat:
     """Tiles on matrix units for activations in half."""
     sizes = (128, 64, 32, 32, 32) if rows > 64 else (64, 64, 64, 32, 32)
-    return Coopmat(*sizes, shape=traits.matrix_shape, subgroup=traits.subgroup_size)
+    return Coopmat(*sizes, shape=shape, subgroup=traits.subgroup_size)
 
 
 def _tile(traits: DeviceTraits, m: Size, n: Size) -> tuple[int, int]:
@@ -154,7 +149,7 @@ def _few_rows(
         return count <= most and whole(count) and shared <= traits.max_shared_memory
 
     together = next(filter(fits, (4, 2, 1)), 0)
-    macros: dict[str, Any] = {
+    macros = {
         "ROWS": rows,
         "COLS": columns,
         "STEPS": 1,

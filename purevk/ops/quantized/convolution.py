@@ -1,10 +1,9 @@
-"""Convolutions of int8 codes: general, pointwise, depthwise and transposed. Activations lie
-channels last."""
+"""Convolutions of int8 images: general, pointwise, depthwise and transposed. Activations are NHWC."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -16,12 +15,104 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import CHANNELS_LAST, pixels
 from purevk.ops.conv.shapes import _transposed_window, _window
 from purevk.ops.elementwise.program import REAL
+from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.quantized.arithmetic import emit_quantize
 from purevk.ops.quantized.choice import integer_tile
-from purevk.ops.quantized.linear import align_rows, by_rows, inverse, least_code
-from purevk.ops.quantized.quantize import emit_quantize
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.quantized.matmul import by_rows
+from purevk.ops.quantized.operands import (
+    INT8,
+    OutputQuantization,
+    aligned_rows,
+    has_dense_rows,
+    output_params,
+    supports,
+    whole,
+)
+from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
+from purevk.ops.shapes import is_empty
 
 NAME = "purevk.quantized_conv2d"
+
+
+@dataclass(frozen=True)
+class Window:
+    """The window of a convolution of images. Each pair is along y, then along x."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, node: Node) -> Window:
+        """The window that a node of a file has."""
+        return _window_of(
+            node.ints("kernel_size"),
+            node.ints("stride"),
+            node.ints("padding"),
+            node.ints("dilation"),
+            node.int("groups"),
+        )
+
+    @property
+    def params(self) -> dict[str, Size]:
+        """The window as the templates declare it."""
+        return {
+            "KH": self.kernel[0],
+            "KW": self.kernel[1],
+            "stride_y": self.stride[0],
+            "stride_x": self.stride[1],
+            "pad_y": self.padding[0],
+            "pad_x": self.padding[1],
+            "dilation_y": self.dilation[0],
+            "dilation_x": self.dilation[1],
+        }
+
+    @property
+    def taps(self) -> int:
+        """Elements of the kernel."""
+        return self.kernel[0] * self.kernel[1]
+
+    def result_sizes(self, height: Size, width: Size) -> list[Size]:
+        """Height and width of the result."""
+        sizes: list[Size] = []
+        for d, size in enumerate((height, width)):
+            along = (size, self.kernel[d], self.stride[d], self.padding[d], self.dilation[d])
+            sizes.append(
+                _transposed_window(*along, self.output_padding[d])
+                if self.transposed
+                else _window(*along)
+            )
+        return sizes
+
+
+def _window_of(
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int] | None = None,
+) -> Window:
+    """A window from lists of two. That of a transposed convolution has an output padding."""
+    return Window(
+        _pair(kernel),
+        _pair(stride),
+        _pair(padding),
+        _pair(dilation),
+        groups,
+        output_padding is not None,
+        _pair(output_padding or (0, 0)),
+    )
+
+
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    if len(numbers) != 2:
+        raise ShapeError(f"{list(numbers)} is not a pair of numbers, along y and x")
+    return numbers[0], numbers[1]
 
 
 def _shape(
@@ -32,99 +123,69 @@ def _shape(
     bias: TensorType | None,
     x_scale: float,
     x_zero: int,
-    out: tuple[float, int, int] | None,
-    kernel: tuple,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
-    groups: int,
-    transposed: bool = False,
-    output_padding: tuple = (0, 0),
+    window: Window,
+    out: OutputQuantization | None,
     dtype: DType = REAL,
 ) -> TensorType:
     """x [B, C, H, W] int8; weight [OC, KH * KW * IC or more], or [KH, KW, C] of a depthwise
-    convolution; `out`: scale, zero point and least code of an int8 result, which is of `dtype`
-    otherwise."""
+    convolution; the result is of `dtype` if it is not quantized."""
     if x.rank != 4:
         raise ShapeError(f"cannot convolve {x}")
-    channels = weight.dims[-1] if weight.rank == 3 else weight.dims[0]
+    kernel, groups = window.kernel, window.groups
+    channels = _out_channels(weight)
     if weight.rank == 2:
-        depth = kernel[0] * kernel[1] * (x.dims[1] // groups)
+        depth = window.taps * (x.dims[1] // groups)
         if isinstance(depth, int) and (
             weight.dims[1] < depth or channels % groups or x.dims[1] % groups
         ):
             raise ShapeError(
                 f"convolution of {x} with {weight} in {groups} groups by a window of {list(kernel)}"
             )
-    elif channels != x.dims[1] or tuple(weight.dims[:2]) != tuple(kernel):
+    elif channels != x.dims[1] or tuple(weight.dims[:2]) != kernel:
         raise ShapeError(
             f"depthwise convolution of {x} with {weight} by a window of {list(kernel)}"
         )
-    sizes: list[Size] = []
-    for d in range(2):
-        one = (x.dims[2 + d], kernel[d], stride[d], padding[d], dilation[d])
-        sizes.append(_transposed_window(*one, output_padding[d]) if transposed else _window(*one))
-    return TensorType(DType.int8 if out is not None else dtype, (x.dims[0], channels, *sizes))
+    sizes = (x.dims[0], channels, *window.result_sizes(*x.dims[2:]))
+    return TensorType(DType.int8 if out is not None else dtype, sizes)
+
+
+def _out_channels(weight: TensorType) -> Size:
+    return weight.dims[-1] if weight.rank == 3 else weight.dims[0]
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    (
-        x_value,
-        w_value,
-        sum_value,
-        scale_value,
-        bias_value,
-        x_scale,
-        x_zero,
-        out_codes,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        transposed,
-        _,
-        _,
-    ) = node.args
     out = lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    if is_empty(out.type):
         return
-    x, pixel = pixels(lowering, lowering.operand(x_value))
+    x, pixel = pixels(lowering, lowering.operand(node.tensor("x")))
+    weight = _weight(lowering, node.tensor("weight"))
+    bias = node.optional_tensor("bias")
+    window = node.attribute("window", Window)
+    requantized = node.optional_attribute("out", OutputQuantization)
     batches, channels, height, width = x.dims
     _, out_channels, out_height, out_width = out.dims
-    depthwise = w_value.type.rank == 3
-    weight = _weight(lowering, w_value)
-    group_in, group_out = channels // groups, out_channels // groups
-    vector = gcd4(group_out if not depthwise else out_channels, out.offset)
-    macros: dict[str, Any] = {
+    depthwise = weight.type.rank == 3
+    group_in, group_out = channels // window.groups, out_channels // window.groups
+    vector = gcd4(out_channels if depthwise else group_out, out.offset)
+    macros: dict[str, int | str] = {
         "T_OUT": out.dtype.glsl,
         "VEC4_OUT": int(vector),
-        "REQUANT": int(out_codes is not None),
-        "BIAS": int(bias_value is not None),
-        "TRANSPOSED": int(transposed),
+        "REQUANT": int(requantized is not None),
+        "BIAS": int(bias is not None),
+        "TRANSPOSED": int(window.transposed),
         "DOT": int(lowering.traits.has("integer_dot_product")),
     }
     if out.dtype.itemsize == 1 and not vector:
         macros["HAS_8BIT"] = "1"
-    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r")]
-    for value, macro in ((scale_value, "T_SCALE"), (sum_value, ""), (bias_value, "T_BIAS")):
-        if value is not None:
-            operand = _whole(lowering, value)
-            buffers.append((operand, "r"))
-            macros |= {macro: operand.dtype.glsl} if macro else {}
+    scales = whole(lowering, node.tensor("scales"))
+    macros["T_SCALE"] = scales.dtype.glsl
+    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
+    buffers.append((whole(lowering, node.tensor("sums")), "r"))
+    if bias is not None:
+        operand = whole(lowering, bias)
+        macros["T_BIAS"] = operand.dtype.glsl
+        buffers.append((operand, "r"))
     buffers.append((out, "w"))
-    scale, zero, low = out_codes if out_codes is not None else (1.0, 0, -128)
-    row = out_channels if depthwise else weight.strides[0] // 4
-    window = {
-        "KH": kernel[0],
-        "KW": kernel[1],
-        "stride_y": stride[0],
-        "stride_x": stride[1],
-        "pad_y": padding[0],
-        "pad_x": padding[1],
-        "dilation_y": dilation[0],
-        "dilation_x": dilation[1],
-    }
     params: dict[str, Size] = {
         "batches": batches,
         "H": height,
@@ -134,46 +195,44 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "OW": out_width,
         "OC": group_out,
         "pixel_a": pixel,
-        "ldw": row,
+        "ldw": out_channels if depthwise else weight.strides[0] // 4,
         "channels_out": out_channels,
-        **window,
-        "x_scale": bits_of(x_scale),
-        "x_zero": x_zero,
-        "out_inverse": bits_of(inverse(scale)),
-        "out_zero": zero,
-        "out_low": low,
+        **window.params,
+        "x_scale": bits_of(node.float("x_scale")),
+        "x_zero": node.int("x_zero"),
+        **output_params(requantized),
         "offset_a": x.offset,
         "offset_w": weight.offset // 4,
         "offset_o": out.offset,
     }
     rows = batches * out_height * out_width
-    flops = 2 * rows * out_channels * kernel[0] * kernel[1] * (1 if depthwise else group_in)
+    grid: tuple[Size, Size, Size]
     if depthwise:
+        template = "quantized/qconv2d_dw.comp"
         macros |= {"ALIGNED": 4 if gcd4(pixel, x.offset, out_channels) else 1, "PX": 2}
         work = _dims.ceil_div(out_channels, 4) * _dims.ceil_div(out_width, 2)
         grid = (_dims.ceil_div(work, 64), out_height, batches)
-        template = "quantized/qconv2d_dw.comp"
     else:
+        template = "quantized/qconv2d.comp"
         aligned = gcd4(pixel, x.offset, group_in)
         macros["ALIGNED"] = (
             16 if aligned and _dims.gcd_of(group_in) % 16 == 0 else 4 if aligned else 1
         )
-        tile = _tile(lowering, rows, group_out, groups)
+        tile = _tile(lowering, rows, group_out, window.groups)
         macros |= tile
         grid = (
             _dims.ceil_div(group_out, tile["TILE_N"]),
             _dims.ceil_div(rows, tile["TILE_M"]),
-            groups,
+            window.groups,
         )
-        template = "quantized/qconv2d.comp"
     lowering.dispatch(
         template,
         buffers,
         macros=macros,
         params=params,
-        specialize=window,
+        specialize=window.params,
         grid=grid,
-        flops=flops,
+        flops=2 * rows * out_channels * window.taps * (1 if depthwise else group_in),
     )
 
 
@@ -192,77 +251,42 @@ def _weight(lowering: Lowering, value: Value) -> Operand:
     operand = lowering.operand(value)
     known = isinstance(operand.offset, int) and operand.offset % 4 == 0
     if value.type.rank == 3:
-        return (
-            operand
-            if known and operand.layout.is_contiguous(operand.dims)
-            else dense(lowering, operand)
-        )
-    if (
-        known
-        and gcd4(operand.strides[0])
-        and isinstance(operand.strides[1], int)
-        and operand.strides[1] == 1
-    ):
+        if known and operand.layout.is_contiguous(operand.dims):
+            return operand
+        return dense(lowering, operand)
+    if known and gcd4(operand.strides[0]) and has_dense_rows(operand):
         return operand
-    return align_rows(lowering, operand, 4)
+    return aligned_rows(lowering, operand, 4)
 
 
-def _whole(lowering: Lowering, value: Value) -> Operand:
-    operand = lowering.operand(value)
-    start = isinstance(operand.offset, int) and operand.offset == 0
-    return (
-        operand
-        if start and operand.layout.is_contiguous(operand.dims)
-        else dense(lowering, operand)
-    )
+def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
+    return (CHANNELS_LAST,)
 
 
-def _supports(node: Node, traits: Any) -> str | None:
-    for value in node.inputs:
-        if value.type.dtype in (DType.float64, DType.bfloat16):
-            return f"no kernel for {value.type.dtype.name}"
-    return None
-
-
-register(
-    Operator(
-        NAME,
-        _shape,
-        Kernel(_lower, layouts=lambda node, layout_of: (CHANNELS_LAST,), supports=_supports),
-    )
-)
+register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts, supports=supports)))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
-def emit_convolution(
+def _emit(
     builder: Builder,
+    node: Node,
     x: Value,
-    x_scale: float,
-    x_zero: int,
-    weight: Value,
-    sums: Value,
     scales: Value,
-    bias: Value | None,
-    window: Sequence[Sequence[int]],
-    groups: int,
-    *,
-    out: tuple[float, int, int] | None = None,
-    transposed: bool = False,
-    output_padding: Sequence[int] = (0, 0),
-    dtype: DType = REAL,
+    window: Window,
+    out: OutputQuantization | None,
 ) -> Value:
-    """One convolution; `window`: kernel, stride, padding and dilation. Sums, scales and bias may
-    have more elements than there are output channels. Executorch 1.1 leaves the sums of a depthwise
-    weight, [KH, OC], to be added up."""
+    """The convolution of a node for an int8 x. Sums, scales and bias of files may have more
+    elements than there are output channels. ExecuTorch 1.1 leaves the sums of a depthwise weight,
+    [KH, OC], to be added up."""
+    weight, sums = node.tensor("weights"), node.tensor("weight_sums")
     if sums.type.rank == 2:
         sums = builder.emit("aten.sum.dim_IntList", sums, (0,), False, DType.int32)
-    channels = weight.type.dims[-1] if weight.type.rank == 3 else weight.type.dims[0]
+    channels = _out_channels(weight.type)
     if sums.type.dtype is not DType.int32:
         sums = builder.emit("aten._to_copy.default", sums, DType.int32)
     if scales.type.dims[0] < channels:
-        scales = builder.emit(
-            "aten.cat.default", (by_rows(builder, scales, channels // groups),) * groups, 0
-        )
+        group = by_rows(builder, scales, channels // window.groups)
+        scales = builder.emit("aten.cat.default", (group,) * window.groups, 0)
     sums, scales = by_rows(builder, sums, channels), by_rows(builder, scales, channels)
     return builder.emit(
         NAME,
@@ -270,15 +294,18 @@ def emit_convolution(
         weight,
         sums,
         scales,
-        bias,
-        float(x_scale),
-        int(x_zero),
+        node.optional_tensor("bias"),
+        node.float("input_scale"),
+        node.int("input_zero_point"),
+        window,
         out,
-        *(tuple(each) for each in window),
-        groups,
-        transposed,
-        tuple(output_padding),
-        dtype,
+        node.result.type.dtype,
+    )
+
+
+def _output_of(node: Node) -> OutputQuantization:
+    return OutputQuantization.after(
+        node.str("activation"), node.float("output_scale"), node.int("output_zero_point")
     )
 
 
@@ -292,57 +319,29 @@ def _q8ta_shape(
     output_scale: float,
     output_zero_point: int,
     bias: TensorType | None,
-    kernel_size: tuple,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
     activation: str = "none",
 ) -> TensorType:
-    out = (output_scale, output_zero_point, least_code(activation, output_zero_point))
-    return _shape(
-        x,
-        weights,
-        weight_sums,
-        weight_scales,
-        bias,
-        input_scale,
-        input_zero_point,
-        out,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-    )
+    window = _window_of(kernel_size, stride, padding, dilation, groups)
+    out = OutputQuantization.after(activation, output_scale, output_zero_point)
+    of_input = (input_scale, input_zero_point)
+    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
 
 
 def _expand_q8ta(builder: Builder, node: Node) -> Value:
-    (
-        x,
-        x_scale,
-        x_zero,
-        weight,
-        sums,
-        scales,
-        out_scale,
-        out_zero,
-        bias,
-        *window,
-        groups,
-        activation,
-    ) = node.args
-    out = (out_scale, out_zero, least_code(activation, out_zero))
-    return emit_convolution(
-        builder, x, x_scale, x_zero, weight, sums, scales, bias, window, groups, out=out
-    )
+    x, scales = node.tensor("x"), node.tensor("weight_scales")
+    return _emit(builder, node, x, scales, Window.of(node), _output_of(node))
 
 
 register(
     Operator(
         "et_vk.q8ta_conv2d.default",
         _q8ta_shape,
-        Rewrite(_expand_q8ta, _supports),
+        Rewrite(_expand_q8ta, supports),
         names=(
             "et_vk.q8ta_conv2d_pw.default",
             "et_vk.q8ta_conv2d_dw.default",
@@ -363,81 +362,36 @@ def _transposed_shape(
     output_scale: float,
     output_zero_point: int,
     bias: TensorType | None,
-    kernel_size: tuple,
-    stride: tuple,
-    padding: tuple,
-    output_padding: tuple,
-    dilation: tuple,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
     activation: str = "none",
 ) -> TensorType:
-    out = (output_scale, output_zero_point, least_code(activation, output_zero_point))
-    return _shape(
-        x,
-        weights,
-        weight_sums,
-        weight_scales,
-        bias,
-        input_scale,
-        input_zero_point,
-        out,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-        True,
-        output_padding,
-    )
+    window = _window_of(kernel_size, stride, padding, dilation, groups, output_padding)
+    out = OutputQuantization.after(activation, output_scale, output_zero_point)
+    of_input = (input_scale, input_zero_point)
+    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
 
 
 def _expand_transposed(builder: Builder, node: Node) -> Value:
-    (
-        x,
-        x_scale,
-        x_zero,
-        weight,
-        sums,
-        scales,
-        out_scale,
-        out_zero,
-        bias,
-        kernel,
-        stride,
-        padding,
-        extra,
-        dilation,
-        groups,
-        activation,
-    ) = node.args
-    window, out = (
-        (kernel, stride, padding, dilation),
-        (out_scale, out_zero, least_code(activation, out_zero)),
+    window = replace(
+        Window.of(node), transposed=True, output_padding=_pair(node.ints("output_padding"))
     )
-    if groups > 1:  # the scales are those of one group, and hold for all
-        scales = builder.emit("aten.slice.Tensor", scales, 0, 0, weight.type.dims[0] // groups, 1)
-    return emit_convolution(
-        builder,
-        x,
-        x_scale,
-        x_zero,
-        weight,
-        sums,
-        scales,
-        bias,
-        window,
-        groups,
-        out=out,
-        transposed=True,
-        output_padding=extra,
-    )
+    scales = node.tensor("weight_scales")
+    if window.groups > 1:  # the scales are those of one group, and hold for all
+        channels = node.tensor("weights").type.dims[0] // window.groups
+        scales = builder.emit("aten.slice.Tensor", scales, 0, 0, channels, 1)
+    return _emit(builder, node, node.tensor("x"), scales, window, _output_of(node))
 
 
 register(
     Operator(
         "et_vk.q8ta_conv2d_transposed.default",
         _transposed_shape,
-        Rewrite(_expand_transposed, _supports),
+        Rewrite(_expand_transposed, supports),
     )
 )
 
@@ -450,48 +404,23 @@ def _float_shape(
     weight_sums: TensorType,
     weight_scales: TensorType,
     bias: TensorType | None,
-    kernel_size: tuple,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int,
 ) -> TensorType:
-    return _shape(
-        x,
-        weights,
-        weight_sums,
-        weight_scales,
-        bias,
-        input_scale,
-        input_zero_point,
-        None,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-        dtype=x.dtype,
-    )
+    window = _window_of(kernel_size, stride, padding, dilation, groups)
+    of_input = (input_scale, input_zero_point)
+    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, None, x.dtype)
 
 
 def _expand_float(builder: Builder, node: Node) -> Value:
-    x, x_scale, x_zero, weight, sums, scales, bias, *window, groups = node.args
-    codes = emit_quantize(builder, x, x_scale, x_zero, -128, 127, DType.int8)
-    return emit_convolution(
-        builder,
-        codes,
-        x_scale,
-        x_zero,
-        weight,
-        sums,
-        scales,
-        bias,
-        window,
-        groups,
-        dtype=node.result.type.dtype,
-    )
+    scale, zero = node.float("input_scale"), node.int("input_zero_point")
+    x = emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
+    return _emit(builder, node, x, node.tensor("weight_scales"), Window.of(node), None)
 
 
 register(
-    Operator("et_vk.conv2d_q8ta_q8csw.default", _float_shape, Rewrite(_expand_float, _supports))
+    Operator("et_vk.conv2d_q8ta_q8csw.default", _float_shape, Rewrite(_expand_float, supports))
 )

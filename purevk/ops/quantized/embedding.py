@@ -1,8 +1,6 @@
-"""Rows of quantized tables."""
+"""Embeddings in quantized tables."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -12,8 +10,12 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
-from purevk.ops.quantized.linear import by_rows
+from purevk.ops.quantized.matmul import by_rows
+from purevk.ops.quantized.operands import has_dense_rows, refuse_dtypes, split_rows, whole
+from purevk.ops.quantized.quantize import FileDType
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import is_empty
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.quantized_embedding"
 _PLACES = 2  # times 4 elements of an invocation of a GPU
@@ -35,22 +37,23 @@ def _shape(
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    weight_value, scale_value, zero_value, index_value, bits, high_first, _ = node.args
     out = lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    if is_empty(out.type):
         return
-    weight, index = lowering.operand(weight_value), lowering.operand(index_value)
+    bits, zeros = node.int("bits"), node.optional_tensor("zeros")
+    weight, index = (
+        lowering.operand(node.tensor("weight")),
+        lowering.operand(node.tensor("indices")),
+    )
     known = isinstance(weight.offset, int) and weight.offset % 4 == 0
-    if not known or not (isinstance(weight.strides[1], int) and weight.strides[1] == 1):
+    if not known or not has_dense_rows(weight):
         weight = dense(lowering, weight)
     count, width = _dims.product(index.dims), out.dims[-1]
     if not index.layout.is_contiguous(index.dims):
         index = dense(lowering, index)
-    parameters = [
-        dense(lowering, lowering.operand(v)) if _moved(lowering, v) else lowering.operand(v)
-        for v in (scale_value, zero_value)
-        if v is not None
-    ]
+    parameters = [whole(lowering, node.tensor("scales"))]
+    if zeros is not None:
+        parameters.append(whole(lowering, zeros))
     vector = gcd4(width, out.offset) and out.dtype in (DType.float32, DType.float16)
     rows, groups = weight.dims[0], parameters[0].dims[1]
     pitch, group = weight.strides[0], width // groups
@@ -62,18 +65,18 @@ def _lower(lowering: Lowering, node: Node) -> None:
     work = count * _dims.ceil_div(width, 4)
     places = lowering.items_per_thread(work, _PLACES) if quads else 1
     local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
-    macros: dict[str, Any] = {
+    macros: dict[str, int | str] = {
         "INDEX_WORDS": index.dtype.itemsize // 4,
         "PLACES": places,
         "BITS": bits,
-        "HIGH_FIRST": int(high_first),
+        "HIGH_FIRST": int(node.bool("high_first")),
         "QUADS": int(quads),
         "T_SCALE": parameters[0].dtype.glsl,
         "T_OUT": out.dtype.glsl,
-        "ZEROS": int(zero_value is not None),
+        "ZEROS": int(zeros is not None),
         "VEC4": int(vector),
     }
-    if zero_value is not None:
+    if zeros is not None:
         macros["T_ZERO"] = parameters[1].dtype.glsl
     if any(each.dtype.itemsize == 1 for each in parameters):
         macros["HAS_8BIT"] = "1"
@@ -106,21 +109,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-def _moved(lowering: Lowering, value: Value) -> bool:
-    operand = lowering.operand(value)
-    return not (
-        isinstance(operand.offset, int)
-        and operand.offset == 0
-        and operand.layout.is_contiguous(operand.dims)
-    )
-
-
-def supports(node: Node, traits: Any) -> str | None:
+def supports(node: Node, traits: DeviceTraits) -> str | None:
     """Indices are int32 or int64, scales float32 or float16."""
-    for value in node.inputs:
-        if value.type.dtype in (DType.float64, DType.int16):
-            return f"no kernel for {value.type.dtype.name}"
-    return None
+    return refuse_dtypes(node, DType.float64, DType.int16)
 
 
 register(Operator(NAME, _shape, Kernel(_lower, supports=supports)))
@@ -137,30 +128,31 @@ def emit_embedding(
     dtype: DType,
 ) -> Value:
     """Rows of a table as `dtype`; scales and zeros are [V] or [V, groups]."""
-    rows, pitch = weight.type.dims
-    scales = by_rows(builder, scales, rows)
-    zeros = None if zeros is None else by_rows(builder, zeros, rows)
-    most = (
-        rows
-        if not weight.type.is_static
-        else max(builder.traits.max_storage_range // pitch // 64 * 64, 64)
-    )
-    if rows <= most:
+    count = weight.type.dims[0]
+    scales = by_rows(builder, scales, count)
+    zeros = None if zeros is None else by_rows(builder, zeros, count)
+    parts = split_rows(builder.traits, weight.type)
+    if parts is None:
         return builder.emit(NAME, weight, scales, zeros, indices, bits, high_first, dtype)
-    # A table that one binding cannot span: each part gives its own rows, and a comparison picks
+    # One binding cannot span the table. Each part gives its own rows, and a comparison selects
     # them.
-    made, column = None, builder.emit("aten.unsqueeze.default", indices, -1)
-    for start in range(0, rows, most):
-        end = min(start + most, rows)
-        parts = [
-            None if v is None else builder.emit("aten.slice.Tensor", v, 0, start, end, 1)
-            for v in (weight, scales, zeros)
+
+    def rows_of_part(start: int, end: int) -> Value:
+        table = [
+            None if each is None else builder.emit("aten.slice.Tensor", each, 0, start, end, 1)
+            for each in (weight, scales, zeros)
         ]
-        own = builder.emit("aten.sub.Tensor", indices, start, 1)
-        found = builder.emit(NAME, *parts, own, bits, high_first, dtype)
-        after = made and builder.emit("aten.ge.Tensor", column, start)
-        made = found if made is None else builder.emit("aten.where.self", after, found, made)
-    return made
+        local = builder.emit("aten.sub.Tensor", indices, start, 1)
+        return builder.emit(NAME, *table, local, bits, high_first, dtype)
+
+    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    first, *others = parts
+    result = rows_of_part(*first)
+    for start, end in others:
+        rows = rows_of_part(start, end)
+        is_later = builder.emit("aten.ge.Tensor", column, start)
+        result = builder.emit("aten.where.self", is_later, rows, result)
+    return result
 
 
 def _table_shape(
@@ -170,8 +162,16 @@ def _table_shape(
 
 
 def _expand_table(builder: Builder, node: Node) -> Value:
-    weight, scales, indices, dtype = node.args
-    return emit_embedding(builder, weight, scales, None, indices, 8, False, dtype)
+    return emit_embedding(
+        builder,
+        node.tensor("weight"),
+        node.tensor("scales"),
+        None,
+        node.tensor("indices"),
+        8,
+        False,
+        node.dtype("dtype"),
+    )
 
 
 # Rows of an int8 table with scales [V] or [V, groups].
@@ -190,9 +190,15 @@ def _q4gsw_shape(
 
 
 def _expand_q4gsw(builder: Builder, node: Node) -> Value:
-    weight, scales, _, indices, low_first = node.args
     return emit_embedding(
-        builder, weight, scales, None, indices, 4, not low_first, node.result.type.dtype
+        builder,
+        node.tensor("weight"),
+        node.tensor("weight_scales"),
+        None,
+        node.tensor("indices"),
+        4,
+        not node.bool("is_linear_weight"),
+        node.result.type.dtype,
     )
 
 
@@ -208,15 +214,21 @@ def _register(name: str, bits: int) -> None:
         weight_quant_min: int,
         weight_quant_max: int,
         indices: TensorType,
-        dtype: Any = None,
+        dtype: FileDType = None,
     ) -> TensorType:
         known = dtype if isinstance(dtype, DType) else weight_scales.dtype
         return TensorType(known, (*indices.dims, weight.dims[1] * 8 // bits))
 
     def expand(builder: Builder, node: Node) -> Value:
-        weight, scales, zeros, _, _, indices, _ = node.args
         return emit_embedding(
-            builder, weight, scales, zeros, indices, bits, True, node.result.type.dtype
+            builder,
+            node.tensor("weight"),
+            node.tensor("weight_scales"),
+            node.optional_tensor("weight_zero_points"),
+            node.tensor("indices"),
+            bits,
+            True,
+            node.result.type.dtype,
         )
 
     full = f"quantized_decomposed.{name}"
@@ -227,8 +239,8 @@ def _register(name: str, bits: int) -> None:
     )
 
 
-def _signed_or_packed(node: Node, traits: Any) -> str | None:
-    weight = node.args[0].type.dtype
+def _signed_or_packed(node: Node, traits: DeviceTraits) -> str | None:
+    weight = node.tensor("weight").type.dtype
     if node.op.startswith("quantized_decomposed.embedding_byte") and weight is not DType.int8:
         return f"no kernel for a table of {weight.name}"
     return supports(node, traits)

@@ -1,11 +1,12 @@
-"""Choosing scales and zero points from the extremes of a tensor, its rows or its blocks."""
+"""Operators that choose scales and zero points from the extremes of a tensor, its rows or its
+blocks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -15,8 +16,12 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
-from purevk.ops.quantized.quantize import Blocks
+from purevk.ops.quantized.arithmetic import Ref
+from purevk.ops.quantized.blocks import Blocks
+from purevk.ops.quantized.operands import INT8, has_dense_rows
+from purevk.ops.quantized.quantize import FileDType, dtype_or
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.shapes import is_empty
 
 _SPACE = "quantized_decomposed"
 _EPSILON = 1.1920928955078125e-07  # of float32
@@ -28,9 +33,15 @@ _SMALLEST = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How parameters follow from the extremes: expressions over a (least), b (largest number), low
-    and high (of the codes), eps (the least scale) and middle; the zero point's also over s, the
-    scale."""
+    """How parameters follow from the extremes.
+
+    Both are expressions over a (the smallest number), b (the largest), low and high (of the
+    quantized values), eps (the smallest scale) and middle.
+
+    Attributes:
+        scale: the scale.
+        zero: the zero point. It may also use s, the scale.
+    """
 
     scale: str
     zero: str
@@ -47,7 +58,15 @@ _RULES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A rule with its numbers."""
+    """A rule and its numbers.
+
+    Attributes:
+        rule: a key of `_RULES`.
+        low: the smallest quantized value.
+        high: the largest quantized value.
+        epsilon: the smallest scale.
+        middle: the zero point of symmetric quantization.
+    """
 
     rule: str
     low: float
@@ -61,40 +80,31 @@ NAME = "purevk.row_parameters"
 
 
 def _rows_shape(
-    x: TensorType, choice: Choice, dtypes: tuple[DType, DType]
+    x: TensorType, choice: Choice, scale_dtype: DType, zero_dtype: DType
 ) -> tuple[TensorType, TensorType]:
-    return TensorType(dtypes[0], (x.dims[0],)), TensorType(dtypes[1], (x.dims[0],))
+    rows = (x.dims[0],)
+    return TensorType(scale_dtype, rows), TensorType(zero_dtype, rows)
 
 
 def _rows_lower(lowering: Lowering, node: Node) -> None:
-    x_value, choice, _ = node.args
-    x, (scale, zero) = (
-        lowering.operand(x_value),
-        (lowering.operand(value) for value in node.results),
-    )
-    if any(isinstance(size, int) and size == 0 for size in x.dims):
+    x, choice = lowering.operand(node.tensor("x")), node.attribute("choice", Choice)
+    scale, zero = (lowering.operand(value) for value in node.results)
+    if is_empty(x.type):
         return
-    if not isinstance(x.offset, int) or not (isinstance(x.strides[1], int) and x.strides[1] == 1):
+    if not isinstance(x.offset, int) or not has_dense_rows(x):
         x = dense(lowering, x)
     rows, columns = x.dims
-    rule, subgroups = (
-        _RULES[choice.rule],
-        lowering.traits.has("subgroup_arithmetic", "subgroup_size_control"),
-    )
+    rule = _RULES[choice.rule]
+    subgroups = lowering.traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = lowering.traits.subgroup_size if subgroups else 32
-    wide = (
-        min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
-        if lowering.traits.profile.has_fast_shared_memory
-        else lanes
-    )
+    profile = lowering.traits.profile
+    wide = lanes
+    if profile.has_fast_shared_memory:
+        wide = min(max(lanes, 256), lowering.traits.max_invocations // lanes * lanes)
     vector = gcd4(columns, x.strides[0], x.offset)
     each = _dims.upper(columns) // (wide * (4 if vector else 1))
-    macros: dict[str, Any] = {
-        "AHEAD": 1
-        if not lowering.traits.profile.overlaps_loads or each < 2
-        else 2
-        if each < 4
-        else 4,
+    macros: dict[str, int | str] = {
+        "AHEAD": min(4, 1 << max(each, 1).bit_length() - 1) if profile.overlaps_loads else 1,
         "T_A": x.dtype.glsl,
         "T_SCALE": scale.dtype.glsl,
         "T_ZERO": zero.dtype.glsl,
@@ -132,79 +142,98 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, _rows_shape, Kernel(_rows_lower)))
 
 
+_KERNEL_FLOATS = (DType.float32, DType.float16)
+
+
 def _choose(
-    builder: Builder, x: Value, dims: Sequence[int], choice: Choice, dtypes: tuple[DType, DType]
+    builder: Builder, node: Node, x: Value, dims: Sequence[int], choice: Choice
 ) -> tuple[Value, Value]:
-    """Scales and zero points of x reduced over `dims`, which are kept as dims of size 1."""
-    sizes = tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
+    """The scales and zero points of a view of the node's tensor, reduced over `dims`."""
+    scale, zero = (value.type for value in node.results)
     first = x.type.rank - len(dims)
-    whole = tuple(dims) == tuple(range(first, x.type.rank)) and dims
     inner = _dims.product(x.type.dims[first:])
-    simple = x.type.dtype in (DType.float32, DType.float16) and dtypes[0] in (
-        DType.float32,
-        DType.float16,
-        DType.float64,
-    )
-    if whole and simple and not (first == 0 and _dims.upper(inner) > 65536):
+    are_last = bool(dims) and tuple(dims) == tuple(range(first, x.type.rank))
+    if (
+        are_last
+        and x.type.dtype in _KERNEL_FLOATS
+        and scale.dtype in (*_KERNEL_FLOATS, DType.float64)
+        and not (first == 0 and _dims.upper(inner) > 65536)
+    ):
         flat = builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:first]), inner))
-        made = builder.emit_all(NAME, flat, choice, dtypes)
-        return tuple(builder.emit("aten.view.default", each, sizes) for each in made)
+        made = builder.emit_all(NAME, flat, choice, scale.dtype, zero.dtype)
+    else:
+        made = _choose_pointwise(builder, x, dims, choice, scale.dtype, zero.dtype)
+    scales, zeros = (
+        builder.emit("aten.view.default", value, type.dims)
+        for value, type in zip(made, (scale, zero))
+    )
+    return scales, zeros
+
+
+def _choose_pointwise(
+    builder: Builder,
+    x: Value,
+    dims: Sequence[int],
+    choice: Choice,
+    scale_dtype: DType,
+    zero_dtype: DType,
+) -> tuple[Value, ...]:
+    """Scales and zero points from reductions and a pointwise program. The reduced dims have size
+    1."""
     if x.type.dtype is not REAL:
         x = builder.emit("aten._to_copy.default", x, REAL)
-    extremes = (
-        (x, x)
-        if not dims
-        else (
-            builder.emit(f"aten.{name}.default", x, tuple(dims), True) for name in ("amin", "amax")
-        )
+    least = most = x
+    if dims:
+        least = builder.emit("aten.amin.default", x, tuple(dims), True)
+        most = builder.emit("aten.amax.default", x, tuple(dims), True)
+    program = Program(
+        builder, tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
     )
-    program = Program(builder, sizes)
-    known = dict(zip(("a", "b"), map(program.real, extremes)))
-    known |= {
+    known: dict[str, Ref] = {
+        "a": program.real(least),
+        "b": program.real(most),
         "low": program.real(choice.low),
         "high": program.real(choice.high),
         "eps": program.real(choice.epsilon),
+        "middle": program.real(choice.middle),
     }
-    known["middle"] = program.real(choice.middle)
     rule = _RULES[choice.rule]
-    known["s"] = _step(program, rule.scale, known, REAL)
-    zero = program.step("int($0)", _step(program, rule.zero, known, REAL), dtype=DType.int32)
-    return program.emit_all((known["s"], dtypes[0]), (zero, dtypes[1]))
+    known["s"] = _step(program, rule.scale, known)
+    zero = program.step("int($0)", _step(program, rule.zero, known), dtype=DType.int32)
+    return program.emit_all((known["s"], scale_dtype), (zero, zero_dtype))
 
 
-def _step(program: Program, text: str, known: dict[str, tuple], dtype: DType) -> tuple:
+def _step(program: Program, text: str, known: Mapping[str, Ref]) -> Ref:
     """An expression over known names as one assignment."""
     order = [name for name in known if re.search(rf"\b{name}\b", text)]
     for number, name in enumerate(order):
         text = re.sub(rf"\b{name}\b", f"${number}", text)
-    return program.step(f"float({text})", *(known[name] for name in order), dtype=dtype)
-
-
-def _shaped(builder: Builder, node: Node, made: tuple[Value, Value]) -> tuple[Value, Value]:
-    return tuple(
-        builder.emit("aten.view.default", each, want.type.dims)
-        for each, want in zip(made, node.results)
-    )
-
-
-def _types(node: Node) -> tuple[DType, DType]:
-    return tuple(value.type.dtype for value in node.results)
+    return program.step(f"float({text})", *(known[name] for name in order))
 
 
 # -- of a tensor ---------------------------------------------------------------------------------
 def _tensor_shape(
-    x: TensorType, quant_min: int, quant_max: int, eps: float, target: Any = None
+    x: TensorType, quant_min: int, quant_max: int, eps: float, target: FileDType = None
 ) -> tuple[TensorType, TensorType]:
     return TensorType(DType.float64, (1,)), TensorType(DType.int64, (1,))
 
 
-def _expand_tensor(rule: str) -> Any:
+_Expand: TypeAlias = Callable[[Builder, Node], tuple[Value, Value]]
+
+
+def _expand_tensor(rule: str) -> _Expand:
     def expand(builder: Builder, node: Node) -> tuple[Value, Value]:
-        x, low, high, epsilon, target = node.args
+        x = node.tensor("x")
         flat = builder.emit("aten.view.default", x, (x.type.numel,))
-        middle = 128 if target is DType.uint8 or target == 0 else 0
-        made = _choose(builder, flat, (0,), Choice(rule, low, high, epsilon, middle), _types(node))
-        return _shaped(builder, node, made)
+        unsigned = dtype_or(node.arg("target"), DType.int8) is DType.uint8
+        choice = Choice(
+            rule,
+            node.int("quant_min"),
+            node.int("quant_max"),
+            node.float("eps"),
+            middle=128 if unsigned else 0,
+        )
+        return _choose(builder, node, flat, (0,), choice)
 
     return expand
 
@@ -224,27 +253,29 @@ register(
 
 
 # -- of rows -------------------------------------------------------------------------------------
-def _token_shape(x: TensorType, target: Any = None) -> tuple[TensorType, TensorType]:
+def _token_shape(x: TensorType, target: FileDType = None) -> tuple[TensorType, TensorType]:
     sizes = (*x.dims[:-1], 1)
     return TensorType(DType.float64, sizes), TensorType(DType.int64, sizes)
 
 
-def _token_float_shape(x: TensorType, target: Any = None) -> tuple[TensorType, TensorType]:
+def _token_float_shape(x: TensorType, target: FileDType = None) -> tuple[TensorType, TensorType]:
     sizes = (*x.dims[:-1], 1)
     return TensorType(REAL, sizes), TensorType(REAL, sizes)
 
 
-def _expand_token(choice: Choice) -> Any:
-    return lambda builder, node: _choose(
-        builder, node.args[0], (node.args[0].type.rank - 1,), choice, _types(node)
-    )
+def _expand_token(choice: Choice) -> _Expand:
+    def expand(builder: Builder, node: Node) -> tuple[Value, Value]:
+        x = node.tensor("x")
+        return _choose(builder, node, x, (x.type.rank - 1,), choice)
+
+    return expand
 
 
 register(
     Operator(
         f"{_SPACE}.choose_qparams_per_token_asymmetric.default",
         _token_shape,
-        Rewrite(_expand_token(Choice("nearest", -128, 127, _EPSILON))),
+        Rewrite(_expand_token(Choice("nearest", *INT8, _EPSILON))),
         names=(f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",),
     )
 )
@@ -252,7 +283,7 @@ register(
     Operator(
         f"{_SPACE}.choose_qparams_per_token.default",
         _token_float_shape,
-        Rewrite(_expand_token(Choice("magnitude", -128, 127, 1e-5))),
+        Rewrite(_expand_token(Choice("magnitude", *INT8, 1e-5))),
     )
 )
 
@@ -268,13 +299,13 @@ _MAPPINGS = {
 def _affine_shape(
     x: TensorType,
     mapping_type: str,
-    block_size: tuple,
-    target_dtype: Any = None,
-    quant_min: Any = None,
-    quant_max: Any = None,
+    block_size: Sequence[Size],
+    target_dtype: FileDType = None,
+    quant_min: int | None = None,
+    quant_max: int | None = None,
     eps: float | None = None,
-    scale_dtype: Any = None,
-    zero_point_dtype: Any = None,
+    scale_dtype: FileDType = None,
+    zero_point_dtype: FileDType = None,
     keepdim: bool = False,
 ) -> tuple[TensorType, TensorType]:
     if mapping_type not in _MAPPINGS:
@@ -293,16 +324,15 @@ def _affine_shape(
 
 
 def _expand_affine(builder: Builder, node: Node) -> tuple[Value, Value]:
-    x, mapping, block, _, low, high, epsilon = node.args[:7]
-    low, high = -128 if low is None else low, 127 if high is None else high
-    epsilon = _SMALLEST.get(x.type.dtype, _EPSILON) if epsilon is None else epsilon
-    blocks = Blocks(x.type.dims, block)
-    choice = Choice(_MAPPINGS[mapping], low, high, epsilon, int((high + low + 1) / 2))
-    return _shaped(
-        builder,
-        node,
-        _choose(builder, blocks.view(builder, x), blocks.reduced, choice, _types(node)),
-    )
+    x, mapping = node.tensor("x"), _MAPPINGS[node.str("mapping_type")]
+    low, high = node.optional_int("quant_min"), node.optional_int("quant_max")
+    low, high = INT8[0] if low is None else low, INT8[1] if high is None else high
+    epsilon = node.optional_float("eps")
+    if epsilon is None:
+        epsilon = _SMALLEST.get(x.type.dtype, _EPSILON)
+    choice = Choice(mapping, low, high, epsilon, middle=int((high + low + 1) / 2))
+    blocks = Blocks(x.type.dims, node.sizes("block_size"))
+    return _choose(builder, node, blocks.view(builder, x), blocks.reduced, choice)
 
 
 register(Operator("torchao.choose_qparams_affine.default", _affine_shape, Rewrite(_expand_affine)))

@@ -1,34 +1,43 @@
-"""Operators on int8 codes, one element at a time: numbers are made of them, and codes of the
+"""Pointwise operators on quantized tensors: they dequantize, compute in float32 and quantize the
 result."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
-from purevk.ops.quantized.quantize import inverse_of, quantized_value
+from purevk.ops.quantized.arithmetic import Ref, inverse_of, quantized_value, real_number
+from purevk.ops.quantized.operands import INT8
+from purevk.ops.quantized.quantize import FileDType
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import broadcast
 
 
-def _real(program: Program, codes: Value, scale: float, zero: int) -> tuple:
-    return program.step(
-        "pv_real($0, $1, $2)", program.real(codes), program.real(zero), program.real(scale)
-    )
+class _Output(NamedTuple):
+    """How the result is quantized."""
 
+    scale: float
+    zero_point: int
+    low: int
+    high: int
+    dtype: DType
 
-def _codes(
-    program: Program, number: tuple, inverse: tuple, zero: int, low: int, high: int, dtype: DType
-) -> Value:
-    return program.emit((quantized_value(program, number, inverse, zero, low, high, dtype), dtype))
+    def emit(self, program: Program, number: Ref) -> Value:
+        """The program's result: the quantized value of a number."""
+        inverse = inverse_of(program, self.scale)
+        value = quantized_value(
+            program, number, inverse, self.zero_point, self.low, self.high, self.dtype
+        )
+        return program.emit((value, self.dtype))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
@@ -47,14 +56,33 @@ def _add_shape(
 
 
 def _expand_add(builder: Builder, node: Node) -> Value:
-    a, b, a_scale, a_zero, b_scale, b_zero, scale, zero, alpha = node.args
     program = Program(builder, node.result.type.dims)
-    numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
+    a, b = (
+        real_number(
+            program,
+            node.tensor(name),
+            node.float(f"{name}_scale"),
+            node.int(f"{name}_zero_point"),
+        )
+        for name in ("input_a", "input_b")
+    )
+    alpha = node.float("alpha")
     if alpha == 1:
-        total = program.step("($0 + $1)", *numbers)
+        total = program.step("($0 + $1)", a, b)
     else:
-        total = program.step("pv_plus($0, $1, $2)", *numbers, program.real(alpha))
-    return _codes(program, total, inverse_of(program, scale), zero, -128, 127, DType.int8)
+        total = program.step("pv_plus($0, $1, $2)", a, b, program.real(alpha))
+    return _int8_output(node).emit(program, total)
+
+
+def _int8_output(node: Node) -> _Output:
+    return _Output(node.float("output_scale"), node.int("output_zero_point"), *INT8, DType.int8)
+
+
+def _input_number(program: Program, node: Node) -> Ref:
+    """The number of the quantized input, of operators that have one."""
+    return real_number(
+        program, node.tensor("input"), node.float("input_scale"), node.int("input_zero_point")
+    )
 
 
 register(
@@ -78,10 +106,9 @@ def _relu_shape(
 
 
 def _expand_relu(builder: Builder, node: Node) -> Value:
-    x, x_scale, x_zero, scale, zero = node.args
-    program = Program(builder, x.type.dims)
-    number = program.step("max($0, 0.0)", _real(program, x, x_scale, x_zero))
-    return _codes(program, number, inverse_of(program, scale), zero, -128, 127, DType.int8)
+    program = Program(builder, node.result.type.dims)
+    number = program.step("max($0, 0.0)", _input_number(program, node))
+    return _int8_output(node).emit(program, number)
 
 
 register(Operator("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu)))
@@ -101,51 +128,53 @@ def _shuffle_shape(
 
 
 def _expand_shuffle(builder: Builder, node: Node) -> Value:
-    """The scale of the result is given as its inverse."""
-    x, x_scale, x_zero, inverse, zero, factor = node.args
-    static = all(isinstance(size, int) for size in x.type.dims)
+    x, factor = node.tensor("input"), node.int("upscale_factor")
+    scale, zero = 1.0 / node.float("output_inv_scale"), node.int("output_zero_point")
     if (
         factor == 2
-        and static
+        and x.type.is_static
         and x.type.dims[-1] % 8 == 0
         and 0 not in x.type.dims
         and builder.traits.profile.prefers_word_access
     ):
-        numbers = x_zero, x_scale, 1.0 / (1.0 / inverse), zero
         return builder.emit(
-            SHUFFLED, x, tuple(bits_of(float(np.float32(each))) for each in numbers)
+            SHUFFLE,
+            x,
+            node.float("input_scale"),
+            node.int("input_zero_point"),
+            1.0 / scale,
+            zero,
         )
     program = Program(builder, x.type.dims)
-    codes = _codes(
-        program,
-        _real(program, x, x_scale, x_zero),
-        inverse_of(program, 1.0 / inverse),
-        zero,
-        -128,
-        127,
-        DType.int8,
-    )
-    return builder.emit("aten.pixel_shuffle.default", codes, factor)
+    output = _Output(scale, zero, *INT8, DType.int8)
+    quantized = output.emit(program, _input_number(program, node))
+    return builder.emit("aten.pixel_shuffle.default", quantized, factor)
 
 
 register(Operator("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle)))
 
-SHUFFLED = "purevk.shuffled_codes"
+SHUFFLE = "purevk.quantized_pixel_shuffle"
 
 
-def _shuffled_lower(lowering: Lowering, node: Node) -> None:
-    """Pixels shuffled by 2 and their codes moved to another scale: 16 neighbours of the result an
-    invocation, from 8 of each of two channels."""
-    value, (x_zero, x_scale, inverse, zero) = node.args
-    x, out = lowering.operand(value), lowering.operand(node.result)
+def _shuffle_by_two_shape(
+    x: TensorType, x_scale: float, x_zero: int, out_inverse: float, out_zero: int
+) -> TensorType:
+    *lead, channels, height, width = x.dims
+    return x.with_dims((*lead, channels // 4, 2 * height, 2 * width))
+
+
+def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
+    """Pixels shuffled by 2 and requantized. An invocation computes 16 neighbours of the result,
+    from 8 of each of two channels."""
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
     if x.offset != 0 or not x.layout.is_contiguous(x.dims):
         x = dense(lowering, x)
-    height, eights = x.dims[-2], x.dims[-1] // 8
+    height, eights = (_dims.specialize(size) for size in (x.dims[-2], x.dims[-1] // 8))
     work = x.type.numel // 16
     local = min(256, lowering.traits.max_invocations)
     pairs = " ".join(
         f"made[2 * w + {n}] = pv_pack(ivec4(moved(a.{c}), moved(b.{c}), moved(a.{d}), moved(b.{d})));"
-        for n, (c, d) in enumerate(("xy", "zw"))
+        for n, (c, d) in enumerate((("x", "y"), ("z", "w")))
     )
     lowering.dispatch(
         "elementwise/pointwise.comp",
@@ -167,10 +196,10 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
         },
         params={
             "work": work,
-            "x_zero": x_zero,
-            "x_scale": x_scale,
-            "out_inverse": inverse,
-            "out_zero": zero,
+            "x_zero": _bits(node.int("x_zero")),
+            "x_scale": _bits(node.float("x_scale")),
+            "out_inverse": _bits(node.float("out_inverse")),
+            "out_zero": _bits(node.int("out_zero")),
         },
         constants={"height": height, "eights": eights, "local_size_x": local},
         grid=lowering.linear_grid(work, local),
@@ -178,15 +207,12 @@ def _shuffled_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(
-    Operator(
-        SHUFFLED,
-        lambda x, numbers: x.with_dims(
-            (*x.dims[:-3], x.dims[-3] // 4, 2 * x.dims[-2], 2 * x.dims[-1])
-        ),
-        Kernel(_shuffled_lower),
-    )
-)
+def _bits(number: float) -> int:
+    """The bits of a number rounded to float32."""
+    return bits_of(float(np.float32(number)))
+
+
+register(Operator(SHUFFLE, _shuffle_by_two_shape, Kernel(_shuffle_by_two_lower)))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -209,21 +235,33 @@ def _sum_shape(
     return TensorType(a.dtype, broadcast(a.dims, b.dims))
 
 
-def _expand_sum(relu: bool) -> Any:
-    def expand(builder: Builder, node: Node) -> Value:
-        a, a_scale, a_zero, _, _, b, b_scale, b_zero, _, _, scale, zero, low, high = node.args
-        program = Program(builder, node.result.type.dims)
-        numbers = _real(program, a, a_scale, a_zero), _real(program, b, b_scale, b_zero)
-        total = program.step("max($0 + $1, 0.0)" if relu else "($0 + $1)", *numbers)
-        return _codes(
-            program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype
+def _expand_sum(builder: Builder, node: Node, total: str = "($0 + $1)") -> Value:
+    program = Program(builder, node.result.type.dims)
+    a, b = (
+        real_number(
+            program, node.tensor(name), node.float(f"{name}_scale"), node.int(f"{name}_zero_point")
         )
+        for name in "ab"
+    )
+    return _decomposed_output(node).emit(program, program.step(total, a, b))
 
-    return expand
+
+def _expand_sum_relu(builder: Builder, node: Node) -> Value:
+    return _expand_sum(builder, node, "max($0 + $1, 0.0)")
 
 
-register(Operator("quantized_decomposed.add.default", _sum_shape, Rewrite(_expand_sum(False))))
-register(Operator("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum(True))))
+def _decomposed_output(node: Node) -> _Output:
+    return _Output(
+        node.float("out_scale"),
+        node.int("out_zero_point"),
+        node.int("out_quant_min"),
+        node.int("out_quant_max"),
+        node.result.type.dtype,
+    )
+
+
+register(Operator("quantized_decomposed.add.default", _sum_shape, Rewrite(_expand_sum)))
+register(Operator("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum_relu)))
 
 
 def _sum_scalar_shape(
@@ -232,24 +270,22 @@ def _sum_scalar_shape(
     a_zero_point: int,
     a_quant_min: int,
     a_quant_max: int,
-    a_dtype: Any,
-    b: Any,
+    a_dtype: FileDType,
+    b: float,
     out_scale: float,
     out_zero_point: int,
     out_quant_min: int,
     out_quant_max: int,
-    out_dtype: Any = None,
+    out_dtype: FileDType = None,
 ) -> TensorType:
     return a
 
 
 def _expand_sum_scalar(builder: Builder, node: Node) -> Value:
-    a, a_scale, a_zero, _, _, _, b, scale, zero, low, high, _ = node.args
-    program = Program(builder, a.type.dims)
-    total = program.step("($0 + $1)", _real(program, a, a_scale, a_zero), program.real(b))
-    return _codes(
-        program, total, inverse_of(program, scale), zero, low, high, node.result.type.dtype
-    )
+    program = Program(builder, node.result.type.dims)
+    a = real_number(program, node.tensor("a"), node.float("a_scale"), node.int("a_zero_point"))
+    total = program.step("($0 + $1)", a, program.real(node.float("b")))
+    return _decomposed_output(node).emit(program, total)
 
 
 register(

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
-from purevk.ops.quantized import linear as quantized_linear  # noqa: E402
+from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
 from purevk.ops.quantized.choice import choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
@@ -349,7 +349,7 @@ def test_matrix_units(monkeypatch, device):
             subgroup_size=None,
         )
 
-    monkeypatch.setattr(quantized_linear, "choose", stepwise)
+    monkeypatch.setattr(quantized_matmul, "choose", stepwise)
     for rows, dtype in ((7, torch.float16), (3, torch.float32)):
         x, w, s = (
             tensor(rows, 128).to(dtype),

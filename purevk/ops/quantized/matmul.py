@@ -1,0 +1,293 @@
+"""Matmul with a quantized weight: 8 or 4 bits, scales by row or by group, float or int8
+activations.
+
+All quantized linear layers become one operator, `purevk.quantized_matmul`. Its weight has one row
+for each output channel, and its scales are [N, groups]. Constants are brought into this form once,
+when the program is loaded.
+"""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import emit_copy
+from purevk.lower.epilogue import make_epilogue
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.numbers import bits_of, gcd4
+from purevk.lower.operands import slice_of
+from purevk.ops.builder import Builder
+from purevk.ops.elementwise.program import REAL
+from purevk.ops.quantized.choice import choose
+from purevk.ops.quantized.operands import (
+    OutputQuantization,
+    dense_rows,
+    output_params,
+    split_rows,
+    supports,
+    whole,
+)
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+
+NAME = "purevk.quantized_matmul"
+ALIGN_ROWS = "purevk.align_rows"
+
+
+def _shape(
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    sums: TensorType | None = None,
+    x_scale: float = 1.0,
+    x_zero: int = 0,
+    row_scales: TensorType | None = None,
+    row_zeros: TensorType | None = None,
+    bias: TensorType | None = None,
+    bits: int = 8,
+    high_first: bool = False,
+    group: int = 0,
+    dtype: DType = REAL,
+    out: OutputQuantization | None = None,
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
+) -> TensorType:
+    """x [M, K] float, or int8 with `sums`, the sums of the weight's rows or groups. The scale and
+    the zero point of an int8 x are numbers, or one for each row. weight [N, bytes]; scales and sums
+    [N, groups]; `group`: quantized values that share a scale, 0: all of a row."""
+    if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
+        raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
+    if isinstance(x.dims[1], int) and x.dims[1] * bits > weight.dims[1] * 8:
+        raise ShapeError(
+            f"a row of {weight} has {weight.dims[1] * 8 // bits} quantized values,"
+            f" {x.dims[1]} are needed"
+        )
+    if epilogue is not None:
+        dtype = epilogue.dtypes[epilogue.outputs[0]]
+    return TensorType(DType.int8 if out is not None else dtype, (x.dims[0], weight.dims[0]))
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    out = lowering.operand(node.result)
+    x = dense_rows(lowering, lowering.operand(node.tensor("x")))
+    weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
+    scales = whole(lowering, node.tensor("scales"))
+    sums, bias = node.optional_tensor("sums"), node.optional_tensor("bias")
+    bits, group = node.int("bits"), node.int("group")
+    requantized = node.optional_attribute("out", OutputQuantization)
+    (m, n), k, groups = out.dims, x.dims[1], scales.dims[1]
+    integers = sums is not None
+    grouped = not (isinstance(groups, int) and groups == 1)
+    vector_out = gcd4(n, out.offset)
+    macros: dict[str, int | str] = {
+        "BITS": bits,
+        "HIGH_FIRST": int(node.bool("high_first")),
+        "ACT": int(integers),
+        "GROUPED": int(grouped),
+        "T_SCALE": scales.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "BIAS": int(bias is not None),
+        "VEC4_OUT": int(vector_out),
+        "REQUANT": int(requantized is not None),
+    }
+    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
+    if sums is not None:
+        buffers.append((whole(lowering, sums), "r"))
+        row_scales, row_zeros = (
+            node.optional_tensor("row_scales"),
+            node.optional_tensor("row_zeros"),
+        )
+        if row_scales is not None and row_zeros is not None:
+            zeros = whole(lowering, row_zeros)
+            macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
+            if zeros.dtype.itemsize == 1:
+                macros["HAS_8BIT"] = "1"
+            buffers += [(whole(lowering, row_scales), "r"), (zeros, "r")]
+        macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
+    else:
+        macros |= {"T_A": x.dtype.glsl, "VEC4_A": int(gcd4(k, x.strides[0], x.offset))}
+    if bias is not None:
+        operand = whole(lowering, bias)
+        macros["T_BIAS"] = operand.dtype.glsl
+        buffers.append((operand, "r"))
+    buffers.append((out, "w"))
+    epilogue = make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        len(buffers),
+        "b, m, n",
+        "m * N + n",
+        (1, "n"),
+        vector_out,
+        (0, "m"),
+    )
+    macros |= epilogue.macros
+    if out.dtype.itemsize == 1 and not vector_out:
+        macros["HAS_8BIT"] = "1"
+    buffers += epilogue.buffers
+    words = weight.strides[0] // 4
+    first_word = weight.offset // 4
+    sizes: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": x.strides[0],
+        "ldw": words,
+        "ldo": n,
+        "groups": groups,
+        "group": group or k,
+        "offset_a": x.offset,
+        "offset_w": first_word,
+        "offset_o": out.offset,
+    }
+    form = choose(
+        lowering.traits,
+        m,
+        n,
+        k,
+        bits,
+        words,
+        first_word,
+        group if grouped else 0,
+        integers,
+        x.dtype is DType.float16,
+    )
+    # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
+    # each shape.
+    constant = (
+        form.template in ("quantized/qmatvec.comp", "quantized/qmatmul_coopmat.comp")
+        and lowering.traits.profile.specialize_sizes
+    )
+    lowering.dispatch(
+        form.template,
+        buffers,
+        macros={**macros, **form.macros},
+        params={
+            **sizes,
+            "x_scale": bits_of(node.float("x_scale")),
+            "x_zero": node.int("x_zero"),
+            **output_params(requantized),
+        },
+        grid=form.grid,
+        specialize=sizes if constant else (),
+        subgroup_size=form.subgroup_size,
+        flops=2 * m * n * k,
+    )
+
+
+register(Operator(NAME, _shape, Kernel(_lower, supports=supports, epilogue=True)))
+
+
+def _align_shape(x: TensorType, multiple: int) -> TensorType:
+    return x.with_dims((x.dims[0], _dims.align(x.dims[1], multiple)))
+
+
+def _align_lower(lowering: Lowering, node: Node) -> None:
+    source, target = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    emit_copy(lowering, source, slice_of(target, 1, 0, source.dims[1]))
+
+
+# A copy of a matrix whose rows start at multiples of `multiple` elements.
+register(Operator(ALIGN_ROWS, _align_shape, Kernel(_align_lower)))
+
+
+# -- nodes of this operator ----------------------------------------------------------------------
+def by_rows(builder: Builder, parameters: Value, rows: Size, transposed: bool = False) -> Value:
+    """Scales or sums as [rows, groups]: from [rows or more], or [rows or more, groups], or if
+    `transposed` [groups, rows or more]."""
+    if parameters.type.rank == 1:
+        parameters = builder.emit("aten.view.default", parameters, (parameters.type.dims[0], 1))
+    elif transposed:
+        parameters = builder.emit("aten.permute.default", parameters, (1, 0))
+    if parameters.type.dims[0] != rows:
+        parameters = builder.emit("aten.slice.Tensor", parameters, 0, 0, rows, 1)
+    if parameters.type.dtype in (DType.float64, DType.bfloat16):
+        parameters = builder.emit("aten._to_copy.default", parameters, REAL)
+    return builder.emit("purevk.copy", parameters)
+
+
+def emit_linear(
+    builder: Builder,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    *,
+    bits: int = 8,
+    high_first: bool = False,
+    group: int = 0,
+    bias: Value | None = None,
+    sums: Value | None = None,
+    x_scale: Value | float = 1.0,
+    x_zero: Value | int = 0,
+    dtype: DType = REAL,
+    out: OutputQuantization | None = None,
+) -> Value:
+    """x [..., K] times the weight: [..., N]. Scales and sums are [N, groups]. The scale and the
+    zero point of an int8 x are two numbers, or two tensors with one element for each row of x."""
+    k, rows = x.type.dims[-1], _dims.product(x.type.dims[:-1])
+    flat = builder.emit("aten.view.default", x, (rows, k))
+    row_scales = row_zeros = None
+    if isinstance(x_scale, Value):
+        row_scales = _row_parameter(builder, x_scale, rows, REAL, REAL)
+        x_scale = 1.0
+    if isinstance(x_zero, Value):
+        row_zeros = _row_parameter(builder, x_zero, rows, DType.int32, DType.int8)
+        x_zero = 0
+    n, pitch = weight.type.dims
+    if (
+        weight in builder.graph.constants
+        and pitch % 16
+        and weight.type.nbytes <= builder.traits.max_storage_range
+    ):
+        weight = builder.emit(ALIGN_ROWS, weight, 16)
+
+    def multiply(
+        weight: Value, scales: Value | None, sums: Value | None, bias: Value | None
+    ) -> Value:
+        return builder.emit(
+            NAME,
+            flat,
+            weight,
+            scales,
+            sums,
+            x_scale,
+            x_zero,
+            row_scales,
+            row_zeros,
+            bias,
+            bits,
+            high_first,
+            group,
+            dtype,
+            out,
+            None,
+            (),
+        )
+
+    ranges = split_rows(builder.traits, weight.type)
+    if ranges is None:
+        result = multiply(weight, scales, sums, bias)
+    else:
+        parts = []
+        for start, end in ranges:
+            part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
+            others = (_copy_rows(builder, each, start, end) for each in (scales, sums, bias))
+            parts.append(multiply(part, *others))
+        result = builder.emit("aten.cat.default", tuple(parts), 1)
+    return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+
+
+def _copy_rows(builder: Builder, value: Value | None, start: int, end: int) -> Value | None:
+    """A copy of some rows of a tensor. It is made once if the tensor is constant."""
+    if value is None:
+        return None
+    return builder.emit("purevk.copy", builder.emit("aten.slice.Tensor", value, 0, start, end, 1))
+
+
+def _row_parameter(builder: Builder, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
+    """As a vector of `dtype`, or of the `other` that the kernels read too."""
+    if value.type.dtype not in (dtype, other):
+        value = builder.emit("aten._to_copy.default", value, dtype)
+    return builder.emit("aten.view.default", value, (rows,))
