@@ -1,14 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 #pragma purevk precise
-// 2-D convolution of int8 codes as an implicit product: rows are output pixels, columns output
-// channels, K runs over the taps and the input channels of a group, as the weight [OC, KH * KW *
-// IC] has them (channels fastest).
+// 2-D convolution of int8 images as an implicit matmul. Rows are output pixels, and columns are
+// output channels. K runs over the taps and the input channels of a group, channels fastest, as in
+// the weight [OC, KH * KW * IC].
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles:
 // qtile.glslh.
-//   ALIGNED 16: IC is a multiple of 16; 4: a multiple of 4; both need pixels, groups of channels
-//   and the offset of the input at multiples of 4. 1: anything.
+//   ALIGNED  16: IC is a multiple of 16; 4: a multiple of 4. Both need pixels, groups of channels
+//            and the offset of the input at multiples of 4 bytes. 1: anything.
 // Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups of channels)
 #include "core/common.glslh"
 #include "quantized/qtile_sizes.glslh"
@@ -23,15 +23,15 @@ int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
 
 void a_row(int slot, int m) {
     m = min(m, batches * OH * OW - 1);
-    int line = m / OW, image = line / OH;
-    row_y[slot] = line - image * OH;
-    row_x[slot] = m - line * OW;
+    int image_row = m / OW, image = image_row / OH;
+    row_y[slot] = image_row - image * OH;
+    row_x[slot] = m - image_row * OW;
     row_at[slot] = image * H;
 }
 
 void a_column(int k) { k_now = k; }
 
-// Element of channel 0 of a tap's pixel; -1 if it lies outside.
+// The element of channel 0 of a tap's pixel; -1 if the pixel is outside of the image.
 int tap_at(int slot, int tap) {
     int ky = tap / KW, kx = tap - ky * KW;
     int y = tap_of(row_y[slot], ky, stride_y, pad_y, dilation_y, H), x = tap_of(row_x[slot], kx, stride_x, pad_x, dilation_x, W);
@@ -79,9 +79,9 @@ ivec4 b_load(int n, int k) {
 #include "quantized/qtile.glslh"
 
 void main() {
-    int set = int(gl_WorkGroupID.z);
-    first_in = set * IC;
-    first_out = set * OC;
+    int channel_group = int(gl_WorkGroupID.z);
+    first_in = channel_group * IC;
+    first_out = channel_group * OC;
     column_end = first_out + OC;
     depth = KH * KW * IC;
     int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N, rows = batches * OH * OW;

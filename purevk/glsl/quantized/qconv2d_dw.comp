@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 #pragma purevk precise
-// Depthwise 2-D convolution of int8 codes: 4 channels an invocation, each with its own weight [KH,
-// KW, channels].
+// Depthwise 2-D convolution of int8 images. An invocation computes 4 channels of PX pixels. The
+// weight is [KH, KW, channels].
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC
-// unused, and ldw counts bytes from one tap of the weight to the next.
-//   ALIGNED 4: channels, pixels, taps and offsets lie at multiples of 4 bytes; 1: anything.
-//   PX  neighbours along x that an invocation makes (2).
+// is not used, and ldw is the bytes from one tap of the weight to the next.
+//   ALIGNED  4: channels, pixels, taps and offsets are at multiples of 4 bytes; 1: anything
+//   PX       neighbours along x that an invocation computes (2)
 // Grid: (ceil(ceil(channels / 4) * ceil(OW / PX) / 64), OH, batches)
 #include "core/common.glslh"
 #ifndef ALIGNED
@@ -23,7 +23,7 @@ layout(local_size_x = 64, local_size_y = 1, local_size_z = 1) in;
 
 ivec4 bytes_of(uint word) { return ivec4(int(word << 24), int(word << 16), int(word << 8), int(word)) >> 24; }
 
-ivec4 codes_a(int at, int c) {
+ivec4 qvalues_a(int at, int c) {
 #if ALIGNED == 4
     return bytes_of(buf_a[at >> 2]);
 #else
@@ -35,7 +35,7 @@ ivec4 codes_a(int at, int c) {
 #endif
 }
 
-ivec4 codes_w(int at, int c) {
+ivec4 qvalues_w(int at, int c) {
 #if ALIGNED == 4
     return bytes_of(buf_w[at >> 2]);
 #else
@@ -57,11 +57,11 @@ void main() {
     for (int ky = 0; ky < KH; ky++) {
         int y = tap_of(oy, ky, stride_y, pad_y, dilation_y, H);
         for (int kx = 0; kx < KW; kx++) {
-            ivec4 w = codes_w(offset_w * 4 + (ky * KW + kx) * ldw + c, c);
+            ivec4 w = qvalues_w(offset_w * 4 + (ky * KW + kx) * ldw + c, c);
             UNROLL for (int p = 0; p < PX; p++) {
                 int x = tap_of(x0 + p, kx, stride_x, pad_x, dilation_x, W);
                 ivec4 a = ivec4(x_zero);
-                if (x >= 0 && y >= 0) a = codes_a(((image * H + y) * W + x) * pixel_a + offset_a + c, c);
+                if (x >= 0 && y >= 0) a = qvalues_a(((image * H + y) * W + x) * pixel_a + offset_a + c, c);
                 acc[p] += a * w;
             }
         }

@@ -1,18 +1,21 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Rows of a quantized table: out[i, d] = (code - zero) * scale for the codes of row index[i].
+// Rows of a quantized table: out[i, d] = (quantized value - zero point) * scale, for the quantized
+// values of row index[i].
 //
-// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] (if
-// ZEROS), then the indices,
-//   then out.
+// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] if
+// ZEROS, then the indices, then out.
 // Macros:
-//   BITS 8, 4 or 2. 4 and 2: codes are stored from 0 on (code + 8, code + 2); 8: int8 codes.
-//   HIGH_FIRST 1: the even code of a byte is its high nibble (BITS 4). BITS 2: the first code has
-//   the lowest bits. T_SCALE, T_ZERO, T_OUT; ZEROS; VEC4 1: D is a multiple of 4, and out is an
-//   array of vec4. QUADS 1 (with VEC4): 4 codes side by side lie in one word and belong to one
-//   group. INDEX_WORDS 2 if the indices are int64, of which the low words are read.
-//   PLACES n (with QUADS): times 4 elements of an invocation (1), a workgroup's width apart.
-// Grid: ceil(count * ceil(D / 4) / (local_size_x * PLACES)), spread over y
+//   BITS         8: int8. 4 and 2: unsigned, stored as value + 8 and value + 2.
+//   HIGH_FIRST   1: the high nibble of a byte has the even value (BITS 4). With BITS 2, the lowest
+//                bits have the first value.
+//   T_SCALE, T_ZERO, T_OUT   element types
+//   ZEROS        1: there are zero points
+//   VEC4         1: D is a multiple of 4, and out is an array of vec4
+//   QUADS        1 (with VEC4): 4 neighbours are in one word, and in one group
+//   INDEX_WORDS  2: the indices are int64, of which the low words are read
+//   ITEMS        (with QUADS) vec4s that an invocation computes, a workgroup's width apart (1)
+// Grid: ceil(count * ceil(D / 4) / (local_size_x * ITEMS)), spread over y
 #include "core/common.glslh"
 #ifndef BITS
 #define BITS 4
@@ -38,8 +41,8 @@
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
 #endif
-#ifndef PLACES
-#define PLACES 1
+#ifndef ITEMS
+#define ITEMS 1
 #endif
 #ifndef T_OUT
 #define T_OUT float
@@ -49,7 +52,7 @@ PARAM(0, count)  // of indices
 PARAM(1, D)
 PARAM(2, rows)
 PARAM(3, groups)      // of a row
-PARAM(4, group)       // codes of one
+PARAM(4, group)       // values of one
 PARAM(5, row_bytes)   // from one row to the next
 PARAM(6, index_step)  // elements from one index to the next
 #undef PARAM_DEFAULT
@@ -73,27 +76,27 @@ layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { T_OUT dst[]; };
 
 #if QUADS
 vec4 values(int row, int d) {
-    int at = offset_table + row * row_bytes + d * BITS / 8, place = row * groups + d / group;
+    int at = offset_table + row * row_bytes + d * BITS / 8, at_group = row * groups + d / group;
     uint word = table[at >> 2] >> ((at & 3) * 8);
-    ivec4 codes;
+    ivec4 qvalues;
     UNROLL for (int c = 0; c < 4; c++) {
 #if BITS == 8
-        codes[c] = bitfieldExtract(int(word), 8 * c, 8);
+        qvalues[c] = bitfieldExtract(int(word), 8 * c, 8);
 #elif BITS == 4
-        codes[c] = int(bitfieldExtract(word, 4 * (c ^ HIGH_FIRST), 4)) - 8;
+        qvalues[c] = int(bitfieldExtract(word, 4 * (c ^ HIGH_FIRST), 4)) - 8;
 #else
-        codes[c] = int(bitfieldExtract(word, 2 * c, 2)) - 2;
+        qvalues[c] = int(bitfieldExtract(word, 2 * c, 2)) - 2;
 #endif
     }
-    vec4 numbers = vec4(codes);
+    vec4 numbers = vec4(qvalues);
 #if ZEROS
-    numbers -= float(zeros[place]);
+    numbers -= float(zeros[at_group]);
 #endif
-    return numbers * float(scales[place]);
+    return numbers * float(scales[at_group]);
 }
 #endif
 
-int code(int row, int d) {
+int qvalue(int row, int d) {
 #if BITS == 8
     int at = offset_table + row * row_bytes + d;
     return bitfieldExtract(int(table[at >> 2]), (at & 3) * 8, 8);
@@ -108,28 +111,28 @@ int code(int row, int d) {
 }
 
 float value(int row, int d) {
-    int place = row * groups + d / group;
-    float number = float(code(row, d));
+    int at_group = row * groups + d / group;
+    float number = float(qvalue(row, d));
 #if ZEROS
-    number -= float(zeros[place]);
+    number -= float(zeros[at_group]);
 #endif
-    return number * float(scales[place]);
+    return number * float(scales[at_group]);
 }
 
 void main() {
     int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
-    int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * PLACES + int(gl_LocalInvocationIndex);
+    int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * ITEMS + int(gl_LocalInvocationIndex);
 #if QUADS
-    // All rows first, then all codes: they are under way at the same time. Places beyond the end
-    // repeat the last one.
-    int row[PLACES];
-    vec4 v[PLACES];
-    UNROLL for (int p = 0; p < PLACES; p++) {
+    // All indices first, then all values, so that the loads overlap. Items beyond the end repeat
+    // the last one.
+    int row[ITEMS];
+    vec4 v[ITEMS];
+    UNROLL for (int p = 0; p < ITEMS; p++) {
         int i = min((first + p * local) / quads, count - 1);
         row[p] = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
     }
-    UNROLL for (int p = 0; p < PLACES; p++) v[p] = values(row[p], (first + p * local) % quads * 4);
-    UNROLL for (int p = 0; p < PLACES; p++) {
+    UNROLL for (int p = 0; p < ITEMS; p++) v[p] = values(row[p], (first + p * local) % quads * 4);
+    UNROLL for (int p = 0; p < ITEMS; p++) {
         if (first + p * local < count * quads) dst[(offset_out >> 2) + first + p * local] = VEC4_OF(T_OUT)(v[p]);
     }
 #else

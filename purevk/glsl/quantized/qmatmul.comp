@@ -4,14 +4,14 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// The product of float activations with a quantized weight, by tiles in shared memory: for GPUs and
-// many rows.
+// Matmul of float activations with a quantized weight, by tiles in shared memory: for GPUs and many
+// rows.
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
-// matmul_sizes.glslh, with those of MATRIX_UNITS for activations in half.
-//   BACKWARD 1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
-//   bias and no epilogue.
-// The group is a multiple of 4; on matrix units there are none.
+// matmul_sizes.glslh, with those of MATRIX_UNITS for float16 activations.
+//   BACKWARD  1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
+//             bias and no epilogue.
+// The group is a multiple of 4. On matrix cores there are no groups.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M)), or ceil(K / TILE_N) first
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
@@ -29,15 +29,15 @@ void a_column(int k) { k_now = k; }
 
 int tile_rows() { return M; }
 
-// Codes k .. k+3 of row n of W times their scale. Halves hold codes exactly, but not their products
-// with a scale: on matrix units the sums are scaled.
+// Values k .. k+3 of row n of W, with their scale. A half represents a quantized value exactly, but
+// not a scaled one. So the sums are scaled on matrix cores.
 #define SCALE_SUMS (MATRIX_UNITS && !GROUPED && !BACKWARD)
 LOADED4 weights(int n, int k) {
 #if SCALE_SUMS
-    return LOADED4(codes(word_at(offset_w + n * ldw, k)));
+    return LOADED4(qvalues(word_at(offset_w + n * ldw, k)));
 #endif
     float scale = float(buf_scale[n * groups + min(k / group, groups - 1)]);
-    return LOADED4(codes(word_at(offset_w + n * ldw, k)) * scale);
+    return LOADED4(qvalues(word_at(offset_w + n * ldw, k)) * scale);
 }
 
 #if BACKWARD

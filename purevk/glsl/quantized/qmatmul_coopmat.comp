@@ -8,29 +8,33 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
-// The product with a quantized weight on matrix units: W, the left operand, goes from memory into
-// fragments without a detour, and A through shared memory. A subgroup makes TILES times 16 columns
-// of the result.
+// Matmul with a quantized weight on matrix cores. W, the left operand, goes from memory directly
+// into fragments, and A through shared memory. A subgroup computes TILES * 16 columns of the
+// result.
 //
-// Fragments lie as fragments.glslh says: the device must have been seen to do it so. The order of K
-// is free, as long as both operands have the same: an invocation takes whole words of W, and the
-// four that share a row of a fragment take 16 words one after another, a segment. Where the segment
-// has more than one scale, they hand words to each other, so that each multiplication is of one
-// group alone.
+// The elements of fragments must be where fragments.glslh says, so the device has to be tested
+// first. The order of K is free if both operands have the same one. An invocation reads whole words
+// of W. The four invocations that share a row of a fragment read 16 consecutive words, a segment.
+// If a segment has more than one scale, they exchange words, so that each multiplication is of one
+// group.
 //
 // Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
-//   ROWS    rows of A at a time (1), at most 8 or a multiple of 8
-//   SPLIT   1: numbers of A go as two halves, in units of the largest of a row so far, for 22 bits.
-//   0: as one half. SCALES  of a segment (1): 1, 2 or 4; groups are multiples of 4 words. Rows of W
-//   start at multiples of 4 words. SCALES4 1: there are 4, and rows have a multiple of 4 groups.
-//   BLOCKS  of 32 words of a row that a subgroup multiplies between two barriers (1)
-//   SEGMENTS  of a row that an invocation's four read at once: 2 or 1, for less code and fewer
-//   registers (2) TILES   of 16 columns, of a subgroup (1)
-//   SUBS_N, SUBS_K  subgroups side by side along the columns (4), and along K (1)
-//   AHEAD   1: what is multiplied next is read before what is multiplied now (0)
-//   MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices without matrix units.
-// Shared memory, bytes: UNITS * SUBS_K * BLOCKS * (BITS 4: 4096, 8: 2048), 512 * SUBS_N * SUBS_K
-// for the sums, 8 * SUBS_K * ROWS.
+//   ROWS      rows of A in a pass: at most 8, or a multiple of 8 (1)
+//   SPLIT     1: an element of A becomes two halves with 22 bits, relative to the largest element
+//             of the row so far. 0: one half.
+//   SCALES    of a segment: 1, 2 or 4 (1). Groups are multiples of 4 words, and rows of W start at
+//             multiples of 4 words.
+//   SCALES4   1: there are 4 scales, and rows have a multiple of 4 groups
+//   BLOCKS    of 32 words of a row that a subgroup multiplies between two barriers (1)
+//   SEGMENTS  of a row that four invocations read at once: 2, or 1 for less code and fewer
+//             registers (2)
+//   TILES     of 16 columns that a subgroup computes (1)
+//   SUBS_N    subgroups side by side along the columns (4)
+//   SUBS_K    subgroups that share K (1)
+//   AHEAD     1: the next operands are read before the current ones are multiplied (0)
+//   MATRIX_UNITS  0: the same in scalar arithmetic, for tests on devices without matrix cores
+// Shared memory, bytes: A_FRAGMENTS * SUBS_K * BLOCKS * (BITS 4: 4096, 8: 2048), 512 * SUBS_N *
+// SUBS_K for the sums, 8 * SUBS_K * ROWS.
 // Grid: (ceil(M / ROWS), ceil(N / (16 * TILES * SUBS_N)))
 #include "core/common.glslh"
 #ifndef ROWS
@@ -95,23 +99,23 @@ layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_sc
 #define RUNS (2 * BLOCKS / SEGMENTS)
 #define STEPS (PER_WORD / 4)
 #define QUADS (PER_WORD / 4)
-// Of 8 columns of A's fragments: ROWS, and the second halves after them; so many of them are
-// results. (No ?: here: the optimizer would not unroll loops up to it.)
+// Fragments of A have 8 columns: ROWS columns, then their second halves. RESULTS of the fragments
+// are results. (No ?: here, because the optimizer does not unroll loops up to it.)
 #if ROWS * (1 + SPLIT) <= 8
-#define UNITS 1
+#define A_FRAGMENTS 1
 #define RESULTS 1
 #else
 #define RESULTS ((ROWS + 7) / 8)
-#define UNITS (RESULTS * (1 + SPLIT))
+#define A_FRAGMENTS (RESULTS * (1 + SPLIT))
 #endif
-#define SECOND (4 * UNITS)
-// What a subgroup reads of A and puts: rows of blocks. The last ones may be put by several.
+#define SECOND (4 * A_FRAGMENTS)
+// Rows of blocks of A that a subgroup reads and stores. Several subgroups may store the last ones.
 #define ITEMS ((ROWS * SUBS_K * BLOCKS + SUBS - 1) / SUBS)
 #define ITEM(i) min(SUB + (i) * SUBS, ROWS * SUBS_K * BLOCKS - 1)
 #define ITEM_ROW(item) ((item) / (ROWS * BLOCKS) * ROWS + (item) % ROWS)
 
-// What goes with a word of W: for each step, pairs of A for the first and for the last 8 columns of
-// its fragment.
+// The elements of A for a word of W: for each step, pairs for the first and for the last 8 columns
+// of its fragment.
 #if BITS == 8
 #define T_PAIRS uvec2
 #else
@@ -124,11 +128,11 @@ layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_sc
 #define T_TOTAL float
 #define T_TOTAL4 vec4
 #endif
-#define BLOCK_PAIRS (8 * UNITS * 32)
+#define BLOCK_PAIRS (8 * A_FRAGMENTS * 32)
 shared T_PAIRS fragments[SUBS_K * BLOCKS * BLOCK_PAIRS];
 #if SPLIT
-// The largest exponent of a row of A so far, in turns, as the bits of a float have it: its unit is
-// 14 less.
+// The largest exponent of a row of A so far, as in the bits of a float. Iterations alternate
+// between the two. Elements are relative to an exponent that is 14 less.
 shared uint row_top[2][SUBS_K * ROWS];
 uint top[RESULTS][2];
 #endif
@@ -136,16 +140,16 @@ shared T_TOTAL results[SUBS * 128];
 
 uvec4 w_next[TILES][2][SEGMENTS], w[TILES][2][SEGMENTS];
 float scale_next[TILES][SCALES], scale[TILES][SCALES];
-T_TOTAL total[TILES][UNITS][4];
+T_TOTAL total[TILES][A_FRAGMENTS][4];
 #if ACT
 uint a_next[ITEMS][QUADS];
 #else
 vec4 a_next[ITEMS][QUADS];
 #endif
 
-// Codes of a word for the pairs of a step that lie in the first (upper 0) or last 8 columns of the
-// fragment.
-PAIR codes_of(uint word, int step, int upper) {
+// A pair of quantized values of a word, for a step: in the first (upper 0) or in the last 8 columns
+// of the fragment.
+PAIR qvalues_of(uint word, int step, int upper) {
 #if BITS == 8
     uint bits = ((word ^ 0x80808080u) >> (8 * upper)) & 0x00ff00ffu;
     return PAIR_OF(bits | 0x64006400u) - PAIR(1152.0);
@@ -157,11 +161,11 @@ PAIR codes_of(uint word, int step, int upper) {
 }
 
 #if MATRIX_UNITS == 0
-shared uvec4 handed[SUBS * 32];
+shared uvec4 exchange[SUBS * 32];
 #endif
 
-// Word v of invocation q of four becomes word q of invocation v.
-uvec4 turned(uvec4 w) {
+// Transposes the words of four invocations: word v of invocation q becomes word q of invocation v.
+uvec4 transposed4(uvec4 w) {
 #if MATRIX_UNITS
     bool odd = (gl_SubgroupInvocationID & 1u) != 0u, last = (gl_SubgroupInvocationID & 2u) != 0u;
     uint a = subgroupShuffleXor(odd ? w.x : w.y, 1u), b = subgroupShuffleXor(odd ? w.z : w.w, 1u);
@@ -172,26 +176,26 @@ uvec4 turned(uvec4 w) {
 #else
     uint id = gl_LocalInvocationIndex, first = id & ~3u;
     barrier();
-    handed[id] = w;
+    exchange[id] = w;
     barrier();
-    return uvec4(handed[first][id & 3u], handed[first + 1u][id & 3u], handed[first + 2u][id & 3u], handed[first + 3u][id & 3u]);
+    return uvec4(exchange[first][id & 3u], exchange[first + 1u][id & 3u], exchange[first + 2u][id & 3u], exchange[first + 3u][id & 3u]);
 #endif
 }
 
-// What invocation q of each four has, here.
-float handed_over(float v, int q) {
+// The number of invocation q of each four.
+float quad_broadcast(float v, int q) {
 #if MATRIX_UNITS
     return subgroupShuffle(v, (gl_SubgroupInvocationID & ~3u) | uint(q));
 #else
     barrier();
-    handed[gl_LocalInvocationIndex].x = floatBitsToUint(v);
+    exchange[gl_LocalInvocationIndex].x = floatBitsToUint(v);
     barrier();
-    return uintBitsToFloat(handed[(gl_LocalInvocationIndex & ~3u) | uint(q)].x);
+    return uintBitsToFloat(exchange[(gl_LocalInvocationIndex & ~3u) | uint(q)].x);
 #endif
 }
 
-// Reads W from k0 on: segment s of two rows, [h][s]. Invocation q of four reads the scales of row q
-// / 2, segment q % SEGMENTS.
+// Reads W from k0 on: segment s of two rows, [h][s]. Invocation q of four reads the scales of row
+// q / 2, segment q % SEGMENTS.
 void fetch(int k0, int n0) {
     int sub = SUB, lane = LANE, last = ldw / 4 - 1;
     EACH for (int t = 0; t < TILES; t++) {
@@ -218,10 +222,10 @@ void fetch(int k0, int n0) {
 
 #if MATRIX_UNITS
 #define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>
-ACCUMULATOR acc[TILES][UNITS];
+ACCUMULATOR acc[TILES][A_FRAGMENTS];
 #define CLEAR(v) v = ACCUMULATOR(0.0)
 #else
-float acc[TILES][UNITS][4];
+float acc[TILES][A_FRAGMENTS][4];
 shared vec2 pairs[SUBS * 32 * 4 * STEPS * TILES];
 #define CLEAR(v) v = float[4](0.0, 0.0, 0.0, 0.0)
 #endif
@@ -233,14 +237,14 @@ shared vec2 pairs[SUBS * 32 * 4 * STEPS * TILES];
         CLEAR(acc[t][u]); \
     }
 
-// Multiplies the fragments that are made of a word of each row.
+// Multiplies the fragments of one word of each row.
 void multiply_word(uint words[TILES][2], int at, float scales[TILES][2]) {
 #if MATRIX_UNITS
     coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[STEPS][TILES];
     EACH for (int step = 0; step < STEPS; step++) {
         EACH for (int t = 0; t < TILES; t++) {
             EACH for (int i = 0; i < 4; i++) {
-                f16vec2 p = codes_of(words[t][i / 2], step, i % 2);
+                f16vec2 p = qvalues_of(words[t][i / 2], step, i % 2);
                 a[step][t][2 * i] = p.x;
                 a[step][t][2 * i + 1] = p.y;
             }
@@ -249,17 +253,17 @@ void multiply_word(uint words[TILES][2], int at, float scales[TILES][2]) {
 #else
     barrier();
     for (int j = 0; j < 4 * STEPS * TILES; j++) {
-        pairs[(SUB * 32 + LANE) * (4 * STEPS * TILES) + j] = codes_of(words[j / (4 * STEPS)][j % 4 / 2], j / 4 % STEPS, j % 2);
+        pairs[(SUB * 32 + LANE) * (4 * STEPS * TILES) + j] = qvalues_of(words[j / (4 * STEPS)][j % 4 / 2], j / 4 % STEPS, j % 2);
     }
     barrier();
 #endif
-    EACH for (int u = 0; u < UNITS; u++) {
+    EACH for (int u = 0; u < A_FRAGMENTS; u++) {
 #if MATRIX_UNITS
-        T_PAIRS held = fragments[at + u * 32 + LANE];
+        T_PAIRS pairs_of_a = fragments[at + u * 32 + LANE];
         EACH for (int step = 0; step < STEPS; step++) {
             coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> b;
             EACH for (int i = 0; i < 2; i++) {
-                f16vec2 p = unpackFloat2x16(held[2 * step + i]);
+                f16vec2 p = unpackFloat2x16(pairs_of_a[2 * step + i]);
                 b[2 * i] = p.x;
                 b[2 * i + 1] = p.y;
             }
@@ -280,22 +284,22 @@ void multiply_word(uint words[TILES][2], int at, float scales[TILES][2]) {
     }
 }
 
-// Multiplies what is in w by A, from fragments `at` on.
+// Multiplies w by A, from fragments `at` on.
 void multiply(int at) {
     EACH for (int t = 0; t < TILES; t++) {
-        EACH for (int u = 0; u < UNITS; u++) CLEAR(acc[t][u]);
+        EACH for (int u = 0; u < A_FRAGMENTS; u++) CLEAR(acc[t][u]);
     }
     EACH for (int s = 0; s < SEGMENTS; s++) {
 #if SCALES > 1
         EACH for (int t = 0; t < TILES; t++) {
-            EACH for (int h = 0; h < 2; h++) w[t][h][s] = turned(w[t][h][s]);
+            EACH for (int h = 0; h < 2; h++) w[t][h][s] = transposed4(w[t][h][s]);
         }
 #endif
         EACH for (int g = 0; g < SCALES; g++) {
             float scales[TILES][2];
 #if GROUPED
             EACH for (int t = 0; t < TILES; t++) {
-                EACH for (int h = 0; h < 2; h++) scales[t][h] = handed_over(scale[t][g], 2 * h + s);
+                EACH for (int h = 0; h < 2; h++) scales[t][h] = quad_broadcast(scale[t][g], 2 * h + s);
             }
 #endif
             EACH for (int j = 0; j < 4 / SCALES; j++) {
@@ -304,10 +308,10 @@ void multiply(int at) {
                 EACH for (int t = 0; t < TILES; t++) {
                     EACH for (int h = 0; h < 2; h++) words[t][h] = w[t][h][s][v];
                 }
-                multiply_word(words, at + (s * 4 + v) * (UNITS * 32), scales);
+                multiply_word(words, at + (s * 4 + v) * (A_FRAGMENTS * 32), scales);
             }
 #if GROUPED && SCALES < 4
-            EACH for (int u = 0; u < UNITS; u++) {
+            EACH for (int u = 0; u < A_FRAGMENTS; u++) {
                 END_GROUP(u, scales)
             }
 #endif
@@ -315,7 +319,7 @@ void multiply(int at) {
     }
 #if !GROUPED
     EACH for (int t = 0; t < TILES; t++) {
-        EACH for (int u = 0; u < UNITS; u++) {
+        EACH for (int u = 0; u < A_FRAGMENTS; u++) {
             EACH for (int i = 0; i < 4; i++) total[t][u][i] += T_TOTAL(acc[t][u][i]);
         }
     }
@@ -323,8 +327,8 @@ void multiply(int at) {
 }
 
 #if SPLIT
-// Brings the sums into the units of what comes next.
-void change_units(int part, int side) {
+// Makes the sums relative to the exponents of the next elements.
+void rescale(int part, int side) {
     EACH for (int u = 0; u < RESULTS; u++) {
         EACH for (int c = 0; c < 2; c++) {
             uint now = row_top[side][part * ROWS + min((SUM_COLUMN(LANE, c) + 8 * u) % SECOND, ROWS - 1)];
@@ -333,7 +337,7 @@ void change_units(int part, int side) {
             EACH for (int t = 0; t < TILES; t++) {
                 EACH for (int h = 0; h < 2; h++) {
                     total[t][u][2 * h + c] *= ratio;
-#if UNITS > 1
+#if A_FRAGMENTS > 1
                     total[t][u + RESULTS][2 * h + c] *= ratio;
 #endif
                 }
@@ -346,7 +350,7 @@ void change_units(int part, int side) {
 void main() {
     int m0 = int(gl_WorkGroupID.x) * ROWS, n0 = int(gl_WorkGroupID.y) * (16 * TILES * SUBS_N), sub = SUB, lane = LANE;
     EACH for (int t = 0; t < TILES; t++) {
-        EACH for (int u = 0; u < UNITS; u++) {
+        EACH for (int u = 0; u < A_FRAGMENTS; u++) {
             EACH for (int i = 0; i < 4; i++) total[t][u][i] = T_TOTAL(0);
         }
     }
@@ -363,7 +367,7 @@ void main() {
         put(m0, side);
         barrier();
 #if SPLIT
-        change_units(sub / SUBS_N, side);
+        rescale(sub / SUBS_N, side);
 #endif
         side ^= 1;
 #if AHEAD
@@ -376,7 +380,7 @@ void main() {
 #if AHEAD
             fetch(next, n0);
 #endif
-            multiply((first * 8 + run * 4 * SEGMENTS) * (UNITS * 32));
+            multiply((first * 8 + run * 4 * SEGMENTS) * (A_FRAGMENTS * 32));
 #if !AHEAD
             fetch(next, n0);
 #endif
@@ -385,8 +389,8 @@ void main() {
         fetch_a(k0 + BLOCKS * SUBS_K * BLOCK, m0, side);
 #endif
     }
-    // 8 rows of a tile at a time; an invocation stores at most 4 columns of one. Registers have no
-    // indices, so all are looked at.
+    // Each pass stores 8 rows of a tile. An invocation stores at most 4 columns of one row.
+    // Registers cannot be indexed, so the loops visit all of them.
     int item = int(gl_LocalInvocationIndex), row = item / (4 * SUBS_N), column = item % (4 * SUBS_N) * 4;
     for (int pass = 0; pass < TILES * RESULTS; pass++) {
         T_TOTAL own[4];
@@ -395,7 +399,7 @@ void main() {
                 EACH for (int i = 0; i < 4; i++) {
                     T_TOTAL sum = total[t][u][i];
 #if SPLIT
-#if UNITS > 1
+#if A_FRAGMENTS > 1
                     sum += total[t][u + RESULTS][i] / 2048.0;
 #endif
                     sum *= uintBitsToFloat((top[u][i % 2] - 14u) << 23);
@@ -414,7 +418,7 @@ void main() {
             UNROLL for (int part = 0; part < SUBS_K; part++) {
                 UNROLL for (int e = 0; e < 4; e++) {
                     sum[e] += results[(part * 8 + row) * (16 * SUBS_N) + column + e];
-#if SPLIT && UNITS == 1
+#if SPLIT && A_FRAGMENTS == 1
                     sum[e] += results[(part * 8 + SECOND + row) * (16 * SUBS_N) + column + e] / 2048.0;
 #endif
                 }

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 #pragma purevk precise
-// The product of int8 codes with a quantized weight, added up in integers, by tiles: for many rows.
+// Matmul of int8 activations with a quantized weight, with integer sums, by tiles: for many rows.
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh.
 // The group, if GROUPED, is a multiple of 16.
@@ -19,7 +19,7 @@ void a_column(int k) { k_now = k; }
 
 ivec4 a_load(int slot) {
     int m = row_of_slot[slot];
-    return ivec4(a_codes(m, k_now), a_codes(m, k_now + 4), a_codes(m, k_now + 8), a_codes(m, k_now + 12));
+    return ivec4(a_qvalues(m, k_now), a_qvalues(m, k_now + 4), a_qvalues(m, k_now + 8), a_qvalues(m, k_now + 12));
 }
 
 ivec4 b_load(int n, int k) {
@@ -31,7 +31,7 @@ ivec4 b_load(int n, int k) {
 #else
     int at = k >> 3;
     uint low = buf_w[row + min(at, last)], high = buf_w[row + min(at + 1, last)];
-    return ivec4(code_bytes(low), code_bytes(low >> 16), code_bytes(high), code_bytes(high >> 16));
+    return ivec4(qvalue_bytes(low), qvalue_bytes(low >> 16), qvalue_bytes(high), qvalue_bytes(high >> 16));
 #endif
 }
 

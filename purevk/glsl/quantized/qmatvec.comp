@@ -1,20 +1,22 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The product with a quantized weight for few rows, as in decoding: W is read once, at the speed of
-// memory. The invocations of a workgroup share K, and make COLS columns.
+// Matmul with a quantized weight for few rows, as in decoding. W is read once, at the speed of
+// memory. The invocations of a workgroup share K, and compute COLS columns.
 //
 // Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
-//   ROWS   rows of A at a time (1)
-//   COLS   columns of a workgroup, a multiple of 4 (4)
-//   WORDS  words of W that an invocation reads at once: 4, 2 or 1; a row of W has a multiple of
-//   them, and so has a group. STEPS  so many reads of each column are under way at a time, where A
-//   is not shared (1) SHARE  (ACT 0) 1: A goes through shared memory (1): 16 * ROWS * LX * (WORDS *
-//   8 / BITS + 1) bytes. 0: it does not. ANY_GROUP 1: groups of any length; an invocation takes
-//   whole groups (WORDS is 1). LX     invocations that share the columns (32), a power of two
-//   SUBGROUP  size of a subgroup, which adds up by itself, and of which LX is a multiple; 0: none
-//   is used. TEAMS  so many times LX invocations make a workgroup (1), each LX of them other
-//   columns; they share A. More than one need
-//          SUBGROUP == LX.
+//   ROWS       rows of A in a pass (1)
+//   COLS       columns of a workgroup, a multiple of 4 (4)
+//   WORDS      words of W that an invocation reads at once: 4, 2 or 1. The words of a row of W, and
+//              of a group, are multiples of it.
+//   STEPS      reads of each column that overlap, where A is not shared (1)
+//   SHARE      (ACT 0) 1: A goes through shared memory, 16 * ROWS * LX * (WORDS * 8 / BITS + 1)
+//              bytes; 0: it does not (1)
+//   ANY_GROUP  1: groups of any length. An invocation takes whole groups, and WORDS is 1.
+//   LX         invocations that share the columns, a power of two (32)
+//   SUBGROUP   size of a subgroup, of which LX is a multiple: subgroup arithmetic adds up. 0:
+//              shared memory does.
+//   TEAMS      groups of LX invocations in a workgroup, each for other columns (1). They share A.
+//              More than one need SUBGROUP == LX.
 // Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
 #include "core/common.glslh"
 #ifndef ROWS
@@ -69,7 +71,7 @@ T_SUM total[ROWS][COLS4];
 shared T_SUM parts[PARTS];
 #endif
 
-// The sums of all invocations, to all of them.
+// Adds the sums of all invocations. All of them get the result.
 T_SUM add_up(T_SUM sum) {
 #if SUBGROUP
     sum = subgroupAdd(sum);
@@ -112,9 +114,9 @@ void multiply(int lane, int m0, int n0) {
 #endif
                 for (int k = g * group; k < min((g + 1) * group, K); k++) {
                     ivec4 c;
-                    UNROLL for (int i = 0; i < 4; i++) c[i] = code_at(row_at(n + i), k);
+                    UNROLL for (int i = 0; i < 4; i++) c[i] = qvalue_at(row_at(n + i), k);
 #if ACT
-                    part += bitfieldExtract(a_codes(m, k & ~3), (k & 3) * 8, 8) * c;
+                    part += bitfieldExtract(a_qvalues(m, k & ~3), (k & 3) * 8, 8) * c;
 #else
                     part += a_values(m, k & ~3)[k & 3] * vec4(c);
 #endif
@@ -137,7 +139,7 @@ void multiply(int lane, int m0, int n0) {
 #endif
 
 #if ACT || !SHARE
-// Adds CHUNK codes of each column from k0 on.
+// Adds CHUNK quantized values of each column from k0 on.
 void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
 #if ACT
     ivec4 part[ROWS][COLS4];
@@ -147,9 +149,9 @@ void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
     UNROLL for (int i = 0; i < WORDS; i++) {
         UNROLL for (int q = 0; q < QUADS; q++) {
             int k = k0 + i * PER_WORD + q * 4, a[ROWS];
-            UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_codes(min(m0 + r, M - 1), k);
+            UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_qvalues(min(m0 + r, M - 1), k);
             UNROLL for (int c = 0; c < COLS; c++) {
-                int b = code_bytes(WORD(w[c], i) >> (16 * q));
+                int b = qvalue_bytes(WORD(w[c], i) >> (16 * q));
                 UNROLL for (int r = 0; r < ROWS; r++) part[r][c / 4][c % 4] += dot4(a[r], b);
             }
         }
@@ -165,7 +167,7 @@ void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
             vec4 a[ROWS];
             UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_values(min(m0 + r, M - 1), k);
             UNROLL for (int c = 0; c < COLS; c++) {
-                vec4 b = codes(WORD(w[c], i) >> (16 * q));
+                vec4 b = qvalues(WORD(w[c], i) >> (16 * q));
                 UNROLL for (int r = 0; r < ROWS; r++) part[r][c / 4][c % 4] += dot(a[r], b);
             }
         }
@@ -204,14 +206,14 @@ void multiply(int lane, int m0, int n0) {
     }
 }
 #else
-// An invocation needs CHUNK neighbours of A, which would touch as many lines of the cache as there
-// are invocations: they are read side by side and handed over in shared memory. A vector between
-// the pieces keeps these in different banks.
+// An invocation needs CHUNK neighbours of A. If it read them itself, each invocation would read
+// another cache line. So neighbours read neighbours, and exchange them in shared memory. An unused
+// vector between the pieces keeps these in different banks.
 #define CHUNK4 uint(CHUNK / 4)
 #define PITCH (CHUNK / 4 + 1)
 shared vec4 tile[ROWS * LX * PITCH];
 
-// A[m][k .. k+3] as spread_codes takes it.
+// A[m][k .. k+3] as the other factor of spread_qvalues.
 vec4 unspread(int m, int k) { return a_values(min(m, M - 1), k) * UNSPREAD; }
 
 void multiply(int lane, int m0, int n0) {
@@ -241,7 +243,7 @@ void multiply(int lane, int m0, int n0) {
                     excess[r] += dot(a[r], OFFSET * SPREAD);
                 }
                 UNROLL for (int c = 0; c < COLS; c++) {
-                    vec4 b = spread_codes(WORD(w[c], i) >> (16 * q));
+                    vec4 b = spread_qvalues(WORD(w[c], i) >> (16 * q));
                     UNROLL for (int r = 0; r < ROWS; r++) {
                         UNROLL for (int e = 0; e < 4; e++) part[r][c / 4][c % 4] += a[r][e] * b[e];
                     }

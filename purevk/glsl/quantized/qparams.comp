@@ -1,14 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Scale and zero point of each row, from its least and its largest number: a workgroup a row.
+// Scale and zero point of each row, from its smallest and its largest number. A workgroup takes one
+// row.
 //
 // Bindings: 0 x [rows, K], 1 scales [rows], 2 zero points [rows].
-// Macros: T_A, T_SCALE, T_ZERO element types; VEC4_A 1: K, the stride and the offset are multiples
-// of 4.
-//   SCALE, ZERO  expressions over a (least), b (largest number), low, high, eps, middle; ZERO also
-//   over s, the scale. LX, SUBGROUP as in qmatvec.comp
-//   AHEAD  elements, or vec4s, that an invocation reads before it uses the first of them, by
-//   default 1
+// Macros:
+//   T_A, T_SCALE, T_ZERO  element types
+//   VEC4_A        1: K, the stride and the offset are multiples of 4
+//   SCALE, ZERO   expressions over a (the smallest number), b (the largest), low, high, eps,
+//                 middle; ZERO also over s, the scale
+//   LX, SUBGROUP  as in qmatvec.comp
+//   AHEAD         elements, or vec4s, that an invocation reads before it uses the first of them (1)
 // Grid: (rows), spread over y
 #include "core/common.glslh"
 #pragma purevk macro HAS_8BIT
@@ -53,10 +55,10 @@
 PARAM(0, rows)
 PARAM(1, K)
 PARAM(2, stride)     // of the rows of x
-PARAM(3, low_bits)   // least code, the bits of a float
-PARAM(4, high_bits)  // largest code (bits)
-PARAM(5, eps_bits)   // least scale (bits)
-PARAM(6, middle)     // zero point of symmetric codes
+PARAM(3, low_bits)   // smallest quantized value, the bits of a float
+PARAM(4, high_bits)  // largest quantized value (bits)
+PARAM(5, eps_bits)   // smallest scale (bits)
+PARAM(6, middle)     // zero point of symmetric quantization
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 0
 PARAM(7, offset)  // of x

@@ -1,3 +1,3 @@
-"""Operators that only ExecuTorch defines: those of earlier releases, and training."""
+"""Operators that only ExecuTorch defines: those of older releases, and training."""
 
 from purevk.ops.executorch import legacy, training  # noqa: F401

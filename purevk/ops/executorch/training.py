@@ -26,32 +26,34 @@ def _loss_shape(
 
 
 def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
-    """The mean over `n_valid` of log(sum(exp(logits))) - logits[label], and its gradient; rows with
-    a label below 0 do not count."""
+    """The sum of log(sum(exp(logits))) - logits[label] over all rows, divided by `n_valid`, and its
+    gradient. Rows with a label below 0 are left out."""
     logits, labels, count = node.tensor("logits"), node.tensor("labels"), node.float("n_valid")
     rows, classes = logits.type.dims
     column = builder.emit("aten.view.default", labels, (rows, 1))
-    counts = builder.emit("aten.ge.Tensor", column, 0)
-    known = builder.emit("aten.clamp.default", column, 0, None)
+    is_valid = builder.emit("aten.ge.Tensor", column, 0)
+    label = builder.emit("aten.clamp.default", column, 0, None)
     index = (
-        known
-        if known.type.dtype is DType.int64
-        else builder.emit("aten._to_copy.default", known, DType.int64)
+        label
+        if label.type.dtype is DType.int64
+        else builder.emit("aten._to_copy.default", label, DType.int64)
     )
     picked = builder.emit("aten.gather.default", logits, 1, index)
     total = builder.emit("aten.logsumexp.default", logits, (1,), True)
     each = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", total, picked), count)
-    losses = builder.emit("aten.where.self", counts, each, 0.0)
+    losses = builder.emit("aten.where.self", is_valid, each, 0.0)
     loss = builder.emit("aten.sum.default", losses)
     numbers = builder.emit(
-        "aten.view.default", builder.emit("purevk.iota", classes, known.type.dtype), (1, classes)
+        "aten.view.default", builder.emit("purevk.iota", classes, label.type.dtype), (1, classes)
     )
-    hot = builder.emit(
-        "aten._to_copy.default", builder.emit("aten.eq.Tensor", numbers, known), logits.type.dtype
+    one_hot = builder.emit(
+        "aten._to_copy.default", builder.emit("aten.eq.Tensor", numbers, label), logits.type.dtype
     )
-    shares = builder.emit("aten._softmax.default", logits, 1, False)
-    slope = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", shares, hot), count)
-    return loss, builder.emit("aten.where.self", counts, slope, 0.0)
+    probabilities = builder.emit("aten._softmax.default", logits, 1, False)
+    gradient = builder.emit(
+        "aten.div.Tensor", builder.emit("aten.sub.Tensor", probabilities, one_hot), count
+    )
+    return loss, builder.emit("aten.where.self", is_valid, gradient, 0.0)
 
 
 register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports)))
@@ -75,7 +77,7 @@ def _adamw_shape(
 
 
 def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
-    """One step; the three tensors are written in place."""
+    """One step. It writes the parameter and both moments in place."""
     names = ("param", "m", "v", "grad")
     states = [node.tensor(name) for name in names[:3]]
     lr, beta1, beta2 = node.float("lr"), node.float("beta1"), node.float("beta2")
@@ -119,8 +121,10 @@ def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
 
 
 def _expand_weight(builder: Builder, node: Node) -> Value:
-    slopes, x = (_flat(builder, node.tensor(name)) for name in ("d_out", "x"))
-    return builder.emit("aten.mm.default", builder.emit("aten.permute.default", slopes, (1, 0)), x)
+    gradient, x = (_flat(builder, node.tensor(name)) for name in ("d_out", "x"))
+    return builder.emit(
+        "aten.mm.default", builder.emit("aten.permute.default", gradient, (1, 0)), x
+    )
 
 
 register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports)))
@@ -129,27 +133,27 @@ BACKWARD = "purevk.quantized_backward"
 
 
 def _backward_shape(
-    slopes: TensorType, weight: TensorType, scales: TensorType, group: int, dtype: DType = REAL
+    gradient: TensorType, weight: TensorType, scales: TensorType, group: int, dtype: DType = REAL
 ) -> TensorType:
-    """slopes [M, N], weight [N, bytes] of two codes, scales [N, groups]."""
-    return TensorType(dtype, (slopes.dims[0], weight.dims[1] * 2))
+    """gradient [M, N], weight [N, bytes] with two quantized values in a byte, scales [N, groups]."""
+    return TensorType(dtype, (gradient.dims[0], weight.dims[1] * 2))
 
 
 def _backward_lower(lowering: Lowering, node: Node) -> None:
     out = lowering.operand(node.result)
-    slopes, weight = (
-        dense_rows(lowering, lowering.operand(node.tensor(name))) for name in ("slopes", "weight")
+    gradient, weight = (
+        dense_rows(lowering, lowering.operand(node.tensor(name))) for name in ("gradient", "weight")
     )
     scales = whole(lowering, node.tensor("scales"))
-    (m, n), k = slopes.dims, out.dims[1]
+    (m, n), k = gradient.dims, out.dims[1]
     macros = {
         "BACKWARD": 1,
         "BITS": 4,
         "GROUPED": 1,
-        "T_A": slopes.dtype.glsl,
+        "T_A": gradient.dtype.glsl,
         "T_SCALE": scales.dtype.glsl,
         "T_OUT": out.dtype.glsl,
-        "VEC4_A": int(gcd4(n, slopes.strides[0], slopes.offset)),
+        "VEC4_A": int(gcd4(n, gradient.strides[0], gradient.offset)),
         "VEC4_OUT": int(gcd4(k, out.offset)),
         "TILE_M": 32,
         "TILE_N": 32,
@@ -161,7 +165,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "M": m,
         "N": n,
         "K": k,
-        "lda": slopes.strides[0],
+        "lda": gradient.strides[0],
         "ldw": weight.strides[0] // 4,
         "ldo": k,
         "groups": scales.dims[1],
@@ -171,13 +175,13 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "out_inverse": bits_of(1.0),
         "out_zero": 0,
         "out_low": 0,
-        "offset_a": slopes.offset,
+        "offset_a": gradient.offset,
         "offset_w": weight.offset // 4,
         "offset_o": out.offset,
     }
     lowering.dispatch(
         "quantized/qmatmul.comp",
-        [(slopes, "r"), (weight, "r"), (scales, "r"), (out, "w")],
+        [(gradient, "r"), (weight, "r"), (scales, "r"), (out, "w")],
         macros=macros,
         params=params,
         grid=(_dims.ceil_div(k, 32), _dims.ceil_div(m, 32), 1),
@@ -222,33 +226,33 @@ register(
 )
 
 
-# -- new codes for a weight ----------------------------------------------------------------------
+# -- quantizing a weight again -------------------------------------------------------------------
 def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> TensorType:
     if latent.rank != 2 or scales.rank != 2:
-        raise ShapeError(f"codes of {latent} with scales {scales}")
+        raise ShapeError(f"cannot quantize {latent} with scales {scales}")
     return TensorType(DType.uint8, (latent.dims[0], (latent.dims[1] + 1) // 2))
 
 
 def _expand_requant(builder: Builder, node: Node) -> Value:
-    """Two codes a byte, the even one in the low nibble; scales are [groups, rows or more], and 0
-    gives the code of 0."""
+    """Two values in a byte, that of the even column in the low nibble. Scales are [groups, rows or
+    more]; values with scale 0 become those of 0."""
     latent, scales, group = node.tensor("latent"), node.tensor("scales"), node.int("group_size")
     rows, columns = latent.type.dims
-    numbers = builder.emit("purevk.iota", columns)
-    places = builder.emit("aten.div.Tensor_mode", numbers, group, "floor")
+    column = builder.emit("purevk.iota", columns)
+    groups = builder.emit("aten.div.Tensor_mode", column, group, "floor")
     spread = builder.emit(
-        "aten.index_select.default", by_rows(builder, scales, rows, transposed=True), 1, places
+        "aten.index_select.default", by_rows(builder, scales, rows, transposed=True), 1, groups
     )
     program = Program(builder, (rows, columns))
     number, scale = program.real(latent), program.real(spread)
-    code = program.step(
+    value = program.step(
         "($1 == 0.0 ? 8 : int(clamp(roundEven(pv_divide($0, $1)), -8.0, 7.0)) + 8)",
         number,
         scale,
         dtype=DType.int32,
     )
-    codes = program.emit((code, DType.uint8))
-    low, high = (builder.emit("aten.slice.Tensor", codes, 1, at, columns, 2) for at in (0, 1))
+    values = program.emit((value, DType.uint8))
+    low, high = (builder.emit("aten.slice.Tensor", values, 1, at, columns, 2) for at in (0, 1))
     pairs = columns // 2
     first = low if columns % 2 == 0 else builder.emit("aten.slice.Tensor", low, 1, 0, pairs, 1)
     packed = Program(builder, (rows, pairs))

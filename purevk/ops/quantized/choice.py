@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from purevk.ir import Size
@@ -23,59 +22,74 @@ class Form:
     subgroup_size: int | None = None
 
 
-def choose(
-    traits: DeviceTraits,
-    m: Size,
-    n: Size,
-    k: Size,
-    bits: int,
-    words: Size,
-    first_word: Size,
-    group: int,
-    integers: bool,
-    halves: bool = False,
-) -> Form:
-    """The kernel for [m, k] times a weight of n rows.
+@dataclass(frozen=True)
+class QuantizedMatmul:
+    """A matmul of [m, k] with a weight of n rows.
 
-    Args:
-        words: of 4 bytes from one row of the weight to the next; `first_word` is that of the first
-            row.
-        group: codes that share a scale; 0: all of a row.
-        integers: the activations are int8 codes. halves: they are float16.
+    Attributes:
+        bits: of a quantized value of the weight: 8 or 4.
+        words: of 4 bytes from one row of the weight to the next.
+        first_word: of the first row of the weight.
+        group: quantized values that share a scale; 0: all of a row.
+        integers: the activations are int8.
+        halves: the activations are float16.
     """
-    unit = 16 if integers else 4
 
-    def whole(count: int) -> bool:
-        """Whether rows and groups have a multiple of so many words."""
+    m: Size
+    n: Size
+    k: Size
+    bits: int
+    words: Size
+    first_word: Size
+    group: int
+    integers: bool
+    halves: bool = False
+
+    @property
+    def max_m(self) -> int:
+        """Rows of the activations, at most."""
+        return _dims.upper(self.m)
+
+    @property
+    def max_n(self) -> int:
+        """Rows of the weight, at most."""
+        return _dims.upper(self.n)
+
+    def reads_words(self, count: int) -> bool:
+        """Whether rows and groups consist of so many words, several times."""
         return (
-            _dims.gcd_of(words) % count == 0
-            and _dims.gcd_of(first_word) % count == 0
-            and group % (count * 32 // bits) == 0
+            _dims.gcd_of(self.words) % count == 0
+            and _dims.gcd_of(self.first_word) % count == 0
+            and self.group % (count * 32 // self.bits) == 0
         )
 
-    few = not traits.profile.has_fast_shared_memory or m <= FEW_ROWS
-    if (form := _units(traits, m, n, k, bits, group, integers, halves, whole)) is not None:
+
+def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
+    """The kernel for a matmul with a quantized weight."""
+    few = not traits.profile.has_fast_shared_memory or matmul.m <= FEW_ROWS
+    if (form := _coopmat(traits, matmul)) is not None:
         return form
-    if few or group % unit:
-        return _few_rows(traits, m, n, bits, group, integers, halves, whole)
-    most = _dims.upper(m)
-    if most <= 4 * FEW_ROWS and (
-        integers or (traits.has("subgroup_arithmetic", "subgroup_size_control") and bits == 4)
+    if few or matmul.group % (16 if matmul.integers else 4):
+        return _few_rows(traits, matmul)
+    rows = matmul.max_m
+    if rows <= 4 * FEW_ROWS and (
+        matmul.integers
+        or (traits.has("subgroup_arithmetic", "subgroup_size_control") and matmul.bits == 4)
     ):
-        return _few_rows(traits, m, n, bits, group, integers, halves, whole)
+        return _few_rows(traits, matmul)
     shape = traits.matrix_shape
-    if halves and not group and shape is not None and shape[0] * shape[1] == 256:
-        units = _half_tile(traits, shape, most)
-        if units.fits(traits, Problem(most, _dims.upper(n), _dims.upper(k), 1, True, True)):
-            return Form(
-                "quantized/qmatmul.comp", units.grid(m, n, 1), units.macros(), units.subgroup
-            )
-    tile_m, tile_n = _tile(traits, m, n)
-    grid = (_dims.ceil_div(n, tile_n), _dims.ceil_div(m, tile_m), 1)
-    if integers:
+    if matmul.halves and not matmul.group and shape is not None and shape[0] * shape[1] == 256:
+        coopmat = _half_tile(traits, shape, rows)
+        problem = Problem(rows, matmul.max_n, _dims.upper(matmul.k), 1, True, True)
+        if coopmat.fits(traits, problem):
+            grid = coopmat.grid(matmul.m, matmul.n, 1)
+            return Form("quantized/qmatmul.comp", grid, coopmat.macros(), coopmat.subgroup)
+    tile_m, tile_n = _tile(traits, rows, matmul.max_n)
+    grid = (_dims.ceil_div(matmul.n, tile_n), _dims.ceil_div(matmul.m, tile_m), 1)
+    if matmul.integers:
         return Form("quantized/qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
-    if most <= 16:
-        grid = (_dims.ceil_div(n, 32), 1, 1)
+    if rows <= 16:
+        grid = (_dims.ceil_div(matmul.n, 32), 1, 1)
         return Form(
             "quantized/qmatmul.comp",
             grid,
@@ -90,15 +104,15 @@ def choose(
 
 
 def _half_tile(traits: DeviceTraits, shape: tuple[int, int, int], rows: int) -> Coopmat:
-    """Tiles on matrix units for activations in half."""
+    """Tiles on matrix cores for float16 activations."""
     sizes = (128, 64, 32, 32, 32) if rows > 64 else (64, 64, 64, 32, 32)
     return Coopmat(*sizes, shape=shape, subgroup=traits.subgroup_size)
 
 
-def _tile(traits: DeviceTraits, m: Size, n: Size) -> tuple[int, int]:
-    """The largest tile that still gives every core one."""
+def _tile(traits: DeviceTraits, rows: int, columns: int) -> tuple[int, int]:
+    """The largest tile that leaves one for each multiprocessor."""
     for tile_m, tile_n in ((64, 64), (32, 64), (32, 32)):
-        if -(-_dims.upper(m) // tile_m) * -(-_dims.upper(n) // tile_n) >= max(traits.cores, 16):
+        if -(-rows // tile_m) * -(-columns // tile_n) >= max(traits.cores, 16):
             break
     return tile_m, tile_n
 
@@ -108,24 +122,16 @@ def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
     return {"TILE_M": tile_m, "TILE_N": tile_n, "CHUNKS": 4, "THREAD_M": 4, "THREAD_N": 4}
 
 
-def _few_rows(
-    traits: DeviceTraits,
-    m: Size,
-    n: Size,
-    bits: int,
-    group: int,
-    integers: bool,
-    halves: bool,
-    whole: Callable[[int], bool],
-) -> Form:
-    rows = next(count for count in (1, 2, 4, 8) if count >= min(_dims.upper(m), FEW_ROWS))
+def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
+    """The vector kernel: a workgroup reads columns of the weight once."""
+    bits, integers = matmul.bits, matmul.integers
+    rows = next(count for count in (1, 2, 4, 8) if count >= min(matmul.max_m, FEW_ROWS))
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
     lanes = traits.subgroup_size if subgroups else 32
     profile = traits.profile
     share = not integers and profile.has_fast_shared_memory
-    many = (
-        _dims.upper(n) >= 64 * traits.processors
-    )  # a subgroup for each 8 columns fills the device
+    # A subgroup for each 8 columns fills the device.
+    many = matmul.max_n >= 64 * traits.processors
     columns, most, local = 4, 4, lanes
     if integers and profile.overlaps_loads:
         columns = 8 if rows == 4 and bits == 4 else 4
@@ -134,80 +140,97 @@ def _few_rows(
         columns, most = 8 if rows < 8 and many else 4, 2
         if many and rows <= 2 and subgroups:
             columns, most = 4 if rows == 1 and bits == 4 else 8, 4 if rows == 2 or bits == 4 else 2
-    few = not many and rows == 1 and profile.has_fast_shared_memory
-    if few and 2 * lanes <= traits.max_invocations:
-        local = 2 * lanes
+    wide = 2 * lanes
+    if not many and rows == 1 and profile.has_fast_shared_memory and wide <= traits.max_invocations:
+        local = wide
 
     teams = 1
-    if (
-        share and many and subgroups and (rows > 1 or bits == 4)
-    ):  # what is read of A serves more columns
+    if share and many and subgroups and (rows > 1 or bits == 4):
+        # What is read of A serves more columns.
         teams = max(min(4 if rows < 4 else 8, traits.max_invocations // lanes), 1)
 
     def fits(count: int) -> bool:
         shared = rows * local * (count * 32 // bits // 4 + 1) * 16 if share else 0
-        return count <= most and whole(count) and shared <= traits.max_shared_memory
+        return count <= most and matmul.reads_words(count) and shared <= traits.max_shared_memory
 
-    together = next(filter(fits, (4, 2, 1)), 0)
+    words = next(filter(fits, (4, 2, 1)), 0)
     macros = {
         "ROWS": rows,
         "COLS": columns,
         "STEPS": 1,
-        "WORDS": together or 1,
-        "ANY_GROUP": int(not together),
+        "WORDS": words or 1,
+        "ANY_GROUP": int(not words),
         "SHARE": int(share),
         "LX": local,
         "SUBGROUP": lanes if subgroups else 0,
         "TEAMS": teams,
     }
-    grid = (_dims.ceil_div(n, columns * teams), _dims.ceil_div(m, rows), 1)
+    grid = (_dims.ceil_div(matmul.n, columns * teams), _dims.ceil_div(matmul.m, rows), 1)
     return Form("quantized/qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 
-def _units(
-    traits: DeviceTraits,
-    m: Size,
-    n: Size,
-    k: Size,
-    bits: int,
-    group: int,
-    integers: bool,
-    halves: bool,
-    whole: Callable[[int], bool],
-) -> Form | None:
-    """The kernel on matrix units, where it can be and is the faster one: its time hardly grows with
-    the first rows."""
-    most, segment = _dims.upper(m), 512 // bits
-    if most == 1 or (integers and bits == 8 and most <= 4):  # the vector kernel is as fast
+@dataclass(frozen=True)
+class _CoopmatTile:
+    """Macros of `qmatmul_coopmat.comp`, which describes them."""
+
+    tiles: int
+    subs_n: int
+    subs_k: int
+    blocks: int
+    ahead: int
+    segments: int
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result that a workgroup computes."""
+        return 16 * self.tiles * self.subs_n
+
+    @property
+    def invocations(self) -> int:
+        return 32 * self.subs_n * self.subs_k
+
+    def shared(self, rows: int, fragments: int, bits: int) -> int:
+        """Bytes of shared memory."""
+        of_a = self.blocks * fragments * 16384 // bits
+        return self.subs_k * (of_a + 8 * rows) + 512 * self.subs_n * self.subs_k
+
+
+# Smaller tiles, where the best one does not fit, or leaves multiprocessors without work.
+_SMALLER_TILES = (
+    _CoopmatTile(tiles=1, subs_n=2, subs_k=4, blocks=2, ahead=0, segments=1),
+    _CoopmatTile(tiles=1, subs_n=2, subs_k=4, blocks=1, ahead=0, segments=1),
+    _CoopmatTile(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
+    _CoopmatTile(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
+)
+
+
+def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
+    """The kernel on matrix cores, if the device can run it and it is the fastest one. Its time
+    hardly grows with the first rows."""
+    most, bits, group = matmul.max_m, matmul.bits, matmul.group
+    segment = 512 // bits
+    # The vector kernel is as fast.
+    if most == 1 or (matmul.integers and bits == 8 and most <= 4):
         return None
     if (
         not traits.profile.has_fast_shared_memory
         or not traits.few_columns
-        or not whole(4)
+        or not matmul.reads_words(4)
         or (group and segment % group and group % segment)
     ):
         return None
-    split = not (halves or integers)
+    split = not (matmul.halves or matmul.integers)
     sizes = (4, 8, 16) if split else (8, 16, 32)
     rows = next((count for count in sizes if count >= most), sizes[-1])
-    units, scales = rows * (1 + split) // 8, max(segment // group, 1) if group else 1
-    shapes = [
-        _units_shape(units, bits, most > rows),
-        (1, 2, 4, 2, 0, 1),
-        (1, 2, 4, 1, 0, 1),
-        (1, 4, 2, 1, 0, 1),
-        (1, 4, 1, 1, 0, 1),
-    ]
-    tiles, subs_n, *_ = shapes[0]
-    if (
-        2 * _dims.ceil_div(most, rows) * _dims.ceil_div(_dims.upper(n), 16 * tiles * subs_n)
-        < traits.processors
-    ):
-        shapes = shapes[1:]  # few tiles: K is shared
-    for shape in shapes:
-        tiles, subs_n, subs_k, blocks, ahead, segments = shape
-        shared = subs_k * (blocks * units * 16384 // bits + 8 * rows) + 512 * subs_n * subs_k
-        if shared <= traits.max_shared_memory and 32 * subs_n * subs_k <= traits.max_invocations:
+    fragments = rows * (1 + split) // 8
+    scales = max(segment // group, 1) if group else 1
+    best = _best_tile(fragments, bits, most > rows)
+    groups = _dims.ceil_div(most, rows) * _dims.ceil_div(matmul.max_n, best.columns)
+    # With few workgroups, several subgroups share K.
+    tiles = _SMALLER_TILES if 2 * groups < traits.processors else (best, *_SMALLER_TILES)
+    for tile in tiles:
+        shared = tile.shared(rows, fragments, bits)
+        if shared <= traits.max_shared_memory and tile.invocations <= traits.max_invocations:
             break
     else:
         return None
@@ -218,24 +241,32 @@ def _units(
         "ROWS": rows,
         "SPLIT": int(split),
         "SCALES": scales,
-        "SCALES4": int(scales == 4 and _dims.gcd_of(k) % segment == 0),
-        "BLOCKS": blocks,
-        "SEGMENTS": segments,
-        "TILES": tiles,
-        "SUBS_N": subs_n,
-        "SUBS_K": subs_k,
-        "AHEAD": ahead,
+        "SCALES4": int(scales == 4 and _dims.gcd_of(matmul.k) % segment == 0),
+        "BLOCKS": tile.blocks,
+        "SEGMENTS": tile.segments,
+        "TILES": tile.tiles,
+        "SUBS_N": tile.subs_n,
+        "SUBS_K": tile.subs_k,
+        "AHEAD": tile.ahead,
     }
-    grid = (_dims.ceil_div(m, rows), _dims.ceil_div(n, 16 * tiles * subs_n), 1)
+    grid = (_dims.ceil_div(matmul.m, rows), _dims.ceil_div(matmul.n, tile.columns), 1)
     return Form("quantized/qmatmul_coopmat.comp", grid, macros, 32)
 
 
-def _units_shape(units: int, bits: int, many: bool) -> tuple[int, int, int, int, int, int]:
-    """TILES, SUBS_N, SUBS_K, BLOCKS, AHEAD and SEGMENTS for `units` times 8 columns of A, as
-    measured on an NVIDIA H200: neighbours in this list may take twice the time, or need more
-    registers than there are. `many`: the weight is read more than once."""
-    if units == 1:
-        return (1, 8, 1, 4, 0, 2) if bits == 4 else (1, 4, 4, 1, 1, 2)
-    if bits == 8 and not many:
-        return (1, 8, 2, 2, 1, 1)
-    return (2, 8, 1, 4 if units == 2 else 2, 1, 1)
+def _best_tile(fragments: int, bits: int, rereads: bool) -> _CoopmatTile:
+    """The fastest tile as measured on an NVIDIA H200. Similar tiles may take twice the time, or need
+    more registers than there are.
+
+    Args:
+        fragments: of 8 rows of A that a workgroup multiplies.
+        bits: of a quantized value.
+        rereads: the weight is read more than once.
+    """
+    if fragments == 1:
+        if bits == 4:
+            return _CoopmatTile(tiles=1, subs_n=8, subs_k=1, blocks=4, ahead=0, segments=2)
+        return _CoopmatTile(tiles=1, subs_n=4, subs_k=4, blocks=1, ahead=1, segments=2)
+    if bits == 8 and not rereads:
+        return _CoopmatTile(tiles=1, subs_n=8, subs_k=2, blocks=2, ahead=1, segments=1)
+    blocks = 4 if fragments == 2 else 2
+    return _CoopmatTile(tiles=2, subs_n=8, subs_k=1, blocks=blocks, ahead=1, segments=1)

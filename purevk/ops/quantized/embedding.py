@@ -18,7 +18,7 @@ from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.quantized_embedding"
-_PLACES = 2  # times 4 elements of an invocation of a GPU
+_ITEMS = 2  # vectors of 4 elements that an invocation of a GPU computes
 
 
 def _shape(
@@ -32,7 +32,7 @@ def _shape(
 ) -> TensorType:
     """weight [V, bytes], scales and zeros [V, groups]."""
     if weight.rank != 2 or scales.rank != 2:
-        raise ShapeError(f"a table {weight} with scales {scales}")
+        raise ShapeError(f"cannot look up rows of {weight} with scales {scales}")
     return TensorType(dtype, (*indices.dims, weight.dims[1] * 8 // bits))
 
 
@@ -41,10 +41,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if is_empty(out.type):
         return
     bits, zeros = node.int("bits"), node.optional_tensor("zeros")
-    weight, index = (
-        lowering.operand(node.tensor("weight")),
-        lowering.operand(node.tensor("indices")),
-    )
+    weight = lowering.operand(node.tensor("weight"))
+    index = lowering.operand(node.tensor("indices"))
     known = isinstance(weight.offset, int) and weight.offset % 4 == 0
     if not known or not has_dense_rows(weight):
         weight = dense(lowering, weight)
@@ -63,11 +61,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
         and all(_dims.gcd_of(each) % (bits // 2) == 0 for each in (pitch, weight.offset))
     )
     work = count * _dims.ceil_div(width, 4)
-    places = lowering.items_per_thread(work, _PLACES) if quads else 1
-    local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
+    items = lowering.items_per_thread(work, _ITEMS) if quads else 1
+    local = 64 if items == 1 else min(256, lowering.traits.max_invocations)
     macros: dict[str, int | str] = {
         "INDEX_WORDS": index.dtype.itemsize // 4,
-        "PLACES": places,
+        "ITEMS": items,
         "BITS": bits,
         "HIGH_FIRST": int(node.bool("high_first")),
         "QUADS": int(quads),
@@ -104,7 +102,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         params=params,
         specialize=lowering.fixed(params),
         constants={"local_size_x": local},
-        grid=lowering.linear_grid(work, local * places),
+        grid=lowering.linear_grid(work, local * items),
         nbytes=count * (read + width * out.dtype.itemsize),
     )
 

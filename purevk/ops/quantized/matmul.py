@@ -19,7 +19,7 @@ from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import slice_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
-from purevk.ops.quantized.choice import choose
+from purevk.ops.quantized.choice import QuantizedMatmul, choose
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,
@@ -93,10 +93,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
     if sums is not None:
         buffers.append((whole(lowering, sums), "r"))
-        row_scales, row_zeros = (
-            node.optional_tensor("row_scales"),
-            node.optional_tensor("row_zeros"),
-        )
+        row_scales = node.optional_tensor("row_scales")
+        row_zeros = node.optional_tensor("row_zeros")
         if row_scales is not None and row_zeros is not None:
             zeros = whole(lowering, row_zeros)
             macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
@@ -127,8 +125,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if out.dtype.itemsize == 1 and not vector_out:
         macros["HAS_8BIT"] = "1"
     buffers += epilogue.buffers
-    words = weight.strides[0] // 4
-    first_word = weight.offset // 4
+    words, first_word = weight.strides[0] // 4, weight.offset // 4
     sizes: dict[str, Size] = {
         "M": m,
         "N": n,
@@ -142,8 +139,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "offset_w": first_word,
         "offset_o": out.offset,
     }
-    form = choose(
-        lowering.traits,
+    matmul = QuantizedMatmul(
         m,
         n,
         k,
@@ -152,8 +148,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         first_word,
         group if grouped else 0,
         integers,
-        x.dtype is DType.float16,
+        halves=x.dtype is DType.float16,
     )
+    form = choose(lowering.traits, matmul)
     # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
     # each shape.
     constant = (

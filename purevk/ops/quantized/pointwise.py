@@ -41,6 +41,17 @@ class _Output(NamedTuple):
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
+def _int8_output(node: Node) -> _Output:
+    return _Output(node.float("output_scale"), node.int("output_zero_point"), *INT8, DType.int8)
+
+
+def _input_number(program: Program, node: Node) -> Ref:
+    """The number of the quantized input, of operators that have one."""
+    return real_number(
+        program, node.tensor("input"), node.float("input_scale"), node.int("input_zero_point")
+    )
+
+
 def _add_shape(
     input_a: TensorType,
     input_b: TensorType,
@@ -72,17 +83,6 @@ def _expand_add(builder: Builder, node: Node) -> Value:
     else:
         total = program.step("pv_plus($0, $1, $2)", a, b, program.real(alpha))
     return _int8_output(node).emit(program, total)
-
-
-def _int8_output(node: Node) -> _Output:
-    return _Output(node.float("output_scale"), node.int("output_zero_point"), *INT8, DType.int8)
-
-
-def _input_number(program: Program, node: Node) -> Ref:
-    """The number of the quantized input, of operators that have one."""
-    return real_number(
-        program, node.tensor("input"), node.float("input_scale"), node.int("input_zero_point")
-    )
 
 
 register(
@@ -128,6 +128,7 @@ def _shuffle_shape(
 
 
 def _expand_shuffle(builder: Builder, node: Node) -> Value:
+    """The scale of the result is given as its inverse."""
     x, factor = node.tensor("input"), node.int("upscale_factor")
     scale, zero = 1.0 / node.float("output_inv_scale"), node.int("output_zero_point")
     if (
@@ -172,8 +173,10 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
     height, eights = (_dims.specialize(size) for size in (x.dims[-2], x.dims[-1] // 8))
     work = x.type.numel // 16
     local = min(256, lowering.traits.max_invocations)
-    pairs = " ".join(
-        f"made[2 * w + {n}] = pv_pack(ivec4(moved(a.{c}), moved(b.{c}), moved(a.{d}), moved(b.{d})));"
+    # Two elements of each channel, a and b, become a word of the result.
+    words = " ".join(
+        f"result[2 * w + {n}] = pv_pack(ivec4(requantized(a.{c}), requantized(b.{c}),"
+        f" requantized(a.{d}), requantized(b.{d})));"
         for n, (c, d) in enumerate((("x", "y"), ("z", "w")))
     )
     lowering.dispatch(
@@ -184,15 +187,15 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
             " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
             "DECLARE": "SPEC_CONSTANT(0, height) SPEC_CONSTANT(1, eights) PUSH_CONSTANT(1, x_zero)"
             " PUSH_CONSTANT(2, x_scale) PUSH_CONSTANT(3, out_inverse) PUSH_CONSTANT(4, out_zero)"
-            " int moved(int code) { float number = pv_real(float(code), intBitsToFloat(x_zero),"
+            " int requantized(int value) { float number = pv_real(float(value), intBitsToFloat(x_zero),"
             " intBitsToFloat(x_scale)); return pv_code_byte(number, intBitsToFloat(out_inverse),"
             " intBitsToFloat(out_zero), -128.0, 127.0); }",
-            "BODY": "int line = int(id) / eights, h = line / 2 % height, channel = line / 2 /"
-            " height * 4 + line % 2 * 2;"
+            "BODY": "int row = int(id) / eights, h = row / 2 % height, channel = row / 2 /"
+            " height * 4 + row % 2 * 2;"
             " int at = (channel * height + h) * eights + int(id) % eights;"
-            " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 made;"
-            f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {pairs} }}"
-            " b1[id] = made;",
+            " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 result;"
+            f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {words} }}"
+            " b1[id] = result;",
         },
         params={
             "work": work,

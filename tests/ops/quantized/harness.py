@@ -18,16 +18,16 @@ from purevk.tuning import DEFAULT
 from tests.ops.harness import Recorder, context, dispatches, host_nodes
 
 
-def pack_low_first(codes: torch.Tensor) -> torch.Tensor:
-    """Codes in [-8, 7] as bytes whose low nibble holds the even column; columns padded with zeros
+def pack_low_first(values: torch.Tensor) -> torch.Tensor:
+    """Values in [-8, 7] as bytes whose low nibble has the even column. Columns are padded with zeros
     to a multiple of 8."""
-    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8)).to(torch.uint8) + 8
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % 8)).to(torch.uint8) + 8
     return (padded[:, 1::2] << 4 | padded[:, ::2]).to(torch.uint8)
 
 
-def pack_high_first(codes: torch.Tensor) -> torch.Tensor:
-    """Codes in [-8, 7] as bytes whose high nibble holds the even column."""
-    padded = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2)).to(torch.uint8) + 8
+def pack_high_first(values: torch.Tensor) -> torch.Tensor:
+    """Values in [-8, 7] as bytes whose high nibble has the even column."""
+    padded = torch.nn.functional.pad(values, (0, values.shape[1] % 2)).to(torch.uint8) + 8
     return (padded[:, ::2] << 4 | padded[:, 1::2]).to(torch.uint8)
 
 
@@ -37,10 +37,12 @@ def pad_last(values: torch.Tensor, multiple: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def kernels_of(device: str) -> Iterator[None]:
-    """Kernels are chosen as for another device while this is entered: "cpu" is the software device
-    as it is, "gpu" has its features but is a GPU with few cores, "plain" is a GPU without subgroup
-    arithmetic and integer dot products, "small" is the software device with bindings of 2048
-    bytes."""
+    """Within this, kernels are chosen for another device.
+
+    "cpu" is the software device. "gpu" is a GPU with its features and one multiprocessor. "plain" is
+    such a GPU without subgroup arithmetic and integer dot products. "small" is the software device
+    with bindings of 2048 bytes.
+    """
     shared = context()
     traits = shared.traits
     if device == "small":
@@ -100,7 +102,7 @@ def run_with_templates(
         return program.forward(*given), dispatches(program)
 
 
-def codes_of(numbers: np.ndarray, scale: float, zero: int, low: int = -128) -> np.ndarray:
-    """int8 codes of float32 numbers, each step rounded to float32."""
+def quantize(numbers: np.ndarray, scale: float, zero: int, low: int = -128) -> np.ndarray:
+    """float32 numbers as int8, each step rounded to float32."""
     steps = numbers.astype(np.float32) * np.float32(1.0 / scale)
     return np.clip(np.rint(steps) + np.float32(zero), low, 127).astype(np.int8)

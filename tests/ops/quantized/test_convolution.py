@@ -1,4 +1,4 @@
-"""Convolutions of int8 codes, bit for bit: integer sums from float64, then float32 steps."""
+"""Convolutions of int8 images, bit for bit: integer sums from float64, then float32 steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
-from tests.ops.quantized.harness import codes_of, kernels_of, pad_last, run, run_with_templates  # noqa: E402
+from tests.ops.quantized.harness import kernels_of, pad_last, quantize, run, run_with_templates  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -25,7 +25,7 @@ def device(request):
         yield request.param
 
 
-def codes(*shape: int, low: int = -128, high: int = 127, seed: int = 0) -> torch.Tensor:
+def int8(*shape: int, low: int = -128, high: int = 127, seed: int = 0) -> torch.Tensor:
     return tensor(*shape, dtype=torch.int8, low=low, high=high, seed=seed)
 
 
@@ -87,7 +87,7 @@ def check(
     )
     have, templates = run_with_templates(name, args, constants=(3, 4, 5, 8))
     assert have.dtype is torch.int8
-    np.testing.assert_array_equal(have.numpy(), codes_of(numbers, *out))
+    np.testing.assert_array_equal(have.numpy(), quantize(numbers, *out))
     return templates
 
 
@@ -107,8 +107,8 @@ GENERAL = [  # batch, channels, height, width, out, kernel, stride, padding, dil
 def test_general(case):
     batch, channels, height, width, out, kernel, stride, padding, dilation, groups = case
     x, w = (
-        codes(batch, channels, height, width),
-        codes(out, channels // groups, *kernel, low=-127, seed=1),
+        int8(batch, channels, height, width),
+        int8(out, channels // groups, *kernel, low=-127, seed=1),
     )
     scales, bias = tensor(out, low=0.001, high=0.02), tensor(out)
     window = (kernel, stride, padding, dilation)
@@ -130,7 +130,7 @@ def test_general(case):
     "channels, out, height, width", [(16, 24, 7, 5), (4, 3, 3, 3), (37, 8, 1, 9)]
 )
 def test_pointwise(channels, out, height, width):
-    x, w = codes(1, channels, height, width), codes(out, channels, 1, 1, seed=1)
+    x, w = int8(1, channels, height, width), int8(out, channels, 1, 1, seed=1)
     window = ((1, 1), (1, 1), (0, 0), (1, 1))
     check(
         "et_vk.q8ta_conv2d_pw.default",
@@ -150,7 +150,7 @@ def test_pointwise(channels, out, height, width):
 ], ids=lambda case: "-".join(map(str, case[:4])))  # fmt: skip
 def test_depthwise(case):
     batch, channels, height, width, kernel, stride, padding, dilation = case
-    x, w = codes(batch, channels, height, width), codes(channels, 1, *kernel, seed=1)
+    x, w = int8(batch, channels, height, width), int8(channels, 1, *kernel, seed=1)
     packed = w[:, 0].permute(1, 2, 0).contiguous()
     for name in ("et_vk.q8ta_conv2d_dw.default", "et_vk.conv2d_q8ta_q8csw_q8to_dw.default"):
         templates = check(
@@ -173,7 +173,7 @@ def test_depthwise(case):
 ], ids=lambda case: "-".join(map(str, case[:5])))  # fmt: skip
 def test_transposed(case):
     batch, channels, height, width, out, kernel, stride, padding, extra, dilation, groups = case
-    x, w = codes(batch, channels, height, width), codes(channels, out // groups, *kernel, seed=1)
+    x, w = int8(batch, channels, height, width), int8(channels, out // groups, *kernel, seed=1)
     packed = (
         w.reshape(groups, channels // groups, out // groups, *kernel)
         .permute(0, 2, 3, 4, 1)
@@ -196,7 +196,7 @@ def test_transposed(case):
 
 
 def test_names_of_earlier_releases():
-    x, w = codes(1, 8, 7, 6), codes(12, 8, 3, 3, seed=1)
+    x, w = int8(1, 8, 7, 6), int8(12, 8, 3, 3, seed=1)
     scales, bias = tensor(12, low=0.001, high=0.02), tensor(12)
     check(
         "et_vk.conv2d_q8ta_q8csw_q8to.default",
@@ -209,7 +209,7 @@ def test_names_of_earlier_releases():
         1,
     )
     numbers = tensor(1, 8, 7, 6)
-    known = torch.from_numpy(codes_of(numbers.numpy(), X_SCALE, X_ZERO))
+    known = torch.from_numpy(quantize(numbers.numpy(), X_SCALE, X_ZERO))
     total = torch.nn.functional.conv2d(known.double() - X_ZERO, w.double(), None, 1, 1)
     args = (
         numbers,
@@ -239,43 +239,43 @@ def real(q: torch.Tensor, scale: float, zero: int) -> np.ndarray:
 
 
 def test_elementwise():
-    a, b = codes(2, 5, 7, 8), codes(2, 5, 7, 8, seed=1)
+    a, b = int8(2, 5, 7, 8), int8(2, 5, 7, 8, seed=1)
     for alpha in (1, 0.5):
         total = real(a, 0.03, 3) + np.float32(alpha) * real(b, 0.02, -9)
         for name in ("et_vk.q8ta_add.default", "et_vk.add_q8ta_q8ta_q8to.default"):
             have = run(name, (a, b, 0.03, 3, 0.02, -9, 0.05, -4, alpha))
-            np.testing.assert_array_equal(have.numpy(), codes_of(total, 0.05, -4))
+            np.testing.assert_array_equal(have.numpy(), quantize(total, 0.05, -4))
     have = run("et_vk.q8ta_add.default", (a, b[:1, :, :1, :1], 0.03, 3, 0.02, -9, 0.05, -4, 1.0))
     np.testing.assert_array_equal(
-        have.numpy(), codes_of(real(a, 0.03, 3) + real(b[:1, :, :1, :1], 0.02, -9), 0.05, -4)
+        have.numpy(), quantize(real(a, 0.03, 3) + real(b[:1, :, :1, :1], 0.02, -9), 0.05, -4)
     )
     have = run("et_vk.q8ta_relu.default", (a, 0.03, 3, 0.02, -128))
     np.testing.assert_array_equal(
-        have.numpy(), codes_of(np.maximum(real(a, 0.03, 3), 0), 0.02, -128)
+        have.numpy(), quantize(np.maximum(real(a, 0.03, 3), 0), 0.02, -128)
     )
     for x, inverse in itertools.product(
-        (codes(1, 12, 5, 3), codes(2, 12, 5, 16)), (1 / 0.03, 1 / 0.05)
+        (int8(1, 12, 5, 3), int8(2, 12, 5, 16)), (1 / 0.03, 1 / 0.05)
     ):
         have = run("et_vk.q8ta_pixel_shuffle.default", (x, 0.03, 3, inverse, -2, 2))
         want = torch.nn.functional.pixel_shuffle(
-            torch.from_numpy(codes_of(real(x, 0.03, 3), 1 / inverse, -2)), 2
+            torch.from_numpy(quantize(real(x, 0.03, 3), 1 / inverse, -2)), 2
         )
         torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
 def test_decomposed_sums():
-    a, b = codes(3, 8), codes(3, 8, seed=1)
+    a, b = int8(3, 8), int8(3, 8, seed=1)
     space = "quantized_decomposed"
     total = real(a, 0.03, 3) + real(b, 0.02, -9)
     args = (a, 0.03, 3, -128, 127, b, 0.02, -9, -128, 127, 0.05, -4, -128, 127)
     np.testing.assert_array_equal(
-        run(f"{space}.add.default", args).numpy(), codes_of(total, 0.05, -4)
+        run(f"{space}.add.default", args).numpy(), quantize(total, 0.05, -4)
     )
     np.testing.assert_array_equal(
-        run(f"{space}.add_relu.default", args).numpy(), codes_of(np.maximum(total, 0), 0.05, -4)
+        run(f"{space}.add_relu.default", args).numpy(), quantize(np.maximum(total, 0), 0.05, -4)
     )
     args = (a, 0.03, 3, -128, 127, torch.int8, 0.75, 0.05, -4, -128, 127, torch.int8)
     np.testing.assert_array_equal(
         run(f"{space}.add.scalar", args).numpy(),
-        codes_of(real(a, 0.03, 3) + np.float32(0.75), 0.05, -4),
+        quantize(real(a, 0.03, 3) + np.float32(0.75), 0.05, -4),
     )

@@ -1,4 +1,4 @@
-"""Rows of quantized tables: every bit of (code - zero) * scale."""
+"""Embeddings in quantized tables: every bit of (value - zero) * scale."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.ops.quantized.harness import kernels_of, pack_high_first, pack_low_fi
 pytestmark = pytest.mark.device
 
 
-def pack_2bit(codes: torch.Tensor) -> torch.Tensor:
-    """Codes in [-2, 1], the first of a byte in its lowest bits."""
-    parts = (codes + 2).to(torch.uint8).reshape(codes.shape[0], -1, 4)
+def pack_2bit(values: torch.Tensor) -> torch.Tensor:
+    """Values in [-2, 1], the first of a byte in its lowest bits."""
+    parts = (values + 2).to(torch.uint8).reshape(values.shape[0], -1, 4)
     return parts[..., 0] | parts[..., 1] << 2 | parts[..., 2] << 4 | parts[..., 3] << 6
 
 
@@ -25,9 +25,9 @@ def table(rows: int, width: int, bits: int) -> torch.Tensor:
     return tensor(rows, width, dtype=torch.int8, low=-top, high=top - 1)
 
 
-def rows_of(codes, scales, zeros, indices):
-    group = codes.shape[1] // scales.shape[1]
-    numbers = codes.float() - (0 if zeros is None else zeros.repeat_interleave(group, 1))
+def rows_of(values, scales, zeros, indices):
+    group = values.shape[1] // scales.shape[1]
+    numbers = values.float() - (0 if zeros is None else zeros.repeat_interleave(group, 1))
     return (numbers * scales.repeat_interleave(group, 1))[indices.long()]
 
 
@@ -35,16 +35,16 @@ def rows_of(codes, scales, zeros, indices):
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("width, group", [(64, 32), (96, 96), (32, 8)])
 def test_q4gsw(width, group, index, linear):
-    codes, scales = table(53, width, 4), tensor(53, width // group)
+    values, scales = table(53, width, 4), tensor(53, width // group)
     indices = tensor(2, 5, dtype=index, low=0, high=52)
-    packed = pack_low_first(codes) if linear else pack_high_first(codes)
+    packed = pack_low_first(values) if linear else pack_high_first(values)
     have = run(
         "et_vk.embedding_q4gsw.default", (packed, scales, group, indices, linear), constants=(0, 1)
     )
-    torch.testing.assert_close(have, rows_of(codes, scales, None, indices), rtol=0, atol=0)
+    torch.testing.assert_close(have, rows_of(values, scales, None, indices), rtol=0, atol=0)
 
 
-PACK = {8: lambda codes: codes, 4: pack_high_first, 2: pack_2bit}
+PACK = {8: lambda values: values, 4: pack_high_first, 2: pack_2bit}
 NAMES = {8: "embedding_byte", 4: "embedding_4bit", 2: "embedding_2bit"}
 
 
@@ -53,12 +53,12 @@ NAMES = {8: "embedding_byte", 4: "embedding_4bit", 2: "embedding_2bit"}
 def test_decomposed(bits, zero):
     top = 2 ** (bits - 1)
     for width, groups in ((64, 1), (64, 4), (24, 3), (20, 1)):
-        codes, scales = table(31, width, bits), tensor(31, groups, seed=1)
+        values, scales = table(31, width, bits), tensor(31, groups, seed=1)
         zeros = tensor(31, groups, low=-2, high=2).round() if zero else None
         indices = tensor(7, dtype=torch.int64, low=0, high=30)
         flat = scales[:, 0] if groups == 1 else scales
         args = (
-            PACK[bits](codes),
+            PACK[bits](values),
             flat,
             zeros if zeros is None or groups > 1 else zeros[:, 0],
             -top,
@@ -66,7 +66,7 @@ def test_decomposed(bits, zero):
             indices,
         )
         name = f"quantized_decomposed.{NAMES[bits]}"
-        want = rows_of(codes, scales, zeros, indices)
+        want = rows_of(values, scales, zeros, indices)
         torch.testing.assert_close(
             run(f"{name}.default", args, constants=(0, 1, 2)), want, rtol=0, atol=0
         )
@@ -76,10 +76,10 @@ def test_decomposed(bits, zero):
 
 
 def test_one_index_without_dims_and_odd_width():
-    codes, scales = table(9, 13, 8), tensor(9)
-    args = (codes, scales, None, -128, 127, torch.tensor(4))
+    values, scales = table(9, 13, 8), tensor(9)
+    args = (values, scales, None, -128, 127, torch.tensor(4))
     have = run("quantized_decomposed.embedding_byte.default", args, constants=(0, 1))
-    torch.testing.assert_close(have, codes[4].float() * scales[4], rtol=0, atol=0)
+    torch.testing.assert_close(have, values[4].float() * scales[4], rtol=0, atol=0)
 
 
 def test_executorchs_own_functions():
@@ -88,24 +88,24 @@ def test_executorchs_own_functions():
     space = torch.ops.quantized_decomposed
     for bits, width in ((2, 64), (4, 64), (8, 20)):
         top = 2 ** (bits - 1)
-        codes, scales, indices = (
+        values, scales, indices = (
             table(31, width, bits),
             tensor(31, 1),
             tensor(7, dtype=torch.int64, low=0, high=30),
         )
-        packed = patterns._pack_embedding_weight(codes, bits) if bits < 8 else codes
-        assert torch.equal(packed.view(torch.uint8), PACK[bits](codes).view(torch.uint8))
+        packed = patterns._pack_embedding_weight(values, bits) if bits < 8 else values
+        assert torch.equal(packed.view(torch.uint8), PACK[bits](values).view(torch.uint8))
         made = getattr(space, NAMES[bits])(packed, scales, None, -top, top - 1, indices)
-        torch.testing.assert_close(made, rows_of(codes, scales, None, indices), rtol=0, atol=0)
+        torch.testing.assert_close(made, rows_of(values, scales, None, indices), rtol=0, atol=0)
 
 
 def test_table_larger_than_a_binding():
-    codes, scales = table(300, 32, 4), tensor(300, 1, seed=1)
+    values, scales = table(300, 32, 4), tensor(300, 1, seed=1)
     indices = torch.tensor([0, 63, 64, 127, 128, 299], dtype=torch.int32)
     with kernels_of("small"):
         have = run(
             "et_vk.embedding_q4gsw.default",
-            (pack_low_first(codes), scales, 32, indices, True),
+            (pack_low_first(values), scales, 32, indices, True),
             constants=(0, 1),
         )
-    torch.testing.assert_close(have, rows_of(codes, scales, None, indices), rtol=0, atol=0)
+    torch.testing.assert_close(have, rows_of(values, scales, None, indices), rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""Products with quantized weights, against float64 products of the dequantized weights; int8
+"""Linear layers with quantized weights, against float64 results with dequantized weights; int8
 results bit for bit."""
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
-from purevk.ops.quantized.choice import choose  # noqa: E402
+from purevk.ops.quantized.choice import QuantizedMatmul, choose  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
 from tests.ops.quantized.harness import (  # noqa: E402
-    codes_of,
     kernels_of,
     pack_high_first,
     pack_low_first,
     pad_last,
+    quantize,
     run,
     run_with_templates,
 )
 
 pytestmark = pytest.mark.device
 
-# Sums of K products in another order, of float32 numbers: K roundings of the largest partial sum.
+# float32 sums of K terms in another order: K roundings of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 2e-5}
 HALF = {"rtol": 2e-3, "atol": 4e-3}
 
@@ -41,7 +41,7 @@ def device(request):
         yield request.param
 
 
-def weight_codes(n: int, k: int, bits: int = 8) -> torch.Tensor:
+def quantized_weight(n: int, k: int, bits: int = 8) -> torch.Tensor:
     top = 2 ** (bits - 1)
     return tensor(n, k, dtype=torch.int8, low=-top, high=top - 1, seed=n + k)
 
@@ -51,9 +51,9 @@ def close(have: torch.Tensor, want: torch.Tensor, dtype: torch.dtype = torch.flo
     torch.testing.assert_close(have.double(), want, **(HALF if dtype is torch.float16 else CLOSE))
 
 
-def grouped(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+def grouped(values: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
     """The weight in float64; scales [N, groups]."""
-    return codes.double() * scales.double().repeat_interleave(group, 1)[:, : codes.shape[1]]
+    return values.double() * scales.double().repeat_interleave(group, 1)[:, : values.shape[1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -61,7 +61,7 @@ def grouped(codes: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tens
 def test_int8_weight(rows, n, k, dtype):
     x, w, s = (
         tensor(rows, k).to(dtype),
-        weight_codes(n, k),
+        quantized_weight(n, k),
         tensor(n, low=0.001, high=0.02).to(dtype),
     )
     want = x.double() @ (w.double() * s.double()[:, None]).T
@@ -70,7 +70,7 @@ def test_int8_weight(rows, n, k, dtype):
 
 @pytest.mark.parametrize("rows, n, k", [(1, 37, 64), (7, 36, 132), (5, 11, 31), (70, 67, 96)])
 def test_int4_weight_by_channel(rows, n, k):
-    x, w, s = tensor(rows, k), weight_codes(n, k, 4), tensor(n, low=0.01, high=0.2)
+    x, w, s = tensor(rows, k), quantized_weight(n, k, 4), tensor(n, low=0.01, high=0.2)
     want = x.double() @ (w.double() * s.double()[:, None]).T
     close(run("et_vk.linear_qcs4w.default", (x, pack_high_first(w), s), constants=(1, 2)), want)
 
@@ -90,7 +90,7 @@ GROUPS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rows, n, k, group", GROUPS)
 def test_int4_weight_by_group(rows, n, k, group, dtype):
-    x, w = tensor(rows, k).to(dtype), weight_codes(n, k, 4)
+    x, w = tensor(rows, k).to(dtype), quantized_weight(n, k, 4)
     s = tensor(n, k // group, low=0.01, high=0.2).to(dtype)
     for bias in (None, tensor(n).to(dtype)):
         want = x.double() @ grouped(w, s, group).T + (0 if bias is None else bias.double())
@@ -100,7 +100,7 @@ def test_int4_weight_by_group(rows, n, k, group, dtype):
 
 
 def test_more_dims_and_weights_of_a_call():
-    x, w, s = tensor(2, 3, 64), weight_codes(12, 64, 4), tensor(12, 2, low=0.01, high=0.2)
+    x, w, s = tensor(2, 3, 64), quantized_weight(12, 64, 4), tensor(12, 2, low=0.01, high=0.2)
     want = x.double() @ grouped(w, s, 32).T
     close(
         run("et_vk.linear_q4gsw.default", (x, pack_low_first(w), s.T.contiguous(), 32, None)), want
@@ -113,16 +113,18 @@ def test_more_dims_and_weights_of_a_call():
 
 @pytest.mark.parametrize("rows, n, k, group", GROUPS)
 def test_dynamic_activation_int4_weight(rows, n, k, group):
-    x, w, s = tensor(rows, k), weight_codes(n, k, 4), tensor(n, k // group, low=0.01, high=0.2)
+    x, w, s = tensor(rows, k), quantized_weight(n, k, 4), tensor(n, k // group, low=0.01, high=0.2)
     scale, zero = (
         tensor(rows, low=0.01, high=0.05),
         tensor(rows, dtype=torch.int8, low=-20, high=20),
     )
     sums = torch.stack([part.sum(1) for part in w.int().split(group, 1)]).int()
     bias = tensor(n)
-    codes = torch.clamp(torch.round(x * (1.0 / scale)[:, None]) + zero[:, None], -128, 127).double()
+    values = torch.clamp(
+        torch.round(x * (1.0 / scale)[:, None]) + zero[:, None], -128, 127
+    ).double()
     want = (
-        scale.double()[:, None] * ((codes - zero.double()[:, None]) @ grouped(w, s, group).T)
+        scale.double()[:, None] * ((values - zero.double()[:, None]) @ grouped(w, s, group).T)
         + bias.double()
     )
     args = (
@@ -142,7 +144,7 @@ SHAPES = [(1, 37, 64), (7, 36, 132), (3, 5, 31), (70, 67, 96), (9, 64, 1024)]
 
 
 def q8ta_parts(rows: int, n: int, k: int):
-    x, w = tensor(rows, k, dtype=torch.int8, low=-128, high=127), weight_codes(n, k)
+    x, w = tensor(rows, k, dtype=torch.int8, low=-128, high=127), quantized_weight(n, k)
     s, bias = tensor(n, low=0.001, high=0.02), tensor(n)
     packed = [pad_last(w.int().sum(1).int(), 4), pad_last(s, 4)]
     return x, w, s, bias, packed
@@ -177,15 +179,15 @@ def test_static_int8(rows, n, k, activation):
         )
         name = "et_vk.q8ta_linear_gemv.default" if rows == 1 else "et_vk.q8ta_linear.default"
         have = run(name, args, constants=(3, 4, 5, 8))
-        np.testing.assert_array_equal(have.numpy(), codes_of(numbers, *out))
+        np.testing.assert_array_equal(have.numpy(), quantize(numbers, *out))
 
 
 @pytest.mark.parametrize("rows, n, k", SHAPES)
 def test_static_int8_to_float(rows, n, k):
-    codes, w, s, bias, (sums, scales) = q8ta_parts(rows, n, k)
+    values, w, s, bias, (sums, scales) = q8ta_parts(rows, n, k)
     x = tensor(rows, k)
-    for given in (codes, x):
-        known = codes if given is codes else torch.from_numpy(codes_of(x.numpy(), 0.031, -7))
+    for given in (values, x):
+        known = values if given is values else torch.from_numpy(quantize(x.numpy(), 0.031, -7))
         want = torch.from_numpy(q8ta_reference(known, w, s, bias, 0.031, -7))
         args = (given, 0.031, -7, w, sums, scales, pad_last(bias, 4))
         have = run(
@@ -197,8 +199,8 @@ def test_static_int8_to_float(rows, n, k):
         torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
-def test_mixed_products():
-    x, w = tensor(5, 48), weight_codes(20, 48)
+def test_mixed_linear():
+    x, w = tensor(5, 48), quantized_weight(20, 48)
     by_row, by_group = tensor(20, low=0.01, high=0.1), tensor(20, 3, low=0.01, high=0.1)
     name = "quantized_decomposed.mixed_linear.default"
     close(
@@ -233,23 +235,23 @@ def test_templates(rows, float_template, integer_template, device):
             "quantized/qmatmul_coopmat.comp",
             "quantized/qmatvec.comp" if rows <= 4 else "quantized/qmatmul_coopmat.comp",
         )
-    x, w, s = tensor(rows, 64), weight_codes(12, 64), tensor(12)
+    x, w, s = tensor(rows, 64), quantized_weight(12, 64), tensor(12)
     _, templates = run_with_templates(
         "aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2)
     )
     assert templates == [float_template]
-    codes, w, s, bias, (sums, scales) = q8ta_parts(rows, 12, 64)
-    args = (codes, 0.03, 1, w, sums, scales, 0.5, 0, bias, "none")
+    values, w, s, bias, (sums, scales) = q8ta_parts(rows, 12, 64)
+    args = (values, 0.03, 1, w, sums, scales, 0.5, 0, bias, "none")
     _, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
     assert templates == [integer_template]
 
 
-def test_what_follows_is_part_of_the_kernel(device):
-    """A residual and a relu after the product, in one dispatch."""
+def test_epilogue(device):
+    """A residual and a relu after the linear layer, in one dispatch."""
     for rows, n in ((5, 36), (5, 37), (40, 36)):
         x, w, s, other = (
             tensor(rows, 64),
-            weight_codes(n, 64, 4),
+            quantized_weight(n, 64, 4),
             tensor(n, 2, low=0.01, high=0.2),
             tensor(rows, n, seed=3),
         )
@@ -258,10 +260,10 @@ def test_what_follows_is_part_of_the_kernel(device):
         parts = [
             recorder.constant(each) for each in (pack_low_first(w), pad_last(s.T, 4).contiguous())
         ]
-        product = recorder.importer.emit(
+        linear = recorder.importer.emit(
             "et_vk.linear_q4gsw.default", (given[0], *parts, 32, None), [], [], "test"
         )
-        added = recorder.importer.emit("aten.add.Tensor", (*product, given[1]), [], [], "test")
+        added = recorder.importer.emit("aten.add.Tensor", (*linear, given[1]), [], [], "test")
         final = recorder.importer.emit("aten.relu.default", added, [], [], "test")
         graph = recorder.importer.finish(final)
         with Program("test", {"forward": lambda sizes: graph}, context()) as program:
@@ -271,8 +273,8 @@ def test_what_follows_is_part_of_the_kernel(device):
 
 
 def test_rows_that_vary(device):
-    """One program for a prompt of many tokens and for one token at a time."""
-    w, s = weight_codes(36, 64, 4), tensor(36, 2, low=0.01, high=0.2)
+    """One program for a prompt of many tokens and for single tokens."""
+    w, s = quantized_weight(36, 64, 4), tensor(36, 2, low=0.01, high=0.2)
     sums = torch.stack([part.sum(1) for part in w.int().split(32, 1)]).int()
 
     def source(sizes):
@@ -289,10 +291,10 @@ def test_rows_that_vary(device):
             [],
             "test",
         )
-        product = recorder.importer.emit(
+        linear = recorder.importer.emit(
             "et_vk.linear_dq8ca_q4gsw.default", (x, *chosen, *parts, 32, None), [], [], "test"
         )
-        return recorder.importer.finish(product)
+        return recorder.importer.finish(linear)
 
     with Program("test", {"forward": source}, context()) as program:
         for rows in (48, 1, 17, 1, 9, 5):
@@ -300,10 +302,10 @@ def test_rows_that_vary(device):
             low, high = x.amin(-1).clamp(max=0), x.amax(-1).clamp(min=0)
             scale = (high - low) / 255
             zero = -128 - torch.round(low / scale)
-            codes = torch.clamp(
+            values = torch.clamp(
                 torch.round(x * (1 / scale)[..., None]) + zero[..., None], -128, 127
             )
-            numbers = (codes - zero[..., None]).double() * scale[..., None].double()
+            numbers = (values - zero[..., None]).double() * scale[..., None].double()
             close(program.forward(x), numbers @ grouped(w, s, 32).T)
 
 
@@ -311,7 +313,7 @@ def test_weight_larger_than_a_binding():
     """200 rows of 32 bytes in parts of 64."""
     x, w, s, bias = (
         tensor(1, 64),
-        weight_codes(200, 64, 4),
+        quantized_weight(200, 64, 4),
         tensor(200, 2, low=0.01, high=0.2),
         tensor(200),
     )
@@ -325,13 +327,13 @@ def test_weight_larger_than_a_binding():
 
 
 @pytest.mark.slow
-def test_matrix_units(monkeypatch, device):
-    """The kernel on matrix units as lowering sets it up, its arithmetic step by step and with small
+def test_coopmat(monkeypatch, device):
+    """The kernel on matrix cores as lowering sets it up, in scalar arithmetic and with small
     workgroups."""
     if device != "cpu":
         pytest.skip("once is enough")
 
-    def stepwise(traits, m, n, *args):
+    def stepwise(traits, matmul):
         gpu = replace(
             traits,
             profile=DEFAULT,
@@ -340,12 +342,12 @@ def test_matrix_units(monkeypatch, device):
             few_columns=True,
             fragment_order=lambda: True,
         )
-        form = choose(gpu, m, n, *args)
+        form = choose(gpu, matmul)
         small = {"MATRIX_UNITS": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
         return replace(
             form,
             macros={**form.macros, **small},
-            grid=(form.grid[0], -(-n // 16), 1),
+            grid=(form.grid[0], -(-matmul.n // 16), 1),
             subgroup_size=None,
         )
 
@@ -353,7 +355,7 @@ def test_matrix_units(monkeypatch, device):
     for rows, dtype in ((7, torch.float16), (3, torch.float32)):
         x, w, s = (
             tensor(rows, 128).to(dtype),
-            weight_codes(70, 128, 4),
+            quantized_weight(70, 128, 4),
             tensor(70, 4, low=0.01, high=0.2).to(dtype),
         )
         args = (x, pack_low_first(w), pad_last(s.T, 4).contiguous(), 32, None)
@@ -365,7 +367,7 @@ def test_matrix_units(monkeypatch, device):
     args = (x, 0.031, -7, w, sums, scales, 0.5, 5, pad_last(bias, 4), "none")
     have, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
     assert templates == ["quantized/qmatmul_coopmat.comp"]
-    np.testing.assert_array_equal(have.numpy(), codes_of(numbers, 0.5, 5))
+    np.testing.assert_array_equal(have.numpy(), quantize(numbers, 0.5, 5))
 
 
 GPU = DeviceTraits(
@@ -379,8 +381,8 @@ GPU = DeviceTraits(
 
 
 def test_forms():
-    """Every form keeps the conditions that its template states, and the device's limits; units only
-    where they lie as known."""
+    """Every form keeps the conditions of its template and the limits of the device. The kernel on
+    matrix cores needs a known order of fragments."""
     count = 0
     for m, n, bits, group, integers, halves, words in itertools.product(
         (1, 2, 3, 8, 24, 300),
@@ -396,18 +398,20 @@ def test_forms():
             replace(GPU, fragment_order=lambda: False),
             replace(GPU, max_shared_memory=16384, max_invocations=128),
         ):
-            form = choose(traits, m, n, words * 32 // bits, bits, words, 0, group, integers, halves)
+            k = words * 32 // bits
+            matmul = QuantizedMatmul(m, n, k, bits, words, 0, group, integers, halves)
+            form = choose(traits, matmul)
             own = form.macros
             if form.template == "quantized/qmatvec.comp":
-                codes = own["WORDS"] * 32 // bits
+                values = own["WORDS"] * 32 // bits
                 assert own["ROWS"] >= min(m, 8) and (
-                    own["ANY_GROUP"] or (words % own["WORDS"] == 0 and group % codes == 0)
+                    own["ANY_GROUP"] or (words % own["WORDS"] == 0 and group % values == 0)
                 )
                 grid = (-(-n // (own["COLS"] * own["TEAMS"])), -(-m // own["ROWS"]), 1)
                 assert own["LX"] * own["TEAMS"] <= traits.max_invocations and form.grid == grid
                 assert (
                     not own["SHARE"]
-                    or 16 * own["ROWS"] * own["LX"] * (codes // 4 + 1) <= traits.max_shared_memory
+                    or 16 * own["ROWS"] * own["LX"] * (values // 4 + 1) <= traits.max_shared_memory
                 )
             elif form.template == "quantized/qmatmul_coopmat.comp":
                 count += 1
@@ -425,9 +429,9 @@ def test_forms():
                     segment == own["SCALES"] * group
                     and own["SCALES4"] == (own["SCALES"] == 4 and words % 16 == 0)
                 )
-                units = max(own["ROWS"] * (1 + own["SPLIT"]) // 8, 1)
+                fragments = max(own["ROWS"] * (1 + own["SPLIT"]) // 8, 1)
                 shared = (
-                    own["SUBS_K"] * (own["BLOCKS"] * units * 16384 // bits + 8 * own["ROWS"])
+                    own["SUBS_K"] * (own["BLOCKS"] * fragments * 16384 // bits + 8 * own["ROWS"])
                     + 512 * subs
                 )
                 assert shared <= traits.max_shared_memory

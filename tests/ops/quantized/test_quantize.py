@@ -24,7 +24,7 @@ def exactly(fn, *args, **kwargs) -> Case:
 
 
 def ties(*shape: int) -> torch.Tensor:
-    """Multiples of 1 / 8, many of them halfway between two codes of scale 1 / 4."""
+    """Multiples of 1 / 8, many of them halfway between two quantized values of scale 1 / 4."""
     return (tensor(*shape, low=-40, high=40) * 8).round() / 8
 
 
@@ -307,17 +307,17 @@ def test_torchao_blocks(block):
     check(cases)
 
 
-def test_codes_around_a_convolution():
+def test_int8_around_a_convolution():
     """`quantize_q8ta_for_conv2d` and `dequantize_q8to_from_conv2d` are the operators per tensor,
     for int8."""
     x, recorder = ties(2, 5, 6, 7), Recorder()
-    codes = recorder.importer.emit(
+    quantized = recorder.importer.emit(
         "et_vk.quantize_q8ta_for_conv2d.default", (recorder.input(x), 0.25, 3), [], [], "test"
     )[0]
     back = recorder.importer.emit(
-        "et_vk.dequantize_q8to_from_conv2d.default", (codes, 0.25, 3), [], [], "test"
+        "et_vk.dequantize_q8to_from_conv2d.default", (quantized, 0.25, 3), [], [], "test"
     )[0]
-    graph = recorder.importer.finish([codes, back])
+    graph = recorder.importer.finish([quantized, back])
     wanted = qd.quantize_per_tensor.default(x, 0.25, 3, -128, 127, torch.int8)
     with Program("test", {"forward": lambda sizes: graph}, context()) as program:
         made = program.forward(x)
@@ -328,8 +328,8 @@ def test_codes_around_a_convolution():
 
 
 @pytest.mark.parametrize("shape", [(64, 1024), (4, 16, 1040), (65600,)], ids=str)
-def test_sixteen_codes_an_invocation(shape):
-    """A GPU makes 16 bytes at a time where there are enough of them."""
+def test_sixteen_values_per_invocation(shape):
+    """An invocation of a GPU computes 16 bytes if there are enough of them."""
     x, y = (tensor(*shape, dtype=torch.int8, low=-128, high=127, seed=seed) for seed in (1, 2))
     scales, zeros = (
         tensor(shape[0], low=0.01, high=0.3),
