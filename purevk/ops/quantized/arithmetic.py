@@ -17,7 +17,7 @@ from purevk.ops.elementwise.program import REAL, Program
 Ref: TypeAlias = tuple[str, object]  # an operand of a step
 Number: TypeAlias = Value | float  # a tensor that broadcasts, or a number
 
-_FAR = 2**20  # zero points and bounds of `pv_code_byte` are below it
+_FAR = 2**20  # zero points and bounds of `pv_quantize_byte` are below it
 
 
 def inverse_of(program: Program, scale: Number) -> Ref:
@@ -31,7 +31,7 @@ def inverse_of(program: Program, scale: Number) -> Ref:
 def real_number(program: Program, quantized: Value, scale: Number, zero: Number) -> Ref:
     """(quantized - zero) * scale."""
     operands = (program.real(each) for each in (quantized, zero, scale))
-    return program.step("pv_real($0, $1, $2)", *operands)
+    return program.step("pv_dequantize($0, $1, $2)", *operands)
 
 
 def quantized_value(
@@ -53,7 +53,7 @@ def quantized_value(
     zero_ref = program.real(zero)
     if byte and isinstance(zero, Value) and zero.type.dtype.itemsize > 1:
         zero_ref = program.step(f"clamp($0, {-_FAR}.0, {_FAR}.0)", zero_ref)
-    name = f"pv_code{'_byte' if byte else ''}{'_moved' if zero_first else ''}"
+    name = f"pv_quantize{'_byte' if byte else ''}{'_zero_first' if zero_first else ''}"
     operands = (number, inverse, zero_ref, program.real(low), program.real(high))
     return program.step(f"{name}($0, $1, $2, $3, $4)", *operands, dtype=DType.int32)
 

@@ -187,8 +187,8 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
             " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
             "DECLARE": "SPEC_CONSTANT(0, height) SPEC_CONSTANT(1, eights) PUSH_CONSTANT(1, x_zero)"
             " PUSH_CONSTANT(2, x_scale) PUSH_CONSTANT(3, out_inverse) PUSH_CONSTANT(4, out_zero)"
-            " int requantized(int value) { float number = pv_real(float(value), intBitsToFloat(x_zero),"
-            " intBitsToFloat(x_scale)); return pv_code_byte(number, intBitsToFloat(out_inverse),"
+            " int requantized(int value) { float number = pv_dequantize(float(value), intBitsToFloat(x_zero),"
+            " intBitsToFloat(x_scale)); return pv_quantize_byte(number, intBitsToFloat(out_inverse),"
             " intBitsToFloat(out_zero), -128.0, 127.0); }",
             "BODY": "int row = int(id) / eights, h = row / 2 % height, channel = row / 2 /"
             " height * 4 + row % 2 * 2;"

@@ -136,16 +136,16 @@ def test_gradient_of_a_weight():
     "rows, n, k, group", [(1, 12, 64, 32), (7, 36, 128, 128), (40, 8, 96, 8), (5, 4, 40, 20)]
 )
 def test_gradient_of_an_input(rows, n, k, group):
-    codes, scales = (
+    values, scales = (
         tensor(n, k, dtype=torch.int8, low=-8, high=7),
         tensor(k // group, n, low=0.01, high=0.2),
     )
     slopes = tensor(rows, n)
-    packed = pack_low_first(codes)
+    packed = pack_low_first(values)
     have = run(
         "et_vk.linear_q4gsw_backward.default", (slopes, packed, scales, group), constants=(1, 2)
     )
-    weight = codes.double() * scales.T.double().repeat_interleave(group, 1)
+    weight = values.double() * scales.T.double().repeat_interleave(group, 1)
     torch.testing.assert_close(have.double(), slopes.double() @ weight, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         have, et_vk.linear_q4gsw_backward(slopes, packed, scales, group), rtol=1e-4, atol=1e-4
@@ -153,12 +153,12 @@ def test_gradient_of_an_input(rows, n, k, group):
 
 
 @pytest.mark.parametrize("n, k, group", [(5, 64, 32), (7, 30, 10), (4, 33, 11), (3, 9, 4)])
-def test_new_codes(n, k, group):
+def test_quantize_again(n, k, group):
     latent, scales = tensor(n, k), tensor(-(-k // group), n, low=0.1, high=0.5)
     scales[0, 1] = 0
     latent[0] = scales[0, 0] * (
         tensor(k, low=-20, high=20).round() / 2
-    )  # halfway between two codes, often
+    )  # often halfway between two quantized values
     have = run("et_vk.q4gsw_requant.default", (latent, scales, group))
     torch.testing.assert_close(have, et_vk.q4gsw_requant(latent, scales, group), rtol=0, atol=0)
 
@@ -190,13 +190,13 @@ def test_operators_of_earlier_releases():
     "lead, n, k, group", [((7,), 16, 64, 32), ((2, 3), 32, 128, 64), ((1,), 16, 32, 32)], ids=str
 )
 def test_four_bits_with_zero_points(lead, n, k, group):
-    x, codes = tensor(*lead, k), tensor(n, k, dtype=torch.int32, low=0, high=15)
+    x, values = tensor(*lead, k), tensor(n, k, dtype=torch.int32, low=0, high=15)
     parameters = tensor(k // group, n, 2, low=-0.1, high=0.2, seed=2)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 2)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 2)
     want = torch.ops.aten._weight_int4pack_mm_for_cpu(
         x.view(-1, k), packed, group, parameters
     ).view(*lead, n)
-    weight = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+    weight = (values[:, ::2] << 4 | values[:, 1::2]).to(torch.uint8)
     have = run(
         "et_vk.linear_weight_int4.default", (x, weight, group, parameters, 8), constants=(1, 3)
     )
