@@ -209,16 +209,25 @@ class DataDependentSize:
     misstated: Size | None = None
 
 
+@dataclass(frozen=True)
+class DataDependentType:
+    """The type of a result some of whose sizes follow from the values of the arguments."""
+
+    dtype: DType
+    dims: tuple[Size | DataDependentSize, ...]
+
+
 class UnknownSizes(ShapeError):
     """The result's sizes follow from the values of the arguments.
 
     Args:
         text: why.
-        types: the results' types, with `DataDependentSize` among their dims; None: only who recorded the node
-            knows more.
+        types: the results' types; None: only the file that recorded the node knows more.
     """
 
-    def __init__(self, text: str, types: tuple[TensorType, ...] | None = None) -> None:
+    def __init__(
+        self, text: str, types: Sequence[TensorType | DataDependentType] | None = None
+    ) -> None:
         super().__init__(text)
         self.types = types
 

@@ -10,16 +10,16 @@ without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
-from purevk.ops.index.masked import is_mask
 from purevk.ops.mapped import mapped, mapped_over
-from purevk.ops.registry import DataDependentSize, UnknownSizes, rewrite
+from purevk.ops.registry import DataDependentSize, DataDependentType, UnknownSizes, rewrite
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.ops.sort.sort import sort
 
@@ -101,14 +101,14 @@ def _coordinates(builder: Builder, mask: Value, size: Size, dtype: DType) -> Val
     )
 
 
-def _nonzero_shape(x: TensorType) -> TensorType:
+def _nonzero_shape(x: TensorType) -> NoReturn:
     raise UnknownSizes(
         "how many elements are not zero is known only at a call",
-        (TensorType(DType.int64, (DataDependentSize(x.numel), x.rank)),),
+        (DataDependentType(DType.int64, (DataDependentSize(x.numel), x.rank)),),
     )
 
 
-def _nonzero(builder: Builder, node: Node, x: Value) -> Any:
+def _nonzero(builder: Builder, node: Node, x: Value) -> Value | tuple[Value, ...]:
     if is_empty(x.type):
         return _nothing(builder, node)
     return _coordinates(builder, x, node.result.type.dims[0], node.result.type.dtype)
@@ -117,7 +117,7 @@ def _nonzero(builder: Builder, node: Node, x: Value) -> Any:
 rewrite("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
 
 
-def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int) -> Any:
+def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int) -> Value:
     if is_empty(x.type) or is_empty(node.result.type):
         return builder.emit(
             "aten.full.default", node.result.type.dims, fill, node.result.type.dtype
@@ -142,15 +142,18 @@ rewrite(
 )
 
 
-def _masked_select_shape(x: TensorType, mask: TensorType) -> TensorType:
+def _masked_select_shape(x: TensorType, mask: TensorType) -> NoReturn:
     # torch.export takes the elements before the broadcast for the most that there can be.
     count = DataDependentSize(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
     raise UnknownSizes(
-        "how many elements a mask takes is known only at a call", (TensorType(x.dtype, (count,)),)
+        "how many elements a mask takes is known only at a call",
+        (DataDependentType(x.dtype, (count,)),),
     )
 
 
-def _masked_select(builder: Builder, node: Node, x: Value, mask: Value) -> Any:
+def _masked_select(
+    builder: Builder, node: Node, x: Value, mask: Value
+) -> Value | tuple[Value, ...]:
     sizes = broadcast(x.type.dims, mask.type.dims)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return _nothing(builder, node)
@@ -163,19 +166,24 @@ def _masked_select(builder: Builder, node: Node, x: Value, mask: Value) -> Any:
 rewrite("aten.masked_select.default", _masked_select_shape, _masked_select)
 
 
-def masked_types(x: TensorType, indices: Sequence[Any]) -> tuple[TensorType, ...] | None:
+def masked_types(
+    x: TensorType, indices: Sequence[TensorType | None]
+) -> tuple[DataDependentType, ...] | None:
     """The type of `x[indices]` with one boolean index; None where there are others beside it."""
-    given = [at for at, index in enumerate(indices) if index is not None]
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if len(given) != 1:
         return None
-    at, mask = given[0], indices[given[0]]
-    return (x.with_dims((*x.dims[:at], DataDependentSize(mask.numel), *x.dims[at + mask.rank :])),)
+    ((dim, mask),) = given
+    sizes = (*x.dims[:dim], DataDependentSize(mask.numel), *x.dims[dim + mask.rank :])
+    return (DataDependentType(x.dtype, sizes),)
 
 
-def index_by_mask(builder: Builder, node: Node, x: Value, indices: Sequence[Any]) -> Any:
+def index_by_mask(
+    builder: Builder, node: Node, x: Value, indices: Sequence[Value | None]
+) -> Value | tuple[Value, ...]:
     """`x[indices]`, one of which is boolean, all others None."""
-    at = next(position for position, index in enumerate(indices) if is_mask(index))
-    mask, size = indices[at], node.result.type.dims[at]
+    at, mask = next((dim, index) for dim, index in enumerate(indices) if index is not None)
+    size = node.result.type.dims[at]
     if is_empty(x.type) or is_empty(mask.type):
         return _nothing(builder, node)
     if at == 0:
@@ -189,23 +197,23 @@ def index_by_mask(builder: Builder, node: Node, x: Value, indices: Sequence[Any]
 
 
 # -- unique --------------------------------------------------------------------------------------
-def _unique_types(x: TensorType, inverse: bool, counts: bool) -> tuple[TensorType, ...]:
+def _unique_types(x: TensorType, inverse: bool, counts: bool) -> tuple[DataDependentType, ...]:
     size = DataDependentSize(x.numel)
     return (
-        TensorType(x.dtype, (size,)),
-        TensorType(DType.int64, x.dims if inverse else (0,)),
-        TensorType(DType.int64, (size,) if counts else (0,)),
+        DataDependentType(x.dtype, (size,)),
+        DataDependentType(DType.int64, x.dims if inverse else (0,)),
+        DataDependentType(DType.int64, (size,) if counts else (0,)),
     )
 
 
-def _unknown_unique(types: tuple[TensorType, ...]) -> Any:
+def _unknown_unique(types: Sequence[DataDependentType]) -> NoReturn:
     raise UnknownSizes("how many values differ is known only at a call", types)
 
 
 def _unique2_shape(
     x: TensorType, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
-    return _unknown_unique(_unique_types(x, return_inverse, return_counts))
+) -> NoReturn:
+    _unknown_unique(_unique_types(x, return_inverse, return_counts))
 
 
 def _slice_order(builder: Builder, rows: Value) -> Value:
@@ -231,7 +239,7 @@ def _unique(
     inverse: bool,
     counts: bool,
     dim: int | None = None,
-) -> Any:
+) -> tuple[Value, ...]:
     """Values, inverse and counts of the runs of equal elements (slices along `dim`), after sorting
     unless they are taken as they come (`ordered`)."""
     if is_empty(x.type):
@@ -300,19 +308,11 @@ def _unique(
                 numbers={"count": length},
             )
         )
-    empty = _empty_results(builder, node, (True, inverse, counts))
-    found = iter(made)
+    results = iter(made)
     return tuple(
-        next(found) if wanted else nothing
-        for wanted, nothing in zip((True, inverse, counts), empty)
+        next(results) if wanted else builder.emit("aten.full.default", (0,), 0, result.type.dtype)
+        for wanted, result in zip((True, inverse, counts), node.results)
     )
-
-
-def _empty_results(builder: Builder, node: Node, wanted: Sequence[bool]) -> list[Value | None]:
-    return [
-        None if is_wanted else builder.emit("aten.full.default", (0,), 0, value.type.dtype)
-        for is_wanted, value in zip(wanted, node.results)
-    ]
 
 
 rewrite(
@@ -331,43 +331,40 @@ rewrite(
 )
 
 
-def _along_types(x: TensorType, dim: int) -> tuple[TensorType, ...]:
+def _along_types(x: TensorType, dim: int) -> tuple[DataDependentType, ...]:
     """Along a dim torch gives the inverse and the counts whether they are asked for or not."""
     at = wrap(dim, x.rank)
     size = DataDependentSize(x.dims[at])
     return (
-        x.with_dims((*x.dims[:at], size, *x.dims[at + 1 :])),
-        TensorType(DType.int64, (x.dims[at],)),
-        TensorType(DType.int64, (size,)),
+        DataDependentType(x.dtype, (*x.dims[:at], size, *x.dims[at + 1 :])),
+        DataDependentType(DType.int64, (x.dims[at],)),
+        DataDependentType(DType.int64, (size,)),
     )
 
 
 def _consecutive_shape(
     x: TensorType, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> Any:
-    if dim is None:
-        return _unknown_unique(_unique_types(x, return_inverse, return_counts))
-    return _unknown_unique(_along_types(x, dim))
+) -> NoReturn:
+    _unknown_unique(
+        _unique_types(x, return_inverse, return_counts) if dim is None else _along_types(x, dim)
+    )
 
 
 _MOST_SLICES = 8192  # each of which is compared with all
 
 
-def _refuse_rows(position: int) -> Any:
-    def supports(node: Node, traits: Any) -> str | None:
-        x, dim = node.args[0].type, node.args[position]
-        if dim is None or x.rank < 2:
-            return None
-        at = wrap(dim, x.rank)
-        if is_empty(x):
-            return "no kernel for empty slices"
-        if "consecutive" in node.op:
-            return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
-        if _dims.upper(x.dims[at]) > _MOST_SLICES:
-            return f"no kernel that sorts {x.dims[at]} slices"
-        return traits.too_long(x.numel)
-
-    return supports
+def _refuse_slices(node: Node, traits: DeviceTraits) -> str | None:
+    x, dim = node.tensor("x").type, node.optional_int("dim")
+    if dim is None or x.rank < 2:
+        return None
+    at = wrap(dim, x.rank)
+    if is_empty(x):
+        return "no kernel for empty slices"
+    if "consecutive" in node.op:
+        return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
+    if _dims.upper(x.dims[at]) > _MOST_SLICES:
+        return f"no kernel that sorts {x.dims[at]} slices"
+    return traits.too_long(x.numel)
 
 
 rewrite(
@@ -376,7 +373,7 @@ rewrite(
     lambda builder, node, x, inverse, counts, dim: _unique(
         builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim
     ),
-    supports=_refuse_rows(3),
+    supports=_refuse_slices,
 )
 rewrite(
     "aten.unique_dim.default",
@@ -384,13 +381,13 @@ rewrite(
         _along_types(x, dim)
     ),
     lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim),
-    supports=_refuse_rows(1),
+    supports=_refuse_slices,
 )
 rewrite(
     "aten.unique_dim_consecutive.default",
     lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
     lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim),
-    supports=_refuse_rows(1),
+    supports=_refuse_slices,
 )
 
 
@@ -399,11 +396,13 @@ def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> Tenso
     if output_size is not None:
         return repeats.with_dims((output_size,))
     guess = max(64, 4 * _dims.upper(repeats.dims[0]))
-    sizes = repeats.with_dims((DataDependentSize(None, guess=guess),))
+    sizes = DataDependentType(repeats.dtype, (DataDependentSize(None, guess=guess),))
     raise UnknownSizes("the sum of the repetitions is known only at a call", (sizes,))
 
 
-def _repeat(builder: Builder, node: Node, repeats: Value, output_size: Size | None) -> Any:
+def _repeat(
+    builder: Builder, node: Node, repeats: Value, output_size: Size | None
+) -> Value | tuple[Value, ...]:
     size = node.result.type.dims[0]
     if is_empty(repeats.type):
         return _nothing(builder, node)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import collapse
@@ -16,36 +17,49 @@ from purevk.ops.builder import Builder
 from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
-from purevk.ops.shapes import broadcast, wrap
+from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.tuning import DeviceProfile
 
 NAME = "purevk.gather"
 _MOST_PARTS = 32  # of a tensor, which each workgroup goes through
 
 
+@dataclass(frozen=True)
+class GatherDims:
+    """Which dims a gather reads along.
+
+    Attributes:
+        x: for each dim of the result, the dim of x with the same coordinate, or None.
+        index: for each dim of the result, the dim of the (broadcast) indices with the same
+            coordinate, counted from the end, or None.
+        selected: for each index tensor, the dim of x whose coordinate it gives.
+    """
+
+    x: tuple[int | None, ...]
+    index: tuple[int | None, ...]
+    selected: tuple[int, ...]
+
+
 def _gather_shape(
-    x: TensorType, indices: tuple, index_dims: tuple, sizes: tuple, x_dims: tuple, steps: tuple
+    x: TensorType, indices: Sequence[TensorType], sizes: Sequence[Size], dims: GatherDims
 ) -> TensorType:
     return x.with_dims(sizes)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    """`sizes` are the result's; x_dims[d] is the dim of x that dim d of the result walks along, or
-    None; index_dims[d] that of the (broadcast) index tensors, counted from the end, or None;
-    steps[k] the dim of x that index k selects."""
-    x_value, index_values, index_dims, sizes, x_dims, steps = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in sizes):
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    sizes, dims = node.sizes("sizes"), node.attribute("dims", GatherDims)
+    if is_empty(out.type):
         return
-    indices = [lowering.operand(value) for value in index_values]
-    x_strides = [0 if d is None else x.strides[d] for d in x_dims]
-    index_strides = [[_index_stride(index, d) for d in index_dims] for index in indices]
+    indices = [lowering.operand(value) for value in node.tensors("indices")]
+    x_strides = [0 if d is None else x.strides[d] for d in dims.x]
+    index_strides = [[_index_stride(index, d) for d in dims.index] for index in indices]
     loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
     if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
-        _gather_anywhere(lowering, x, indices, out, index_dims, x_dims, steps)
+        _gather_anywhere(lowering, x, indices, out, dims)
         return
     if len(indices) == 1 and _gather_rows(
-        lowering, x, indices[0], out, loop, mine, theirs[0], steps[0]
+        lowering, x, indices[0], out, loop, mine, theirs[0], dims.selected[0]
     ):
         return
     loop, mine, theirs = (
@@ -53,13 +67,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
         list(reversed(mine)) or [0],
         [list(reversed(t)) or [0] for t in theirs],
     )
-    zero = lambda stride: isinstance(stride, int) and stride == 0  # noqa: E731
     vector = (
         isinstance(mine[0], int)
         and mine[0] == 1
-        and all(zero(t[0]) for t in theirs)
+        and all(isinstance(t[0], int) and t[0] == 0 for t in theirs)
         and x.dtype in (DType.float32, DType.float16, DType.int32)
-        and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in steps))
+        and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in dims.selected))
     )
     params: dict[str, Size] = {
         "x_offset": x.offset,
@@ -68,7 +81,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         **{f"size_{d}": size for d, size in enumerate(loop[:-1])},
         **{f"x_stride_{d}": stride for d, stride in enumerate(mine)},
     }
-    for k, (index, strides, dim) in enumerate(zip(indices, theirs, steps)):
+    for k, (index, strides, dim) in enumerate(zip(indices, theirs, dims.selected)):
         params |= {
             f"offset_i{k}": index.offset,
             f"limit_i{k}": x.dims[dim],
@@ -127,20 +140,20 @@ def _gather_rows(
     x: Operand,
     index: Operand,
     out: Operand,
-    loop: list,
-    mine: list,
-    theirs: list,
-    step: int,
+    loop: list[Size],
+    mine: list[Size],
+    theirs: list[Size],
+    selected: int,
 ) -> bool:
     """Appends `gather_rows.comp` where a GPU picks many elements of each of many short rows; says
     whether it did."""
-    traits, length = lowering.traits, x.dims[step]
+    traits, length = lowering.traits, x.dims[selected]
     if (
         not traits.profile.has_fast_shared_memory
         or len(loop) != 2
         or x.dtype.itemsize != 4
         or not isinstance(length, int)
-        or x.strides[step] != 1
+        or x.strides[selected] != 1
     ):
         return False
     room = (length + 3) // 4 * 4
@@ -184,16 +197,14 @@ def _gather_anywhere(
     x: Operand,
     indices: Sequence[Operand],
     out: Operand,
-    index_dims: tuple,
-    x_dims: tuple,
-    steps: tuple,
+    dims: GatherDims,
 ) -> None:
     """Any number of dims and of indices."""
-    at = {d: f"i{place}" for place, d in enumerate(x_dims) if d is not None}
-    for k, (index, dim) in enumerate(zip(indices, steps)):
+    at = {d: f"i{n}" for n, d in enumerate(dims.x) if d is not None}
+    for k, (index, dim) in enumerate(zip(indices, dims.selected)):
         rank = len(index.dims)
         here = [
-            next((f"i{place}" for place, d in enumerate(index_dims) if d == rank - m), "0")
+            next((f"i{n}" for n, d in enumerate(dims.index) if d == rank - m), "0")
             if index.dims[m] != 1
             else "0"
             for m in range(rank)
@@ -218,7 +229,7 @@ def _index_stride(index: Operand, d: int | None) -> Size:
 register(Operator(NAME, _gather_shape, Kernel(_lower)))
 
 
-def _refuse_index(node: Node, traits: Any) -> str | None:
+def _refuse_index(node: Node, traits: DeviceTraits) -> str | None:
     for value in node.inputs[1:]:
         if value.type.dtype not in (DType.int32, DType.int64):
             return f"no kernel for indices of {value.type.dtype.name}"
@@ -228,7 +239,7 @@ def _refuse_index(node: Node, traits: Any) -> str | None:
 def _embedding_shape(
     weight: TensorType,
     indices: TensorType,
-    padding_idx: Any = -1,
+    padding_idx: Size = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorType:
@@ -238,34 +249,34 @@ def _embedding_shape(
 
 
 def _expand_embedding(builder: Builder, node: Node) -> Value:
-    weight, indices = node.args[:2]
+    weight, indices = node.tensor("weight"), node.tensor("indices")
+    rows, width = weight.type.dims
     limit = builder.traits.max_storage_range
-    if weight.type.nbytes > limit and weight.type.is_static:
-        return _embedding_in_parts(
-            builder, weight, indices, limit // (weight.type.dims[1] * weight.type.dtype.itemsize)
-        )
+    if weight.type.nbytes > limit and isinstance(rows, int) and isinstance(width, int):
+        fit = limit // (width * weight.type.dtype.itemsize)
+        return _embedding_in_parts(builder, weight, indices, rows, max(fit // 64 * 64, 1))
     rank = indices.type.rank
-    index_dims = (*tuple(range(rank, 0, -1)), None)
-    x_dims = (None,) * rank + (1,)
-    return builder.emit(NAME, weight, (indices,), index_dims, node.result.type.dims, x_dims, (0,))
+    dims = GatherDims((None,) * rank + (1,), (*range(rank, 0, -1), None), (0,))
+    return builder.emit(NAME, weight, (indices,), node.result.type.dims, dims)
 
 
-def _embedding_in_parts(builder: Builder, weight: Value, indices: Value, count: int) -> Value:
-    """Rows of a table that one binding cannot span: each part gives its own rows, and a comparison
-    picks them."""
-    made = None
+def _embedding_in_parts(
+    builder: Builder, weight: Value, indices: Value, rows: int, count: int
+) -> Value:
+    """The embedding of a table of `rows` rows that one binding cannot span. Each part of `count`
+    rows gives its own rows, and a comparison picks them."""
     column = builder.emit("aten.unsqueeze.default", indices, -1)
-    for start in range(0, weight.type.dims[0], max(count // 64 * 64, 1)):
-        end = min(start + max(count // 64 * 64, 1), weight.type.dims[0])
-        part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
+    made: Value | None = None
+    for start in range(0, rows, count):
+        part = builder.emit("aten.slice.Tensor", weight, 0, start, min(start + count, rows), 1)
         own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
-        rows = builder.emit("aten.embedding.default", part, own)
-        if made is None:
-            made = rows
-        else:
-            made = builder.emit(
-                "aten.where.self", builder.emit("aten.ge.Tensor", column, start), rows, made
-            )
+        found = builder.emit("aten.embedding.default", part, own)
+        if made is not None:
+            later = builder.emit("aten.ge.Tensor", column, start)
+            found = builder.emit("aten.where.self", later, found, made)
+        made = found
+    if made is None:
+        raise ShapeError("an embedding table has no rows")
     return made
 
 
@@ -283,13 +294,17 @@ def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorTyp
 
 
 def _expand_index_select(builder: Builder, node: Node) -> Value:
-    x, dim, index = node.args
-    if not x.type.rank:
+    x, index = node.tensor("x"), node.tensor("index")
+    rank = x.type.rank
+    if not rank:
         return builder.emit("aten.alias.default", x)
-    at = wrap(dim, x.type.rank)
-    index_dims = tuple(1 if d == at else None for d in range(x.type.rank))
-    x_dims = tuple(None if d == at else d for d in range(x.type.rank))
-    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+    at = wrap(node.int("dim"), rank)
+    dims = GatherDims(
+        x=tuple(None if d == at else d for d in range(rank)),
+        index=tuple(1 if d == at else None for d in range(rank)),
+        selected=(at,),
+    )
+    return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
 register(
@@ -309,7 +324,7 @@ def _gather_aten_shape(
 
 
 def _expand_gather(builder: Builder, node: Node) -> Value:
-    x, dim, index = node.args[:3]
+    x, index = node.tensor("x"), node.tensor("index")
     if not x.type.rank or not index.type.rank:
         flat = [
             builder.emit("aten.view.default", value, (value.type.numel,)) for value in (x, index)
@@ -317,10 +332,13 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
         made = builder.emit("aten.index_select.default", flat[0], 0, flat[1])
         return builder.emit("aten.view.default", made, index.type.dims)
     rank = x.type.rank
-    at = wrap(dim, rank)
-    index_dims = tuple(range(rank, 0, -1))
-    x_dims = tuple(None if d == at else d for d in range(rank))
-    return builder.emit(NAME, x, (index,), index_dims, node.result.type.dims, x_dims, (at,))
+    at = wrap(node.int("dim"), rank)
+    dims = GatherDims(
+        x=tuple(None if d == at else d for d in range(rank)),
+        index=tuple(range(rank, 0, -1)),
+        selected=(at,),
+    )
+    return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
 register(
@@ -328,62 +346,60 @@ register(
 )
 
 
-def _index_places(
-    x: TensorType, indices: Sequence[Any]
-) -> tuple[list[int], tuple, tuple, tuple, tuple]:
-    """Dims that are indexed; sizes of the result; for each of its dims the dim of x and of the
-    index tensors."""
+class _Indexed(NamedTuple):
+    """The sizes of `x[indices]`, and how a gather reads it."""
+
+    sizes: tuple[Size, ...]
+    dims: GatherDims
+
+
+def _indexed(x: TensorType, indices: Sequence[TensorType | None]) -> _Indexed:
+    """How the result of `x[indices]` relates to x. A dim whose index is None is kept."""
     given = [d for d, index in enumerate(indices) if index is not None]
-    shape = broadcast(
-        *(
-            indices[d].dims if isinstance(indices[d], TensorType) else indices[d].type.dims
-            for d in given
-        )
-    )
-    rank = len(shape)
-    positions = tuple(range(rank, 0, -1))
+    shape = broadcast(*(index.dims for index in indices if index is not None))
     adjacent = given == list(range(given[0], given[0] + len(given)))
     rest = [d for d in range(x.rank) if d not in given]
     if adjacent:
         before, after = [d for d in rest if d < given[0]], [d for d in rest if d > given[0]]
     else:
         before, after = [], rest
-    sizes = (*(x.dims[d] for d in before), *shape, *(x.dims[d] for d in after))
-    x_dims = (*before, *([None] * rank), *after)
-    index_dims = (*([None] * len(before)), *positions, *([None] * len(after)))
-    return given, sizes, x_dims, index_dims, shape
+    dims = GatherDims(
+        x=(*before, *([None] * len(shape)), *after),
+        index=(*([None] * len(before)), *range(len(shape), 0, -1), *([None] * len(after))),
+        selected=tuple(given),
+    )
+    return _Indexed((*(x.dims[d] for d in before), *shape, *(x.dims[d] for d in after)), dims)
 
 
-def _index_shape(x: TensorType, indices: Sequence[Any]) -> TensorType:
+def _index_shape(x: TensorType, indices: Sequence[TensorType | None]) -> TensorType:
     if len(indices) > x.rank:
         raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
     if any(index is not None and index.dtype in MASKS for index in indices):
         raise UnknownSizes(
             "the sizes of a boolean index are known only at a call", masked_types(x, indices)
         )
-    return x.with_dims(_index_places(x, indices)[1])
+    return x.with_dims(_indexed(x, indices).sizes)
 
 
-def _refuse_index_tensor(node: Node, traits: Any) -> str | None:
-    if all(index is None for index in node.args[1]):
+def _refuse_index_tensor(node: Node, traits: DeviceTraits) -> str | None:
+    given = [index for index in node.optional_tensors("indices") if index is not None]
+    if not given:
         return "no index"
-    masks = [index for index in node.args[1] if is_mask(index)]
-    if masks and len([index for index in node.args[1] if index is not None]) > 1:
-        return "no kernel for a boolean index among others"
-    if masks:
-        return None
-    return _refuse_index(node, traits)
+    if not any(is_mask(index) for index in given):
+        return _refuse_index(node, traits)
+    return "no kernel for a boolean index among others" if len(given) > 1 else None
 
 
-def _expand_index(builder: Builder, node: Node) -> Value:
-    x, indices = node.args
+def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
+    x, indices = node.tensor("x"), node.optional_tensors("indices")
     if any(is_mask(index) for index in indices):
         return index_by_mask(builder, node, x, indices)
-    given, sizes, x_dims, index_dims, _ = _index_places(x.type, indices)
-    chosen = [indices[d] for d in given]
+    chosen = [index for index in indices if index is not None]
     if len({index.type.dtype for index in chosen}) > 1:
         chosen = [builder.emit("aten._to_copy.default", index, DType.int64) for index in chosen]
-    return builder.emit(NAME, x, tuple(chosen), index_dims, sizes, x_dims, tuple(given))
+    types = [None if index is None else index.type for index in indices]
+    sizes, dims = _indexed(x.type, types)
+    return builder.emit(NAME, x, tuple(chosen), sizes, dims)
 
 
 register(Operator("aten.index.Tensor", _index_shape, Rewrite(_expand_index, _refuse_index_tensor)))

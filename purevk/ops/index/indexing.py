@@ -3,20 +3,22 @@ tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.errors import GraphError
+from purevk.ir import Arg, Layout, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
-from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
 from purevk.ops.builder import Builder
-from purevk.ops.index.masked import put_by_mask
+from purevk.ops.index.masked import is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.ops.mapped import mapped, mapped_all
 from purevk.ops.registry import (
     DataDependentSize,
+    DataDependentType,
     Kernel,
     Operator,
     ShapeError,
@@ -26,14 +28,14 @@ from purevk.ops.registry import (
     register,
     rewrite,
 )
-from purevk.ops.shapes import wrap
+from purevk.ops.shapes import is_empty, wrap
 
 
 def _scattered(
     builder: Builder,
     x: Value,
     indices: Sequence[Value],
-    source: Any,
+    source: Value | Scalar,
     along: int | None,
     given: Sequence[int],
     mode: str,
@@ -52,12 +54,8 @@ def _scattered(
     return builder.emit("aten._to_copy.default", made, x.type.dtype) if wide else made
 
 
-def _flat_if_scalar(builder: Builder, value: Any) -> Any:
-    return (
-        builder.emit("aten.view.default", value, (1,))
-        if isinstance(value, Value) and not value.type.rank
-        else value
-    )
+def _at_least_1d(builder: Builder, x: Value) -> Value:
+    return x if x.type.rank else builder.emit("aten.view.default", x, (1,))
 
 
 def _along(
@@ -65,20 +63,21 @@ def _along(
     x: Value,
     dim: int,
     index: Value,
-    source: Any,
+    source: Value | Scalar,
     mode: str,
     include_self: bool = True,
 ) -> Value:
+    """Emits a scatter whose index has the rank of x and gives the coordinate along a dim."""
     sizes = x.type.dims
-    x, index, source = (_flat_if_scalar(builder, value) for value in (x, index, source))
+    x, index = _at_least_1d(builder, x), _at_least_1d(builder, index)
+    if isinstance(source, Value):
+        source = _at_least_1d(builder, source)
     made = _scattered(builder, x, (index,), source, wrap(dim, x.type.rank), (), mode, include_self)
     return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
 
 
 # -- scatter -------------------------------------------------------------------------------------
-def _scatter_shape(
-    x: TensorType, dim: int, index: TensorType, source: Any, *rest: Any
-) -> TensorType:
+def _scatter_shape(x: TensorType, dim: int, index: TensorType) -> TensorType:
     wrap(dim, x.rank)
     if max(index.rank, 1) != max(x.rank, 1):
         raise ShapeError(f"the index of scatter has rank {index.rank}, not {x.rank}")
@@ -97,36 +96,36 @@ _REDUCES = {
 
 rewrite(
     "aten.scatter.src",
-    lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
+    lambda x, dim, index, src: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
 )
 rewrite(
     "aten.scatter.value",
-    lambda x, dim, index, value: _scatter_shape(x, dim, index, value),
+    lambda x, dim, index, value: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
 )
 rewrite(
     "aten.scatter.reduce",
-    lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index, src),
+    lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source, how: _along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
 rewrite(
     "aten.scatter.value_reduce",
-    lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index, value),
+    lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source, how: _along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
 rewrite(
     "aten.scatter_add.default",
-    lambda x, dim, index, src: _scatter_shape(x, dim, index, src),
+    lambda x, dim, index, src: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"),
 )
 rewrite(
     "aten.scatter_reduce.two",
-    lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index, src),
+    lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source, how, include: _along(
         builder, x, dim, index, source, _REDUCES[how], bool(include)
     ),
@@ -136,7 +135,7 @@ rewrite(
 # -- index_put -----------------------------------------------------------------------------------
 def _index_put_shape(
     x: TensorType,
-    indices: Sequence[Any],
+    indices: Sequence[TensorType | None],
     values: TensorType,
     accumulate: bool = False,
     unsafe: bool = False,
@@ -146,12 +145,11 @@ def _index_put_shape(
     return x
 
 
-def _refuse_index_put(node: Node, traits: Any) -> str | None:
-    indices = [index for index in node.args[1] if index is not None]
-    masks = [index for index in indices if index.type.dtype in (DType.bool, DType.uint8)]
-    if masks:
-        if not (len(masks) == len(indices) == 1 and node.args[1][0] is masks[0]):
-            return "no kernel for a boolean index among others"
+def _refuse_index_put(node: Node, traits: DeviceTraits) -> str | None:
+    indices = node.optional_tensors("indices")
+    given = [index for index in indices if index is not None]
+    if any(is_mask(index) for index in given) and (len(given) > 1 or indices[0] is None):
+        return "no kernel for a boolean index among others"
     return None
 
 
@@ -159,13 +157,13 @@ def _index_put(
     builder: Builder,
     node: Node,
     x: Value,
-    indices: Sequence[Any],
+    indices: Sequence[Value | None],
     values: Value,
     accumulate: bool,
     unsafe: bool = False,
 ) -> Value:
     given = [d for d, index in enumerate(indices) if index is not None]
-    chosen = [indices[d] for d in given]
+    chosen = [index for index in indices if index is not None]
     mode = "add" if accumulate else "set"
     if not chosen:
         wide = builder.emit(
@@ -178,7 +176,7 @@ def _index_put(
             if accumulate
             else builder.emit("aten.alias.default", wide)
         )
-    if chosen[0].type.dtype in (DType.bool, DType.uint8):
+    if is_mask(chosen[0]):
         return _put_by_mask(
             builder,
             x,
@@ -236,12 +234,15 @@ def _one_index(
     x: Value,
     dim: int,
     index: Value,
-    source: Any,
+    source: Value | Scalar,
     mode: str,
     include_self: bool = True,
 ) -> Value:
+    """Emits a scatter whose index, of rank 1, is the same for all other dims."""
     sizes = x.type.dims
-    x, index, source = (_flat_if_scalar(builder, value) for value in (x, index, source))
+    x, index = _at_least_1d(builder, x), _at_least_1d(builder, index)
+    if isinstance(source, Value):
+        source = _at_least_1d(builder, source)
     made = _scattered(
         builder, x, (index,), source, None, (wrap(dim, x.type.rank),), mode, include_self
     )
@@ -249,7 +250,7 @@ def _one_index(
 
 
 def _index_add(
-    builder: Builder, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Any
+    builder: Builder, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Scalar
 ) -> Value:
     if alpha != 1:
         source = builder.emit("aten.mul.Tensor", source, alpha)
@@ -272,7 +273,7 @@ rewrite(
 
 
 def _index_fill(
-    builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Any
+    builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Value | Scalar
 ) -> Value:
     return _one_index(builder, x, dim, index, value, "set")
 
@@ -315,7 +316,7 @@ def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
 rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
 
 
-def _one_hot(builder: Builder, node: Node, x: Value, num_classes: int) -> Value:
+def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
     place = builder.emit("aten.unsqueeze.default", x, -1)
     numbers = builder.emit("purevk.iota", num_classes, DType.int32)
     return builder.emit(
@@ -325,44 +326,61 @@ def _one_hot(builder: Builder, node: Node, x: Value, num_classes: int) -> Value:
     )
 
 
-def _one_hot_shape(x: TensorType, num_classes: int = -1) -> TensorType:
+def _one_hot_shape(x: TensorType, num_classes: Size = -1) -> TensorType:
     if isinstance(num_classes, int) and num_classes < 0:
-        sizes = TensorType(DType.int64, (*x.dims, DataDependentSize(None)))
+        sizes = DataDependentType(DType.int64, (*x.dims, DataDependentSize(None)))
         raise UnknownSizes("the number of classes is known only at a call", (sizes,))
     return TensorType(DType.int64, (*x.dims, num_classes))
 
 
-def _refuse_one_hot(node: Node, traits: Any) -> str | None:
-    counted = isinstance(node.args[1], int) and node.args[1] < 0
-    return "no kernel that finds the number of classes" if counted else None
+def _refuse_one_hot(node: Node, traits: DeviceTraits) -> str | None:
+    count = node.size("num_classes")
+    unknown = isinstance(count, int) and count < 0
+    return "no kernel that finds the number of classes" if unknown else None
 
 
 rewrite("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
 
 
 # -- writing a part ------------------------------------------------------------------------------
+class _View(NamedTuple):
+    """An operator that is a view, and the form of its definition."""
+
+    definition: Operator
+    form: View
+
+
+def _view_of(name: str) -> _View:
+    definition = find(name)
+    if definition is None or not isinstance(definition.form, View):
+        raise GraphError(f"{name} is no view")
+    return _View(definition, definition.form)
+
+
 def _write_lower(lowering: Lowering, node: Node) -> None:
-    """The first tensor, with the second in the place that the view `op` of it is."""
-    x, source, op, args = node.args
-    whole, target = lowering.operand(x), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in target.dims):
+    """Copies `x`, then `source` to the part of the copy that the view `op` gives."""
+    x, target = node.tensor("x"), lowering.operand(node.result)
+    if is_empty(target.type):
         return
-    emit_copy(lowering, whole, target)
-    view = find(op)
-    bound = view.bind((x, *args))
-    type = view.infer((x, *args))[0]
-    if any(isinstance(size, int) and size == 0 for size in type.dims):
+    emit_copy(lowering, lowering.operand(x), target)
+    view, args = _view_of(node.str("op")), (x, *node.arg_list("args"))
+    (type,) = view.definition.infer(args)
+    if is_empty(type):
         return
-    (layout,) = view.form.layout(target.layout, x.type, (type,), *bound.values())
-    emit_copy(lowering, lowering.operand(source), Operand(target.storage, layout, type))
+    bound = view.definition.bind(args)
+    layouts = view.form.layout(target.layout, x.type, (type,), *bound.values())
+    if not isinstance(layouts, tuple):
+        raise GraphError(f"{node.str('op')} is no part of {x.type}", where=node.source)
+    source = lowering.operand(node.tensor("source"))
+    emit_copy(lowering, source, Operand(target.storage, layouts[0], type))
 
 
 register(Operator("purevk.write_part", lambda x, source, op, args: x, Kernel(_write_lower)))
 
 
-def _part(name: str, view: str, shape: Any) -> None:
-    def expand(builder: Builder, node: Node, x: Value, source: Value, *args: Any) -> Value:
-        type = find(view).infer((x, *args))[0]
+def _part(name: str, view: str, shape: Callable[..., TensorType]) -> None:
+    def expand(builder: Builder, node: Node, x: Value, source: Value, *args: Arg) -> Value:
+        (type,) = _view_of(view).definition.infer((x, *args))
         source = builder.emit("aten._to_copy.default", source, x.type.dtype)
         if source.type.dims != type.dims:
             source = builder.emit("aten.expand.default", source, type.dims)
@@ -397,8 +415,14 @@ def _as_strided_shape(
 
 
 def _as_strided_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, size: Any, stride: Any, offset: Any
-) -> tuple | None:
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    offset: Size | None,
+) -> tuple[Layout, ...] | None:
     if not layout.is_contiguous(x.dims):
         return None
     return (Layout(layout.offset + (offset or 0), tuple(stride)),)
@@ -423,8 +447,14 @@ def _unfold_shape(x: TensorType, dimension: int, size: int, step: int) -> Tensor
 
 
 def _unfold_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, dimension: int, size: int, step: int
-) -> tuple:
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dimension: int,
+    size: int,
+    step: int,
+) -> tuple[Layout, ...]:
     if not x.rank:
         return (Layout(layout.offset, (1,)),)
     at = wrap(dimension, x.rank)
@@ -456,19 +486,28 @@ def _bag_shape(
 ) -> tuple[TensorType, ...]:
     bags = offsets.dims[0] - int(include_last_offset)
     fast = mode == 0 and padding_idx < 0 and weight.dtype in (DType.float32, DType.float16)
-    width = (bags, weight.dims[1]) if mode == 2 else (bags,)
+    best: tuple[Size, ...] = (bags, weight.dims[1]) if mode == 2 else (bags,)
     return (
         weight.with_dims((bags, weight.dims[1])),
         offsets.with_dims((0,) if fast else indices.dims),
         offsets.with_dims((bags,)),
-        offsets.with_dims(width),
+        offsets.with_dims(best),
     )
 
 
 def _bag(
-    builder: Builder, node: Node, weight: Value, indices: Value, offsets: Value, *rest: Any
+    builder: Builder,
+    node: Node,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    weights: Value | None,
+    include_last_offset: bool,
+    padding: int,
 ) -> tuple[Value, ...]:
-    _, mode, _, weights, _, padding = rest
     out, to_bag, sizes, best = (value.type for value in node.results)
     inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
     numbers = {"padding": padding, "count": indices.type.dims[0]}
@@ -576,8 +615,8 @@ def _forward_bag_shape(
     return out, bags, offsets, best
 
 
-def _refuse_long(node: Node, traits: Any) -> str | None:
-    return traits.too_long(node.args[1].type.numel)
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    return traits.too_long(node.tensor("indices").type.numel)
 
 
 rewrite("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.elements import conversions
-from purevk.lower.lowering import Lowering
+from purevk.lower.lowering import DeviceTraits, Lowering
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
@@ -21,12 +19,12 @@ NAME = "purevk.masked_scatter"
 _MOST_BLOCKS = 16384  # each adds up the counts of those before it
 
 
-def _local(traits: Any) -> int:
+def _local(traits: DeviceTraits) -> int:
     return min(256, traits.max_invocations)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x, mask, source = (lowering.operand(value) for value in node.args)
+    x, mask, source = (lowering.operand(node.tensor(name)) for name in ("x", "mask", "source"))
     out, traits = lowering.operand(node.result), lowering.traits
     if is_empty(out.type):
         return
@@ -109,6 +107,6 @@ rewrite(
 MASKS = (DType.bool, DType.uint8)
 
 
-def is_mask(index: Any) -> bool:
+def is_mask(index: Value | None) -> bool:
     """Whether an index chooses by truth rather than by number."""
-    return isinstance(index, Value) and index.type.dtype in MASKS
+    return index is not None and index.type.dtype in MASKS

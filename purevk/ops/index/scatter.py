@@ -11,18 +11,17 @@ dispatch (`scatter_tiles.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
-from purevk.lower.expression import literal
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, acc_of, emit_map
 from purevk.ops.index.scatter_tiles import emit_tiles
+from purevk.ops.movement.rearrange import glsl_number
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
-from purevk.ops.shapes import broadcast
+from purevk.ops.shapes import broadcast, is_empty
 
 NAME = "purevk.scatter"
 # What becomes of an element `a` and an entry `b`.
@@ -49,10 +48,10 @@ def _parallel(dtype: DType) -> tuple[str, ...]:
 
 def _shape(
     x: TensorType,
-    indices: tuple,
-    source: Any,
+    indices: Sequence[TensorType],
+    source: TensorType | Scalar,
     along: int | None,
-    given: tuple,
+    given: Sequence[int],
     mode: str,
     include_self: bool = True,
 ) -> TensorType:
@@ -88,7 +87,7 @@ class _Places:
             self.source_at = ", ".join(at)
             self.chosen: tuple[int, ...] = (along,)
             return
-        shape = _broadcast([index.dims for index in indices])
+        shape = broadcast(*(index.dims for index in indices))
         rest = [d for d in range(rank) if d not in given]
         self.rows = tuple(x.dims[d] for d in rest) or (1,)
         self.entries = shape or (1,)
@@ -122,10 +121,6 @@ class _Places:
         return " ".join(out)
 
 
-def _broadcast(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
-    return broadcast(*shapes)
-
-
 def _aligned(dims: Sequence[Size], names: Sequence[str], sizes: Sequence[Size]) -> str:
     """Coordinates of a tensor that is broadcast to `sizes`."""
     lead = len(sizes) - len(dims)
@@ -141,12 +136,14 @@ def _aligned(dims: Sequence[Size], names: Sequence[str], sizes: Sequence[Size]) 
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, index_values, source_value, along, given, mode, include_self = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    if is_empty(out.type):
         return
-    indices = [lowering.operand(value) for value in index_values]
-    source = lowering.operand(source_value) if isinstance(source_value, Value) else None
+    along, given = node.optional_int("along"), node.ints("given")
+    mode, include_self = node.str("mode"), node.bool("include_self")
+    indices = [lowering.operand(value) for value in node.tensors("indices")]
+    fill = node.tensor_or_scalar("source")
+    source = lowering.operand(fill) if isinstance(fill, Value) else None
     places = _Places(out, indices, source, along, given)
     if any(isinstance(size, int) and size == 0 for size in (*places.entries, *places.rows)):
         emit_copy(lowering, x, out)
@@ -154,13 +151,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     inputs = {f"INDEX{n}": index for n, index in enumerate(indices)}
     if source is not None:
         inputs["SOURCE"] = source
-        entry = f"SOURCE({places.source_at})"
-    else:
-        entry = (
-            literal(source_value, out.dtype)
-            if out.dtype is not DType.bool
-            else str(int(bool(source_value)))
-        )
+    entry = (
+        f"SOURCE({places.source_at})" if isinstance(fill, Value) else glsl_number(fill, out.dtype)
+    )
     if (
         include_self
         and mode != "mean"

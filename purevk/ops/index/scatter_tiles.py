@@ -4,7 +4,8 @@ that belong to it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Size
@@ -29,12 +30,26 @@ _MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
 _MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
 
 
-class _Shape:
-    """(outer, n, inner) of x and the result and (outer, m, inner) of the indices and the source,
-    with their strides; None in `fits` if dims cannot be joined so."""
+@dataclass(frozen=True)
+class _Loops:
+    """A scatter as three loops: (outer, n, inner) over x and the result, and (outer, entries,
+    inner) over the indices and the source.
 
-    def __init__(
-        self,
+    Attributes:
+        outer, n, inner: elements before the dim, along it, and after it.
+        entries: indices along the dim.
+        strides: of x, the result, the indices and the source, the strides along the three loops.
+    """
+
+    outer: int
+    n: int
+    inner: int
+    entries: int
+    strides: tuple[tuple[Size, Size, Size], ...]
+
+    @classmethod
+    def over(
+        cls,
         x: Operand,
         out: Operand,
         index: Operand,
@@ -42,46 +57,60 @@ class _Shape:
         dim: int,
         entries: Size,
         shared: bool,
-    ) -> None:
+    ) -> _Loops | None:
+        """None if the dims cannot be joined to three loops, or a size is known only at a call."""
         before, after = x.dims[:dim], x.dims[dim + 1 :]
         entry = (*before, entries, *after)
+        index_strides: Sequence[Size] = index.strides
+        source_strides: Sequence[Size] = (0,) * len(entry)
         if shared:
-            wide = [0] * len(before) + list(index.strides or (0,)) + [0] * len(after)
-        else:
-            wide = list(index.strides)
-        given = (
-            [0] * len(entry)
-            if source is None
-            else source.strides
-            if not shared
-            else broadcast_strides(source, entry)
+            along = index.strides or (0,)
+            index_strides = ((0,) * len(before)) + along + ((0,) * len(after))
+        if source is not None:
+            source_strides = broadcast_strides(source, entry) if shared else source.strides
+        operands = (x.strides, out.strides, index_strides, source_strides)
+        outer = _join(x.dims[:dim], [strides[:dim] for strides in operands])
+        inner = _join(x.dims[dim + 1 :], [strides[dim + 1 :] for strides in operands])
+        n = x.dims[dim]
+        if outer is None or inner is None or not isinstance(n, int) or not isinstance(entries, int):
+            return None
+        strides = tuple(
+            (first, each[dim], last)
+            for first, each, last in zip(outer.strides, operands, inner.strides)
         )
-        self.steps: list[list[Size]] = [
-            [0, each[dim], 0] for each in (x.strides, out.strides, wide, given)
-        ]
-        self.sizes: list[Size] = [1, x.dims[dim], 1]
-        self.entries, self.fits = entries, True
-        for place, some in ((0, range(dim)), (2, range(dim + 1, len(x.dims)))):
-            loop, strides = collapse(
-                [x.dims[d] for d in some],
-                *([each[d] for d in some] for each in (x.strides, out.strides, wide, given)),
-            )
-            self.fits &= len(loop) <= 1
-            if len(loop) == 1:
-                self.sizes[place] = loop[0]
-                for mine, theirs in zip(self.steps, strides):
-                    mine[place] = theirs[0]
-        self.fits &= all(isinstance(size, int) for size in (*self.sizes, entries))
+        return cls(outer.size, n, inner.size, entries, strides)
 
     def params(self, offsets: Sequence[Size], dims: Sequence[str]) -> dict[str, Size]:
         """Parameters: the sizes, and of x, the result, the indices and the source the offset and
         the strides along `dims`."""
-        outer, n, inner = self.sizes
-        made: dict[str, Size] = {"outer": outer, "n": n, "inner": inner, "m": self.entries}
-        for name, offset, steps in zip(("x", "out", "index", "source"), offsets, self.steps):
+        made: dict[str, Size] = {
+            "outer": self.outer,
+            "n": self.n,
+            "inner": self.inner,
+            "m": self.entries,
+        }
+        for name, offset, strides in zip(("x", "out", "index", "source"), offsets, self.strides):
             made[f"{name}_offset"] = offset
-            made |= {f"{name}_{dim}": step for dim, step in zip(dims, steps)}
+            made |= {f"{name}_{dim}": stride for dim, stride in zip(dims, strides)}
         return made
+
+
+class _Loop(NamedTuple):
+    """Dims that are one loop: its size, and the stride of each operand."""
+
+    size: int
+    strides: Sequence[Size]
+
+
+def _join(sizes: Sequence[Size], strides: Sequence[Sequence[Size]]) -> _Loop | None:
+    """The dims as one loop; None if that is not possible, or its size is known only at a call."""
+    loop, steps = collapse(sizes, *strides)
+    if not loop:
+        return _Loop(1, [0] * len(strides))
+    size = loop[0]
+    if len(loop) > 1 or not isinstance(size, int):
+        return None
+    return _Loop(size, [step[0] for step in steps])
 
 
 def emit_tiles(
@@ -113,21 +142,21 @@ def emit_tiles(
         or (mode != "set" and dtype not in (DType.float32, DType.int32))
     ):
         return False
-    shape = _Shape(x, out, index, source, dim, entries, shared)
-    if not shape.fits:
+    loops = _Loops.over(x, out, index, source, dim, entries, shared)
+    if loops is None:
         return False
-    outer, n, inner = shape.sizes
+    outer, n, inner, entries = loops.outer, loops.n, loops.inner, loops.entries
     offsets = [operand.offset if operand is not None else 0 for operand in (x, out, index, source)]
     vector = (
         shared
         and mode in ("set", "add", "prod")
         and dtype in (DType.float32, DType.float16, DType.int32)
         and all(
-            steps[2] == 1
-            for k, steps in enumerate(shape.steps)
+            strides[2] == 1
+            for k, strides in enumerate(loops.strides)
             if k < 2 or (k == 3 and source is not None)
         )
-        and all(gcd4(inner, offsets[k], *shape.steps[k][:2]) for k in (0, 1, 3))
+        and all(gcd4(inner, offsets[k], *loops.strides[k][:2]) for k in (0, 1, 3))
     )
     columns = inner // 4 if vector else inner
     local = min(256, traits.max_invocations)
@@ -159,7 +188,7 @@ def emit_tiles(
         if reach * width > 4096:
             local = min(512, traits.max_invocations)
         if parts > 1 and mode != "set" and source is not None:
-            if _emit_columns(lowering, x, out, index, source, shape, offsets, mode, combine, parts):
+            if _emit_columns(lowering, x, out, index, source, loops, offsets, mode, combine, parts):
                 return True
         few = outer * parts * blocks < traits.processors
         if parts > _MOST_PARTS or (few and entries * width > 65536):
@@ -169,7 +198,7 @@ def emit_tiles(
     if acc == "int":
         names["INTEGERS"] = "1"
     params = {
-        **shape.params(offsets, ("outer", "along", "inner")),
+        **loops.params(offsets, ("outer", "along", "inner")),
         "parts": parts,
         "blocks": blocks,
     }
@@ -209,7 +238,7 @@ def _emit_columns(
     out: Operand,
     index: Operand,
     source: Operand,
-    shape: _Shape,
+    loops: _Loops,
     offsets: Sequence[Size],
     mode: str,
     combine: str,
@@ -217,9 +246,9 @@ def _emit_columns(
 ) -> bool:
     """Appends `scatter_columns.comp` where it reads the entries much less often than `tiles` times;
     returns whether it does."""
-    traits, (outer, n, inner) = lowering.traits, shape.sizes
-    numbers = (inner, *offsets, *(step for steps in shape.steps for step in steps[:2]))
-    if any(steps[2] != 1 for steps in shape.steps) or any(
+    traits, outer, n, inner = lowering.traits, loops.outer, loops.n, loops.inner
+    numbers = (inner, *offsets, *(stride for strides in loops.strides for stride in strides[:2]))
+    if any(strides[2] != 1 for strides in loops.strides) or any(
         _dims.gcd_of(number) % 2 for number in numbers
     ):
         return False
@@ -235,8 +264,8 @@ def _emit_columns(
     ):
         return False
     each = min((-(-n * 4 // (parts * local)) + 3) // 4 * 4, each)
-    params = {**shape.params(offsets, ("outer", "along")), "parts": parts, "blocks": blocks}
-    count = outer * shape.entries * inner
+    params = {**loops.params(offsets, ("outer", "along")), "parts": parts, "blocks": blocks}
+    count = outer * loops.entries * inner
     lowering.dispatch(
         "index/scatter_columns.comp",
         [(x, "r"), (index, "r"), (source, "r"), (out, "rw")],

@@ -33,13 +33,14 @@ def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
 
 
 def _cat_lower(lowering: Lowering, node: Node) -> None:
-    tensors, dim = node.args
     out = lowering.operand(node.result)
-    at, start = wrap(dim, len(out.dims)), 0
-    pieces = [piece for piece in map(lowering.operand, tensors) if len(piece.dims) == len(out.dims)]
+    at = wrap(node.int("dim"), len(out.dims))
+    operands = [lowering.operand(tensor) for tensor in node.tensors("tensors")]
+    pieces = [piece for piece in operands if len(piece.dims) == len(out.dims)]
     if _interleaves(lowering, pieces, out, at):
         _interleave(lowering, pieces, out, at)
         return
+    start: Size = 0
     for piece in pieces:
         emit_copy(lowering, piece, slice_of(out, at, start, piece.dims[at]))
         start = start + piece.dims[at]

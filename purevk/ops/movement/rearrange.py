@@ -1,26 +1,31 @@
-"""Operators that move elements to other places, or repeat them: flips, rolls, padding, triangles,
-patches."""
+"""Operators that move or repeat elements: flips, rolls, padding, triangles, repetition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.errors import GraphError
+from purevk.ir import Dim, Layout, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.expression import literal
-from purevk.lower.lowering import Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped, others
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
-from purevk.ops.shapes import is_empty, pair, wrap, wrap_all
+from purevk.ops.shapes import is_empty, wrap, wrap_all
 
 
-def number(value: Any, dtype: DType) -> str:
-    """A number as GLSL of the type in which `purevk.map` computes on elements of `dtype`."""
+def glsl_number(value: Scalar, dtype: DType) -> str:
+    """A number as GLSL of the type in which `purevk.map` computes on elements of `dtype`.
+
+    Raises:
+        GraphError: it is complex, or known only at a call.
+    """
+    if isinstance(value, (complex, Dim)):
+        raise GraphError(f"a kernel needs the number {value} as a real constant")
     return str(int(bool(value))) if dtype is DType.bool else literal(value, dtype)
 
 
@@ -29,14 +34,22 @@ def _flip(builder: Builder, node: Node, x: Value, dims: Sequence[int]) -> Value:
     rank = x.type.rank
     chosen = {wrap(d, rank) for d in dims} if rank else set()
     at = coordinates(rank, **{f"d{d}": f"x_size_{d} - 1 - i{d}" for d in chosen})
-    return mapped(builder, f"r = X({at});", {"X": x}, x.type, order=0, lanes=others(chosen, rank))
+    return mapped(
+        builder, f"r = X({at});", {"X": x}, x.type, order=0, lanes=others(tuple(chosen), rank)
+    )
 
 
 rewrite("aten.flip.default", lambda x, dims: x, _flip)
 
 
-def _roll(builder: Builder, node: Node, x: Value, shifts: Any, dims: Any) -> Value:
-    shifts = (shifts,) if not isinstance(shifts, (tuple, list)) else shifts
+def _roll(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    shifts: Size | tuple[Size, ...],
+    dims: int | tuple[int, ...],
+) -> Value:
+    shifts = shifts if isinstance(shifts, tuple) else (shifts,)
     dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
     if is_empty(x.type) or not x.type.rank:
         return builder.emit("aten.alias.default", x)
@@ -48,8 +61,8 @@ def _roll(builder: Builder, node: Node, x: Value, shifts: Any, dims: Any) -> Val
     rank = x.type.rank
     total: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims):
-        at = wrap(dim, rank)
-        total[at] = (total.get(at, 0) + shift) % x.type.dims[at]
+        d = wrap(dim, rank)
+        total[d] = (total.get(d, 0) + shift) % x.type.dims[d]
     at = coordinates(rank, **{f"d{d}": f"pv_circle(i{d} - shift_{d}, x_size_{d})" for d in total})
     return mapped(
         builder,
@@ -88,7 +101,11 @@ _BEYOND = {
 
 
 def pad(
-    builder: Builder, x: Value, pads: Sequence[Size], mode: str = "constant", value: Any = None
+    builder: Builder,
+    x: Value,
+    pads: Sequence[Size],
+    mode: str = "constant",
+    value: Scalar | None = None,
 ) -> Value:
     """`x` with places added (or, if negative, taken away) at the ends of its last dims."""
     if mode == "circular" and any(isinstance(size, int) and size < 0 for size in pads):
@@ -104,7 +121,7 @@ def pad(
     }
     if not moved:
         return builder.emit("aten.alias.default", x)
-    fill = number(value or 0, x.type.dtype)
+    fill = glsl_number(value or 0, x.type.dtype)
     if is_empty(x.type):
         return builder.emit("aten.full.default", type.dims, value or 0, type.dtype)
     read = "r = X({});".format(
@@ -128,7 +145,7 @@ def _is_zero(size: Size) -> bool:
     return isinstance(size, int) and size == 0
 
 
-def _pad_shape(x: TensorType, pad: Sequence[Size], value: Any = 0) -> TensorType:
+def _pad_shape(x: TensorType, pad: Sequence[Size], value: Scalar = 0) -> TensorType:
     return _padded(x, pad)
 
 
@@ -210,177 +227,25 @@ def _diag_embed(builder: Builder, node: Node, x: Value, offset: int, dim1: int, 
 rewrite("aten.diag_embed.default", _diag_embed_shape, _diag_embed)
 
 
-# -- patches -------------------------------------------------------------------------------------
-def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
-    *lead, channels, height, width = x.dims
-    factor = upscale_factor
-    if channels % (factor * factor) != 0:
-        raise ShapeError(f"pixel_shuffle by {factor} of {channels} channels")
-    return x.with_dims((*lead, channels // (factor * factor), height * factor, width * factor))
-
-
-def _shuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
-    rank = x.type.rank
-    c, h, w = rank - 3, rank - 2, rank - 1
-    at = coordinates(
-        rank,
-        **{
-            f"d{c}": f"(i{c} * factor + i{h} % factor) * factor + i{w} % factor",
-            f"d{h}": f"i{h} / factor",
-            f"d{w}": f"i{w} / factor",
-        },
-    )
-    return mapped(
-        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
-    )
-
-
-rewrite("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
-
-
-def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
-    *lead, channels, height, width = x.dims
-    factor = downscale_factor
-    if height % factor != 0 or width % factor != 0:
-        raise ShapeError(f"pixel_unshuffle by {factor} of {height} x {width}")
-    return x.with_dims((*lead, channels * factor * factor, height // factor, width // factor))
-
-
-def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
-    rank = x.type.rank
-    c, h, w = rank - 3, rank - 2, rank - 1
-    at = coordinates(
-        rank,
-        **{
-            f"d{c}": f"i{c} / (factor * factor)",
-            f"d{h}": f"i{h} * factor + i{c} / factor % factor",
-            f"d{w}": f"i{w} * factor + i{c} % factor",
-        },
-    )
-    return mapped(
-        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
-    )
-
-
-rewrite("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
-
-
-def _channel_shuffle(builder: Builder, node: Node, x: Value, groups: int) -> Value:
-    rank = x.type.rank
-    at = coordinates(rank, d1="i1 % groups * (x_size_1 / groups) + i1 / groups")
-    return mapped(
-        builder,
-        f"r = X({at});",
-        {"X": x},
-        x.type,
-        numbers={"groups": groups},
-        order=0,
-        lanes=others((1,), rank),
-    )
-
-
-rewrite(
-    "aten.channel_shuffle.default",
-    lambda x, groups: x,
-    _channel_shuffle,
-    "aten.native_channel_shuffle.default",
-)
-
-
-def _windows(size: Size, kernel: int, dilation: int, padding: int, stride: int) -> Size:
-    return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
-
-
-def _im2col_shape(
-    x: TensorType, kernel_size: Any, dilation: Any, padding: Any, stride: Any
-) -> TensorType:
-    kernel, dilation, padding, stride = map(pair, (kernel_size, dilation, padding, stride))
-    counts = [
-        _windows(x.dims[x.rank - 2 + d], kernel[d], dilation[d], padding[d], stride[d])
-        for d in range(2)
-    ]
-    return x.with_dims((*x.dims[:-3], x.dims[-3] * kernel[0] * kernel[1], counts[0] * counts[1]))
-
-
-def _im2col(builder: Builder, node: Node, x: Value, *window: Any) -> Value:
-    kernel, dilation, padding, stride = map(pair, window)
-    batched = x.type.rank == 4
-    across = _windows(x.type.dims[-1], kernel[1], dilation[1], padding[1], stride[1])
-    row_of, column = ("i1", "i2") if batched else ("i0", "i1")
-    size = (2, 3) if batched else (1, 2)
-    body = (
-        f"int c = {row_of} / (kernel_h * kernel_w), k = {row_of} % (kernel_h * kernel_w);"
-        f" int y = {column} / across * stride_h - pad_h + k / kernel_w * dilation_h;"
-        f" int x = {column} % across * stride_w - pad_w + k % kernel_w * dilation_w;"
-        f" r = T_R(0); if (y >= 0 && y < x_size_{size[0]} && x >= 0 && x < x_size_{size[1]})"
-        f" r = X({'i0, ' if batched else ''}c, y, x);"
-    )
-    return mapped(
-        builder,
-        body,
-        {"X": x},
-        node.result.type,
-        numbers={"across": across, **_window_numbers(*map(pair, window))},
-    )
-
-
-def _window_numbers(kernel: Any, dilation: Any, padding: Any, stride: Any) -> dict[str, int]:
-    named = {"kernel": kernel, "dilation": dilation, "pad": padding, "stride": stride}
-    return {
-        f"{name}_{axis}": values[n] for name, values in named.items() for n, axis in enumerate("hw")
-    }
-
-
-rewrite("aten.im2col.default", _im2col_shape, _im2col)
-
-
-def _col2im_shape(
-    x: TensorType, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
-) -> TensorType:
-    kernel = pair(kernel_size)
-    return x.with_dims((*x.dims[:-2], x.dims[-2] // (kernel[0] * kernel[1]), *output_size))
-
-
-def _col2im(builder: Builder, node: Node, x: Value, output_size: Any, *window: Any) -> Value:
-    kernel, dilation, padding, stride = map(pair, window)
-    batched = x.type.rank == 3
-    counts = [
-        _windows(output_size[d], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)
-    ]
-    c, h, w = ("i1", "i2", "i3") if batched else ("i0", "i1", "i2")
-    body = (
-        f"r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
-        f" int y = {h} + pad_h - ky * dilation_h, x = {w} + pad_w - kx * dilation_w;"
-        f" if (y >= 0 && x >= 0 && y % stride_h == 0 && x % stride_w == 0 && y / stride_h < down"
-        f" && x / stride_w < across)"
-        f" r += X({'i0, ' if batched else ''}({c} * kernel_h + ky) * kernel_w + kx, y / stride_h *"
-        f" across + x / stride_w); }}"
-    )
-    numbers = {
-        "down": counts[0],
-        "across": counts[1],
-        **_window_numbers(kernel, dilation, padding, stride),
-    }
-    return mapped(
-        builder, body, {"X": x}, node.result.type, numbers=numbers, flops=kernel[0] * kernel[1]
-    )
-
-
-rewrite("aten.col2im.default", _col2im_shape, _col2im)
-
-
 # -- repetition ----------------------------------------------------------------------------------
 def _interleave_shape(
-    x: TensorType, repeats: Size, dim: int | None = None, output_size: Any = None
+    x: TensorType, repeats: Size, dim: int | None = None, output_size: Size | None = None
 ) -> TensorType:
     if dim is None:
         return x.with_dims((x.numel * repeats,))
     at = wrap(dim, x.rank)
-    return x.with_dims(size * repeats if d == at else size for d, size in enumerate(x.dims or (1,)))
+    return x.with_dims(
+        [size * repeats if d == at else size for d, size in enumerate(x.dims or (1,))]
+    )
 
 
 def _interleave(
-    builder: Builder, node: Node, x: Value, repeats: Size, dim: int | None, output_size: Any
+    builder: Builder,
+    node: Node,
+    x: Value,
+    repeats: Size,
+    dim: int | None,
+    output_size: Size | None,
 ) -> Value:
     if dim is None or not x.type.rank:
         x, dim = builder.emit("aten.view.default", x, (x.type.numel,)), 0
@@ -407,8 +272,10 @@ def _tile_dims(x: TensorType, dims: Sequence[Size]) -> tuple[Size, ...]:
 rewrite(
     "aten.tile.default",
     lambda x, dims: x.with_dims(
-        n * size
-        for n, size in zip(_tile_dims(x, dims), (1,) * (len(dims) - x.rank) + tuple(x.dims))
+        tuple(
+            n * size
+            for n, size in zip(_tile_dims(x, dims), (1,) * (len(dims) - x.rank) + tuple(x.dims))
+        )
     ),
     lambda builder, node, x, dims: builder.emit("aten.repeat.default", x, _tile_dims(x.type, dims)),
 )
@@ -431,14 +298,11 @@ def _copy(builder: Builder, node: Node, x: Value, src: Value, non_blocking: bool
 rewrite("aten.copy.default", _copy_shape, _copy)
 
 
-def _reversed_lower(lowering: Any, node: Node) -> None:
-    """A copy of what lies backwards along a dim, and may lie in any order: the result is in the
-    order of its dims."""
-    source, target, dim = (
-        lowering.operand(node.args[0]),
-        lowering.operand(node.result),
-        node.args[1],
-    )
+def _reversed_lower(lowering: Lowering, node: Node) -> None:
+    """Copies the elements in reverse along a dim. The result is row-major, whatever the layout of
+    the input is."""
+    source, target = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    dim = node.int("dim")
     step, last = source.strides[dim], source.dims[dim] - 1
     layout = Layout(
         source.offset + last * step,
@@ -477,7 +341,7 @@ rewrite("aten.rot90.default", _rotated_shape, _join_rotated)
 # -- parts ---------------------------------------------------------------------------------------
 def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorType:
     at = wrap(dim, x.rank)
-    return x.with_dims(length if d == at else size for d, size in enumerate(x.dims))
+    return x.with_dims([length if d == at else size for d, size in enumerate(x.dims)])
 
 
 def _narrow(builder: Builder, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:

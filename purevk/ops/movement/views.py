@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from purevk.ir import Layout, Size, TensorType
+from purevk.ir import Arg, Dim, Layout, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.registry import Operator, ShapeError, View, register
 from purevk.ops.shapes import reshape, wrap, wrap_all
@@ -50,7 +49,12 @@ def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -
     return Layout(layout.offset, tuple(strides))
 
 
-def _view(name: str, shape: Any, layout: Any, *names: str) -> None:
+def _view(
+    name: str,
+    shape: Callable[..., TensorType | tuple[TensorType, ...]],
+    layout: Callable[..., tuple[Layout, ...] | None],
+    *names: str,
+) -> None:
     register(Operator(name, shape, View(layout), names=names))
 
 
@@ -59,7 +63,7 @@ def _view_shape(x: TensorType, size: Sequence[Size]) -> TensorType:
 
 
 def _by_size(
-    layout: Layout, x: TensorType, results: tuple[TensorType, ...], *args: Any
+    layout: Layout, x: TensorType, results: tuple[TensorType, ...], *args: Arg
 ) -> tuple[Layout, ...] | None:
     if 0 in x.dims:
         return (Layout.dense(results[0].dims),)
@@ -82,7 +86,7 @@ def _squeeze_shape(x: TensorType, dim: Sequence[int] | int | None = None) -> Ten
     if dim is not None and not isinstance(dim, int) and not dim:
         return x
     chosen = wrap_all(dim, x.rank) if x.rank else ()
-    return x.with_dims(size for d, size in enumerate(x.dims) if not (d in chosen and size == 1))
+    return x.with_dims([size for d, size in enumerate(x.dims) if not (d in chosen and size == 1)])
 
 
 _view(
@@ -121,11 +125,15 @@ def _permute_shape(x: TensorType, dims: Sequence[int]) -> TensorType:
     order = [wrap(d, x.rank) for d in dims]
     if sorted(order) != list(range(x.rank)):
         raise ShapeError(f"permute dims {list(dims)} are no permutation of rank {x.rank}")
-    return x.with_dims(x.dims[d] for d in order)
+    return x.with_dims([x.dims[d] for d in order])
 
 
 def _permute_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, dims: Sequence[int]
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dims: Sequence[int],
 ) -> tuple[Layout, ...]:
     return (Layout(layout.offset, tuple(layout.strides[wrap(d, x.rank)] for d in dims)),)
 
@@ -142,7 +150,12 @@ def _transpose_shape(x: TensorType, dim0: int, dim1: int) -> TensorType:
 
 
 def _transpose_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, dim0: int, dim1: int
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dim0: int,
+    dim1: int,
 ) -> tuple[Layout, ...]:
     strides = list(layout.strides)
     if strides:
@@ -157,21 +170,21 @@ _view("aten.transpose.int", _transpose_shape, _transpose_layout, "aten.transpose
 def _t_shape(x: TensorType) -> TensorType:
     if x.rank > 2:
         raise ShapeError(f"t() takes a tensor of rank 2 at most, not {x.rank}")
-    return x.with_dims(reversed(x.dims))
+    return x.with_dims(x.dims[::-1])
 
 
 _view(
     "aten.t.default",
     _t_shape,
-    lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),),
+    lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
     "aten.t_copy.default",
 )
 
 
 _view(
     "aten.numpy_T.default",
-    lambda x: x.with_dims(reversed(x.dims)),
-    lambda layout, x, results, value: (Layout(layout.offset, tuple(reversed(layout.strides))),),
+    lambda x: x.with_dims(x.dims[::-1]),
+    lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
 )
 
 
@@ -192,7 +205,7 @@ def _expand_shape(x: TensorType, size: Sequence[Size], implicit: bool = False) -
 
 
 def _expand_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, *rest: Any
+    layout: Layout, x: TensorType, results: tuple[TensorType, ...], value: Value, *rest: Arg
 ) -> tuple[Layout, ...]:
     lead = results[0].rank - x.rank
     strides = tuple(
@@ -238,13 +251,13 @@ def _slice_shape(
 def _slice_layout(
     layout: Layout,
     x: TensorType,
-    results: tuple,
-    value: Any,
+    results: tuple[TensorType, ...],
+    value: Value,
     dim: int,
-    start: Any,
-    end: Any,
+    start: Size | None,
+    end: Size | None,
     step: int,
-) -> tuple:
+) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     low, _ = slice_bounds(x.dims[at], start, end, step)
     strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
@@ -260,7 +273,12 @@ def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
 
 
 def _select_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, dim: int, index: Size
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dim: int,
+    index: Size,
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     if isinstance(index, int) and index < 0:
@@ -284,17 +302,23 @@ def _split_shape(
 def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -> list[Size]:
     """The lengths of the pieces of a split along `dim`, from their list or from one length for all
     but the last."""
-    if not isinstance(split_sizes, (tuple, list)):
+    if isinstance(split_sizes, (int, Dim)):
         size, step = _dims.specialize(x.dims[wrap(dim, x.rank)]), int(split_sizes)
         return [min(step, size - at) for at in range(0, size, step)] or [0]
     return list(split_sizes)
 
 
 def _split_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, split_sizes: Any, dim: int
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    split_sizes: Sequence[Size] | Size,
+    dim: int,
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
-    layouts, position = [], 0
+    position: Size = 0
+    layouts = []
     for type in results:
         layouts.append(Layout(layout.offset + position * layout.strides[at], layout.strides))
         position = position + type.dims[at]
@@ -318,7 +342,7 @@ def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
 
 
 def _unbind_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, dim: int
+    layout: Layout, x: TensorType, results: tuple[TensorType, ...], value: Value, dim: int
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     strides = (*layout.strides[:at], *layout.strides[at + 1 :])
@@ -344,8 +368,14 @@ def _diagonal_shape(x: TensorType, offset: int = 0, dim1: int = 0, dim2: int = 1
 
 
 def _diagonal_layout(
-    layout: Layout, x: TensorType, results: tuple, value: Any, offset: int, dim1: int, dim2: int
-) -> tuple:
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    offset: int,
+    dim1: int,
+    dim2: int,
+) -> tuple[Layout, ...]:
     a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
     start = offset * layout.strides[b] if offset >= 0 else -offset * layout.strides[a]
     kept = tuple(stride for d, stride in enumerate(layout.strides) if d not in (a, b))

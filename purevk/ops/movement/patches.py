@@ -1,0 +1,210 @@
+"""Patches of images: pixel and channel shuffles, im2col, col2im."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
+from purevk.ops.mapped import mapped, others
+from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.shapes import pair
+
+
+# -- shuffles ------------------------------------------------------------------------------------
+def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
+    *lead, channels, height, width = x.dims
+    factor = upscale_factor
+    if channels % (factor * factor) != 0:
+        raise ShapeError(f"pixel_shuffle by {factor} of {channels} channels")
+    return x.with_dims((*lead, channels // (factor * factor), height * factor, width * factor))
+
+
+def _shuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
+    rank = x.type.rank
+    c, h, w = rank - 3, rank - 2, rank - 1
+    at = coordinates(
+        rank,
+        **{
+            f"d{c}": f"(i{c} * factor + i{h} % factor) * factor + i{w} % factor",
+            f"d{h}": f"i{h} / factor",
+            f"d{w}": f"i{w} / factor",
+        },
+    )
+    return mapped(
+        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
+    )
+
+
+rewrite("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
+
+
+def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
+    *lead, channels, height, width = x.dims
+    factor = downscale_factor
+    if height % factor != 0 or width % factor != 0:
+        raise ShapeError(f"pixel_unshuffle by {factor} of {height} x {width}")
+    return x.with_dims((*lead, channels * factor * factor, height // factor, width // factor))
+
+
+def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
+    rank = x.type.rank
+    c, h, w = rank - 3, rank - 2, rank - 1
+    at = coordinates(
+        rank,
+        **{
+            f"d{c}": f"i{c} / (factor * factor)",
+            f"d{h}": f"i{h} * factor + i{c} / factor % factor",
+            f"d{w}": f"i{w} * factor + i{c} % factor",
+        },
+    )
+    return mapped(
+        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
+    )
+
+
+rewrite("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
+
+
+def _channel_shuffle(builder: Builder, node: Node, x: Value, groups: int) -> Value:
+    rank = x.type.rank
+    at = coordinates(rank, d1="i1 % groups * (x_size_1 / groups) + i1 / groups")
+    return mapped(
+        builder,
+        f"r = X({at});",
+        {"X": x},
+        x.type,
+        numbers={"groups": groups},
+        order=0,
+        lanes=others((1,), rank),
+    )
+
+
+rewrite(
+    "aten.channel_shuffle.default",
+    lambda x, groups: x,
+    _channel_shuffle,
+    "aten.native_channel_shuffle.default",
+)
+
+
+# -- im2col and col2im ---------------------------------------------------------------------------
+Pair = int | Sequence[int]  # one number, or one for the height and one for the width
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The window that slides over an image: heights, then widths."""
+
+    kernel: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> _Window:
+        return cls(pair(kernel), pair(dilation), pair(padding), pair(stride))
+
+    def counts(self, sizes: Sequence[Size]) -> list[Size]:
+        """How many windows there are along the height and the width of an image."""
+        return [
+            (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
+            for size, kernel, dilation, padding, stride in zip(
+                sizes, self.kernel, self.dilation, self.padding, self.stride
+            )
+        ]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        named = {
+            "kernel": self.kernel,
+            "dilation": self.dilation,
+            "pad": self.padding,
+            "stride": self.stride,
+        }
+        return {
+            f"{name}_{axis}": value
+            for name, values in named.items()
+            for axis, value in zip("hw", values)
+        }
+
+
+def _im2col_shape(
+    x: TensorType, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair
+) -> TensorType:
+    window = _Window.of(kernel_size, dilation, padding, stride)
+    down, across = window.counts(x.dims[-2:])
+    height, width = window.kernel
+    return x.with_dims((*x.dims[:-3], x.dims[-3] * height * width, down * across))
+
+
+def _im2col(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    kernel_size: Pair,
+    dilation: Pair,
+    padding: Pair,
+    stride: Pair,
+) -> Value:
+    window = _Window.of(kernel_size, dilation, padding, stride)
+    batched = x.type.rank == 4
+    _, across = window.counts(x.type.dims[-2:])
+    row_of, column = ("i1", "i2") if batched else ("i0", "i1")
+    size = (2, 3) if batched else (1, 2)
+    body = (
+        f"int c = {row_of} / (kernel_h * kernel_w), k = {row_of} % (kernel_h * kernel_w);"
+        f" int y = {column} / across * stride_h - pad_h + k / kernel_w * dilation_h;"
+        f" int x = {column} % across * stride_w - pad_w + k % kernel_w * dilation_w;"
+        f" r = T_R(0); if (y >= 0 && y < x_size_{size[0]} && x >= 0 && x < x_size_{size[1]})"
+        f" r = X({'i0, ' if batched else ''}c, y, x);"
+    )
+    numbers = {"across": across, **window.numbers}
+    return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
+
+
+rewrite("aten.im2col.default", _im2col_shape, _im2col)
+
+
+def _col2im_shape(
+    x: TensorType,
+    output_size: Sequence[Size],
+    kernel_size: Pair,
+    dilation: Pair,
+    padding: Pair,
+    stride: Pair,
+) -> TensorType:
+    height, width = pair(kernel_size)
+    return x.with_dims((*x.dims[:-2], x.dims[-2] // (height * width), *output_size))
+
+
+def _col2im(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    output_size: Sequence[Size],
+    kernel_size: Pair,
+    dilation: Pair,
+    padding: Pair,
+    stride: Pair,
+) -> Value:
+    window = _Window.of(kernel_size, dilation, padding, stride)
+    batched = x.type.rank == 3
+    down, across = window.counts(output_size)
+    c, h, w = ("i1", "i2", "i3") if batched else ("i0", "i1", "i2")
+    body = (
+        f"r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
+        f" int y = {h} + pad_h - ky * dilation_h, x = {w} + pad_w - kx * dilation_w;"
+        f" if (y >= 0 && x >= 0 && y % stride_h == 0 && x % stride_w == 0 && y / stride_h < down"
+        f" && x / stride_w < across)"
+        f" r += X({'i0, ' if batched else ''}({c} * kernel_h + ky) * kernel_w + kx, y / stride_h *"
+        f" across + x / stride_w); }}"
+    )
+    numbers = {"down": down, "across": across, **window.numbers}
+    height, width = window.kernel
+    return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers, flops=height * width)
+
+
+rewrite("aten.col2im.default", _col2im_shape, _col2im)
