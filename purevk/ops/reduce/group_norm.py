@@ -9,20 +9,31 @@ where it lies in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.lowering import Lowering
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import DeviceTraits, Lowering
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
+from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.promotion import wide_type
-from purevk.ops.reduce.normalization import alike, batch_norm_factors, emit_norm
+from purevk.ops.reduce.normalization import EpilogueIndex, alike, batch_norm_factors, emit_norm
 from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.statistics import reduce
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import (
+    Kernel,
+    Operator,
+    Order,
+    ShapeError,
+    Supports,
+    register,
+    rewrite,
+)
+from purevk.ops.shapes import is_empty
 
 _BIASED = Reduction(finish="(a / float(n))", variance=True)
 
@@ -51,8 +62,8 @@ def _as(builder: Builder, value: Value, dtype: DType, sizes: Sequence[Size] | No
     return made if sizes is None else builder.emit("aten.view.default", made, tuple(sizes))
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    dtype = node.args[0].type.dtype
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    dtype = node.tensor("x").type.dtype
     return None if dtype.is_float else f"no kernel for {dtype.name}"
 
 
@@ -64,10 +75,10 @@ def _kernel_shape(
     x: TensorType,
     weight: TensorType | None,
     bias: TensorType | None,
-    groups: int,
+    groups: Size,
     eps: float,
-    epilogue: Any = None,
-    extras: tuple = (),
+    epilogue: Expression | None = None,
+    extras: Sequence[TensorType] = (),
 ) -> TensorType:
     return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
@@ -77,9 +88,9 @@ def _channels_last(rank: int) -> tuple[int, ...]:
 
 
 def _kernel_lower(lowering: Lowering, node: Node) -> None:
-    x_value, weight_value, bias_value, groups, eps, epilogue, extras = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    groups = node.size("groups")
+    if is_empty(out.type):
         return
     batch, channels, area = x.dims[0], x.dims[1], _dims.product(x.dims[2:])
     last = not out.layout.is_contiguous(out.dims)
@@ -89,7 +100,7 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
         size != 1 and a != b for size, a, b in zip(x.dims, x.strides, wanted)
     ):
         x = dense(lowering, x, order)
-    weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
+    weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
     offsets = [
         operand.offset
         for operand in ((x, out, weight, bias) if last else (x, out))
@@ -99,31 +110,29 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
     vector = gcd4(inner if last else area, *offsets)
     channel = (1, "channel(row, col)")
     if last:
-        place = {"full": "beginning(row) + place(col)", "column": channel}
+        index = EpilogueIndex("beginning(row) + place(col)", column=channel)
     else:
-        place = {"full": "row * columns + col", "column": None, "row": channel}
+        index = EpilogueIndex("row * columns + col", row=channel)
     emit_norm(
         lowering,
+        node,
         x,
         out,
         weight,
         bias,
         batch * groups,
         inner * area,
-        eps,
-        vector,
-        {"GROUP": 2 if last else 1},
-        {"group_channels": inner, "area": area, "groups": groups},
-        epilogue,
-        extras,
-        place,
+        vector=vector,
+        macros={"GROUP": 2 if last else 1},
+        group={"group_channels": inner, "area": area, "groups": groups},
+        index=index,
     )
 
 
-def _kernel_order(node: Node, layout_of: Any) -> tuple:
+def _kernel_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     sizes = node.result.type.dims
     last = _channels_last(len(sizes))
-    return (last if layout_of(node.args[0]).dense_order(sizes) == last else None,)
+    return (last if query(node.tensor("x")).dense_order(sizes) == last else None,)
 
 
 register(
@@ -136,8 +145,9 @@ register(
 
 
 def _normalize_groups(
-    builder: Builder, x: Value, weight: Any, bias: Any, groups: int, eps: float
+    builder: Builder, x: Value, weight: Value | None, bias: Value | None, groups: Size, eps: float
 ) -> tuple[Value, Value, Value]:
+    """The result, and the mean and 1 / deviation of each group."""
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
     mean, variance = _moments(builder, seen, range(2, seen.type.rank))
@@ -148,19 +158,18 @@ def _normalize_groups(
         or _dims.upper(_dims.product(seen.type.dims[2:])) <= profile.max_norm_elements
     ):
         made = builder.emit(NAME, x, *alike(builder, weight, bias), groups, eps, None, ())
-        return made, *(_as(builder, value, x.type.dtype, (batch, groups)) for value in (mean, rstd))
+        mean, rstd = (_as(builder, each, x.type.dtype, (batch, groups)) for each in (mean, rstd))
+        return made, mean, rstd
     flat = [builder.emit("aten.view.default", value, (batch, groups, 1)) for value in (mean, rstd)]
-    sizes = (1, groups, channels // groups)
-    scale = (
-        flat[1]
-        if weight is None
-        else builder.emit("aten.mul.Tensor", flat[1], _as(builder, weight, rstd.type.dtype, sizes))
-    )
+    by_group = (1, groups, channels // groups)
+    scale = flat[1]
+    if weight is not None:
+        wide = _as(builder, weight, rstd.type.dtype, by_group)
+        scale = builder.emit("aten.mul.Tensor", scale, wide)
     shift = builder.emit("aten.neg.default", builder.emit("aten.mul.Tensor", flat[0], scale))
     if bias is not None:
-        shift = builder.emit(
-            "aten.add.Tensor", shift, _as(builder, bias, rstd.type.dtype, sizes), 1
-        )
+        wide = _as(builder, bias, rstd.type.dtype, by_group)
+        shift = builder.emit("aten.add.Tensor", shift, wide, 1)
     scale, shift = (
         builder.emit("aten.expand.default", value, (batch, groups, channels // groups))
         for value in (scale, shift)
@@ -168,8 +177,8 @@ def _normalize_groups(
     sizes = (batch, channels, *([1] * len(rest)))
     scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
     made = _scaled(builder, x, scale, shift)
-    stats = tuple(_as(builder, value, x.type.dtype, (batch, groups)) for value in (mean, rstd))
-    return made, *stats
+    mean, rstd = (_as(builder, each, x.type.dtype, (batch, groups)) for each in (mean, rstd))
+    return made, mean, rstd
 
 
 def _group_shape(
@@ -215,20 +224,28 @@ def _of_channels(builder: Builder, value: Value, x: Value) -> Value:
     return builder.emit("aten.view.default", value, (x.type.dims[1], *([1] * (x.type.rank - 2))))
 
 
+class _BatchNorm(NamedTuple):
+    """The result, the mean and 1 / deviation of the batch (empty if the running ones are used), and
+    the running mean and variance that follow, if there are any."""
+
+    result: Value
+    mean: Value
+    rstd: Value
+    running: tuple[Value, ...]
+
+
 def _normalize_batch(
     builder: Builder,
     x: Value,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, ...]:
-    """The result, the mean and 1 / deviation of the batch, and the running mean and variance that
-    follow."""
-    if training:
+) -> _BatchNorm:
+    if training or mean is None or variance is None:
         channels = (x.type.dims[1],)
         mine, theirs = (
             builder.emit("aten.view.default", value, channels)
@@ -236,31 +253,29 @@ def _normalize_batch(
         )
         scale, shift = batch_norm_factors(builder, weight, bias, mine, theirs, eps)
         made = _scaled(builder, x, _of_channels(builder, scale, x), _of_channels(builder, shift, x))
-        count = _dims.product(size for d, size in enumerate(x.type.dims) if d != 1)
-        running = (mean, variance)
-        if mean is not None:
-            unbiased = builder.emit(
-                "aten.mul.Tensor",
-                builder.emit(
-                    "aten.div.Tensor", builder.emit("aten.mul.Tensor", theirs, count), count - 1
-                ),
-                momentum,
-            )
+        running: tuple[Value, ...] = ()
+        if mean is not None and variance is not None:
+            count = _dims.product(size for d, size in enumerate(x.type.dims) if d != 1)
+            summed = builder.emit("aten.mul.Tensor", theirs, count)
+            unbiased = builder.emit("aten.div.Tensor", summed, count - 1)
             running = (
-                _moved(builder, mean, builder.emit("aten.mul.Tensor", mine, momentum), momentum),
+                _moved(builder, mean, mine, momentum),
                 _moved(builder, variance, unbiased, momentum),
             )
-        rstd = _rstd(builder, theirs, eps)
-        return made, mine, rstd, *running
+        return _BatchNorm(made, mine, _rstd(builder, theirs, eps), running)
     scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
     made = _scaled(builder, x, _of_channels(builder, scale, x), _of_channels(builder, shift, x))
     empty = builder.emit("aten.full.default", (0,), 0.0, DType.float32)
-    return made, empty, empty, mean, variance
+    return _BatchNorm(made, empty, empty, (mean, variance))
 
 
-def _moved(builder: Builder, old: Value, part: Value, momentum: float) -> Value:
+def _moved(builder: Builder, old: Value, new: Value, momentum: float) -> Value:
+    """A running statistic after a batch."""
     made = builder.emit(
-        "aten.add.Tensor", builder.emit("aten.mul.Tensor", old, 1.0 - momentum), part, 1
+        "aten.add.Tensor",
+        builder.emit("aten.mul.Tensor", old, 1.0 - momentum),
+        builder.emit("aten.mul.Tensor", new, momentum),
+        1,
     )
     return builder.emit("aten._to_copy.default", made, old.type.dtype)
 
@@ -279,28 +294,42 @@ def _batch_shape(
     return x, saved, saved
 
 
-def _typed(builder: Builder, node: Node, made: Sequence[Value]) -> tuple[Value, ...]:
-    return tuple(
-        value
-        if value.type.dtype is result.type.dtype
-        else builder.emit("aten._to_copy.default", value, result.type.dtype)
-        for value, result in zip(made, node.results)
-    )
+def _refuse_training(parameter: str) -> Supports:
+    """`parameter`: whether the statistics are those of the batch."""
 
+    def supports(node: Node, traits: DeviceTraits) -> str | None:
+        if node.bool(parameter) and node.optional_tensor("running_mean") is not None:
+            return "no kernel that updates running statistics in place"
+        return _refuse(node, traits)
 
-def _refuse_training(node: Node, traits: Any) -> str | None:
-    if node.args[5] and node.args[3] is not None:
-        return "no kernel that updates running statistics in place"
-    return _refuse(node, traits)
+    return supports
 
 
 for _name in ("_native_batch_norm_legit", "native_batch_norm"):
     rewrite(
         f"aten.{_name}.default",
         _batch_shape,
-        lambda builder, node, *args: _typed(builder, node, _normalize_batch(builder, *args)),
-        supports=_refuse_training,
+        lambda builder, node, *args: _normalize_batch(builder, *args)[:3],
+        supports=_refuse_training("training"),
     )
+
+
+def _batch_functional(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
+    made = _normalize_batch(builder, x, weight, bias, mean, variance, training, momentum, eps)
+    return (*made[:3], *made.running)
+
+
 rewrite(
     "aten._native_batch_norm_legit_functional.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps: (
@@ -308,7 +337,7 @@ rewrite(
         running_mean,
         running_var,
     ),
-    lambda builder, node, *args: _typed(builder, node, _normalize_batch(builder, *args)),
+    _batch_functional,
     supports=_refuse,
 )
 
@@ -317,29 +346,29 @@ def _updated(
     builder: Builder,
     node: Node,
     x: Value,
-    weight: Any,
-    bias: Any,
+    weight: Value | None,
+    bias: Value | None,
     mean: Value,
     variance: Value,
     momentum: float,
     eps: float,
-) -> tuple:
+) -> tuple[Value, ...]:
     made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
     reserve = builder.emit(
         "aten.full.default", node.results[3].type.dims, 0, node.results[3].type.dtype
     )
-    return _typed(builder, node, (*made[:3], reserve, *made[3:]))
+    return (*made[:3], reserve, *made.running)
 
 
 def _updated_shape(
     x: TensorType,
-    weight: Any,
-    bias: Any,
+    weight: TensorType | None,
+    bias: TensorType | None,
     running_mean: TensorType,
     running_var: TensorType,
     momentum: float,
     eps: float,
-) -> tuple:
+) -> tuple[TensorType, ...]:
     made = _batch_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return *made, TensorType(DType.uint8, (0,)), running_mean, running_var
 
@@ -352,9 +381,9 @@ rewrite(
     lambda x, weight, bias, training, momentum, eps: _batch_shape(
         x, weight, bias, None, None, True, momentum, eps
     ),
-    lambda builder, node, x, weight, bias, training, momentum, eps: _typed(
-        builder, node, _normalize_batch(builder, x, weight, bias, None, None, True, momentum, eps)
-    ),
+    lambda builder, node, x, weight, bias, training, momentum, eps: _normalize_batch(
+        builder, x, weight, bias, None, None, True, momentum, eps
+    )[:3],
     supports=_refuse,
 )
 rewrite(
@@ -362,8 +391,8 @@ rewrite(
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled=True: (
         x
     ),
-    lambda builder, node, *args: _normalize_batch(builder, *args[:8])[0],
-    supports=_refuse_training,
+    lambda builder, node, *args: _normalize_batch(builder, *args[:8]).result,
+    supports=_refuse_training("training"),
 )
 
 
@@ -385,18 +414,23 @@ def _instance(
     builder: Builder,
     node: Node,
     x: Value,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    own: bool,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    use_input_stats: bool,
     momentum: float,
     eps: float,
-    _: Any,
+    cudnn_enabled: bool,
 ) -> Value:
-    if own:
+    if use_input_stats:
         return _normalize_groups(builder, x, weight, bias, x.type.dims[1], eps)[0]
-    return _normalize_batch(builder, x, weight, bias, mean, variance, False, momentum, eps)[0]
+    return _normalize_batch(builder, x, weight, bias, mean, variance, False, momentum, eps).result
 
 
-rewrite("aten.instance_norm.default", _instance_shape, _instance, supports=_refuse_training)
+rewrite(
+    "aten.instance_norm.default",
+    _instance_shape,
+    _instance,
+    supports=_refuse_training("use_input_stats"),
+)

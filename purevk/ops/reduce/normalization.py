@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
+from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.rows import bind_x, only_floats, spread
@@ -17,6 +18,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.shapes import is_empty
 
 NAME = "purevk.norm"
 
@@ -28,73 +30,90 @@ def _norm_shape(
     count: int,
     eps: float,
     rms: bool,
-    epilogue: Any = None,
-    extras: tuple = (),
+    epilogue: Expression | None = None,
+    extras: Sequence[TensorType] = (),
 ) -> TensorType:
+    """`count`: how many dims, the last ones, are normalized together."""
     return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
+@dataclass(frozen=True)
+class EpilogueIndex:
+    """How `make_epilogue` finds an element of the result from the `row` and `col` of the kernel:
+    its arguments of these names."""
+
+    full: str
+    column: tuple[int, str] | None = None
+    row: tuple[int, str] | None = None
+
+
 def _norm_lower(lowering: Lowering, node: Node) -> None:
-    x_value, weight_value, bias_value, count, eps, rms, epilogue, extras = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    count = node.int("count")
+    if is_empty(out.type):
         return
     if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
         x = dense(lowering, x)
     rows = _dims.product(x.dims[: len(x.dims) - count])
     columns = _dims.product(x.dims[len(x.dims) - count :])
-    weight, bias = (packed(lowering, value) for value in (weight_value, bias_value))
+    weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
     offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
-    place = {
-        "full": "row * columns + col",
-        "column": (len(out.dims) - 1, "col") if count == 1 else None,
-    }
     emit_norm(
         lowering,
+        node,
         x,
         out,
         weight,
         bias,
         rows,
         columns,
-        eps,
-        gcd4(columns, *offsets),
-        {"RMS": int(rms)},
-        {},
-        epilogue,
-        extras,
-        place,
+        vector=gcd4(columns, *offsets),
+        macros={"RMS": int(node.bool("rms"))},
+        group={},
+        index=EpilogueIndex(
+            "row * columns + col", (len(out.dims) - 1, "col") if count == 1 else None
+        ),
     )
 
 
 def emit_norm(
     lowering: Lowering,
+    node: Node,
     x: Operand,
     out: Operand,
     weight: Operand | None,
     bias: Operand | None,
     rows: Size,
     columns: Size,
-    eps: float,
+    *,
     vector: bool,
-    macros: dict[str, Any],
+    macros: Mapping[str, int],
     group: Mapping[str, Size],
-    epilogue: Any,
-    extras: tuple,
-    place: dict[str, Any],
+    index: EpilogueIndex,
 ) -> None:
     """Appends a dispatch of `norm.comp`.
 
     Args:
+        node: its arguments `eps`, `epilogue` and `extras` are read.
+        rows, columns: how many rows are normalized, and the elements of each.
         vector: all that VEC4 reads and writes 4 at a time is aligned.
         macros: those of the kind of norm.
         group: parameters of group norm alone.
-        place: the keywords of `make_epilogue` that say where an element is.
+        index: the index of an element, for the epilogue.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
     scales = [operand for operand in (weight, bias) if operand is not None]
     made = make_epilogue(
-        lowering, epilogue, extras, out, 2 + len(scales), "row, col", vector=vector, **place
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        2 + len(scales),
+        "row, col",
+        full=index.full,
+        column=index.column,
+        vector=vector,
+        row=index.row,
     )
     made.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
     texel, binding = bind_x(lowering, x, vector)
@@ -109,7 +128,7 @@ def emit_norm(
         "out_offset": out.offset,
         "rows": rows,
         "columns": columns,
-        "eps_bits": bits_of(eps),
+        "eps_bits": bits_of(node.float("eps")),
         **group,
     }
     if macros.get("GROUP") != 2:
@@ -157,7 +176,9 @@ def _layer_norm_shape(
     return x, stats, stats
 
 
-def alike(builder: Builder, weight: Any, bias: Any) -> tuple[Any, Any]:
+def alike(
+    builder: Builder, weight: Value | None, bias: Value | None
+) -> tuple[Value | None, Value | None]:
     """Weight and bias with the same dtype, as the kernel has them."""
     if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
         bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
@@ -165,16 +186,17 @@ def alike(builder: Builder, weight: Any, bias: Any) -> tuple[Any, Any]:
 
 
 def _normalized(
-    builder: Builder, x: Value, weight: Any, bias: Any, count: int, eps: float
+    builder: Builder, x: Value, weight: Value | None, bias: Value | None, count: int, eps: float
 ) -> Value:
     weight, bias = alike(builder, weight, bias)
     return builder.emit(NAME, x, weight, bias, count, eps, False, None, ())
 
 
 def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
-    x, shape, weight, bias, eps = node.args
-    dims = tuple(range(x.type.rank - len(shape), x.type.rank))
-    result = _normalized(builder, x, weight, bias, len(shape), eps)
+    x, count, eps = node.tensor("x"), len(node.sizes("normalized_shape")), node.float("eps")
+    dims = tuple(range(x.type.rank - count, x.type.rank))
+    weight, bias = node.optional_tensor("weight"), node.optional_tensor("bias")
+    result = _normalized(builder, x, weight, bias, count, eps)
     # Mean and rstd; nodes that nobody reads are dropped.
     dtype = wide_type(x.type.dtype)
     wide = builder.emit("aten._to_copy.default", x, dtype)
@@ -183,9 +205,7 @@ def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     variance = builder.emit(
         REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype
     )
-    rstd = builder.emit(
-        "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
-    )
+    rstd = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, eps, 1))
     stats = [
         builder.emit("aten._to_copy.default", value, node.results[1].type.dtype)
         for value in (mean, rstd)
@@ -213,16 +233,22 @@ def _layer_norm_one_shape(
     return x
 
 
+def _expand_layer_norm_one(builder: Builder, node: Node) -> Value:
+    return _normalized(
+        builder,
+        node.tensor("x"),
+        node.optional_tensor("weight"),
+        node.optional_tensor("bias"),
+        len(node.sizes("normalized_shape")),
+        node.float("eps"),
+    )
+
+
 register(
     Operator(
         "aten.layer_norm.default",
         _layer_norm_one_shape,
-        Rewrite(
-            lambda builder, node: _normalized(
-                builder, node.args[0], node.args[2], node.args[3], len(node.args[1]), node.args[4]
-            ),
-            only_floats,
-        ),
+        Rewrite(_expand_layer_norm_one, only_floats),
     )
 )
 
@@ -231,17 +257,13 @@ def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> Ten
     return x
 
 
+def _expand_rms_norm(builder: Builder, node: Node) -> Value:
+    x, weight = node.tensor("x"), node.tensor("weight")
+    return builder.emit(NAME, x, weight, None, 1, node.float("eps"), True, None, ())
+
+
 register(
-    Operator(
-        "et_vk.rms_norm.default",
-        _rms_norm_shape,
-        Rewrite(
-            lambda builder, node: builder.emit(
-                NAME, node.args[0], node.args[1], None, 1, node.args[2], True, None, ()
-            ),
-            only_floats,
-        ),
-    )
+    Operator("et_vk.rms_norm.default", _rms_norm_shape, Rewrite(_expand_rms_norm, only_floats))
 )
 
 
@@ -264,9 +286,10 @@ def _aten_rms_norm_shape(
 
 
 def _expand_aten_rms_norm(builder: Builder, node: Node) -> Value:
-    x, shape, weight, eps = node.args
+    x, weight, eps = node.tensor("x"), node.optional_tensor("weight"), node.optional_float("eps")
     eps = _EPSILON[x.type.dtype] if eps is None else eps
-    return builder.emit(NAME, x, weight, None, len(shape), eps, True, None, ())
+    count = len(node.sizes("normalized_shape"))
+    return builder.emit(NAME, x, weight, None, count, eps, True, None, ())
 
 
 register(
@@ -290,11 +313,16 @@ def _batch_norm_shape(
 
 
 def batch_norm_factors(
-    builder: Builder, weight: Any, bias: Any, mean: Value, variance: Value, eps: float
+    builder: Builder,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    eps: float,
 ) -> tuple[Value, Value]:
-    """Scale and shift, one of each a channel: batch norm is x * scale + shift."""
+    """Scale and shift, one of each per channel: batch norm is x * scale + shift."""
 
-    def wide(value):
+    def wide(value: Value) -> Value:
         return builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))
 
     scale = builder.emit(
@@ -309,8 +337,15 @@ def batch_norm_factors(
 
 
 def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
-    x, weight, bias, mean, variance, _, eps = node.args
-    scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
+    x = node.tensor("x")
+    scale, shift = batch_norm_factors(
+        builder,
+        node.optional_tensor("weight"),
+        node.optional_tensor("bias"),
+        node.tensor("running_mean"),
+        node.tensor("running_var"),
+        node.float("eps"),
+    )
     sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))
     scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
     made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from purevk.lower.rows import bind_x, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.shapes import reduced, wrap_all
 from purevk.tuning import DeviceTraits
+from purevk.ops.shapes import is_empty, reduced, wrap_all
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Reduction:
         finish: what is done at last to the result a of n elements.
         variance: finish gets the sum of the squared distances from the mean.
         logarithm: finish gets the logarithm of the sum of exponentials.
+        logical: elements count as true or false.
         best: the index of the element that is before all others by this comparison of a and b is
             the result, or, with two results, the element and its index.
     """
@@ -44,6 +45,7 @@ class Reduction:
     variance: bool = False
     best: str = ""
     logarithm: bool = False
+    logical: bool = False
 
 
 _KINDS = {
@@ -52,8 +54,8 @@ _KINDS = {
     "prod": Reduction("ACC(1)", "((a) * (b))"),
     "amax": Reduction("LOWEST", "pv_max(a, b)"),
     "amin": Reduction("HIGHEST", "pv_min(a, b)"),
-    "any": Reduction(combine="((a) | (b))"),
-    "all": Reduction("ACC(1)", "((a) & (b))"),
+    "any": Reduction(combine="((a) | (b))", logical=True),
+    "all": Reduction("ACC(1)", "((a) & (b))", logical=True),
     "argmax": Reduction("LOWEST", best="((a) > (b))"),
     "argmin": Reduction("HIGHEST", best="((a) < (b))"),
 }
@@ -67,7 +69,7 @@ def _reduce_shape(
     keepdim: bool,
     dtype: DType,
     index: DType | None = None,
-) -> Any:
+) -> TensorType | tuple[TensorType, TensorType]:
     """`kind`: a name of `_KINDS`, or how to reduce. `index`: the index of the best element is a
     second result, of this dtype."""
     result = TensorType(dtype, reduced(x.dims, dims, keepdim))
@@ -75,20 +77,20 @@ def _reduce_shape(
 
 
 def _reduce_lower(lowering: Lowering, node: Node) -> None:
-    x_value, kind, dims, _, _, index = node.args
-    how = kind if isinstance(kind, Reduction) else _KINDS[kind]
-    x, out = lowering.operand(x_value), lowering.operand(node.results[0])
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    kind, dims, index = node.arg("kind"), node.ints("dims"), node.optional_dtype("index")
+    how = kind if isinstance(kind, Reduction) else _KINDS[node.str("kind")]
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.results[0])
+    if is_empty(out.type):
         return
     walk = _Walk.over(x, dims)
-    if walk is None:
+    if not walk.fits:
         x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
         walk = _Walk.over(x, dims)
-    acc = _computing(kind, x.dtype, x.dtype if how.best else out.dtype)
+    acc = _computing(how, x.dtype, x.dtype if how.best else out.dtype)
     if acc == "double":
         how = replace(how, load=in_double(how.load), finish=in_double(how.finish))
     names = conversions(x.dtype, out.dtype, acc)
-    if kind in ("any", "all") and x.dtype is not DType.bool:
+    if how.logical and x.dtype is not DType.bool:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
     joined: dict[str, Any] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
@@ -143,7 +145,9 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
 
 @dataclass(frozen=True)
 class _Walk:
-    """The outputs' dims, innermost first, and the two that are reduced, with their strides in x."""
+    """The loops of a reduction: those over the outputs, innermost first, and the two that are
+    reduced, innermost last, with their strides in x. Dims are joined where they are dense within
+    one another."""
 
     outer: list[Size]
     outer_steps: list[Size]
@@ -151,20 +155,21 @@ class _Walk:
     inner_steps: list[Size]
 
     @classmethod
-    def over(cls, x: Operand, dims: tuple[int, ...]) -> _Walk | None:
-        """The dims of x, joined where they lie within one another; None if more are left than the
-        template counts."""
+    def over(cls, x: Operand, dims: Sequence[int]) -> _Walk:
         rest = [d for d in range(len(x.dims)) if d not in dims]
         outer, (outer_steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
         inner, (inner_steps,) = collapse([x.dims[d] for d in dims], [x.strides[d] for d in dims])
-        if len(outer) > 4 or len(inner) > 2:
-            return None
         inner, inner_steps = inner or [1], inner_steps or [1]
         if len(inner) == 1:
             inner, inner_steps = [1, *inner], [0, *inner_steps]
         return cls(
             list(reversed(outer)) or [1], list(reversed(outer_steps)) or [0], inner, inner_steps
         )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the template has as many loops."""
+        return len(self.outer) <= 4 and len(self.inner) == 2
 
     @property
     def unit(self) -> bool:
@@ -370,8 +375,8 @@ class _Team:
         return cls(width, lanes) if lanes > 1 else None
 
 
-def _computing(kind: str, source: DType, target: DType) -> str:
-    if kind in ("any", "all"):
+def _computing(how: Reduction, source: DType, target: DType) -> str:
+    if how.logical:
         return "int"
     if DType.int64 in (source, target) and not source.is_float:
         return "int64_t"
@@ -397,14 +402,12 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
         return float_type(x.dtype) if out == "float" else x.dtype
 
     def expand(builder: Builder, node: Node) -> Value:
-        given = dict(zip(parameters.split(), node.args))
-        x = given["x"]
-        dims = wrap_all(given.get("dim"), x.type.rank)
-        return _expand_reduction(
-            builder, x, kind, dims, bool(given.get("keepdim")), node.result.type.dtype
-        )
+        x, named = node.tensor("x"), parameters.split()
+        dims = wrap_all(node.optional_ints("dim") if "dim" in named else None, x.type.rank)
+        keepdim = "keepdim" in named and node.bool("keepdim")
+        return _expand_reduction(builder, x, kind, dims, keepdim, node.result.type.dtype)
 
-    shapes = {
+    shapes: dict[str, Callable[..., TensorType]] = {
         "x dtype": lambda x, dtype=None: TensorType(result(x, dtype), ()),
         "x": lambda x: TensorType(result(x, None), ()),
         "x dim keepdim dtype": lambda x, dim=None, keepdim=False, dtype=None: TensorType(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,47 +44,62 @@ _KINDS = {
 }
 
 
-def _shape(x: TensorType, kind: str, dim: int, dtype: DType, index: DType | None = None) -> Any:
-    """`index`: the dtype of the second result, the places of the extremes."""
+def _shape(
+    x: TensorType, kind: str, dim: int, dtype: DType, index: DType | None = None
+) -> TensorType | tuple[TensorType, TensorType]:
+    """`index`: the dtype of the second result, the indices of the extremes."""
     made = x.with_dtype(dtype)
     return (made, made.with_dtype(index)) if index else made
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, kind, dim, _, _ = node.args
-    x, outs = lowering.operand(x_value), [lowering.operand(value) for value in node.results]
+    x, outs = lowering.operand(node.tensor("x")), [lowering.operand(v) for v in node.results]
     if is_empty(x.type):
         return
-    at = wrap(dim, len(x.dims))
-    loops = _loops(x, outs[0], at)
-    if loops is None:
+    at = wrap(node.int("dim"), len(x.dims))
+    loops = _Rows.of(x, outs[0], at)
+    if len(loops.sizes) > 4:
         x = dense(lowering, x)
-        loops = _loops(x, outs[0], at)
-    sizes, (mine, theirs) = loops
-    rows, length = _dims.product(sizes), x.dims[at]
-    emit_scan(
-        lowering,
-        _KINDS[kind],
-        x,
-        outs,
-        sizes,
-        mine,
-        theirs,
-        rows,
-        length,
-        x.strides[at],
-        outs[0].strides[at],
-    )
+        loops = _Rows.of(x, outs[0], at)
+    emit_scan(lowering, _KINDS[node.str("kind")], x, outs, loops)
 
 
-def _loops(x: Operand, out: Operand, at: int) -> tuple | None:
-    rest = [d for d in range(len(x.dims)) if d != at]
-    loop, steps = collapse(
-        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-    )
-    if len(loop) > 4:
-        return None
-    return list(reversed(loop)), [list(reversed(each)) for each in steps]
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a scan.
+
+    Attributes:
+        sizes: of the dims that address a row, innermost first.
+        x_strides, out_strides: strides of these dims in x and in the result.
+        length: elements of a row.
+        x_step, out_step: distances of its neighbours in x and in the result.
+    """
+
+    sizes: list[Size]
+    x_strides: list[Size]
+    out_strides: list[Size]
+    length: Size
+    x_step: Size
+    out_step: Size
+
+    @classmethod
+    def of(cls, x: Operand, out: Operand, dim: int) -> _Rows:
+        rest = [d for d in range(len(x.dims)) if d != dim]
+        sizes, (x_strides, out_strides) = collapse(
+            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
+        )
+        return cls(
+            sizes[::-1],
+            x_strides[::-1],
+            out_strides[::-1],
+            x.dims[dim],
+            x.strides[dim],
+            out.strides[dim],
+        )
+
+    @property
+    def count(self) -> Size:
+        return _dims.product(self.sizes)
 
 
 def emit_scan(
@@ -91,17 +107,13 @@ def emit_scan(
     how: Scan,
     x: Operand,
     outs: list[Operand],
-    sizes: list[Size],
-    mine: list[Size],
-    theirs: list[Size],
-    rows: Size,
-    length: Size,
-    step: Size,
-    out_step: Size,
+    loops: _Rows,
 ) -> None:
-    """Appends the dispatches of a scan along rows that up to 4 outer dims (`sizes`, innermost
-    first) address."""
+    """Appends the dispatches of a scan along rows that at most 4 dims address."""
     traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
+    rows, length = loops.count, loops.length
+    mine, theirs = loops.x_strides, loops.out_strides
+    step, out_step = loops.x_step, loops.out_step
     acc = (
         "int64_t"
         if DType.int64 in (x.dtype, out.dtype) and not out.dtype.is_float
@@ -133,7 +145,7 @@ def emit_scan(
     if subgroup:
         alone = cut = False
     others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
-    others += [sizes[0], step, out_step] if columns else [length]
+    others += [loops.sizes[0], step, out_step] if columns else [length]
     vector = (
         profile.overlaps_loads
         and not alone
@@ -156,8 +168,8 @@ def emit_scan(
     if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     parts = _dims.ceil_div(length, part) if cut else 1
-    if cut:
-        totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts)))
+    totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts))) if cut else None
+    if totals is not None:
         buffers.append((totals, "w"))
         macros["TOTALS"] = 1
     local, width = min(profile.workgroup_size, traits.max_invocations), 1
@@ -191,7 +203,7 @@ def emit_scan(
         "out_step": out_step,
         **by_dim("x", mine, 4),
         **by_dim("out", theirs, 4),
-        **by_dim("size", sizes, 3, fill=1),
+        **by_dim("size", loops.sizes, 3, fill=1),
     }
     if cut:
         params |= {"part": part, "parts": parts}
@@ -208,8 +220,8 @@ def emit_scan(
         grid=lowering.linear_grid(units, width),
         flops=rows * length,
     )
-    if cut:
-        _carry(lowering, how, out, totals, sizes, theirs, rows, length, out_step, parts)
+    if totals is not None:
+        _carry(lowering, how, out, totals, loops)
 
 
 def _four_at_once(x: Operand, out: Operand) -> bool:
@@ -258,19 +270,16 @@ def _carry(
     how: Scan,
     out: Operand,
     totals: Operand,
-    sizes: list[Size],
-    theirs: list[Size],
-    rows: Size,
-    length: Size,
-    out_step: Size,
-    parts: Size,
+    loops: _Rows,
 ) -> None:
-    """Joins what came before a part to its elements."""
+    """Joins what came before a part to its elements. `totals`: what each part of each row is
+    itself."""
     sums = lowering.temporary(totals.type)
-    emit_scan(lowering, how, totals, [sums], [rows], [parts], [parts], rows, parts, 1, 1)
-    # The outer dims and the row as one operand; `i` is a place in it.
-    dims = (*reversed(sizes), length)
-    layout = Layout(out.offset, (*reversed(theirs), out_step))
+    rows, parts = totals.dims
+    emit_scan(lowering, how, totals, [sums], _Rows([rows], [parts], [parts], parts, 1, 1))
+    # The outer dims and the row as one operand.
+    dims = (*reversed(loops.sizes), loops.length)
+    layout = Layout(out.offset, (*reversed(loops.out_strides), loops.out_step))
     target = Operand(out.storage, layout, TensorType(out.dtype, dims))
     rank = len(dims)
     at = ", ".join(f"i{d}" for d in range(rank))
@@ -316,8 +325,8 @@ def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> Te
     return x.with_dtype(dtype or (x.dtype if x.dtype.is_float else DType.int64))
 
 
-def _cumulative(kind: str) -> Any:
-    def expand(builder: Builder, node: Node, x: Value, dim: int, dtype: Any) -> Value:
+def _cumulative(kind: str) -> Callable[..., Value]:
+    def expand(builder: Builder, node: Node, x: Value, dim: int, dtype: DType | None) -> Value:
         made = node.result.type.dtype
         if x.type.dtype is not made and (x.type.dtype.is_float or made.is_float):
             x = builder.emit("aten._to_copy.default", x, made)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.lowering import Lowering
+from purevk.lower.lowering import DeviceTraits, Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import bind_x, by_dim, collapse, spread, spread_columns
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.shapes import wrap
+from purevk.ops.shapes import is_empty, wrap
 
 NAME = "purevk.softmax"
 
@@ -26,11 +24,10 @@ def _softmax_kernel_shape(
 
 
 def _softmax_lower(lowering: Lowering, node: Node) -> None:
-    x_value, dim, log, zero_rows, _ = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    if any(isinstance(size, int) and size == 0 for size in out.dims):
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    if is_empty(out.type):
         return
-    at = wrap(dim, len(x.dims))
+    at = wrap(node.int("dim"), len(x.dims))
     rest = [d for d in range(len(x.dims)) if d != at]
     loop, (mine, theirs) = collapse(
         [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
@@ -76,8 +73,8 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
             "T_X": x.dtype.glsl,
             "T_OUT": out.dtype.glsl,
             "OUTER_DIMS": max(len(sizes), 1),
-            "LOG": int(log),
-            "ZERO_ROWS": int(zero_rows),
+            "LOG": int(node.bool("log")),
+            "ZERO_ROWS": int(node.bool("zero_rows")),
             "VEC4": int(vector),
             **work.macros,
             **texel,
@@ -93,27 +90,28 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     made = node.result.type.dtype
     return None if made.is_float else f"no kernel for {made.name}"
 
 
 def _softmax(name: str, log: bool, *names: str) -> None:
-    def shape(x: TensorType, dim: int, half_to_float: Any = False) -> TensorType:
+    def shape(x: TensorType, dim: int, half_to_float: DType | bool | None = False) -> TensorType:
+        """`half_to_float`: the dtype of the result, under another name of the operator."""
         wrap(dim, x.rank)
         if isinstance(half_to_float, DType):
             return x.with_dtype(half_to_float)
         return x.with_dtype(DType.float32 if half_to_float is True else x.dtype)
 
     def expand(builder: Builder, node: Node) -> Value:
-        x, dim = node.args[:2]
+        x = node.tensor("x")
         if not x.type.dtype.is_float:
             x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
         if x.type.rank == 0:
             flat = builder.emit("aten.view.default", x, (1,))
             made = builder.emit(NAME, flat, 0, log, False, node.result.type.dtype)
             return builder.emit("aten.view.default", made, ())
-        return builder.emit(NAME, x, dim, log, False, node.result.type.dtype)
+        return builder.emit(NAME, x, node.int("dim"), log, False, node.result.type.dtype)
 
     register(Operator(name, shape, Rewrite(expand, _refuse), names=names))
 

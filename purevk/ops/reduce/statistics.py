@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
@@ -14,6 +13,9 @@ from purevk.ops.promotion import float_type
 from purevk.ops.reduce.reduction import NAME, Reduction
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import reduced, wrap_all
+
+Dims = Sequence[int] | int | None  # the dims of a reduction; None: all of them
+Real = float | int
 
 
 def reduce(
@@ -114,14 +116,15 @@ def _aminmax(
     builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool
 ) -> tuple[Value, Value]:
     dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
-    return tuple(reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
+    low, high = (reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
+    return low, high
 
 
 rewrite("aten.aminmax.default", _aminmax_shape, _aminmax)
 
 
 # -- variance ------------------------------------------------------------------------------------
-def _variance(correction: Any, root: bool) -> Reduction:
+def _variance(correction: Real | None, root: bool) -> Reduction:
     less = float(1 if correction is None else correction)
     text = f"(float(n) > {less!r} ? a / (float(n) - {less!r}) : a > 0.0 ? PV_INF : PV_NAN)"
     return Reduction(finish=f"sqrt({text})" if root else text, variance=True)
@@ -131,7 +134,7 @@ def _spread(
     builder: Builder,
     x: Value,
     dims: Sequence[int],
-    correction: Any,
+    correction: Real | None,
     keepdim: bool,
     root: bool,
     dtype: DType,
@@ -139,7 +142,7 @@ def _spread(
     return reduce(builder, x, _variance(correction, root), dims, keepdim, dtype)
 
 
-def _float_reduced(x: TensorType, dim: Any, keepdim: bool) -> TensorType:
+def _float_reduced(x: TensorType, dim: Dims, keepdim: bool) -> TensorType:
     if not x.dtype.is_float:
         raise ShapeError(f"variance of {x.dtype.name}")
     return x.with_dims(reduced(x.dims, wrap_all(dim, x.rank), keepdim))
@@ -220,7 +223,7 @@ def norm_reduction(p: float) -> Reduction:
 
 
 def _norm(
-    builder: Builder, x: Value, p: Any, dims: Sequence[int], keepdim: bool, dtype: DType
+    builder: Builder, x: Value, p: Real | None, dims: Sequence[int], keepdim: bool, dtype: DType
 ) -> Value:
     if not x.type.dtype.is_float:
         x = builder.emit("aten._to_copy.default", x, dtype)
@@ -228,7 +231,11 @@ def _norm(
 
 
 def _norm_shape(
-    x: TensorType, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
+    x: TensorType,
+    ord: Real | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DType | None = None,
 ) -> TensorType:
     return TensorType(dtype or float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
@@ -264,7 +271,7 @@ rewrite(
 
 
 # -- sums of something else ----------------------------------------------------------------------
-def _logsumexp(builder: Builder, node: Node, x: Value, dim: Any, keepdim: bool) -> Value:
+def _logsumexp(builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool) -> Value:
     dims = wrap_all(dim, x.type.rank)
     if not x.type.dtype.is_float:
         x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
@@ -280,7 +287,7 @@ rewrite(
 )
 
 
-def _count(builder: Builder, node: Node, x: Value, dim: Any = None) -> Value:
+def _count(builder: Builder, node: Node, x: Value, dim: Dims = None) -> Value:
     found = builder.emit("aten.ne.Tensor", x, 0)
     return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
 
@@ -297,14 +304,17 @@ rewrite(
 )
 
 
-def _nansum(builder: Builder, node: Node, x: Value, dim: Any, keepdim: bool, dtype: Any) -> Value:
+def _nansum(
+    builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool, dtype: DType | None
+) -> Value:
     if x.type.dtype.is_float:
         x = builder.emit("aten.where.self", builder.emit("aten.isnan.default", x), 0.0, x)
-    return builder.emit("aten.sum.dim_IntList", x, dim, keepdim, node.result.type.dtype)
+    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    return builder.emit("aten.sum.dim_IntList", x, dims, keepdim, node.result.type.dtype)
 
 
 def _nansum_shape(
-    x: TensorType, dim: Any = None, keepdim: bool = False, dtype: DType | None = None
+    x: TensorType, dim: Dims = None, keepdim: bool = False, dtype: DType | None = None
 ) -> TensorType:
     made = dtype or (x.dtype if x.dtype.is_float else DType.int64)
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
@@ -313,7 +323,7 @@ def _nansum_shape(
 rewrite("aten.nansum.default", _nansum_shape, _nansum)
 
 
-def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Any) -> Value:
+def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Real) -> Value:
     difference = builder.emit("aten.sub.Tensor", x, y, 1)
     return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
 
