@@ -18,7 +18,7 @@ from purevk.ir import Node, Size, Value, map_values
 from purevk.lower.copies import packed
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops import registry
-from purevk.ops.elementwise.pointwise import operator_row
+from purevk.ops.elementwise.pointwise import pointwise_operator
 from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
 from purevk.shaders.interface import macro_name
@@ -125,7 +125,7 @@ def register_pointwise(
             why='one called "x" is expected',
         )
     kind = compute if compute in ("promote", "float") else _dtype(name, compute)
-    row = operator_row(
+    row = pointwise_operator(
         full_name(name),
         glsl,
         parameters,

@@ -48,7 +48,7 @@ class Pointwise:
     """
 
     glsl: str | Callable[..., str]
-    compute: str | DType | Callable[..., str] = "promote"
+    compute: str | DType | Callable[..., str | DType] = "promote"
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Node, Size, TensorType, Value
+from purevk.ir import Dim, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
+from purevk.ops.creation.shapes import like, sized
 from purevk.ops.elementwise.program import constant
 from purevk.ops.promotion import wide_type
-from purevk.ops.registry import Operator, Rewrite, register
+from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+
+Real = Size | float
 
 
-def _number_type(number: Any) -> DType:
+def _number_type(number: TensorType | Scalar) -> DType:
     if isinstance(number, bool):
         return DType.bool
     return DType.int64 if isinstance(number, (int, Dim)) else DType.float32
@@ -23,29 +25,33 @@ def _number_type(number: Any) -> DType:
 
 def _full_shape(
     size: Sequence[Size],
-    fill_value: Any,
+    fill_value: TensorType | Scalar,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     return TensorType(dtype or _number_type(fill_value), tuple(size))
 
 
+def _filled(builder: Builder, node: Node, number: Value | Scalar) -> Value:
+    """The result of a node with the same number everywhere."""
+    return constant(builder, number, node.result.type.dims, node.result.type.dtype)
+
+
 def _expand_full(builder: Builder, node: Node) -> Value:
-    size, number = node.args[:2]
-    return constant(builder, number, size, node.result.type.dtype)
+    return _filled(builder, node, node.tensor_or_scalar("fill_value"))
 
 
 register(Operator("aten.full.default", _full_shape, Rewrite(_expand_full)))
 
 
 def _scalar_tensor_shape(
-    s: Any,
+    s: Scalar,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
@@ -54,102 +60,70 @@ register(
     Operator(
         "aten.scalar_tensor.default",
         _scalar_tensor_shape,
-        Rewrite(lambda builder, node: constant(builder, node.args[0], (), node.result.type.dtype)),
+        Rewrite(lambda builder, node: _filled(builder, node, node.tensor_or_scalar("s"))),
     )
 )
 
 
 def _full_like_shape(
     x: TensorType,
-    fill_value: Any,
+    fill_value: TensorType | Scalar,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
+    memory_format: object = None,
 ) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
-
-
-def _like(node: Node, number: Any, builder: Builder) -> Value:
-    return constant(builder, number, node.result.type.dims, node.result.type.dtype)
 
 
 register(
     Operator(
         "aten.full_like.default",
         _full_like_shape,
-        Rewrite(lambda builder, node: _like(node, node.args[1], builder)),
+        Rewrite(_expand_full),
     )
 )
 
 
-def _sized(name: str, number: float) -> None:
-    def shape(
-        size: Sequence[Size],
-        dtype: DType | None = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> TensorType:
-        return TensorType(dtype or DType.float32, tuple(size))
-
-    def like(
-        x: TensorType,
-        dtype: DType | None = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> TensorType:
-        return x.with_dtype(dtype or x.dtype)
-
-    register(
-        Operator(
-            f"aten.{name}.default",
-            shape,
-            Rewrite(lambda builder, node: _like(node, number, builder)),
-        )
-    )
-    register(
-        Operator(
-            f"aten.{name}_like.default",
-            like,
-            Rewrite(lambda builder, node: _like(node, number, builder)),
-        )
-    )
+def _constant(name: str, number: int) -> None:
+    form = Rewrite(lambda builder, node: _filled(builder, node, number))
+    register(Operator(f"aten.{name}.default", sized, form))
+    register(Operator(f"aten.{name}_like.default", like, form))
 
 
-_sized("zeros", 0)
-_sized("ones", 1)
+_constant("zeros", 0)
+_constant("ones", 1)
 
 
 def _arange_shape(
-    start: Any,
-    end: Any,
-    step: Any = 1,
+    start: Real,
+    end: Real,
+    step: Real = 1,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     numbers = (start, end, step)
-    if dtype is None:
-        dtype = (
-            DType.float32 if any(isinstance(number, float) for number in numbers) else DType.int64
-        )
-    if dtype is DType.int64:
-        start, end, step = (
-            int(number) if isinstance(number, float) else number for number in numbers
-        )
-    elif any(isinstance(number, float) for number in numbers):
-        return TensorType(dtype, (max(math.ceil((end - start) / step), 0),))
-    length = end - start if isinstance(step, int) and step == 1 else -((start - end) // step)
+    floats = any(isinstance(number, float) for number in numbers)
+    dtype = dtype or (DType.float32 if floats else DType.int64)
+    if floats and dtype is not DType.int64:
+        first, last, distance = (_as_float(number) for number in numbers)
+        return TensorType(dtype, (max(math.ceil((last - first) / distance), 0),))
+    low, high, by = (int(number) if isinstance(number, float) else number for number in numbers)
+    length = high - low if isinstance(by, int) and by == 1 else -((low - high) // by)
     return TensorType(dtype, (_dims.maximum(length, 0),))
 
 
+def _as_float(number: Real) -> float:
+    if isinstance(number, Dim):
+        raise ShapeError("arange of a real number and a size that is known only at a call")
+    return float(number)
+
+
 def _expand_arange(builder: Builder, node: Node) -> Value:
-    start, _, step = node.args[:3]
+    start, step = node.scalar("start"), node.scalar("step")
     out = node.result.type
     if out.dtype.is_int:
         start, step = (
@@ -172,12 +146,12 @@ register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arang
 
 
 def _arange_start_shape(
-    start: Any,
-    end: Any,
+    start: Real,
+    end: Real,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     return _arange_shape(start, end, 1, dtype)
 
@@ -188,7 +162,11 @@ register(
         _arange_start_shape,
         Rewrite(
             lambda builder, node: builder.emit(
-                "aten.arange.start_step", *node.args[:2], 1, node.result.type.dtype
+                "aten.arange.start_step",
+                node.scalar("start"),
+                node.scalar("end"),
+                1,
+                node.result.type.dtype,
             )
         ),
     )
@@ -196,11 +174,11 @@ register(
 
 
 def _arange_end_shape(
-    end: Any,
+    end: Real,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 
@@ -211,7 +189,7 @@ register(
         _arange_end_shape,
         Rewrite(
             lambda builder, node: builder.emit(
-                "aten.arange.start_step", 0, node.args[0], 1, node.result.type.dtype
+                "aten.arange.start_step", 0, node.scalar("end"), 1, node.result.type.dtype
             )
         ),
     )
@@ -221,12 +199,12 @@ register(
 def _repeat_shape(x: TensorType, repeats: Sequence[Size]) -> TensorType:
     lead = len(repeats) - x.rank
     return x.with_dims(
-        count * (x.dims[d - lead] if d >= lead else 1) for d, count in enumerate(repeats)
+        [count * (x.dims[d - lead] if d >= lead else 1) for d, count in enumerate(repeats)]
     )
 
 
 def _expand_repeat(builder: Builder, node: Node) -> Value:
-    x, repeats = node.args
+    x, repeats = node.tensor("x"), node.sizes("repeats")
     sizes = ((1,) * (len(repeats) - x.type.rank)) + tuple(x.type.dims)
     split = builder.emit("aten.view.default", x, tuple(s for size in sizes for s in (1, size)))
     wide = builder.emit(

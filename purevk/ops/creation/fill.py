@@ -3,12 +3,12 @@ stacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
 from purevk.ops.builder import Builder
+from purevk.ops.creation.shapes import like
 from purevk.ops.elementwise.program import constant
 from purevk.ops.mapped import mapped
 from purevk.ops.promotion import promote_types, wide_type
@@ -16,8 +16,8 @@ from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import wrap
 
 
-def _all(number: Any) -> Any:
-    """Expands to a tensor of one number."""
+def _all(number: Scalar) -> Callable[..., Value]:
+    """Expands to a tensor with the same number everywhere."""
     return lambda builder, node, *_: constant(
         builder, number, node.result.type.dims, node.result.type.dtype
     )
@@ -38,22 +38,16 @@ rewrite(
     ),
     _all(0),
 )
-rewrite(
-    "aten.empty_like.default",
-    lambda x, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
-        x.with_dtype(dtype or x.dtype)
-    ),
-    _all(0),
-)
+rewrite("aten.empty_like.default", like, _all(0))
 
 
 def _new_shape(
     x: TensorType,
     size: Sequence[Size],
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
 ) -> TensorType:
     return TensorType(dtype or x.dtype, tuple(size))
 
@@ -79,7 +73,7 @@ rewrite(
 )
 
 
-def _fill(builder: Builder, node: Node, x: Value, number: Any) -> Value:
+def _fill(builder: Builder, node: Node, x: Value, number: Value | Scalar) -> Value:
     if isinstance(number, Value):
         return builder.emit(
             "aten.expand.default",
@@ -97,7 +91,7 @@ rewrite(
 )
 
 
-def _eye(builder: Builder, node: Node, *_: Any) -> Value:
+def _eye(builder: Builder, node: Node, *_: Arg) -> Value:
     return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
 
 
@@ -117,7 +111,14 @@ rewrite(
 )
 
 
-def _linspace(builder: Builder, node: Node, start: Any, end: Any, steps: Size, *_: Any) -> Value:
+def _linspace(
+    builder: Builder,
+    node: Node,
+    start: Value | float,
+    end: Value | float,
+    steps: Size,
+    *_: Arg,
+) -> Value:
     type = node.result.type
     if isinstance(start, Value) or isinstance(end, Value):
         raise ShapeError("linspace between tensors")
@@ -183,15 +184,15 @@ def _triangle(upper: bool) -> None:
         col: int,
         offset: int = 0,
         dtype: DType | None = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
+        layout: object = None,
+        device: object = None,
+        pin_memory: object = None,
     ) -> TensorType:
         known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
         return TensorType(known or DType.int64, (2, count(row, col, offset)))
 
     def expand(
-        builder: Builder, node: Node, rows: int, columns: int, offset: int, *_: Any
+        builder: Builder, node: Node, rows: int, columns: int, offset: int, *_: Arg
     ) -> Value:
         # The places of a triangle, in their order among all: a sort of all places by whether they
         # are in it.

@@ -9,16 +9,16 @@ Muller's method, of words 0 and 1, and 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from purevk import knobs
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Arg, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.creation.shapes import like, sized
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, Types, register
 from purevk.ops.sort.sort import sort
 
 NAME = "purevk.random"
@@ -29,17 +29,17 @@ def _shape(
     kind: str,
     number: int,
     seed: int,
-    sizes: tuple,
+    sizes: Sequence[Size],
     dtype: DType,
-    low: Any,
-    span: Any,
+    low: Size,
+    span: Size,
 ) -> TensorType:
     return TensorType(dtype, tuple(sizes))
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    calls_value, kind, number, seed, _, _, low, span = node.args
-    calls, out = lowering.operand(calls_value), lowering.operand(node.result)
+    calls, out = lowering.operand(node.tensor("calls")), lowering.operand(node.result)
+    kind, seed = node.str("kind"), node.int("seed")
     place = "0"
     for d in range(len(out.dims)):
         place = f"({place} * size_{d} + i{d})"
@@ -52,9 +52,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, place & 3{more}, r);"
     )
     # Numbers, not text: one kernel serves all random operators of a kind.
-    numbers: dict[str, Size] = {"number": number}
+    numbers: dict[str, Size] = {"number": node.int("number")}
     if kind == "integers":
-        numbers |= {"low": low, "span": span}
+        numbers |= {"low": node.size("low"), "span": node.size("span")}
     names = tuple(numbers)
     lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
     spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted)
@@ -67,7 +67,12 @@ register(Operator(NAME, _shape, Kernel(_lower), mutates=(0,)))
 
 
 def random(
-    builder: Builder, kind: str, sizes: Sequence[Size], dtype: DType, low: Any = 0, span: Any = 1
+    builder: Builder,
+    kind: str,
+    sizes: Sequence[Size],
+    dtype: DType,
+    low: Size = 0,
+    span: Size = 1,
 ) -> Value:
     """Random numbers, others at each call: "uniform" in [0, 1), "normal", or "integers" in [low,
     low + span)."""
@@ -79,36 +84,21 @@ def random(
     return values if made is dtype else builder.emit("aten._to_copy.default", values, dtype)
 
 
-def _row(name: str, shape: Any, expand: Any, *names: str, supports: Any = None) -> None:
-    rewrite = Rewrite(lambda builder, node: expand(builder, node, *node.args), supports)
-    register(Operator(name, shape, rewrite, names=names, random=True))
+def _random(
+    name: str, shape: Callable[..., Types], expand: Callable[..., Value | tuple[Value, ...]]
+) -> None:
+    """Registers an operator with random results. `expand` gets the builder, the node and its
+    arguments."""
+    form = Rewrite(lambda builder, node: expand(builder, node, *node.args))
+    register(Operator(name, shape, form, random=True))
 
 
 def _sized(kind: str, name: str) -> None:
-    def shape(
-        size: Sequence[Size],
-        dtype: DType | None = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> TensorType:
-        return TensorType(dtype or DType.float32, tuple(size))
-
-    def like(
-        x: TensorType,
-        dtype: DType | None = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> TensorType:
-        return x.with_dtype(dtype or x.dtype)
-
-    def expand(builder: Builder, node: Node, *_: Any) -> Value:
+    def expand(builder: Builder, node: Node, *_: Arg) -> Value:
         return random(builder, kind, node.result.type.dims, node.result.type.dtype)
 
-    _row(f"aten.{name}.default", shape, expand)
-    _row(f"aten.{name}_like.default", like, expand)
+    _random(f"aten.{name}.default", sized, expand)
+    _random(f"aten.{name}_like.default", like, expand)
 
 
 _sized("uniform", "rand")
@@ -132,28 +122,28 @@ def _integers_shape(size: Sequence[Size], dtype: DType | int | None) -> TensorTy
     return TensorType(known or DType.int64, tuple(size))
 
 
-_row(
+_random(
     "aten.randint.default",
     lambda high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(
         size, dtype
     ),
     lambda builder, node, high, *_: _integers(builder, node, 0, high),
 )
-_row(
+_random(
     "aten.randint.low",
     lambda low, high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers_shape(
         size, dtype
     ),
     lambda builder, node, low, high, *_: _integers(builder, node, low, high),
 )
-_row(
+_random(
     "aten.randint_like.default",
     lambda x, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         x.with_dtype(dtype or x.dtype)
     ),
     lambda builder, node, x, high, *_: _integers(builder, node, 0, high),
 )
-_row(
+_random(
     "aten.randint_like.low_dtype",
     lambda x, low, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         x.with_dtype(dtype or x.dtype)
@@ -162,13 +152,13 @@ _row(
 )
 
 
-def _permutation(builder: Builder, node: Node, count: Size, *_: Any) -> Value:
+def _permutation(builder: Builder, node: Node, count: Size, *_: Arg) -> Value:
     """The order of random numbers; equal ones, of 2^32, keep their order."""
     order = sort(builder, random(builder, "bits", (count,), DType.int32), 0, False)[1]
     return builder.emit("aten._to_copy.default", order, node.result.type.dtype)
 
 
-_row(
+_random(
     "aten.randperm.default",
     lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.int64, (n,)
@@ -178,19 +168,19 @@ _row(
 
 
 # -- chances -------------------------------------------------------------------------------------
-def _chance(builder: Builder, sizes: Sequence[Size], p: Any) -> Value:
+def _chance(builder: Builder, sizes: Sequence[Size], p: Value | float) -> Value:
     """True with probability p."""
     return builder.emit("aten.lt.Tensor", random(builder, "uniform", sizes, DType.float32), p)
 
 
-_row(
+_random(
     "aten.bernoulli.default",
     lambda x: x,
     lambda builder, node, x: builder.emit(
         "aten._to_copy.default", _chance(builder, x.type.dims, x), x.type.dtype
     ),
 )
-_row(
+_random(
     "aten.bernoulli.p",
     lambda x, p=0.5: x,
     lambda builder, node, x, p: builder.emit(
@@ -199,7 +189,9 @@ _row(
 )
 
 
-def _dropout(builder: Builder, node: Node, x: Value, p: float, train: Any) -> tuple[Value, Value]:
+def _dropout(
+    builder: Builder, node: Node, x: Value, p: float, train: bool | None
+) -> tuple[Value, Value]:
     if train is False or p == 0:
         return builder.emit("aten.alias.default", x), builder.emit(
             "aten.full.default", x.type.dims, True, DType.bool
@@ -209,10 +201,10 @@ def _dropout(builder: Builder, node: Node, x: Value, p: float, train: Any) -> tu
     return builder.emit("aten.mul.Tensor", builder.emit("aten.mul.Tensor", x, kept), scale), kept
 
 
-_row(
+_random(
     "aten.native_dropout.default", lambda x, p, train=None: (x, x.with_dtype(DType.bool)), _dropout
 )
-_row(
+_random(
     "aten.dropout.default",
     lambda x, p=0.5, train=False: x,
     lambda builder, node, x, p, train: _dropout(builder, node, x, p, bool(train))[0],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
@@ -43,7 +41,7 @@ for _name, (_kind, _at) in {
     )
 
 
-def _round(decimals: int, dtype: DType, **_: Any) -> str:
+def _round(decimals: int, dtype: DType, **_: object) -> str:
     if not dtype.is_float:
         return "x"
     scale = float(10 ** abs(decimals))

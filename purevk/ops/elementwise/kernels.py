@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType
+from purevk.ir import Node, Size, TensorType
 from purevk.lower.copies import emit_copy
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.pointwise import emit_pointwise
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.registry import Kernel, Operator, Order, register
 
 
 def _pointwise_shape(
-    expression: Expression, inputs: tuple, scalars: tuple, sizes: tuple
+    expression: Expression,
+    inputs: Sequence[TensorType],
+    scalars: Sequence[Size],
+    sizes: Sequence[Size],
 ) -> tuple[TensorType, ...]:
     dtypes = expression.dtypes
     return tuple(TensorType(dtypes[number], tuple(sizes)) for number in expression.outputs)
 
 
 def _pointwise_lower(lowering: Lowering, node: Node) -> None:
-    expression, inputs, scalars, _ = node.args
     emit_pointwise(
         lowering,
-        expression,
-        [lowering.operand(value) for value in inputs],
-        scalars,
+        node.attribute("expression", Expression),
+        [lowering.operand(value) for value in node.tensors("inputs")],
+        node.sizes("scalars"),
         [lowering.operand(value) for value in node.results],
     )
 
 
-def _pointwise_order(node: Node, layout_of) -> tuple:
-    """The result lies as the first input of its own shape does, if that one is dense."""
+def _pointwise_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
+    """The results have the layout of the first dense input with their sizes."""
     sizes = node.result.type.dims
-    for value in node.args[1]:
+    for value in node.tensors("inputs"):
         if value.type.rank == len(sizes) and all(a == b for a, b in zip(value.type.dims, sizes)):
-            order = layout_of(value).dense_order(sizes)
+            order = query(value).dense_order(sizes)
             if order is not None:
                 return (order,) * len(node.results)
     return (None,) * len(node.results)
@@ -48,20 +53,20 @@ register(
 
 
 def _copy_lower(lowering: Lowering, node: Node) -> None:
-    emit_copy(lowering, lowering.operand(node.args[0]), lowering.operand(node.result))
+    emit_copy(lowering, lowering.operand(node.tensor("x")), lowering.operand(node.result))
 
 
 register(
     Operator(
         "purevk.copy",
         lambda x, order=None: x,
-        Kernel(_copy_lower, layouts=lambda node, layout_of: (node.args[1],)),
+        Kernel(_copy_lower, layouts=lambda node, query: (node.optional_ints("order"),)),
     )
 )
 
 
 def _store_lower(lowering: Lowering, node: Node) -> None:
-    state, value = node.args
+    value, state = node.tensor("value"), node.tensor("state")
     emit_copy(lowering, lowering.operand(value), lowering.operand(state))
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, TensorType, Value
+from purevk.errors import GraphError
+from purevk.ir import Arg, Dim, Scalar, Size, TensorType, Value
 from purevk.lower.expression import Expression, ExpressionBuilder, convert, literal
 from purevk.ops.promotion import float_type, result_type
 from purevk.ops.registry import Operator, Pointwise, register
@@ -23,12 +24,19 @@ from purevk.ops.shapes import broadcast_of
 NAME = "purevk.pointwise"
 
 
-def _row(
+Params = Mapping[str, Scalar | str | None]  # names and defaults
+# "promote", "float", "first", "result" or "as is" (see `Pointwise`), a dtype, or a function of the
+# arguments that gives one of these.
+Compute = str | DType | Callable[..., str | DType]
+Term = tuple[Any, ...]  # what `ExpressionBuilder` gives for an input or a step
+
+
+def _define(
     name: str,
     glsl: str | Callable[..., str],
     tensors: str,
-    params: dict[str, Any],
-    compute: str | DType,
+    params: Params,
+    compute: Compute,
     out: DType | str | None,
     names: Sequence[str],
 ) -> None:
@@ -37,18 +45,19 @@ def _row(
     parameters += [
         inspect.Parameter(each, keyword, default=default) for each, default in params.items()
     ]
-    register(operator_row(name, glsl, parameters, compute, out, names))
+    register(pointwise_operator(name, glsl, parameters, compute, out, names))
 
 
-def operator_row(
+def pointwise_operator(
     name: str,
     glsl: str | Callable[..., str],
     parameters: Sequence[inspect.Parameter],
-    compute: str | DType,
+    compute: Compute,
     out: DType | str | None,
     names: Sequence[str],
 ) -> Operator:
-    """The row of a pointwise operator. Of its parameters `x`, `y` and `z` are tensors (or numbers).
+    """The definition of a pointwise operator. Of its parameters `x`, `y` and `z` are tensors (or
+    numbers).
 
     `out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of
     this name.
@@ -63,8 +72,10 @@ def operator_row(
             return TensorType(out, sizes)
         if out == "dtype" and arguments.get("dtype") is not None:
             return TensorType(arguments["dtype"], sizes)
+        # Tensors among the parameters are promoted too, such as the bounds of clamp.
+        further = [arguments[name] for name in params if isinstance(arguments[name], TensorType)]
         return TensorType(
-            _computing(compute, [*operands, *_numbers(arguments, params)], operands, arguments),
+            _computing(compute, [*operands, *further], operands, arguments),
             sizes,
         )
 
@@ -72,15 +83,20 @@ def operator_row(
     return Operator(name, shape, Pointwise(glsl, compute), names=tuple(names))
 
 
-def _numbers(arguments: dict[str, Any], params: Sequence[str]) -> list[Any]:
-    """Parameters that take part in type promotion: the tensors and numbers of clamp, say, but no
-    rounding mode."""
-    return [arguments[name] for name in params if isinstance(arguments[name], TensorType)]
-
-
 def _computing(
-    compute: Any, promoted: Sequence[Any], tensors: Sequence[Any], arguments: dict[str, Any]
+    compute: Compute,
+    promoted: Sequence[Any],
+    tensors: Sequence[Any],
+    arguments: Mapping[str, Any],
 ) -> DType:
+    """The dtype in which an operator computes.
+
+    Args:
+        compute: as the definition says it.
+        promoted: the operands of the type promotion.
+        tensors: operands, the first tensor of which gives the dtype for "first".
+        arguments: all arguments, by name.
+    """
     if callable(compute):
         compute = compute(**arguments)
     if isinstance(compute, DType):
@@ -95,40 +111,48 @@ def unary(
     name: str,
     glsl: str | Callable[..., str],
     *names: str,
-    params: dict[str, Any] | None = None,
-    compute: str | DType = "promote",
+    params: Params | None = None,
+    compute: Compute = "promote",
     out: DType | str | None = None,
 ) -> None:
     """A function of `x`."""
-    _row(name, glsl, "x", params or {}, compute, out, names)
+    _define(name, glsl, "x", params or {}, compute, out, names)
 
 
 def binary(
     name: str,
     glsl: str | Callable[..., str],
     *names: str,
-    params: dict[str, Any] | None = None,
-    compute: str | DType = "promote",
+    params: Params | None = None,
+    compute: Compute = "promote",
     out: DType | str | None = None,
 ) -> None:
     """A function of `x` and `y`, either of which may be a number."""
-    _row(name, glsl, "xy", params or {}, compute, out, names)
+    _define(name, glsl, "xy", params or {}, compute, out, names)
+
+
+class PointwiseProgram(NamedTuple):
+    """A pointwise program, the tensors that it reads, and its numbers that only a call knows."""
+
+    expression: Expression
+    inputs: tuple[Value, ...]
+    scalars: tuple[Size, ...]
 
 
 def expression_of(
-    row: Operator, args: tuple[Any, ...], results: Sequence[Value]
-) -> tuple[Expression, tuple, tuple]:
-    """The expression of one application of a pointwise row, with its tensors and its scalars known
-    at a call."""
-    form = row.form
-    assert isinstance(form, Pointwise)
-    arguments = row.bind(args)
+    definition: Operator, args: tuple[Arg, ...], results: Sequence[Value]
+) -> PointwiseProgram:
+    """The program of one application of a pointwise operator."""
+    form = definition.form
+    if not isinstance(form, Pointwise):
+        raise GraphError(f"{definition.name} is no pointwise operator")
+    arguments = definition.bind(args)
     types = {name: arg.type if isinstance(arg, Value) else arg for name, arg in arguments.items()}
     out = results[0].type.dtype
     if form.compute == "result":
         computing = out
     else:
-        operands = [types[name] for name in row.parameters if name in "xyz"]
+        operands = [types[name] for name in definition.parameters if name in "xyz"]
         extra = [
             value
             for name, value in types.items()
@@ -143,52 +167,50 @@ def expression_of(
     if computing is DType.bool and not re.fullmatch(r"[\w ?:()]*", text):
         computing = DType.int32
     builder = ExpressionBuilder()
-    refs: dict[str, tuple] = {}
+    terms: dict[str, Term] = {}
     texts: dict[str, str] = {}
     for name, arg in arguments.items():
         if isinstance(arg, Value):
             source = arg.type.dtype
-            ref = builder.input(arg, source)
+            term = builder.input(arg, source)
         elif isinstance(arg, Dim):
             source = DType.int32
-            ref = builder.scalar(arg, source)
+            term = builder.scalar(arg, source)
         else:
             if isinstance(arg, (int, float, bool)):
                 texts[name] = literal(arg, computing)
             continue
         keep = name == "cond" or form.compute == "as is"
-        refs[name] = ref if keep else _converted(builder, ref, source, computing)
+        terms[name] = term if keep else _converted(builder, term, source, computing)
     text = re.sub(r"\bACC\(([^()]*)\)", lambda match: _acc(match[1], arguments, computing), text)
-    order: list[tuple] = []
+    operands_used: list[Term] = []
 
-    def place(match: re.Match) -> str:
+    def substitute(match: re.Match[str]) -> str:
         name = match[0]
-        if name in refs:
-            if refs[name] not in order:
-                order.append(refs[name])
-            return f"${order.index(refs[name])}"
-        return texts.get(name, name)
+        if name not in terms:
+            return texts.get(name, name)
+        if terms[name] not in operands_used:
+            operands_used.append(terms[name])
+        return f"${operands_used.index(terms[name])}"
 
-    text = re.sub(r"\b[A-Za-z_]\w*\b", place, text)
+    text = re.sub(r"\b[A-Za-z_]\w*\b", substitute, text)
     native = DType.bool if out is DType.bool and _is_bool_text(text) else computing
-    result = builder.step(text, order, native, row.name.split(".")[1]) if text != "$0" else order[0]
+    if text == "$0":
+        result = operands_used[0]
+    else:
+        result = builder.step(text, operands_used, native, definition.name.split(".")[1])
     if text != "$0" and native in (DType.uint8, DType.int8, DType.int16):
         result = builder.step(convert("$0", DType.int32, native), [result], native)
     if native is not out:
         result = _converted(builder, result, native, out)
-    expression = builder.build([result])
-    return expression, tuple(builder.inputs), tuple(builder.scalars)
+    return PointwiseProgram(builder.build([result]), tuple(builder.inputs), tuple(builder.scalars))
 
 
-def _acc(text: str, arguments: dict[str, Any], dtype: DType) -> str:
-    value = (
-        arguments[text]
-        if text in arguments
-        else float(text)
-        if dtype.is_float
-        else int(float(text))
-    )
-    return literal(value, dtype)
+def _acc(text: str, arguments: Mapping[str, Any], dtype: DType) -> str:
+    """The GLSL of `ACC(text)`: a number, or the argument of this name."""
+    if text in arguments:
+        return literal(arguments[text], dtype)
+    return literal(float(text) if dtype.is_float else int(float(text)), dtype)
 
 
 def _is_bool_text(text: str) -> bool:
@@ -198,9 +220,9 @@ def _is_bool_text(text: str) -> bool:
     )
 
 
-def _converted(builder: ExpressionBuilder, ref: tuple, source: DType, target: DType) -> tuple:
+def _converted(builder: ExpressionBuilder, term: Term, source: DType, target: DType) -> Term:
     text = convert("$0", source, target)
-    return ref if text == "$0" else builder.step(text, [ref], target)
+    return term if text == "$0" else builder.step(text, [term], target)
 
 
 # -- functions of real numbers -------------------------------------------------------------------
@@ -214,7 +236,7 @@ for _name, _glsl in {
     unary(f"aten.{_name}.default", _glsl, compute="float")
 
 
-def _gelu(approximate: str, **_: Any) -> str:
+def _gelu(approximate: str, **_: object) -> str:
     return "pv_gelu_tanh(x)" if approximate == "tanh" else "pv_gelu(x)"
 
 
@@ -292,11 +314,11 @@ unary(
 def _copy_shape(
     x: TensorType,
     dtype: DType | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: Any = False,
-    memory_format: Any = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
+    non_blocking: bool = False,
+    memory_format: object = None,
 ) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
@@ -317,7 +339,7 @@ def _scaled(sign: str) -> Callable[..., str]:
     return lambda alpha, **_: f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
 
 
-def _divide(rounding_mode: str | None, dtype: DType, **_: Any) -> str:
+def _divide(rounding_mode: str | None, dtype: DType, **_: object) -> str:
     if rounding_mode == "floor":
         return "pv_floor_divide(x, y)"
     if rounding_mode == "trunc":
@@ -335,7 +357,7 @@ binary(
 )
 
 
-def _multiply(x: Any, y: Any, dtype: DType, **_: Any) -> str:
+def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
     # Compilers take x * 0 for 0, also where x is infinite or NaN.
     vanishes = dtype.is_float and isinstance(y, (int, float)) and y == 0
     return (
@@ -366,7 +388,7 @@ binary("aten.minimum.default", "pv_min(x, y)")
 binary("aten.atan2.default", "pv_atan2(x, y)", compute="float")
 
 
-def _pow(y: Any, dtype: DType, **_: Any) -> str:
+def _pow(y: Arg, dtype: DType, **_: object) -> str:
     known = {
         2: "(x * x)",
         3: "(x * x * x)",
@@ -397,12 +419,14 @@ for _name, _sign in {"and": "&", "or": "|", "xor": "^"}.items():
     binary(f"aten.bitwise_{_name}.Tensor", f"(x {_sign} y)", f"aten.bitwise_{_name}.Scalar")
 
 
-def _clamp(min: Any, max: Any, dtype: DType, **_: Any) -> str:
+def _clamp(min: Arg, max: Arg, dtype: DType, **_: object) -> str:
     text = "x" if min is None else "pv_max(x, min)"
     return text if max is None else f"pv_min({text}, max)"
 
 
-def _clamp_shape(x: TensorType, min: Any = None, max: Any = None) -> TensorType:
+def _clamp_shape(
+    x: TensorType, min: TensorType | Scalar | None = None, max: TensorType | Scalar | None = None
+) -> TensorType:
     operands = [operand for operand in (x, min, max) if operand is not None]
     return TensorType(result_type(operands), broadcast_of(operands))
 
@@ -417,7 +441,7 @@ register(
 )
 
 
-def _where_shape(cond: TensorType, x: Any, y: Any) -> TensorType:
+def _where_shape(cond: TensorType, x: TensorType | Scalar, y: TensorType | Scalar) -> TensorType:
     return TensorType(result_type((x, y)), broadcast_of((cond, x, y)))
 
 
@@ -431,7 +455,7 @@ register(
 )
 
 
-def _masked_fill_shape(x: TensorType, cond: TensorType, y: Any) -> TensorType:
+def _masked_fill_shape(x: TensorType, cond: TensorType, y: TensorType | Scalar) -> TensorType:
     return TensorType(x.dtype, broadcast_of((x, cond)))
 
 

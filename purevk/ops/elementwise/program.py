@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Size, TensorType, Value
+from purevk.errors import GraphError
+from purevk.ir import Dim, Scalar, Size, TensorType, Value
 from purevk.lower.expression import Expression, ExpressionBuilder, Step, convert, literal
 from purevk.lower.numbers import bits_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
+from purevk.ops.elementwise.pointwise import Term
 
 
-def constant(builder: Builder, number: Any, sizes: Sequence[Size], dtype: DType) -> Value:
+def constant(
+    builder: Builder, number: Value | Scalar, sizes: Sequence[Size], dtype: DType
+) -> Value:
     """A tensor with the same number everywhere; the number may be a tensor of one element."""
     if isinstance(number, Value):
         flat = builder.emit(
@@ -26,6 +29,8 @@ def constant(builder: Builder, number: Any, sizes: Sequence[Size], dtype: DType)
         expression = Expression((), (DType.int32,), (), (0,))
         made = builder.emit(POINTWISE, expression, (), (number,), tuple(sizes))
         return builder.emit("aten._to_copy.default", made, dtype)
+    if isinstance(number, complex):
+        raise GraphError("no kernel for a complex constant")
     expression = Expression((), (), (Step(literal(number, dtype), (), dtype),), (0,))
     return builder.emit(POINTWISE, expression, (), (), tuple(sizes))
 
@@ -45,7 +50,7 @@ class Program:
         self.builder, self.sizes = builder, tuple(sizes)
         self._steps = ExpressionBuilder()
 
-    def real(self, source: Value | float | int) -> tuple:
+    def real(self, source: Value | float | int) -> Term:
         """A tensor's element or a number, as float32."""
         if not isinstance(source, Value):
             bits = self._steps.scalar(bits_of(float(np.float32(source))), DType.int32)
@@ -54,21 +59,21 @@ class Program:
             convert("$0", source.type.dtype, REAL), self._steps.input(source, source.type.dtype)
         )
 
-    def code(self, source: Value) -> tuple:
+    def code(self, source: Value) -> Term:
         """A tensor's element as it is."""
         return self._steps.input(source, source.type.dtype)
 
-    def step(self, glsl: str, *operands: tuple, dtype: DType = REAL) -> tuple:
+    def step(self, glsl: str, *operands: Term, dtype: DType = REAL) -> Term:
         """One assignment; `glsl` names the operands $0, $1, ..."""
         return operands[0] if glsl == "$0" else self._steps.step(glsl, operands, dtype)
 
-    def emit(self, result: tuple[tuple, DType]) -> Value:
+    def emit(self, result: tuple[Term, DType]) -> Value:
         """A result as a tensor of the given dtype."""
         return self.emit_all(result)[0]
 
-    def emit_all(self, *results: tuple[tuple, DType]) -> tuple[Value, ...]:
+    def emit_all(self, *results: tuple[Term, DType]) -> tuple[Value, ...]:
         """The results as tensors of the given dtypes."""
-        expression = self._steps.build([ref for ref, _ in results])
+        expression = self._steps.build([term for term, _ in results])
         types = tuple(TensorType(dtype, self.sizes) for _, dtype in results)
         return self.builder.emit_all(
             POINTWISE,

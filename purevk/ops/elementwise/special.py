@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Scalar, TensorType, Value
 from purevk.lower.expression import literal
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, unary
@@ -25,7 +24,7 @@ for _name, (_glsl, *_names) in {
     unary(f"aten.{_name}.default", _glsl, *_names, compute="float")
 
 
-def _logit(eps: float | None, **_: Any) -> str:
+def _logit(eps: float | None, **_: object) -> str:
     return (
         "pv_log(x / (ACC(1) - x))"
         if eps is None
@@ -85,7 +84,7 @@ def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
     at = wrap(dim, x.rank)
     if x.dims[at] % 2 != 0:
         raise ShapeError(f"glu halves dim {dim} of {x}")
-    return x.with_dims(size // 2 if d == at else size for d, size in enumerate(x.dims))
+    return x.with_dims([size // 2 if d == at else size for d, size in enumerate(x.dims)])
 
 
 def _glu(builder: Builder, node: Node, x: Value, dim: int) -> Value:
@@ -128,7 +127,9 @@ _LARGEST = {
 }
 
 
-def _nan_to_num(nan: Any, posinf: Any, neginf: Any, dtype: DType, **_: Any) -> str:
+def _nan_to_num(
+    nan: float | None, posinf: float | None, neginf: float | None, dtype: DType, **_: object
+) -> str:
     if not dtype.is_float:
         return "x"
     largest = _LARGEST.get(dtype, 1.7976931348623157e308)
@@ -165,7 +166,7 @@ for _name, (_glsl, *_names) in {
     binary(f"aten.{_name}", _glsl, *_names, compute="float")
 
 
-def _nextafter(dtype: DType, **_: Any) -> str:
+def _nextafter(dtype: DType, **_: object) -> str:
     return (
         "pv_nextafter(x, y)"
         if dtype is DType.float64
@@ -210,7 +211,7 @@ for _name, _way in {"left": "l", "right": "r"}.items():
 # -- three operands -------------------------------------------------------------------------------
 
 
-def _lerp_shape(x: TensorType, y: TensorType, z: Any) -> TensorType:
+def _lerp_shape(x: TensorType, y: TensorType, z: TensorType | Scalar) -> TensorType:
     return TensorType(result_type((x, y)), broadcast_of((x, y, z)))
 
 
@@ -224,11 +225,13 @@ register(
 )
 
 
-def _three_shape(x: TensorType, y: TensorType, z: TensorType, value: Any = 1) -> TensorType:
+def _three_shape(x: TensorType, y: TensorType, z: TensorType, value: Scalar = 1) -> TensorType:
     return TensorType(result_type((x, y, z)), broadcast_of((x, y, z)))
 
 
-def _three_float_shape(x: TensorType, y: TensorType, z: TensorType, value: Any = 1) -> TensorType:
+def _three_float_shape(
+    x: TensorType, y: TensorType, z: TensorType, value: Scalar = 1
+) -> TensorType:
     made = _three_shape(x, y, z, value)
     return made.with_dtype(float_type(made.dtype))
 
@@ -246,12 +249,13 @@ register(
 _REDUCED = {0: None, 1: "aten.mean.default", 2: "aten.sum.default"}
 
 
-def _loss_shape(x: TensorType, y: TensorType, reduction: int = 1, *rest: Any) -> TensorType:
+def _loss_shape(x: TensorType, y: TensorType, reduction: int = 1) -> TensorType:
     return TensorType(result_type((x, y)), broadcast_of((x, y)) if reduction == 0 else ())
 
 
 def _finish(builder: Builder, x: Value, reduction: int) -> Value:
-    return x if _REDUCED[reduction] is None else builder.emit(_REDUCED[reduction], x)
+    operator = _REDUCED[reduction]
+    return x if operator is None else builder.emit(operator, x)
 
 
 def _mse(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:

@@ -7,34 +7,39 @@ one lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped, mapped_all, mapped_over, mapped_over_all
-from purevk.ops.registry import ShapeError, definition_of, rewrite
+from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.ops.shapes import broadcast
 
 LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core  # noqa: E501
 INT = DType.int32
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     for value in node.inputs:
         if value.type.dtype not in (DType.float32, DType.float64, DType.int32):
             return f"no kernel for {value.type.dtype.name}"
         if any(_dims.upper(size) > LARGEST for size in value.type.dims[-2:]):
             return f"no kernel above {LARGEST} rows"
-    named = dict(zip(definition_of(node).parameters, node.args))
-    if named.get("check_errors"):
+    parameters = definition_of(node).parameters
+    if "check_errors" in parameters and node.bool("check_errors"):
         return "no kernel that raises errors"
-    return None if named.get("pivot", True) else "no kernel without pivots"
+    if "pivot" in parameters and not node.bool("pivot"):
+        return "no kernel without pivots"
+    return None
 
 
-def _row(name: str, shape: Any, expand: Any, *names: str) -> None:
+def _factorization(
+    name: str, shape: Callable[..., Types], expand: Callable[..., Made], *names: str
+) -> None:
+    """Registers an operator on small matrices."""
     rewrite(f"aten.{name}.default", shape, expand, *names, supports=_refuse)
 
 
@@ -43,8 +48,9 @@ def _lead(type: TensorType, less: int = 2) -> str:
     return "".join(f"i{d}, " for d in range(type.rank - less))
 
 
-def _over(type: TensorType) -> tuple:
-    return tuple(type.dims[:-2]) or (1,)
+def _over(type: TensorType) -> tuple[Size, ...]:
+    """The space of a kernel with one invocation per matrix."""
+    return type.dims[:-2] or (1,)
 
 
 def _square(x: TensorType) -> None:
@@ -100,7 +106,7 @@ def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
     return lu, pivots, builder.emit("aten.view.default", info, types[2].dims)
 
 
-def _order(builder: Builder, pivots: Value, rows: Any) -> Value:
+def _order(builder: Builder, pivots: Value, rows: Size) -> Value:
     """For each row after the swaps the row that it was."""
     *batch, count = pivots.type.dims
     at, mine = _lead(pivots.type, 1), f"i{len(batch)}"
@@ -160,7 +166,7 @@ def _lu_solve(builder: Builder, lu: Value, pivots: Value, b: Value, adjoint: boo
     return _triangular(builder, lu, y, True)
 
 
-_row(
+_factorization(
     "linalg_lu_factor_ex",
     lambda a, pivot=True, check_errors=False: _lu_types(a),
     lambda builder, node, a, pivot, check_errors: _lu(builder, a),
@@ -173,7 +179,7 @@ def _is_vector(a: TensorType, b: TensorType) -> bool:
 
 def _solve_shape(
     a: TensorType, b: TensorType, left: bool = True, check_errors: bool = False
-) -> tuple:
+) -> tuple[TensorType, ...]:
     _square(a)
     if _is_vector(a, b):
         made = b.with_dims((*a.dims[:-2], b.dims[-1]))
@@ -184,7 +190,7 @@ def _solve_shape(
 
 def _solve(
     builder: Builder, node: Node, a: Value, b: Value, left: bool, check_errors: bool
-) -> tuple:
+) -> tuple[Value, ...]:
     lu, pivots, info = _lu(builder, a)
     if _is_vector(a.type, b.type):
         made = _lu_solve(
@@ -198,7 +204,7 @@ def _solve(
     return made, lu, pivots, info
 
 
-_row("_linalg_solve_ex", _solve_shape, _solve)
+_factorization("_linalg_solve_ex", _solve_shape, _solve)
 
 
 def _lu_solve_any(
@@ -209,7 +215,7 @@ def _lu_solve_any(
     return _turned(builder, _lu_solve(builder, lu, pivots, _turned(builder, b), not adjoint))
 
 
-_row(
+_factorization(
     "linalg_lu_solve",
     lambda lu, pivots, b, left=True, adjoint=False: _solve_shape(lu, b)[0],
     _lu_solve_any,
@@ -221,7 +227,7 @@ def _inverse_shape(a: TensorType, check_errors: bool = False) -> tuple[TensorTyp
     return a, TensorType(INT, a.dims[:-2])
 
 
-def _eye(builder: Builder, like: TensorType, rows: Any, columns: Any) -> Value:
+def _eye(builder: Builder, like: TensorType, rows: Size, columns: Size) -> Value:
     eye = builder.emit("aten.eye.m", rows, columns, like.dtype)
     return builder.emit("aten.expand.default", eye, (*like.dims[:-2], rows, columns))
 
@@ -231,7 +237,7 @@ def _inverse(builder: Builder, node: Node, a: Value, check_errors: bool) -> tupl
     return _lu_solve(builder, lu, pivots, _eye(builder, a.type, *a.type.dims[-2:])), info
 
 
-_row("linalg_inv_ex", _inverse_shape, _inverse)
+_factorization("linalg_inv_ex", _inverse_shape, _inverse)
 
 
 def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ...]:
@@ -260,7 +266,7 @@ def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ..
     return *(builder.emit("aten.view.default", each, a.type.dims[:-2]) for each in made), lu, pivots
 
 
-def _determinant_shape(count: int) -> Any:
+def _determinant_shape(count: int) -> Callable[[TensorType], tuple[TensorType, ...]]:
     def shape(a: TensorType) -> tuple[TensorType, ...]:
         _square(a)
         return *([a.with_dims(a.dims[:-2])] * count), *_lu_types(a)[:2]
@@ -268,8 +274,10 @@ def _determinant_shape(count: int) -> Any:
     return shape
 
 
-_row("_linalg_det", _determinant_shape(1), lambda builder, node, a: _determinant(builder, a, False))
-_row(
+_factorization(
+    "_linalg_det", _determinant_shape(1), lambda builder, node, a: _determinant(builder, a, False)
+)
+_factorization(
     "_linalg_slogdet",
     _determinant_shape(2),
     lambda builder, node, a: _determinant(builder, a, True),
@@ -295,15 +303,16 @@ def _parts(
 def _parts_shape(lu: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     rows, columns = lu.dims[-2:]
     count = _dims.minimum(rows, columns)
-    return tuple(
+    permutation, low, up = (
         lu.with_dims((*lu.dims[:-2], *sizes))
         for sizes in ((rows, rows), (rows, count), (count, columns))
     )
+    return permutation, low, up
 
 
 def _unpack_shape(
     lu: TensorType, pivots: TensorType, unpack_data: bool = True, unpack_pivots: bool = True
-) -> tuple:
+) -> tuple[TensorType, ...]:
     p, low, up = _parts_shape(lu)
     nothing = lu.with_dims((0,))
     return p if unpack_pivots else nothing, *((low, up) if unpack_data else (nothing, nothing))
@@ -311,7 +320,7 @@ def _unpack_shape(
 
 def _unpack(
     builder: Builder, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool
-) -> tuple:
+) -> tuple[Value, ...]:
     made = _parts(builder, lu, pivots, _parts_shape(lu.type))
     nothing = builder.emit("aten.full.default", (0,), 0.0, lu.type.dtype)
     return tuple(
@@ -320,20 +329,20 @@ def _unpack(
     )
 
 
-_row("lu_unpack", _unpack_shape, _unpack)
+_factorization("lu_unpack", _unpack_shape, _unpack)
 
 
-def _lu_parts_shape(a: TensorType, pivot: bool = True) -> tuple:
+def _lu_parts_shape(a: TensorType, pivot: bool = True) -> tuple[TensorType, ...]:
     p, low, up = _parts_shape(a)
     return p if pivot else a.with_dims((0,)), low, up
 
 
-def _lu_parts(builder: Builder, node: Node, a: Value, pivot: bool) -> tuple:
+def _lu_parts(builder: Builder, node: Node, a: Value, pivot: bool) -> tuple[Value, ...]:
     lu, pivots, _ = _lu(builder, a)
     return _parts(builder, lu, pivots, _parts_shape(a.type))
 
 
-_row("linalg_lu", _lu_parts_shape, _lu_parts)
+_factorization("linalg_lu", _lu_parts_shape, _lu_parts)
 
 
 # -- triangles -----------------------------------------------------------------------------------
@@ -351,7 +360,7 @@ def _triangular_shape(a: TensorType, b: TensorType) -> TensorType:
     return b.with_dims((*broadcast(a.dims[:-2], b.dims[:-2]), *b.dims[-2:]))
 
 
-_row(
+_factorization(
     "linalg_solve_triangular",
     lambda a, b, upper, left=True, unitriangular=False: _triangular_shape(a, b),
     _solve_triangular,
@@ -364,21 +373,21 @@ def _older_triangular_shape(
     upper: bool = True,
     transpose: bool = False,
     unitriangular: bool = False,
-) -> tuple:
+) -> tuple[TensorType, TensorType]:
     made = _triangular_shape(a, b)
     return made, a.with_dims((*made.dims[:-2], *a.dims[-2:]))
 
 
 def _older_triangular(
     builder: Builder, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
-) -> tuple:
+) -> tuple[Value, Value]:
     wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
     if transpose:
         a, upper = _turned(builder, a), not upper
     return _triangular(builder, a, b, upper, unit), builder.emit("purevk.copy", wide)
 
 
-_row("triangular_solve", _older_triangular_shape, _older_triangular)
+_factorization("triangular_solve", _older_triangular_shape, _older_triangular)
 
 
 # -- Cholesky ------------------------------------------------------------------------------------
@@ -411,12 +420,12 @@ def _cholesky_shape(
     return _inverse_shape(a)
 
 
-_row(
+_factorization(
     "linalg_cholesky_ex",
     _cholesky_shape,
     lambda builder, node, a, upper, check_errors: _cholesky(builder, a, upper),
 )
-_row(
+_factorization(
     "cholesky",
     lambda a, upper=False: _cholesky_shape(a)[0],
     lambda builder, node, a, upper: _cholesky(builder, a, upper)[0],
@@ -429,12 +438,12 @@ def _cholesky_solve(builder: Builder, factor: Value, b: Value, upper: bool) -> V
     return _triangular(builder, high, _triangular(builder, low, b, False), True)
 
 
-_row(
+_factorization(
     "cholesky_solve",
     lambda b, factor, upper=False: _triangular_shape(factor, b),
     lambda builder, node, b, factor, upper: _cholesky_solve(builder, factor, b, upper),
 )
-_row(
+_factorization(
     "cholesky_inverse",
     lambda factor, upper=False: factor,
     lambda builder, node, factor, upper: _cholesky_solve(
@@ -465,9 +474,10 @@ def _reflectors(builder: Builder, a: Value) -> tuple[Value, Value]:
         f" R1_PUT({at}k, tau); }}"
     )
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    return mapped_over_all(
+    r, factors = mapped_over_all(
         builder, body, {"A": a}, _over(a.type), *_qr_types(a.type), numbers=numbers
     )
+    return r, factors
 
 
 def _reflect(builder: Builder, vectors: Value, factors: Value, x: Value, transpose: bool) -> Value:
@@ -487,7 +497,7 @@ def _reflect(builder: Builder, vectors: Value, factors: Value, x: Value, transpo
     )
 
 
-_row("geqrf", _qr_types, lambda builder, node, a: _reflectors(builder, a))
+_factorization("geqrf", _qr_types, lambda builder, node, a: _reflectors(builder, a))
 
 
 def _qr_shape(a: TensorType, mode: str = "reduced") -> tuple[TensorType, TensorType]:
@@ -508,8 +518,8 @@ def _qr(builder: Builder, node: Node, a: Value, mode: str) -> tuple[Value, Value
     return _reflect(builder, packed, factors, _eye(builder, a.type, *q.dims[-2:]), False), upper
 
 
-_row("linalg_qr", _qr_shape, _qr)
-_row(
+_factorization("linalg_qr", _qr_shape, _qr)
+_factorization(
     "linalg_householder_product",
     lambda vectors, factors: vectors,
     lambda builder, node, vectors, factors: _reflect(
@@ -533,4 +543,6 @@ def _multiply_reflected(
     return _turned(builder, _reflect(builder, vectors, factors, _turned(builder, x), not transpose))
 
 
-_row("ormqr", lambda vectors, factors, x, left=True, transpose=False: x, _multiply_reflected)
+_factorization(
+    "ormqr", lambda vectors, factors, x, left=True, transpose=False: x, _multiply_reflected
+)

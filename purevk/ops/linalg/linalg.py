@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
@@ -18,7 +20,7 @@ from purevk.ops.shapes import broadcast, wrap, wrap_all
 
 # -- products ------------------------------------------------------------------------------------
 def _scaled_sum(
-    builder: Builder, x: Value, product: Value, beta: Any, alpha: Any, dtype: DType
+    builder: Builder, x: Value, product: Value, beta: float, alpha: float, dtype: DType
 ) -> Value:
     """beta * x + alpha * product; x is not looked at if beta is 0."""
     if not dtype.is_float:
@@ -49,35 +51,39 @@ rewrite(
 )
 
 
-def _outer(builder: Builder, node: Node, x: Value, y: Value) -> Value:
+def _outer(builder: Builder, x: Value, y: Value) -> Value:
     return builder.emit("aten.mul.Tensor", builder.emit("aten.unsqueeze.default", x, 1), y)
 
 
 rewrite(
     "aten.outer.default",
     lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])),
-    _outer,
+    lambda builder, node, x, y: _outer(builder, x, y),
     "aten.ger.default",
 )
 
 
-def _added(name: str, product: Any, shape: Any, supports: Any = None) -> None:
+def _added(
+    name: str,
+    product: Callable[[Builder, Value, Value], Value],
+    shape: Callable[[TensorType, TensorType], TensorType],
+) -> None:
     """beta * x + alpha * product(a, b)"""
 
     def expand(
-        builder: Builder, node: Node, x: Value, a: Value, b: Value, beta: Any, alpha: Any
+        builder: Builder, node: Node, x: Value, a: Value, b: Value, beta: float, alpha: float
     ) -> Value:
         return _scaled_sum(builder, x, product(builder, a, b), beta, alpha, node.result.type.dtype)
 
     def checked(
-        x: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+        x: TensorType, a: TensorType, b: TensorType, beta: float = 1, alpha: float = 1
     ) -> TensorType:
         made = shape(a, b)
         if broadcast(x.dims, made.dims) != made.dims:
             raise ShapeError(f"cannot add {made} to {x}")
         return made
 
-    rewrite(name, checked, expand, supports=supports)
+    rewrite(name, checked, expand)
 
 
 def _multiply(builder: Builder, a: Value, b: Value) -> Value:
@@ -99,7 +105,7 @@ _added("aten.baddbmm.default", _multiply, _product)
 _added("aten.addbmm.default", _summed, lambda a, b: a.with_dims((a.dims[1], b.dims[2])))
 _added(
     "aten.addr.default",
-    lambda builder, a, b: _outer(builder, None, a, b),
+    _outer,
     lambda a, b: a.with_dims((a.dims[0], b.dims[0])),
 )
 
@@ -130,7 +136,7 @@ def _cross_shape(x: TensorType, y: TensorType, dim: int | None = -1) -> TensorTy
     return TensorType(promote_types(x.dtype, y.dtype), sizes)
 
 
-def _cross_dim(sizes: tuple, dim: int | None) -> int:
+def _cross_dim(sizes: Sequence[Size], dim: int | None) -> int:
     if dim is None:
         return next((d for d, size in enumerate(sizes) if isinstance(size, int) and size == 3), 0)
     return wrap(dim, len(sizes))
@@ -179,11 +185,13 @@ def _cdist_shape(
     return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
 
 
-def _refuse_wide(node: Node, traits: Any) -> str | None:
-    return traits.too_long(node.args[0].type.dims[-1])
+def _refuse_wide(node: Node, traits: DeviceTraits) -> str | None:
+    return traits.too_long(node.tensor("x").type.dims[-1])
 
 
-def _cdist(builder: Builder, node: Node, x: Value, y: Value, p: float, compute_mode: Any) -> Value:
+def _cdist(
+    builder: Builder, node: Node, x: Value, y: Value, p: float, compute_mode: int | None
+) -> Value:
     type = node.result.type
     batch = type.dims[:-2]
     x, y = (
@@ -241,44 +249,65 @@ rewrite(
 
 
 # -- products of three ---------------------------------------------------------------------------
-def _trilinear_shape(
-    a: TensorType,
-    b: TensorType,
-    c: TensorType,
-    expand1: Any,
-    expand2: Any,
-    expand3: Any,
-    sumdim: Any,
-    unroll_dim: int = 1,
-) -> TensorType:
-    whole = broadcast(
-        *(
-            _widened(each.dims, expand)
-            for each, expand in ((a, expand1), (b, expand2), (c, expand3))
-        )
-    )
-    return a.with_dims(
-        size for d, size in enumerate(whole) if d not in wrap_all(sumdim, len(whole)) or not sumdim
-    )
+class _Trilinear(NamedTuple):
+    """The dims of `aten._trilinear`: the sizes of the whole product, and the dims that are summed."""
+
+    sizes: tuple[Size, ...]
+    summed: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[TensorType],
+        expands: Sequence[Sequence[int]],
+        sumdim: Sequence[int],
+    ) -> _Trilinear:
+        sizes = broadcast(*(_widened(x, expand) for x, expand in zip(tensors, expands)))
+        return cls(sizes, wrap_all(sumdim, len(sizes)) if sumdim else ())
 
 
-def _widened(sizes: Any, expand: Any) -> tuple:
-    made = list(sizes)
+def _widened(x: TensorType, expand: Sequence[int]) -> tuple[Size, ...]:
+    """The sizes of a tensor with the dims `expand` inserted."""
+    made = list(x.dims)
     for d in sorted(expand):
         made.insert(d, 1)
     return tuple(made)
 
 
-def _trilinear(builder: Builder, node: Node, a: Value, b: Value, c: Value, *rest: Any) -> Value:
-    """The sum over some dims of the product of three tensors, each of which lacks some dims; the
+def _trilinear_shape(
+    a: TensorType,
+    b: TensorType,
+    c: TensorType,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> TensorType:
+    sizes, summed = _Trilinear.of((a, b, c), (expand1, expand2, expand3), sumdim)
+    return a.with_dims([size for d, size in enumerate(sizes) if d not in summed])
+
+
+def _trilinear(
+    builder: Builder,
+    node: Node,
+    a: Value,
+    b: Value,
+    c: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int,
+) -> Value:
+    """The sum over some dims of the product of three tensors, each of which lacks some dims. The
     product is never stored."""
-    *expands, sumdim, _ = rest
+    expands = (expand1, expand2, expand3)
+    whole, summed = _Trilinear.of((a.type, b.type, c.type), expands, sumdim)
     wide = [
-        builder.emit("aten.view.default", each, _widened(each.type.dims, expand))
+        builder.emit("aten.view.default", each, _widened(each.type, expand))
         for each, expand in zip((a, b, c), expands)
     ]
-    whole = broadcast(*(each.type.dims for each in wide))
-    summed = wrap_all(sumdim, len(whole)) if sumdim else ()
     kept = [d for d in range(len(whole)) if d not in summed]
     names = {d: f"i{kept.index(d)}" if d in kept else f"k{d}" for d in range(len(whole))}
 
@@ -300,15 +329,13 @@ def _trilinear(builder: Builder, node: Node, a: Value, b: Value, c: Value, *rest
     return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
 
 
-def _refuse_integers(node: Node, traits: Any) -> str | None:
+def _refuse_trilinear(node: Node, traits: DeviceTraits) -> str | None:
     if not node.result.type.dtype.is_float:
         return f"no kernel for {node.result.type.dtype.name}"
-    whole = broadcast(
-        *(_widened(each.type.dims, expand) for each, expand in zip(node.args[:3], node.args[3:6]))
-    )
-    return traits.too_long(
-        _dims.product(whole[d] for d in wrap_all(node.args[6], len(whole))) if node.args[6] else 1
-    )
+    tensors = [node.tensor(name).type for name in "abc"]
+    expands = [node.ints(f"expand{n}") for n in (1, 2, 3)]
+    whole, summed = _Trilinear.of(tensors, expands, node.ints("sumdim"))
+    return traits.too_long(_dims.product(whole[d] for d in summed))
 
 
-rewrite("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_integers)
+rewrite("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_trilinear)

@@ -4,27 +4,27 @@ symmetric matrices, pseudo-inverses, ranks. Vectors, whose signs are LAPACK's ch
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _turned
 from purevk.ops.mapped import mapped_over, mapped_over_all
-from purevk.ops.registry import rewrite
+from purevk.ops.registry import definition_of, rewrite
 
 _EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    a = node.args[0].type
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    a = node.tensor("a").type
     if a.dtype not in _EPSILON:
         return f"no kernel for {a.dtype.name}"
     if not all(isinstance(size, int) and 0 < size <= LARGEST for size in a.dims[-2:]):
         return f"no kernel for other than 1 to {LARGEST} rows and columns"
-    if node.op != "aten.linalg_pinv.atol_rtol_tensor" and node.args[2]:
-        return "no kernel for singular vectors"
+    for parameter in ("compute_uv", "compute_v"):
+        if parameter in definition_of(node).parameters and node.bool(parameter):
+            return "no kernel for singular vectors"
     return None
 
 
@@ -61,7 +61,8 @@ def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value
         )
     )
     numbers = {"rows": rows, "columns": columns}
-    for _ in range(5 + columns.bit_length() if columns > 1 else 0):
+    most = _dims.upper(columns)
+    for _ in range(5 + most.bit_length() if most > 1 else 0):
         if v is None:
             a = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, numbers=numbers)
         else:
@@ -106,7 +107,7 @@ def _svd_shape(
     return a.with_dims((*a.dims[:-2], rows, left)), s, a.with_dims((*a.dims[:-2], right, columns))
 
 
-def _svd(builder: Builder, node: Node, a: Value, *_: Any) -> tuple[Value, ...]:
+def _svd(builder: Builder, node: Node, a: Value, *_: Arg) -> tuple[Value, ...]:
     return (
         _nothing(builder, a),
         builder.emit_all("aten.sort.default", _values(builder, a), -1, True)[0],
@@ -131,7 +132,9 @@ def _eigh_shape(
     return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
 
 
-def _eigh(builder: Builder, node: Node, a: Value, side: str, _: bool) -> tuple[Value, Value]:
+def _eigh(
+    builder: Builder, node: Node, a: Value, side: str, compute_v: bool
+) -> tuple[Value, Value]:
     # Moved up by its norm, a matrix has no negative eigenvalue, and they are its singular values.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
@@ -162,7 +165,12 @@ def _inverse_shape(
 
 
 def _inverse(
-    builder: Builder, node: Node, a: Value, atol: Any, rtol: Any, hermitian: bool
+    builder: Builder,
+    node: Node,
+    a: Value,
+    atol: Value | None,
+    rtol: Value | None,
+    hermitian: bool,
 ) -> Value:
     """The sum of the products of the singular vectors, each over its value, where this is above the
     tolerance."""
@@ -179,11 +187,14 @@ def _inverse(
         else value
         for value in (atol, rtol)
     )
-    share: Any = max(rows, columns) * _EPSILON[a.type.dtype] if rtol is None else rtol
-    if rtol is None and atol is not None:
-        share = builder.emit(
-            "aten.where.self", builder.emit("aten.gt.Tensor", atol, 0.0), 0.0, share
-        )
+    share: Value | float
+    if rtol is not None:
+        share = rtol
+    else:
+        share = max(_dims.upper(rows), _dims.upper(columns)) * _EPSILON[a.type.dtype]
+        if atol is not None:
+            given = builder.emit("aten.gt.Tensor", atol, 0.0)
+            share = builder.emit("aten.where.self", given, 0.0, share)
     least = builder.emit(
         "aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share
     )

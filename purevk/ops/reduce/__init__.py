@@ -1,3 +1,11 @@
 """Reductions: sums, statistics, scans, softmax, norms."""
 
-from purevk.ops.reduce import group_norm, normalization, reduction, scan, softmax, statistics  # noqa: F401
+from purevk.ops.reduce import (  # noqa: F401
+    group_norm,
+    normalization,
+    reduction,
+    scan,
+    segment_reduce,
+    softmax,
+    statistics,
+)

@@ -1,13 +1,13 @@
-"""How often values occur, and reductions of parts of a dim."""
+"""How often values occur: mode and histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import DeviceTraits
 from purevk.lower.map import acc_of, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
@@ -45,43 +45,48 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
     best = builder.emit("aten.argmax.default", runs, at, True)
     made = [builder.emit("aten.gather.default", each, at, best) for each in (values, places)]
-    return tuple(
+    values, indices = (
         builder.emit("aten.view.default", each, result.type.dims)
         for each, result in zip(made, node.results)
     )
+    return values, indices
 
 
 rewrite("aten.mode.default", _mode_shape, _mode)
 
 
 # -- histograms ----------------------------------------------------------------------------------
-def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: Any, high: Any) -> Value:
+def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, high: float) -> Value:
     """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
     dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
     counts = constant(builder, 0.0, (bins,), wide)
     x = builder.emit(
         "aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), wide
     )
+    first: Value | float
+    last: Value | float
+    width: Value | float
     if low == high == 0:
-        low, high = (
-            builder.emit(f"aten.{name}.default", x, (), False) for name in ("amin", "amax")
-        )
-        same = builder.emit("aten.eq.Tensor", low, high)
-        low, high = (
+        ends = [builder.emit(f"aten.{name}.default", x, (), False) for name in ("amin", "amax")]
+        same = builder.emit("aten.eq.Tensor", *ends)
+        first, last = (
             builder.emit(
-                "aten.where.self", same, builder.emit("aten.add.Tensor", each, step, 1), each
+                "aten.where.self", same, builder.emit("aten.add.Tensor", end, step, 1), end
             )
-            for each, step in ((low, -1.0), (high, 1.0))
+            for end, step in zip(ends, (-1.0, 1.0))
         )
-        width = builder.emit("aten.sub.Tensor", high, low, 1)
+        width = builder.emit("aten.sub.Tensor", last, first, 1)
     else:
-        low, high = (float(low) - 1, float(high) + 1) if low == high else (float(low), float(high))
-        width = high - low
-    above, below = builder.emit("aten.ge.Tensor", x, low), builder.emit("aten.le.Tensor", x, high)
+        margin = 1.0 if low == high else 0.0
+        first, last = float(low) - margin, float(high) + margin
+        width = last - first
+    above, below = builder.emit("aten.ge.Tensor", x, first), builder.emit("aten.le.Tensor", x, last)
     inside = builder.emit(
         "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), wide
     )
-    place = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, low, 1), float(bins))
+    place = builder.emit(
+        "aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, first, 1), float(bins)
+    )
     place = builder.emit(
         "aten.clamp.default", builder.emit("aten.div.Tensor", place, width), 0, bins - 1
     )
@@ -96,8 +101,8 @@ rewrite("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bin
 _HISTOGRAMS = (DType.float32, DType.float64)
 
 
-def _refuse_histogram(node: Node, traits: Any) -> str | None:
-    x = node.args[0].type
+def _refuse_histogram(node: Node, traits: DeviceTraits) -> str | None:
+    x = node.tensor("x").type
     return None if x.dtype in _HISTOGRAMS else f"no kernel for {x.dtype.name}"
 
 
@@ -189,7 +194,12 @@ def _all_edges(
 
 
 def _of_counts(
-    builder: Builder, x: Value, bins: Sequence[int], ends: Any, weight: Any, density: bool
+    builder: Builder,
+    x: Value,
+    bins: Sequence[int],
+    ends: Sequence[float] | None,
+    weight: Value | None,
+    density: bool,
 ) -> tuple[Value, Value]:
     x = _rows(builder, x, len(bins))
     edges = _all_edges(builder, x, bins, ends)
@@ -240,72 +250,3 @@ rewrite(
     ),
     supports=_refuse_histogram,
 )
-
-
-# -- segments ------------------------------------------------------------------------------------
-def _segment_shape(
-    data: TensorType,
-    reduce: str,
-    lengths: TensorType | None = None,
-    indices: Any = None,
-    offsets: TensorType | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: Any = None,
-) -> TensorType:
-    given = lengths if lengths is not None else offsets
-    if given is None:
-        raise ShapeError("segments need lengths or offsets")
-    count = given.dims[-1] if lengths is not None else given.dims[-1] - 1
-    return data.with_dims((*given.dims[:-1], count, *data.dims[given.rank :]))
-
-
-_SEGMENT = {
-    "sum": ("0.0", "r += v;"), "mean": ("0.0", "r += v;"), "prod": ("1.0", "r *= v;"),
-    "max": ("-PV_INF", "r = pv_max(r, v);"), "min": ("PV_INF", "r = pv_min(r, v);"),
-}  # fmt: skip
-
-
-def _segment(
-    builder: Builder,
-    node: Node,
-    data: Value,
-    kind: str,
-    lengths: Any,
-    indices: Any,
-    offsets: Any,
-    axis: int,
-    unsafe: bool,
-    initial: float | None,
-) -> Value:
-    given = lengths if lengths is not None else offsets
-    lead = given.type.rank - 1
-    if lengths is not None:
-        end = builder.emit("aten.cumsum.default", given, lead, DType.int64)
-        start = builder.emit("aten.sub.Tensor", end, given, 1)
-    else:
-        count = given.type.dims[-1]
-        start = builder.emit("aten.slice.Tensor", given, lead, 0, count - 1, 1)
-        end = builder.emit("aten.slice.Tensor", given, lead, 1, count, 1)
-    first, step = _SEGMENT[kind]
-    first = first if initial is None else repr(float(initial))
-    place = ", ".join(f"i{d}" for d in range(lead + 1))
-    here = coordinates(data.type.rank, **{f"d{lead}": "k"})
-    finish = ""
-    if kind == "mean":
-        finish = " if (to > from) r /= float(to - from);" + (
-            "" if initial is not None else " else r = PV_NAN;"
-        )
-    body = (
-        f"int from = max(int(START({place})), 0), to = min(int(END({place})), x_size_{lead}); r = {first};"
-        f" for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
-    )
-    return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
-
-
-def _refuse_long(node: Node, traits: Any) -> str | None:
-    given = node.args[2] if node.args[2] is not None else node.args[4]
-    return traits.too_long(node.args[0].type.dims[given.type.rank - 1])
-
-
-rewrite("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -126,6 +126,7 @@ def _parts(traits: DeviceTraits, x: Operand, dim: int, count: Size) -> int:
     if (
         not traits.profile.needs_many_invocations
         or not isinstance(numel, int)
+        or not isinstance(length, int)
         or not isinstance(count, int)
         or length < 4 * traits.profile.select_part_elements
     ):
@@ -161,8 +162,10 @@ def _emit(
 ) -> None:
     traits, dtype = lowering.traits, x.dtype
     rest = [d for d in range(len(x.dims)) if d != dim]
-    steps = lambda: ([each.strides[d] for d in rest] for each in (x, values, places))  # noqa: E731
-    loop, strides = collapse([x.dims[d] for d in rest], *steps())
+    loop, strides = collapse(
+        [x.dims[d] for d in rest],
+        *([each.strides[d] for d in rest] for each in (x, values, places)),
+    )
     if len(loop) > 4:
         x = dense(lowering, x)
         values_at, places_at = lowering.temporary(values.type), lowering.temporary(places.type)
@@ -174,7 +177,8 @@ def _emit(
     part = length if part is None else part
     rows = _dims.product(loop)
     wide = acc_of(dtype) == "int64_t"
-    plan = _Plan(traits, _dims.upper(part), count if rank == "first" else 1, wide, rank)
+    wanted = _dims.upper(count) if rank == "first" else 1
+    plan = _Plan(traits, _dims.upper(part), wanted, wide, rank)
     mine = list(reversed(strides[0]))
     step = x.strides[dim]
     vector = (
@@ -261,10 +265,18 @@ def _shape(
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, dim, rank, number, _ = node.args
-    values, places = (lowering.operand(value) for value in node.results)
+    values, indices = (lowering.operand(value) for value in node.results)
     if not is_empty(values.type):
-        emit_select(lowering, lowering.operand(x_value), values, places, dim, False, number, rank)
+        emit_select(
+            lowering,
+            lowering.operand(node.tensor("x")),
+            values,
+            indices,
+            node.int("dim"),
+            False,
+            node.size("number"),
+            node.str("rank"),
+        )
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))

@@ -8,7 +8,7 @@ bitonic network; for the k first of a row only those of each block go on to the 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -20,8 +20,6 @@ from purevk.lower.map import MapSpec, acc_of, coordinates, emit_map
 from purevk.lower.numbers import power_of_two
 from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
-from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
 from purevk.ops.sort.selection import can_select, element_macros, emit_select, select
@@ -39,8 +37,8 @@ def _shape(
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    x_value, dim, descending, count, _ = node.args
-    x = lowering.operand(x_value)
+    x = lowering.operand(node.tensor("x"))
+    dim, descending, count = node.int("dim"), node.bool("descending"), node.size("count")
     values, places = (lowering.operand(value) for value in node.results)
     if is_empty(values.type):
         return
@@ -378,7 +376,8 @@ def _pick(
     made = select(builder, x, at, rank, number)
     if keepdim:
         return made
-    return tuple(builder.emit("aten.squeeze.dims", value, (at,)) for value in made)
+    values, indices = (builder.emit("aten.squeeze.dims", value, (at,)) for value in made)
+    return values, indices
 
 
 def _rank_shape(
@@ -395,7 +394,7 @@ rewrite(
 )
 
 
-def _median_of_all(name: str) -> Any:
+def _median_of_all(name: str) -> Callable[..., Value]:
     def expand(builder: Builder, node: Node, x: Value) -> Value:
         if is_empty(x.type):
             return builder.emit("aten.full.default", (), float("nan"), x.type.dtype)
@@ -413,122 +412,3 @@ for _name in ("median", "nanmedian"):
         lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name),
     )
     rewrite(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name))
-
-
-# -- places in sorted sequences ------------------------------------------------------------------
-def _bisect(right: bool, there: str, value: str, count: Size) -> str:
-    """Statements that find how many elements of a sorted row, whose element m is at `there`, come
-    before a value."""
-    after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
-    if not isinstance(count, int):
-        return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = T_R(low);"  # noqa: E501
-    # As many steps for every value: nothing waits for the slowest, and several places can be looked
-    # for at a time.
-    steps = (1 << n for n in reversed(range(count.bit_length())))
-    step = "if (low + {0} <= count) {{ int m = low + {0} - 1; if ({1}) low += {0}; }}"
-    return " ".join(
-        ("int low = 0;", *(step.format(size, after) for size in steps), "r = T_R(low);")
-    )
-
-
-def _bucketize(
-    builder: Builder, node: Node, x: Any, row_values: Value, out_int32: bool, right: bool
-) -> Value:
-    if not isinstance(x, Value):
-        x = builder.emit("aten.scalar_tensor.default", float(x), wide_type(row_values.type.dtype))
-    value = f"X({coordinates(x.type.rank)})"
-    x, row_values = _same_type(builder, x, row_values)
-    body = _bisect(right, "m", value, row_values.type.dims[0])
-    return _counted(builder, node, body, {"X": x, "ROW": row_values}, row_values.type.dims[0])
-
-
-def _same_type(builder: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    dtype = promote_types(x.type.dtype, y.type.dtype)
-    return tuple(
-        value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
-        for value in (x, y)
-    )
-
-
-def _counted(
-    builder: Builder, node: Node, body: str, inputs: dict[str, Value], count: Size
-) -> Value:
-    return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
-
-
-def _bucket_shape(
-    x: Any, boundaries: TensorType, out_int32: bool = False, right: bool = False
-) -> TensorType:
-    dims = x.dims if isinstance(x, TensorType) else ()
-    return TensorType(DType.int32 if out_int32 else DType.int64, dims)
-
-
-rewrite("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
-
-
-def _search_shape(
-    sorted_sequence: TensorType,
-    x: Any,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Any = None,
-) -> TensorType:
-    return _bucket_shape(x, sorted_sequence, out_int32, right)
-
-
-def _search(
-    builder: Builder,
-    node: Node,
-    rows: Value,
-    x: Any,
-    out_int32: bool,
-    right: bool,
-    side: Any,
-    sorter: Any,
-) -> Value:
-    right = bool(right) or side == "right"
-    if sorter is not None:
-        rows = builder.emit("aten.gather.default", rows, -1, sorter)
-    if rows.type.rank == 1:
-        return _bucketize(builder, node, x, rows, out_int32, right)
-    x, rows = _same_type(builder, x, rows)
-    rank = x.type.rank
-    there = ", ".join([*(f"i{d}" for d in range(rank - 1)), "m"])
-    body = _bisect(right, there, f"X({coordinates(rank)})", rows.type.dims[-1])
-    return _counted(builder, node, body, {"X": x, "ROW": rows}, rows.type.dims[-1])
-
-
-rewrite("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
-
-
-_FEW_TESTS = 128  # that each element is compared with
-
-
-def _isin(
-    builder: Builder, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool
-) -> Value:
-    x, tests = _same_type(builder, x, tests)
-    tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
-    found, other = (0, 1) if invert else (1, 0)
-    if _dims.upper(tests.type.dims[0]) > _FEW_TESTS:
-        ordered = sort(builder, tests, 0, False)[0]
-        value, last = f"X({coordinates(x.type.rank)})", "min(low, count - 1)"
-        body = f"{_bisect(False, 'm', value, tests.type.dims[0])} r = ROW({last}) == {value} ? {found} : {other};"
-        return mapped(
-            builder,
-            body,
-            {"X": x, "ROW": ordered},
-            node.result.type,
-            numbers={"count": tests.type.dims[0]},
-        )
-    at = coordinates(x.type.rank)
-    body = f"r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
-    return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
-
-
-rewrite(
-    "aten.isin.Tensor_Tensor",
-    lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool),
-    _isin,
-)

@@ -1,0 +1,31 @@
+"""Shape functions that many operators which create tensors share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purevk.dtypes import DType
+from purevk.ir import Size, TensorType
+
+
+def sized(
+    size: Sequence[Size],
+    dtype: DType | None = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
+) -> TensorType:
+    """A tensor of given sizes, such as `aten.zeros.default`."""
+    return TensorType(dtype or DType.float32, tuple(size))
+
+
+def like(
+    x: TensorType,
+    dtype: DType | None = None,
+    layout: object = None,
+    device: object = None,
+    pin_memory: object = None,
+    memory_format: object = None,
+) -> TensorType:
+    """A tensor with the sizes of another, such as `aten.zeros_like.default`."""
+    return x.with_dtype(dtype or x.dtype)

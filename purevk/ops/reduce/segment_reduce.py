@@ -1,0 +1,86 @@
+"""Reductions of segments of a dim, whose lengths or offsets a tensor gives."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, TensorType, Value
+from purevk.lower.lowering import DeviceTraits
+from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
+from purevk.ops.mapped import mapped
+from purevk.ops.registry import ShapeError, rewrite
+
+
+def _segment_shape(
+    data: TensorType,
+    reduce: str,
+    lengths: TensorType | None = None,
+    indices: TensorType | None = None,
+    offsets: TensorType | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> TensorType:
+    given = lengths if lengths is not None else offsets
+    if given is None:
+        raise ShapeError("segments need lengths or offsets")
+    count = given.dims[-1] if lengths is not None else given.dims[-1] - 1
+    return data.with_dims((*given.dims[:-1], count, *data.dims[given.rank :]))
+
+
+_SEGMENT = {
+    "sum": ("0.0", "r += v;"), "mean": ("0.0", "r += v;"), "prod": ("1.0", "r *= v;"),
+    "max": ("-PV_INF", "r = pv_max(r, v);"), "min": ("PV_INF", "r = pv_min(r, v);"),
+}  # fmt: skip
+
+
+def _given(lengths: Value | None, offsets: Value | None) -> Value:
+    given = lengths if lengths is not None else offsets
+    if given is None:
+        raise ShapeError("segments need lengths or offsets")
+    return given
+
+
+def _segment(
+    builder: Builder,
+    node: Node,
+    data: Value,
+    kind: str,
+    lengths: Value | None,
+    indices: Value | None,
+    offsets: Value | None,
+    axis: int,
+    unsafe: bool,
+    initial: float | None,
+) -> Value:
+    given = _given(lengths, offsets)
+    lead = given.type.rank - 1
+    if lengths is not None:
+        end = builder.emit("aten.cumsum.default", lengths, lead, DType.int64)
+        start = builder.emit("aten.sub.Tensor", end, lengths, 1)
+    else:
+        count = given.type.dims[-1]
+        start = builder.emit("aten.slice.Tensor", given, lead, 0, count - 1, 1)
+        end = builder.emit("aten.slice.Tensor", given, lead, 1, count, 1)
+    first, step = _SEGMENT[kind]
+    first = first if initial is None else repr(float(initial))
+    place = ", ".join(f"i{d}" for d in range(lead + 1))
+    here = coordinates(data.type.rank, **{f"d{lead}": "k"})
+    finish = ""
+    if kind == "mean":
+        finish = " if (to > from) r /= float(to - from);" + (
+            "" if initial is not None else " else r = PV_NAN;"
+        )
+    body = (
+        f"int from = max(int(START({place})), 0), to = min(int(END({place})), x_size_{lead}); r = {first};"
+        f" for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
+    )
+    return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
+
+
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    given = _given(node.optional_tensor("lengths"), node.optional_tensor("offsets"))
+    return traits.too_long(node.tensor("data").type.dims[given.type.rank - 1])
+
+
+rewrite("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -1,0 +1,134 @@
+"""Positions in sorted sequences: bucketize, searchsorted, isin."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Scalar, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
+from purevk.ops.mapped import mapped
+from purevk.ops.promotion import promote_types, wide_type
+from purevk.ops.registry import rewrite
+from purevk.ops.sort.sort import sort
+
+
+def _bisect(right: bool, there: str, value: str, count: Size) -> str:
+    """Statements that find how many elements of a sorted row, whose element m is at `there`, come
+    before a value."""
+    after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
+    if not isinstance(count, int):
+        return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = T_R(low);"  # noqa: E501
+    # As many steps for every value: nothing waits for the slowest, and several places can be looked
+    # for at a time.
+    steps = (1 << n for n in reversed(range(count.bit_length())))
+    step = "if (low + {0} <= count) {{ int m = low + {0} - 1; if ({1}) low += {0}; }}"
+    return " ".join(
+        ("int low = 0;", *(step.format(size, after) for size in steps), "r = T_R(low);")
+    )
+
+
+def _bucketize(
+    builder: Builder,
+    node: Node,
+    x: Value | float,
+    boundaries: Value,
+    out_int32: bool,
+    right: bool,
+) -> Value:
+    if not isinstance(x, Value):
+        x = builder.emit("aten.scalar_tensor.default", float(x), wide_type(boundaries.type.dtype))
+    value = f"X({coordinates(x.type.rank)})"
+    x, boundaries = _same_type(builder, x, boundaries)
+    count = boundaries.type.dims[0]
+    body = _bisect(right, "m", value, count)
+    inputs = {"X": x, "ROW": boundaries}
+    return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
+
+
+def _same_type(builder: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    dtype = promote_types(x.type.dtype, y.type.dtype)
+    x, y = (
+        value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
+        for value in (x, y)
+    )
+    return x, y
+
+
+def _bucket_shape(
+    x: TensorType | Scalar, boundaries: TensorType, out_int32: bool = False, right: bool = False
+) -> TensorType:
+    dims = x.dims if isinstance(x, TensorType) else ()
+    return TensorType(DType.int32 if out_int32 else DType.int64, dims)
+
+
+rewrite("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
+
+
+def _search_shape(
+    sorted_sequence: TensorType,
+    x: TensorType | Scalar,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: TensorType | None = None,
+) -> TensorType:
+    return _bucket_shape(x, sorted_sequence, out_int32, right)
+
+
+def _search(
+    builder: Builder,
+    node: Node,
+    rows: Value,
+    x: Value | float,
+    out_int32: bool,
+    right: bool,
+    side: str | None,
+    sorter: Value | None,
+) -> Value:
+    right = bool(right) or side == "right"
+    if sorter is not None:
+        rows = builder.emit("aten.gather.default", rows, -1, sorter)
+    if rows.type.rank == 1 or not isinstance(x, Value):
+        return _bucketize(builder, node, x, rows, out_int32, right)
+    x, rows = _same_type(builder, x, rows)
+    rank = x.type.rank
+    there = ", ".join([*(f"i{d}" for d in range(rank - 1)), "m"])
+    count = rows.type.dims[-1]
+    body = _bisect(right, there, f"X({coordinates(rank)})", count)
+    return mapped(builder, body, {"X": x, "ROW": rows}, node.result.type, numbers={"count": count})
+
+
+rewrite("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
+
+
+_FEW_TESTS = 128  # that each element is compared with
+
+
+def _isin(
+    builder: Builder, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool
+) -> Value:
+    x, tests = _same_type(builder, x, tests)
+    tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
+    found, other = (0, 1) if invert else (1, 0)
+    if _dims.upper(tests.type.dims[0]) > _FEW_TESTS:
+        ordered = sort(builder, tests, 0, False)[0]
+        value, last = f"X({coordinates(x.type.rank)})", "min(low, count - 1)"
+        body = f"{_bisect(False, 'm', value, tests.type.dims[0])} r = ROW({last}) == {value} ? {found} : {other};"
+        return mapped(
+            builder,
+            body,
+            {"X": x, "ROW": ordered},
+            node.result.type,
+            numbers={"count": tests.type.dims[0]},
+        )
+    at = coordinates(x.type.rank)
+    body = f"r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
+    return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
+
+
+rewrite(
+    "aten.isin.Tensor_Tensor",
+    lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool),
+    _isin,
+)
