@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The results at one place are computed by statements that come in as a macro; map.glslh says what
-// they can name.
+// Computes the results at one index by statements that come in as a macro. map.glslh says what the
+// statements can name.
 //
-// BODY  statements that set r (and r1, ... if there are several results).
-// COUNTED  if defined, a buffer of two words, calls and workgroups that are done: the last
-// workgroup counts the call. It is
-//   written once all others have read it, so that they see the same number, `calls`. An invocation
-//   goes over several places.
+// Macros:
+//   BODY     statements that set r (and r1, ... if there are several results)
+//   COUNTED  a buffer of two words, if defined: calls so far (`calls` for BODY), and workgroups that
+//            are done. The last workgroup adds the call, after all others have read the number. An
+//            invocation then computes several indices
 #pragma purevk macro COUNTED
 #include "elementwise/map.glslh"
 

@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// As map.comp, but a workgroup runs the statements together and has shared memory: they may call
-// barrier(). Every invocation has work.
+// Like map.comp, but the statements can use shared memory and call barrier(). Every invocation has
+// work.
 //
-// BODY    statements, which write the results.
-// SHARED  declarations of shared memory.
+// Macros:
+//   BODY    statements, which write the results
+//   SHARED  declarations of shared memory
 #include "elementwise/map.glslh"
 
 #ifndef SHARED

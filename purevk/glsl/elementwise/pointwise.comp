@@ -1,11 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// One invocation makes one element of the output, or 4 neighbours. The text of a pointwise program
-// comes in as macros, written by lower/pointwise_writer.py; the defaults add 1 to a float array.
+// One invocation computes one element of the output, or 4 neighbours. lower/pointwise_writer.py writes
+// the text of the pointwise program. The defaults add 1 to a float array.
 //
-// BUFFERS  declarations of the bindings, b0, b1, ...
-// DECLARE  declarations of sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
-// BODY     statements; `id` is the number of the invocation.
+// Macros:
+//   BUFFERS  declarations of the bindings b0, b1, ...
+//   DECLARE  sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
+//   BODY     statements; `id` is the number of the invocation
 // Parameter `work`: invocations with work.
 // Grid: workgroups along x, and along y what x cannot hold.
 #include "core/common.glslh"

@@ -1,39 +1,43 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o), i =
-// (i3, i2, i1, i0)
+// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o),
+// i = (i3, i2, i1, i0)
 //
-// One formula for embedding, index_select, gather along a dim and index.Tensor: an output dim that
-// indexes x directly has a stride in x and 0 in the index tensors; a dim of the (broadcast) index
-// tensors has 0 in x and strides in those that have it. embedding(table [R, E], idx [I]): dims i1 =
-// I, i0 = E; x strides (i1: 0, i0: 1); index strides (1, 0), size_0 = R, step_0 = E.
+// One formula serves embedding, index_select, gather along a dim and index.Tensor. A dim of the
+// output that indexes x directly has a stride in x, and stride 0 in the index tensors. A dim of the
+// (broadcast) index tensors has stride 0 in x, and strides in the index tensors that have it.
+// Example: embedding(table [R, E], idx [I]) has dims i1 = I and i0 = E, x strides (i1: 0, i0: 1),
+// index strides (1, 0), size_0 = R, step_0 = E.
 //
-// wrap_k(i): i + size_k if i < 0, then clamped to 0 .. size_k - 1, so that nothing outside x is
-// read.
+// wrap_k(i) is i + size_k if i < 0, clamped to 0 .. size_k - 1, so that nothing outside x is read.
 //
 // Bindings: 0 x, 1 .. INDICES the index tensors, then out, then what EXTRA_BUFFERS declares.
-// Offsets and strides are in elements; out is dense, and dim 0 is its innermost. limit_ik is size_k,
-// stride_ik_d the stride of dim d in index tensor k. The numbers of parameters that INDICES leaves
-// unused are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements. out is dense, and dim 0 is its innermost. limit_ik is size_k;
+// stride_ik_d is the stride of dim d in index tensor k. Parameters of index tensors beyond INDICES are
+// free for EXTRA_BUFFERS.
 // Macros:
-//   DIMS 1..4, INDICES 1..4
+//   DIMS            dims of the output, 1 to 4
+//   INDICES         index tensors, 1 to 4
 //   T_X, T_OUT      element types. Without ACC, elements are copied
-//   ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v), EPILOGUE(v, o)  with ACC, they are converted to it and
-//   the epilogue applies TEXEL_X 1       x is a uniform texel buffer: rows.glslh
-//   T_INDEX         int, int64_t, ... of the index tensors
-//   INDEX_WORDS 2   T_INDEX is int and the tensors are int64, of which the low words are read:
-//   needs no 64-bit
-//                   integers, and takes indices beyond 32 bits for what their low words say.
-//                   Offsets and strides stay those of the int64 elements
-//   PLACES n        without ACC: places of an invocation (1), a workgroup's width apart
-//   PARTS n         without ACC: parts of x that are read one after the other (1), of 2^PART
-//   elements each: what is picked from
-//                   a part then finds it in a cache
-//   VEC4 1          x and out as vec4: dim 0 has stride 1 in x and 0 in the index tensors; its
-//   size, all other x
-//                   strides, steps and both offsets are multiples of 4
-// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / PLACES / local_size_x), (min(groups, 65535),
-// ceil(groups / 65535), 1).
+//   ACC             type to convert elements to; EPILOGUE is then applied
+//   FROM_X(v)       with ACC: converts an element of x to ACC
+//   TO_OUT(v)       with ACC: converts ACC to an element of out
+//   TO_OUT4(v)      with ACC: the same for a vec4
+//   EPILOGUE(v, o)  with ACC: what is stored as element o
+//   TEXEL_X         1: x is a uniform texel buffer (rows.glslh)
+//   T_INDEX         type of the index tensors: int, int64_t, ...
+//   INDEX_WORDS     2: the index tensors are int64, T_INDEX is int, and only low words are read.
+//                   This needs no 64-bit integers. An index beyond 32 bits counts as its low word.
+//                   Offsets and strides are still those of the int64 elements
+//   ITEMS           without ACC: elements per invocation, a workgroup's width apart; default 1
+//   PARTS           without ACC: parts of x that are read one after the other; default 1. Elements
+//                   of one part are then found in a cache
+//   PART            log2 of the elements of such a part
+//   VEC4            1: x and out are read and written as vec4. Dim 0 has stride 1 in x and 0 in the
+//                   index tensors. Its size, all other strides of x, the steps and both offsets are
+//                   multiples of 4
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / ITEMS / local_size_x), as
+// (min(groups, 65535), ceil(groups / 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "core/rows.glslh"
@@ -65,8 +69,8 @@
 #define INDEX_WORDS 1
 #endif
 #pragma purevk macro ACC PART
-#ifndef PLACES
-#define PLACES 1
+#ifndef ITEMS
+#define ITEMS 1
 #endif
 #ifndef DIMS
 #define DIMS 2
@@ -171,19 +175,19 @@ int wrap(T_INDEX i, int limit) {
     return int(i < 0 ? T_INDEX(0) : i > high ? high : i);
 }
 
-// The contribution of index tensor k at output coordinate `at`.
+// The offset in index tensor k of output coordinates `at`.
 #if DIMS == 1
-#define PLACE(k) (at.x * stride_i##k##_0)
+#define OFFSET_IN(k) (at.x * stride_i##k##_0)
 #elif DIMS == 2
-#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1)
+#define OFFSET_IN(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1)
 #elif DIMS == 3
-#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2)
+#define OFFSET_IN(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2)
 #else
-#define PLACE(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2 + at.w * stride_i##k##_3)
+#define OFFSET_IN(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2 + at.w * stride_i##k##_3)
 #endif
-#define INDEXED(k) (wrap(buf_index##k[(offset_i##k + PLACE(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
+#define INDEXED(k) (wrap(buf_index##k[(offset_i##k + OFFSET_IN(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
 
-// Where output o comes from.
+// The element of x that output o is.
 int source_of(int o) {
     ivec4 at = ivec4(o, 0, 0, 0);
 #if DIMS > 1
@@ -221,7 +225,7 @@ int source_of(int o) {
     return from;
 }
 
-// What a copy holds, and how it reads it: small types are widened, as in rows.glslh.
+// The type in which a copy holds an element. Small types are widened, as in rows.glslh.
 #define WIDE_OF_float float
 #define WIDE_OF_float16_t float
 #define WIDE_OF_int int
@@ -261,23 +265,23 @@ void main() {
 #endif
     }
 #else
-    // All indices first, then all elements: they are under way at the same time. Places beyond the
-    // end repeat the last one.
-    int start = (WORKGROUP * PLACES * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
-    for (; start < outputs; start += WORKGROUPS * PLACES * step) {
-        int from[PLACES];
-        UNROLL for (int p = 0; p < PLACES; p++) from[p] = source_of(min(start + p * step, outputs - EACH));
-        ELEMENTS v[PLACES];
+    // All indices first, then all elements, so that many loads are in flight. Items beyond the end
+    // repeat the last element.
+    int start = (WORKGROUP * ITEMS * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
+    for (; start < outputs; start += WORKGROUPS * ITEMS * step) {
+        int from[ITEMS];
+        UNROLL for (int p = 0; p < ITEMS; p++) from[p] = source_of(min(start + p * step, outputs - EACH));
+        ELEMENTS v[ITEMS];
 #if PARTS > 1
         for (int part = 0; part < PARTS; part++) {
-            UNROLL for (int p = 0; p < PLACES; p++) {
+            UNROLL for (int p = 0; p < ITEMS; p++) {
                 if (min(max(from[p] - x_offset, 0) >> PART, PARTS - 1) == part) v[p] = LOAD(from[p]);
             }
         }
 #else
-        UNROLL for (int p = 0; p < PLACES; p++) v[p] = LOAD(from[p]);
+        UNROLL for (int p = 0; p < ITEMS; p++) v[p] = LOAD(from[p]);
 #endif
-        UNROLL for (int p = 0; p < PLACES; p++) {
+        UNROLL for (int p = 0; p < ITEMS; p++) {
             int o = start + p * step;
             if (o < outputs) buf_out[(out_offset + o) / EACH] = STORED(v[p]);
         }

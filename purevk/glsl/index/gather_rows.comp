@@ -1,16 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // out[r, c] = x[r, wrap(index[r, c])]: elements of 4 bytes, picked along the rows of a matrix. A
-// workgroup has a row in shared memory, where picking takes no lines of memory for single elements.
+// workgroup keeps one row in shared memory, where picking single elements is cheap.
 //
-// wrap(i): i + columns if i < 0, then clamped to 0 .. columns - 1.
+// wrap(i) is i + columns if i < 0, clamped to 0 .. columns - 1.
 //
 // Bindings: 0 x, 1 the index tensor, 2 out (dense).
 // Offsets and strides are in elements.
-// Macros: VEC4 1: columns of x, its offset and stride are multiples of 4. T_INDEX: int, int64_t,
-// ... COLUMNS: the room for a
-//   row, a multiple of 4. PLACES: columns of out of an invocation at a time
-// Grid: a workgroup a row, spread over x and y.
+// Macros:
+//   VEC4     1: x is read as vec4. Its columns, offset and stride are multiples of 4
+//   T_INDEX  type of the index tensor: int, int64_t, ...
+//   COLUMNS  elements of shared memory for a row, a multiple of 4
+//   ITEMS    columns of out that an invocation computes per iteration
+// Grid: one workgroup per row, spread over x and y.
 #include "core/common.glslh"
 #pragma purevk macro HAS_INT64
 #ifdef HAS_INT64
@@ -25,8 +27,8 @@
 #ifndef COLUMNS
 #define COLUMNS 1024
 #endif
-#ifndef PLACES
-#define PLACES 4
+#ifndef ITEMS
+#define ITEMS 4
 #endif
 
 PARAM(0, rows)
@@ -72,20 +74,20 @@ void main() {
         }
     }
     barrier();
-    for (int start = lane; start < outputs; start += PLACES * width) {
-        int at[PLACES];
-        UNROLL for (int p = 0; p < PLACES; p++) {
+    for (int start = lane; start < outputs; start += ITEMS * width) {
+        int at[ITEMS];
+        UNROLL for (int p = 0; p < ITEMS; p++) {
             at[p] = wrap(buf_index[index_offset + row * index_row + min(start + p * width, outputs - 1) * index_column]);
         }
-        uint v[PLACES];
-        UNROLL for (int p = 0; p < PLACES; p++) {
+        uint v[ITEMS];
+        UNROLL for (int p = 0; p < ITEMS; p++) {
 #if VEC4
             v[p] = row_of_x[at[p] >> 2][at[p] & 3];
 #else
             v[p] = row_of_x[at[p]];
 #endif
         }
-        UNROLL for (int p = 0; p < PLACES; p++) {
+        UNROLL for (int p = 0; p < ITEMS; p++) {
             if (start + p * width < outputs) buf_out[out_offset + row * outputs + start + p * width] = v[p];
         }
     }

@@ -1,14 +1,20 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = mask[i] ? source[how many of mask[0 .. i - 1] hold] : x[i], of dense tensors in blocks
-// of 16 LOCAL elements: first the counts of the blocks (COUNT), then their elements.
+// out[i] = mask[i] ? source[count of true elements in mask[0 .. i - 1]] : x[i], for dense tensors.
+// A block is 16 LOCAL elements. A first dispatch (COUNT) counts the true elements of each block. A
+// second one writes out.
 //
-// Bindings: 0 mask, then (if COUNT) counts, else x, source, counts and out.
+// Bindings: with COUNT: 0 mask, 1 counts. Else: 0 mask, 1 x, 2 source, 3 counts, 4 out.
 // Macros:
-//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements of x, source and out, the type that is
-//   computed in, and conversions COUNT 1  blocks are counted
-//   WORDS 1  16 bytes of the mask are read at once; VEC4 1: 4 elements of x and out
-//   LOCAL, SUBGROUP  before.glslh
+//   T_X        element type of x, source and out
+//   ACC        type of the arithmetic
+//   FROM_X(v)  converts an element of x or source to ACC
+//   TO_OUT(v)  converts ACC to an element of out
+//   COUNT      1: counts the blocks
+//   WORDS      1: the mask is read 16 bytes at once
+//   VEC4       1: x and out are read and written as vec4
+//   LOCAL      invocations of a workgroup (before.glslh)
+//   SUBGROUP   1: uses subgroup operations (before.glslh)
 // Grid: blocks. local_size_x is LOCAL.
 #include "core/common.glslh"
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : enable
@@ -82,7 +88,7 @@ shared uint shared_bits[LOCAL], shared_before[LOCAL];
 #endif
 shared uint whole;
 
-// The mask of the 16 elements from one on, a bit each.
+// The mask of the 16 elements from `first` on, one bit each.
 uint bits_at(int first) {
     uint bits = 0u;
 #if WORDS

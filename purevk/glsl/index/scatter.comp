@@ -1,28 +1,36 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Entries that are written to, or joined with, the elements that an index gives along one dim, and
-// all other elements copied: x, out: (outer, n, inner), index, source: (outer, m, inner). A
-// workgroup makes some of the n of some columns.
+// Writes entries to the elements that an index gives along one dim, or joins them with these
+// elements. All other elements are copied from x. x and out are (outer, n, inner); index and source
+// are (outer, m, inner). A workgroup computes REACH of the n elements of some columns.
 //
-// ROWS 0: every entry has an index of its own. What becomes of the elements is kept in shared
-// memory while the entries are
-//         read: the joined bits, or (SET) the number of the last entry. WIDTH neighbouring columns
-//         at a time.
-// ROWS 1: all columns have the index of the first. The entries of a workgroup's rows are found, in
-// their order, and then whole
-//         rows are read and written; WIDTH invocations have a row, each of them one column or
-//         (VEC4) four.
+// With ROWS 0 every entry has its own index. While a workgroup reads the entries, shared memory
+// holds the joined bits of each element, or (SET) the number of its last entry. It takes WIDTH
+// neighbouring columns at once.
+//
+// With ROWS 1 all columns share the index of the first. A workgroup finds the entries of its rows in
+// their order, and then reads and writes whole rows. WIDTH invocations share a row, with one column
+// or (VEC4) four columns each.
 //
 // Bindings: 0 x, 1 index, then the source (if SOURCE), then out.
 // Offsets and strides are in elements.
 // Macros:
-//   T_X, ACC, FROM_X(v), TO_OUT(v)  type of the elements, the type that is computed in, and
-//   conversions LOCAL, ROWS, WIDTH, SET, COMBINE(a, b)
-//   INDEX_WORDS  2 if the indices are int64, of which the low words are read
-//   SPAN         entries that an invocation looks at, at a time, where rows are joined
-//   REACH        how many of the n a workgroup makes; if ROWS a multiple of LOCAL / WIDTH
-//   INTEGERS     defined if ACC is int, where elements are joined in shared memory
-//   SOURCE       1: entries are in a buffer; 0: all of them are VALUE
+//   T_X            element type
+//   ACC            type of the arithmetic
+//   FROM_X(v)      converts an element to ACC
+//   TO_OUT(v)      converts ACC to an element of out
+//   ROWS           whether all columns share an index (see above)
+//   LOCAL          invocations of a workgroup
+//   WIDTH          columns at once, or invocations of a row (see above)
+//   SET            1: the last entry replaces the element; 0: entries are joined with it
+//   COMBINE(a, b)  joins an element and an entry
+//   REACH          how many of the n a workgroup computes; with ROWS, a multiple of LOCAL / WIDTH
+//   SPAN           entries that an invocation looks at per iteration, where rows are joined
+//   INDEX_WORDS    2: the index is int64, and only low words are read
+//   INTEGERS       defined if ACC is int, where elements are joined in shared memory
+//   SOURCE         1: entries are in a buffer; 0: all entries are VALUE
+//   VALUE          the entry, if SOURCE is 0
+//   VEC4           1: x, the source and out are read and written as vec4; needs ROWS
 // local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/rows.glslh"
@@ -116,7 +124,7 @@ layout(set = 0, binding = 2) buffer BufOut { T_ITEM buf_out[]; };
 #define ABREAST (LOCAL / WIDTH)
 #define MINE int(gl_LocalInvocationIndex)
 
-// The element that entry e is for, counted from the first of this workgroup; -1 if there is no such
+// The element that entry e writes, relative to the first of this workgroup; -1 if there is no such
 // entry.
 int target(int index_at, int e, int first) {
     if (e >= m) return -1;
@@ -125,7 +133,7 @@ int target(int index_at, int e, int first) {
 }
 
 #if ROWS
-#define EACH (REACH / ABREAST)  /* rows of an invocation */
+#define EACH (REACH / ABREAST)  /* rows per invocation */
 #if SET
 shared int last[REACH];
 #else
@@ -190,7 +198,8 @@ void main() {
         }
         barrier();
 #elif ROWS
-        // Own rows are neighbours, and so are their entries in the order of rows and entries.
+        // An invocation has neighbouring rows, so their entries are neighbours once they are sorted by
+        // row and entry.
         int mine = abreast * EACH;
         V made[EACH];
         UNROLL for (int k = 0; k < EACH; k++) {

@@ -1,21 +1,23 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Entries that are joined with the elements that an index gives along one dim, each entry having an
-// index of its own: x, out: (outer, n, inner), index, source: (outer, m, inner), of 4-byte
-// elements, the columns of all side by side.
+// Joins entries with the elements that an index gives along one dim. Each entry has its own index.
+// x and out are (outer, n, inner); index and source are (outer, m, inner). Elements have 4 bytes.
+// Columns are adjacent in all tensors.
 //
-// A workgroup makes REACH of the n of 8 columns: whole sectors are read, and once. 4 invocations
-// side by side have 2 columns each of EACH entries, and keep them and their indices (16 bits each)
-// in registers. They are joined in shared memory, which has room for 2 of the columns at a time;
-// what comes of it is kept in the place of the entries.
+// A workgroup computes REACH of the n elements of 8 columns, so it reads whole memory sectors once.
+// Groups of 4 neighbouring invocations have 2 columns each of EACH entries, and keep the entries and
+// their indices (16 bits each) in registers. Shared memory holds 2 of the columns at once. Each pass
+// joins the entries of 2 columns there, and stores the sums back to the registers of the entries.
 //
-// Bindings: 0 x, 1 index, 2 the source, 3 out.
+// Bindings: 0 x, 1 index, 2 source, 3 out.
 // Offsets and strides are in elements, and even.
 // Macros:
-//   LOCAL, EACH  EACH is even; REACH is LOCAL / 4 * EACH, less than 65535
-//   INDEX_WORDS  2 if the indices are int64, of which the low words are read
-//   INTEGERS     defined if the elements are int32 rather than float32
-//   COMBINE(a, b), IDENTITY  what is joined, and what changes nothing
+//   LOCAL          invocations of a workgroup
+//   EACH           entries per invocation, even. REACH is LOCAL / 4 * EACH, below 65535
+//   INDEX_WORDS    2: the index is int64, and only low words are read
+//   INTEGERS       defined if the elements are int32 rather than float32
+//   COMBINE(a, b)  joins two elements
+//   IDENTITY       what joining leaves unchanged
 // local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/common.glslh"
@@ -93,8 +95,8 @@ void join(int at, ACC v) {
     }
 }
 
-// Invocations that are 2 apart exchange half of what they have, or get it back: then what has even
-// numbers belongs to the first 4 columns in all of them, what has odd numbers to the last 4.
+// Invocations that are 2 apart exchange half of their entries, or exchange them back. After the first
+// exchange, entries of even numbers belong to the first 4 columns, those of odd numbers to the last 4.
 #define EXCHANGE(T, some)                                                  \
     UNROLL for (int k = 0; k < EACH; k += 2) {                             \
         T given = subgroupShuffleXor(last ? some[k] : some[k + 1], 2u);    \

@@ -1,26 +1,30 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // A pointwise program of inputs whose neighbours in memory lie along another dim (K) than those of
-// the output (J): a tile of each goes through shared memory, so that both sides touch memory in the
-// order in which it lies. What surrounds the program is written by lower/transpose.py.
+// the output (J). A tile of each input goes through shared memory, so that both sides access memory
+// in its order. lower/transpose.py writes what surrounds the program.
 //
 // An element has ITEM bytes. Shared memory holds words of 4 bytes (8, if ITEM is 8): PER_WORD
-// elements that are neighbours along J; 16 bytes of them are a group. Where they lie is permuted
-// (`place_of`), so that the invocations of a subgroup touch different banks both when they write
+// elements that are neighbours along J. 16 bytes of them are a group. Groups are permuted
+// (`tile_index`), so that the invocations of a subgroup use different banks both when they write
 // along K and when they read along J.
 //
-// KT, JG      elements along K and groups along J of a tile, powers of 2
-// VECTOR      elements that are read at a time: a power of 2
-// LOCAL, CHUNK  invocations; vectors that are under way at a time, a divisor of LOADS
-// TILES       tiles
-// BUFFERS     declarations of the bindings b0, b1, ...
-// DECLARE     sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
-// J_SIZE, K_SIZE  those of these names that are the sizes of J and K
-// PLACE       from `group`, the number of the workgroup: the first element of
-// the tile (k_first, j_first), and for each tile
-//             what STAGE needs
-// STAGE       stage(n, ...) for each tile
-// BODY        for the group of elements j .. at k (from `at`, its place in the first tile, on)
+// Macros:
+//   ITEM      bytes of an element
+//   KT        elements along K of a tile, a power of 2
+//   JG        groups along J of a tile, a power of 2
+//   VECTOR    elements per load, a power of 2
+//   LOCAL     invocations of a workgroup
+//   CHUNK     vectors that an invocation loads before it stores the first; a divisor of LOADS
+//   TILES     tiles
+//   LOADED(v) what is loaded, as words
+//   BUFFERS   declarations of the bindings b0, b1, ...
+//   DECLARE   sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
+//   J_SIZE, K_SIZE  the names among those that are the sizes of J and K
+//   PLACE     from `group`, the number of the workgroup: the first element of the tile (k_first,
+//             j_first), and for each tile what STAGE needs
+//   STAGE     stage(n, ...) for each tile
+//   BODY      statements for the group of elements j .. at k; `at` is its index in the first tile
 // Parameter `work`: workgroups with work.
 #include "core/common.glslh"
 #pragma purevk macro HAS_8BIT
@@ -63,8 +67,8 @@ RAW_PUSH_CONSTANT(0, work)
 #define GROUP_WORDS (ITEM == 8 ? 2 : 4)
 #define K_VECTORS (KT / VECTOR)
 #define SIDE (K_VECTORS < 8 ? K_VECTORS : 8)
-#define UNITS (K_VECTORS * JG * GROUP_WORDS)
-#define LOADS ((UNITS + LOCAL - 1) / LOCAL)
+#define VECTORS (K_VECTORS * JG * GROUP_WORDS)
+#define LOADS ((VECTORS + LOCAL - 1) / LOCAL)
 #define STORES ((KT * JG + LOCAL - 1) / LOCAL)
 
 BUFFERS
@@ -72,16 +76,16 @@ DECLARE
 
 shared uvec4 tile[TILES * KT * JG];
 
-int place_of(int k, int group) { return k * JG + (group ^ ((k ^ (k >> 3)) & 7 & (JG - 1))); }
+int tile_index(int k, int group) { return k * JG + (group ^ ((k ^ (k >> 3)) & 7 & (JG - 1))); }
 
-// Vector number `unit` of a tile: its first k and its word along J. Up to 8 vectors along K are
-// read side by side in each row of a group.
-ivec2 unit_at(int unit) {
-    int k = unit % SIDE;
-    unit /= SIDE;
-    int j = unit % GROUP_WORDS;
-    unit /= GROUP_WORDS;
-    return ivec2((unit % (K_VECTORS / SIDE) * SIDE + k) * VECTOR, unit / (K_VECTORS / SIDE) * GROUP_WORDS + j);
+// The first k of a vector of a tile, and its word along J. Up to 8 vectors along K are read side by
+// side in each row of a group.
+ivec2 vector_at(int vector) {
+    int k = vector % SIDE;
+    vector /= SIDE;
+    int j = vector % GROUP_WORDS;
+    vector /= GROUP_WORDS;
+    return ivec2((vector % (K_VECTORS / SIDE) * SIDE + k) * VECTOR, vector / (K_VECTORS / SIDE) * GROUP_WORDS + j);
 }
 
 uvec4 words(uint v) { return uvec4(v, 0u, 0u, 0u); }
@@ -91,24 +95,24 @@ uvec4 words(uvec4 v) { return v; }
 // Element e of the PER_WORD rows `v`, from `row` on.
 #define ELEMENT(v, e) (PER_WORD == 1 ? (v)[e] : ((v)[(e) / PER_WORD] >> ((e) % PER_WORD * 8 * ITEM)) & ((1u << (8 * ITEM % 32)) - 1u))
 
-// What lies outside the operand is read at its end, and not used.
+// Indices outside the operand are clamped; what is read there is not used.
 #define STAGE_TILE(number, buffer, first, step_j, step_k) \
     for (int n = 0; n < LOADS; n += CHUNK) { \
         uvec4 v[CHUNK * PER_WORD]; \
         UNROLL for (int c = 0; c < CHUNK; c++) { \
-            ivec2 unit = unit_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
-            int k = min(k_first + unit.x, K_SIZE - VECTOR); \
+            ivec2 vector = vector_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
+            int k = min(k_first + vector.x, K_SIZE - VECTOR); \
             UNROLL for (int p = 0; p < PER_WORD; p++) { \
-                int j = min(j_first + unit.y * PER_WORD + p, J_SIZE - 1); \
+                int j = min(j_first + vector.y * PER_WORD + p, J_SIZE - 1); \
                 v[c * PER_WORD + p] = words(LOADED(buffer[((first) + j * (step_j) + k * (step_k)) / VECTOR])); \
             } \
         } \
         UNROLL for (int c = 0; c < CHUNK; c++) { \
-            ivec2 unit = unit_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
-            if ((n + c) * LOCAL + int(gl_LocalInvocationIndex) < UNITS) { \
+            ivec2 vector = vector_at((n + c) * LOCAL + int(gl_LocalInvocationIndex)); \
+            if ((n + c) * LOCAL + int(gl_LocalInvocationIndex) < VECTORS) { \
                 UNROLL for (int e = 0; e < VECTOR; e++) { \
-                    int at = number * KT * JG + place_of(unit.x + e, unit.y / GROUP_WORDS); \
-                    PUT(at, unit.y % GROUP_WORDS, c, e) \
+                    int at = number * KT * JG + tile_index(vector.x + e, vector.y / GROUP_WORDS); \
+                    PUT(at, vector.y % GROUP_WORDS, c, e) \
                 } \
             } \
         } \
@@ -130,9 +134,9 @@ void main() {
     STAGE
     barrier();
     UNROLL for (int n = 0; n < STORES; n++) {
-        int unit = n * LOCAL + int(gl_LocalInvocationIndex);
-        int k = k_first + unit / JG, j = j_first + unit % JG * GROUP, at = place_of(unit / JG, unit % JG);
-        if (unit < KT * JG && k < K_SIZE && j < J_SIZE) {
+        int group_index = n * LOCAL + int(gl_LocalInvocationIndex);
+        int k = k_first + group_index / JG, j = j_first + group_index % JG * GROUP, at = tile_index(group_index / JG, group_index % JG);
+        if (group_index < KT * JG && k < K_SIZE && j < J_SIZE) {
             BODY
         }
     }

@@ -3,34 +3,36 @@
 // Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col),
 // in float.
 //
-// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if
-// STATS; RMS: rstd only),
-//   then what EXTRA_BUFFERS declares.
+// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS;
+// with RMS only rstd), then what EXTRA_BUFFERS declares.
 // Offsets and strides are in elements. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_W, T_OUT, T_STATS  float or float16_t (T_W: weight and bias)
-//   FROM_X(v), FROM_W(v), TO_OUT(v), TO_OUT4(v), TO_STATS(v)  conversions to and from float
-//   HAS_WEIGHT, HAS_BIAS, STATS
-//   TEXEL_X, TEXEL_W  1: x, or weight and bias, are uniform texel buffers: rows.glslh. With GROUP 1
-//   the texels of the
-//           weight and the bias are single elements even if VEC4
-//   RMS 1: mean is 0
-//   GROUP 0: weight and bias are indexed by column
-//         1: group norm of [N, C, H * W]: row = n * groups + group, columns = channels of a group *
-//         H * W; weight and
-//            bias are indexed by channel
-//         2: the same of [N, H * W, C] (channels last); x and out are dense
-//   EPILOGUE(v, row, col), and EPILOGUE4 for the vec4 of the columns col .. col+3
-//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
-//   VEC4 1: x and out (and weight and bias, unless GROUP 1) are read and written as vec4: columns,
-//   row strides, offsets
-//           and, by GROUP, H * W (1) or channels of a group and all channels (2) are multiples of 4
-//   CACHE n > 0: a row is read once and kept in registers, n elements (vec4s if VEC4) an
-//   invocation: columns must be
-//           at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read three times
-//           (RMS: twice).
-//   AHEAD   elements (vec4s if VEC4) that an invocation reads before it uses the first of them, if
-//   CACHE 0; by default 1
+//   T_X, T_W, T_OUT, T_STATS  element types, float or float16_t; T_W is that of weight and bias
+//   FROM_X(v), FROM_W(v)      convert an element to float
+//   TO_OUT(v), TO_STATS(v)    convert float to an element
+//   TO_OUT4(v)                the same for a vec4
+//   HAS_WEIGHT  1: there is a weight
+//   HAS_BIAS    1: there is a bias
+//   STATS       1: mean and rstd are stored
+//   TEXEL_X     1: x is a uniform texel buffer (rows.glslh)
+//   TEXEL_W     1: weight and bias are uniform texel buffers. With GROUP 1 a texel is one element,
+//               even if VEC4
+//   RMS         1: the mean is not subtracted
+//   GROUP       0: weight and bias are indexed by column
+//               1: group norm of [N, C, H * W]. row = n * groups + group; columns are channels of a
+//                  group * H * W; weight and bias are indexed by channel
+//               2: the same of [N, H * W, C] (NHWC); x and out are dense
+//   EPILOGUE(v, row, col)   what is stored
+//   EPILOGUE4(v, row, col)  the same for the vec4 of the columns col .. col + 3
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL  rows.glslh, which also has the grid
+//   VEC4        1: x and out are read and written as vec4, and (unless GROUP 1) weight and bias.
+//               Columns, row strides and offsets are multiples of 4. So are H * W (GROUP 1), or the
+//               channels of a group and all channels (GROUP 2)
+//   CACHE       n > 0: a row is read once, and kept in registers, n elements (vec4s if VEC4) per
+//               invocation. Columns are at most n * invocations of a row (* 4 if VEC4).
+//               0: rows of any length, read three times (RMS: twice)
+//   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
+//               first of them; default 1
 #include "core/rows.glslh"
 #include "core/math.glslh"
 
@@ -166,8 +168,8 @@ layout(set = 0, binding = OUT_BINDING + 1) buffer BufMean { T_STATS buf_mean[]; 
 #endif
 layout(set = 0, binding = OUT_BINDING + (RMS == 1 ? 1 : 2)) buffer BufRstd { T_STATS buf_rstd[]; };
 #endif
-// The first element of a row, counted from the first of x.
-int beginning(int row) {
+// The offset of a row's first element from the first element of x.
+int row_start(int row) {
 #if GROUP == 2
     return row / groups * (groups * group_channels * area) + row % groups * group_channels;
 #else
@@ -175,8 +177,8 @@ int beginning(int row) {
 #endif
 }
 
-// The element of column col, counted from the row's beginning.
-int place(int col) {
+// The offset of column col from the row's first element.
+int offset_in_row(int col) {
 #if GROUP == 2
     int pixel = col / group_channels;
     return pixel * (groups * group_channels) + (col - pixel * group_channels);
@@ -205,10 +207,10 @@ DEFINE_JOIN(float, sum_all, add)
 
 V load(int base, int col) {
 #if VEC4
-    X4 v = READ4_X(base + place(col));
+    X4 v = READ4_X(base + offset_in_row(col));
     return TO_V(FROM_X, v);
 #else
-    return FROM_X(READ_X(base + place(col)));
+    return FROM_X(READ_X(base + offset_in_row(col)));
 #endif
 }
 
@@ -222,13 +224,13 @@ void store(V v, int base, int row, int col) {
 #endif
 #if VEC4
     v = EPILOGUE4(v, row, col);
-    buf_out[(base + place(col)) >> 2] = TO_OUT4(v);
+    buf_out[(base + offset_in_row(col)) >> 2] = TO_OUT4(v);
 #else
-    buf_out[base + place(col)] = TO_OUT(EPILOGUE(v, row, col));
+    buf_out[base + offset_in_row(col)] = TO_OUT(EPILOGUE(v, row, col));
 #endif
 }
 
-// DO(v, col) for all that an invocation has of a row that is not kept.
+// DO(v, col) for all elements that an invocation has of a row that is not kept.
 #define REST_OF_ROW(DO)                          \
     for (; col < columns; col += EACH * LANES) { \
         V v = load(base, col);                   \
@@ -259,7 +261,7 @@ void store(V v, int base, int row, int col) {
 void main() {
     for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
 #if GROUP == 2
-        int base = x_offset + beginning(row), out_base = out_offset + beginning(row);
+        int base = x_offset + row_start(row), out_base = out_offset + row_start(row);
 #else
         int base = x_offset + row * x_row, out_base = out_offset + row * out_row;
 #endif

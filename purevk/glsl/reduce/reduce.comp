@@ -4,43 +4,48 @@
 // all, argmax, var...
 //
 // Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
-// Offsets and strides (in x) are in elements. Of the reduction dims, r0 is the outer and r1 the
-// inner one; outer dim 0 is the innermost, the fastest to vary in the output. Parameters from number
-// 16 on are free for EXTRA_BUFFERS.
+// Offsets and strides (in x) are in elements. Of the reduced dims, r0 is the outer and r1 the inner
+// one. Outer dim 0 is the innermost of the output. Parameters from number 16 on are free for
+// EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT, ACC          element types, and the type that is computed in
-//   FROM_X(v), TO_OUT(v)     conversions, by default ACC(v) and T_OUT(v). For an int64 output on a
-//   device without
-//                            64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
-//   OUTER_DIMS 1..4, REDUCE_DIMS 1..2 (1: r1 only; r0 is 1)
-//   INIT, COMBINE(a, b)      an identity and an operation; the order of elements is not kept. With
-//   ARG: the worst element LOAD(v), FINISH(a, n)    n = number of elements reduced. `o` names the
-//   output's index in both EPILOGUE(v, o)           what is stored; EXTRA_BUFFERS declares what it
-//   reads ARG 1: stores the index r0 * size(r1) + r1 of the best element, 2: the best element, and
-//   the index (T_INDEX,
-//          TO_INDEX) in binding 2. ARG_BETTER(a, b) is a > b (argmax; default) or a < b; of equals
-//          the first is taken, and NaN is better than all else, as in torch.
-//   VARIANCE 1: FINISH gets the sum of squared distances from the mean (ACC float; LOAD applies
-//   first) LOGARITHM 1: FINISH gets the logarithm of the sum of exponentials (ACC float; LOAD
-//   applies first) AHEAD    elements, or vec4s, that an invocation reads before it uses the first
-//   of them, by default 1 SPLIT s > 0: a row is cut into s parts of `part` elements (the
-//   last ones may be shorter); out is partial
-//          results, [outputs / s, s], or [s, outputs / s] if COLUMN; needs REDUCE_DIMS 1. A second
-//          dispatch reduces those. Not with ARG and VARIANCE. An invocation should not do more than
-//          65535 rounds of its loops in all (a round is an element, or a vec4): llvmpipe leaves
-//          them after that many.
-//   PARTS 1: x is such partial results; n is `reduced`.
-//   TEXEL_X 1                x is a uniform texel buffer: rows.glslh
-//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL: rows.glslh, where the grid stands
-//   (rows = outputs).
-//          VEC4 1: x is read as vec4 along r1: its stride is 1, and its size, all other strides,
-//          offset of x and part length are multiples of 4.
-//   COLUMN 1: one invocation makes one output, neighbours read neighbouring addresses if outer dim
-//   0 has stride 1.
-//          VEC4 1: four outputs an invocation: outer dim 0 has stride 1; its size, all other
-//          strides and both offsets are multiples of 4. Grid: as for ROW_PER_INVOCATION, with rows
-//          = outputs, or outputs / 4 if VEC4. With WIDTH w > 1 a workgroup makes w of them (4 w if
-//          VEC4): local_size_x / w invocations share each.
+//   T_X, T_OUT     element types
+//   ACC            type of the arithmetic
+//   FROM_X(v)      converts an element of x to ACC; default ACC(v)
+//   TO_OUT(v)      converts ACC to an element of out; default T_OUT(v). For an int64 output on a
+//                  device without 64-bit integers: T_OUT ivec2, TO_OUT(v) ivec2(v, v >> 31)
+//   OUTER_DIMS     dims of the output, 1 to 4
+//   REDUCE_DIMS    reduced dims, 1 or 2. 1: only r1; r0 is 1
+//   INIT           the identity of COMBINE. With ARG: the worst element
+//   COMBINE(a, b)  an operation on two elements; the order of elements is not kept
+//   LOAD(v)        what is done to each element first
+//   FINISH(a, n)   what is done to the result of n elements last; `o` is the output's index
+//   EPILOGUE(v, o) what is stored; `o` is the output's index
+//   ARG            1: stores the index r0 * size(r1) + r1 of the best element
+//                  2: stores the best element, and its index in binding 2
+//                  Of equal elements the first is best. NaN is better than all else, as in torch
+//   ARG_BETTER(a, b)  with ARG: a > b (argmax; default) or a < b
+//   T_INDEX, TO_INDEX(v)  with ARG 2: type of the indices, and the conversion to it
+//   VARIANCE       1: FINISH gets the sum of squared distances from the mean; ACC is float
+//   LOGARITHM      1: FINISH gets the logarithm of the sum of exponentials; ACC is float
+//   AHEAD          elements, or vec4s, that an invocation reads before it uses the first of them;
+//                  default 1
+//   SPLIT          s > 0: a row is cut into s parts of `part` elements; the last ones may be
+//                  shorter. out has partial results: [outputs / s, s], or [s, outputs / s] if
+//                  COLUMN. A second dispatch (PARTS) reduces those. Needs REDUCE_DIMS 1, no ARG
+//                  and no VARIANCE
+//   PARTS          1: x has such partial results, and n is `reduced`
+//   TEXEL_X        1: x is a uniform texel buffer (rows.glslh)
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, WIDTH, SUBGROUP, LOCAL  rows.glslh, with rows = outputs;
+//                  it also has the grid
+//   COLUMN         1: neighbouring outputs have neighbouring elements if outer dim 0 has stride 1.
+//                  One invocation computes one output, or (VEC4) four. The grid is that of
+//                  ROW_PER_INVOCATION, with rows = outputs, or outputs / 4 if VEC4. With WIDTH w > 1
+//                  a workgroup computes w of them, and local_size_x / w invocations share each
+//   VEC4           1: x is read as vec4. Without COLUMN along r1: its stride is 1, and its size, all
+//                  other strides, the offset of x and the length of parts are multiples of 4. With
+//                  COLUMN along outer dim 0: its stride is 1, and its size, all other strides and
+//                  both offsets are multiples of 4
+// An invocation should run at most 65535 iterations of its loops: old llvmpipe ends loops there.
 #ifndef COLUMN
 #define COLUMN 0
 #endif
@@ -161,8 +166,8 @@ layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
 #endif
 EXTRA_BUFFERS
 
-// Elements that an invocation sums before it adds to its total: sums of long rows lose less that
-// way.
+// Elements that an invocation sums before it adds to its total. Sums of long rows are more accurate
+// that way.
 #define BLOCK 64
 
 int o;
@@ -173,8 +178,7 @@ struct State {
     int i;
 };
 
-// The worst element, at the index r of the first that is taken: it is the result where all are as
-// bad.
+// The worst element, at the index r of the first element. It is the result if all elements are as bad.
 #define initial_at(r) State(INIT, r)
 #define initial() initial_at(0x7fffffff)
 
@@ -252,17 +256,16 @@ State take(State s, ACC v, int r) { return COMBINE(s, LOAD(v)); }
 #define initial_at(r) initial()
 #endif
 
-// Rows that are read as vec4 have four elements of an output in each of them, columns one of four
-// outputs.
+// A vec4 of a row has four elements of one output. A vec4 of columns has one element of four outputs.
 #if VEC4 && !COLUMN
 #define EACH 4
 #else
 #define EACH 1
 #endif
 #define BATCH (AHEAD * EACH)
-#define PLACE(k) ((k) / EACH * EACH * LANES + (k) % EACH)
+#define OFFSET(k) ((k) / EACH * EACH * LANES + (k) % EACH)
 
-// Element k of a batch is element r + PLACE(k) of the row.
+// Element k of a batch is element r + OFFSET(k) of the row.
 State take_batch(State s, ACC v[BATCH], int r) {
 #if VARIANCE
     float sum = 0.0, squares = 0.0;
@@ -283,12 +286,12 @@ State take_batch(State s, ACC v[BATCH], int r) {
     UNROLL for (int k = 0; k < BATCH; k++) sum += exp(v[k] - less);
     return State(most, sum);
 #else
-    UNROLL for (int k = 0; k < BATCH; k++) s = take(s, v[k], r + PLACE(k));
+    UNROLL for (int k = 0; k < BATCH; k++) s = take(s, v[k], r + OFFSET(k));
     return s;
 #endif
 }
 
-// What an invocation works on: an output, or four neighbouring ones.
+// The state of what an invocation computes: one output, or four neighbouring ones.
 #if COLUMN && VEC4
 struct States {
     State a, b, c, d;
@@ -352,8 +355,8 @@ int address(int base, int r) {
 #endif
 }
 
-// The invocation's part of the elements from..to of a row. r0 and r1 are counted as one, or, where
-// an invocation is alone, from..to are those of r1.
+// Reduces the invocation's share of the elements from..to of a row. They are indices over r0 and r1
+// together, or, if one invocation has the row, over r1.
 States scan(int base, int from, int to) {
     States total = all_initial();
 #if REDUCE_DIMS > 1 && ROW_PER_INVOCATION
@@ -435,9 +438,9 @@ void main() {
 #else
     int n = size_r0 * size_r1;
 #endif
-    int units = outputs / each;
-    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
-        int i = min(unit, units - 1) * each;
+    int tasks = outputs / each;
+    for (int task = ROW_FIRST; ROW_MORE(task, tasks); task += ROW_STEP) {
+        int i = min(task, tasks - 1) * each;
         o = i;
 #if SPLIT
 #if COLUMN
@@ -450,7 +453,7 @@ void main() {
         int base = outer_base(i), from = 0, to = length;
 #endif
         States s = join_all(scan(base, from, to));
-        if (LANE == 0 && unit < units) {
+        if (LANE == 0 && task < tasks) {
 #if COLUMN && VEC4
             store(s.a, i, n);
             store(s.b, i + 1, n);

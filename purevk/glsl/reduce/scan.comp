@@ -1,31 +1,36 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[row, i] = COMBINE over j <= i of LOAD(x[row, j]), in this order: cumsum, cumprod,
-// logcumsumexp, cummax, cummin.
+// out[row, i] = COMBINE over j <= i of x[row, j], in this order: cumsum, cumprod, logcumsumexp,
+// cummax, cummin.
 //
 // Bindings: 0 x, 1 out, then 2 the indices (if ARG), or the totals of the parts (if TOTALS).
-// Offsets and strides are in elements; outer dim 0 is the innermost.
+// Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v)  element types, the type that is computed in, and
-//   conversions INIT, COMBINE(a, b)  an identity and an associative operation, of what is left of
-//   an element and the element. With ARG: INIT is
-//               what all elements replace
-//   ARG 1       the index of the last of the best elements is kept too; BEATS(b, a) says whether b
-//   replaces a LOGARITHM 1 the logarithm of the running sum of exponentials; ACC float
-//   TOTALS 1    a row is cut into parts that are scanned for themselves; the result of each part
-//   goes to totals[row, part] ROW_PER_INVOCATION 1  an invocation walks along its row, alone
-//   ROW_PER_SUBGROUP 1    a subgroup has a row; lanes take neighbouring elements
-//   WIDTH       rows that a workgroup has at a time: rows.glslh. Needs TOTALS 0
-//   VEC4 1      x, out and the indices are read and written four elements at a time; T_X float,
-//   float16_t or int, and T_OUT the
-//               vec4 of which ACC's is converted to; indices of 64 bits (INDEX_PAIRS 1) are pairs
-//               of words. All but the size and the stride of what vectors lie along is a multiple
-//               of 4: of the row, whose stride is 1, or
-//   COLUMN 1    with WIDTH, of outer dim 0, whose stride is 1: a vector is of four rows
-//   ITEMS       elements that an invocation takes at a time (if ROW_PER_SUBGROUP and VEC4: vec4s),
-//   a multiple of 4 if VEC4 and a
-//               workgroup has one row
-//   LOCAL       a power of 2, the invocations of a workgroup
+//   T_X, T_OUT      element types
+//   ACC             type of the arithmetic
+//   FROM_X(v)       converts an element of x to ACC
+//   TO_OUT(v)       converts ACC to an element of out
+//   INIT            the identity of COMBINE. With ARG: what every element replaces
+//   COMBINE(a, b)   an associative operation; a comes before b
+//   ARG             1: also stores the index of the last of the best elements
+//   BEATS(b, a)     with ARG: whether b replaces a
+//   T_INDEX         with ARG: type of the indices
+//   INDEX_PAIRS     1: the indices are int64, written as pairs of words; needs VEC4
+//   LOGARITHM       1: the logarithm of the running sum of exponentials; ACC is float
+//   TOTALS          1: rows are cut into parts that are scanned independently. The result of each
+//                   part goes to totals[row, part]
+//   ROW_PER_INVOCATION  1: one invocation walks along a row alone
+//   ROW_PER_SUBGROUP    1: a subgroup has a row, and its lanes have neighbouring elements
+//   WIDTH           rows that a workgroup has at once (rows.glslh); needs TOTALS 0
+//   COLUMN          1: with WIDTH, neighbouring rows have neighbouring elements. With VEC4 a vector
+//                   is one element of four rows
+//   VEC4            1: x, out and the indices are read and written as vec4. T_X is float, float16_t
+//                   or int. Vectors lie along the row, or (COLUMN) along outer dim 0. There the
+//                   stride is 1, and the size, all other strides and all offsets are multiples of 4
+//   ITEMS           elements per invocation and iteration (vec4s if ROW_PER_SUBGROUP and VEC4). A
+//                   multiple of 4 if VEC4 and a workgroup has one row
+//   LOCAL           invocations of a workgroup, a power of 2
+//   SUBGROUP        1: uses subgroup operations (rows.glslh)
 // Grid: rows.glslh, with rows = rows * parts, or rows / 4 if COLUMN and VEC4.
 #include "core/rows.glslh"
 #include "core/math.glslh"
@@ -126,8 +131,8 @@ bool is_nan(int v) { return false; }
 #if HAS_INT64
 bool is_nan(int64_t v) { return false; }
 #endif
-// NaN replaces everything, and nothing but NaN replaces it. All replace what is before the first
-// element; what is behind the last one is joined to nothing that is stored.
+// NaN replaces everything, and only NaN replaces NaN. Every element replaces the initial state. States
+// behind the last element are never stored.
 State join(State a, State b) {
     return is_nan(b.v) || (!is_nan(a.v) && BEATS(b.v, a.v)) ? b : a;
 }
@@ -178,7 +183,7 @@ void put(State s, int at) {
 }
 #endif
 
-// What is scanned: the elements of a row, or of four rows.
+// The states of one row, or of four rows.
 #if COLUMN && VEC4
 struct States {
     State a, b, c, d;
@@ -196,7 +201,7 @@ States joined(States s, States t) { return States(join(s.a, t.a), join(s.b, t.b)
 #if !ROW_PER_INVOCATION && !ROW_PER_SUBGROUP
 shared States shared_state[LOCAL];
 
-// The join of the states of all invocations before this one; `all` becomes that of all.
+// The join of the states of all invocations before this one. `all` is set to the join of all states.
 States before(States mine, out States all) {
     int at = int(gl_LocalInvocationIndex), lane = LANE;
     shared_state[at] = mine;
@@ -219,7 +224,7 @@ States before(States mine, out States all) {
 
 #if !ROW_PER_INVOCATION && !ROW_PER_SUBGROUP
 #if LOGARITHM
-// The elements of an invocation at once: an exponential for each.
+// Joins the elements of an invocation at once, with one exponential per element.
 State join_all(float v[ITEMS], int count) {
     float most = -PV_INF, sum = 0.0;
     UNROLL for (int k = 0; k < ITEMS; k++) most = max(most, k < count ? v[k] : -PV_INF);
@@ -237,7 +242,7 @@ State join_all(float v[ITEMS], int count) {
 #define ITEM_TYPE ACC
 #endif
 
-// The elements from j on of this invocation; `to` is the end of the row.
+// Joins the elements of this invocation, from j on; `to` is the end of the row.
 States join_items(ITEM_TYPE v[ITEMS], int j, int to) {
 #if LOGARITHM && VEC4 && COLUMN
     float a[ITEMS], b[ITEMS], c[ITEMS], d[ITEMS];
@@ -266,8 +271,8 @@ States join_items(ITEM_TYPE v[ITEMS], int j, int to) {
 #define EACH 1
 #endif
 
-// The elements from j on, joined one after the other to `left`, which becomes the join of all of
-// the subgroup.
+// Joins the elements from j on to `left`, one after the other, and stores the results. `left` is set to
+// the join of all elements of the subgroup.
 void take(State s[EACH], inout State left, int j, int to, int out_base) {
     uint lane = gl_SubgroupInvocationID;
     UNROLL for (int k = 1; k < EACH; k++) s[k] = join(s[k - 1], s[k]);
@@ -290,13 +295,13 @@ void take(State s[EACH], inout State left, int j, int to, int out_base) {
 
 void main() {
 #if TOTALS
-    int units = rows * parts;
+    int tasks = rows * parts;
 #else
-    int units = rows / ROWS;
+    int tasks = rows / ROWS;
 #endif
-    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
-        int i = min(unit, units - 1) * ROWS;
-        bool live = unit < units;
+    for (int task = ROW_FIRST; ROW_MORE(task, tasks); task += ROW_STEP) {
+        int i = min(task, tasks - 1) * ROWS;
+        bool live = task < tasks;
 #if TOTALS
         int row = i / parts, from = (i - row * parts) * part, to = min(row_length, from + part);
 #else
@@ -359,7 +364,7 @@ void main() {
             UNROLL for (int k = 0; k < ITEMS; k++) v[k] = FROM_X(READ_X(x_base + min(mine + k, to - 1) * x_step));
 #endif
 #endif
-            // The elements are joined twice: registers hold them, not what they come to.
+            // The elements are joined twice: registers hold the elements, not the results.
             States all, left = join_items(v, mine, to);
             left = joined(carry, before(left, all));
 #if VEC4 && !COLUMN

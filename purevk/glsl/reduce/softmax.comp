@@ -4,28 +4,30 @@
 // sums in float.
 //
 // Bindings: 0 x, 1 out, then what EXTRA_BUFFERS declares.
-// Offsets and strides are in elements; outer dim 0 is the innermost of up to three that count the
-// rows. Parameters from number 14 on are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements. Up to three outer dims give the row; outer dim 0 is the
+// innermost. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT  float or float16_t; FROM_X(v), TO_OUT(v), TO_OUT4(v) convert to and from float
-//   TEXEL_X 1     x is a uniform texel buffer: rows.glslh
-//   OUTER_DIMS 1..3
-//   LOG 1         log_softmax
-//   ZERO_ROWS 1   a row that is -inf everywhere gives 0 (softmax), rather than NaN
-//   LOAD(v, row, col), EPILOGUE(v, row, col)  float expressions, for a scale, a mask and so on
-//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL: rows.glslh, where the grid stands
-//   VEC4 1        x and out are read and written as vec4: the column strides are 1; columns, other
-//   strides and both
-//                 offsets are multiples of 4
-//   COLUMN 1      neighbouring rows have neighbouring elements: with VEC4 an invocation works on
-//   four rows, and outer dim 0
-//                 has the stride 1, its size, both column strides, other strides and both offsets
-//                 are multiples of 4. Grid: rows.glslh, with rows / 4 rows. WIDTH may be set.
-//   AHEAD         elements (vec4s if VEC4) that an invocation reads before it uses the first of
-//   them, if CACHE 0; by default 1 CACHE n > 0   a row is read once and kept in registers, n
-//   elements (vec4s if VEC4) an invocation: columns must be
-//                 at most n * invocations of a row (* 4 if VEC4). 0: rows of any length, read
-//                 twice.
+//   T_X, T_OUT  element types, float or float16_t
+//   FROM_X(v)   converts an element of x to float
+//   TO_OUT(v)   converts float to an element of out
+//   TO_OUT4(v)  the same for a vec4
+//   TEXEL_X     1: x is a uniform texel buffer (rows.glslh)
+//   OUTER_DIMS  1 to 3
+//   LOG         1: log_softmax
+//   ZERO_ROWS   1: a row that is -inf everywhere gives 0 (softmax), rather than NaN
+//   LOAD(v, row, col)      a float expression of an element, for a scale, a mask and so on
+//   EPILOGUE(v, row, col)  what is stored
+//   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, WIDTH  rows.glslh; it also has the grid
+//   VEC4        1: x and out are read and written as vec4. Both column strides are 1. Columns, other
+//               strides and both offsets are multiples of 4
+//   COLUMN      1: neighbouring rows have neighbouring elements. With VEC4 an invocation computes
+//               four rows: outer dim 0 has stride 1, and its size, both column strides, the other
+//               strides and both offsets are multiples of 4; the grid is that of rows / 4 rows
+//   CACHE       n > 0: a row is read once, and kept in registers, n elements (vec4s if VEC4) per
+//               invocation. Columns are at most n * invocations of a row (* 4 if VEC4).
+//               0: rows of any length, read twice
+//   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
+//               first of them; default 1
 #include "core/rows.glslh"
 #include "core/math.glslh"
 
@@ -100,7 +102,7 @@ PARAM(5, out_column)
 #endif
 EXTRA_BUFFERS
 
-// V: what is read at a time, of EACH columns and ROWS rows. R: one number of each of these rows.
+// V: the elements of one load, of EACH columns and ROWS rows. R: one number for each of these rows.
 #if VEC4 && COLUMN
 #define V vec4
 #define R vec4
@@ -152,7 +154,7 @@ void store(V v, int base, int row, int col) {
 #endif
 }
 
-// A row of -inf has no largest element to subtract; exp(-inf - 0) is 0 then, as it should be.
+// Nothing is subtracted from a row of -inf. Its exponentials exp(-inf - 0) are 0, as they should be.
 float subtrahend(float largest) { return largest < -3.4028234e38 ? 0.0 : largest; }
 
 // 0 * (1 / 0) and -inf - log(0) are NaN, but a compiler may take x * (1 / x) for 1 and log(exp(x))
@@ -213,10 +215,10 @@ DEFINE_JOIN(Pair, join_all, join)
 #endif
 
 void main() {
-    int units = rows / ROWS;
-    for (int unit = ROW_FIRST; ROW_MORE(unit, units); unit += ROW_STEP) {
-        int row = min(unit, units - 1) * ROWS;
-        bool live = unit < units;
+    int tasks = rows / ROWS;
+    for (int task = ROW_FIRST; ROW_MORE(task, tasks); task += ROW_STEP) {
+        int row = min(task, tasks - 1) * ROWS;
+        bool live = task < tasks;
         int base = x_offset, out_base = out_offset;
 #if OUTER_DIMS > 1
         int q = row / size_0, i = row - q * size_0;
@@ -286,7 +288,7 @@ void main() {
 #endif
         }
 #else
-        // Backwards: what was read last may still be in a cache.
+        // In reverse: the elements that were read last may still be in a cache.
         at -= EACH * LANES;
 #if AHEAD > 1
         for (; at >= (AHEAD - 1) * EACH * LANES; at -= AHEAD * EACH * LANES) {

@@ -1,32 +1,46 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The elements of each row that come first in its order, or the one of a given rank, without
-// sorting the row. Elements are mapped to unsigned keys of the same order. The keys between the
-// least and the largest are counted in bins, the bin that has the wanted rank is divided again, and
-// so on, until few are left in it; where these are equal, their indices are divided. What comes
-// before the bin, and the bin, are then put in order in shared memory. A workgroup takes a row.
-// Where few are wanted, a bound that at least so many are not after comes first, from the first of
-// each of GROUPS groups of the row; if what is not after the bound fits into the list, nothing is
-// counted.
+// Finds the elements of each row that come first in its order, or the one of a given rank, without
+// sorting the row. A workgroup takes one row.
 //
-// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the elements
-// and their indices.
-// Offsets and strides are in elements; outer dim 0 is the innermost.
+// Elements are mapped to unsigned keys of the same order. The keys between the least and the largest
+// are counted in bins. The bin that has the wanted rank is divided again, and so on, until few
+// elements are left in it. If these are equal, their indices are divided instead. What comes before
+// the bin, and the bin itself, are then sorted in shared memory.
+//
+// If few elements are wanted, a bound comes first: the least key of each of GROUPS groups of the row
+// is taken, and at least as many elements as are wanted are not after the bound. If all elements up
+// to the bound fit into the list, nothing is counted.
+//
+// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the selected
+// elements and their indices.
+// Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that is compared in, and
-//   conversions VEC4         1: 4 neighbours are read at once
-//   LOCAL        invocations of a workgroup; BINS: bins, a multiple of LOCAL, both powers of 2
-//   GROUPS       0, or (RANK 0) groups of which the first are compared, a power of 2, at most
-//   LOCAL, more than are wanted PER          elements that an invocation reads at once, at most 32;
-//   a multiple of 4 if VEC4 CACHED       1: a row has at most LOCAL PER elements, and is read once;
-//   2: for seldom passes, too FULL         1: rows are a multiple of LOCAL PER
-//   DESCENDING   0 or 1
-//   RANK         1: the element of a rank; 2: the lower median, or the first NaN; 3: the lower
-//   median of all but NaNs LIST         elements that are put in order, at most, a multiple of 4;
-//   LIMIT of these may be in the last bin BITONIC      1: they are many, and LIST is a power of 2
-//   SUBGROUP     1: with operations of subgroups; LOCAL is a multiple of their size
-//   INTEGERS     defined if ACC is int; WIDE_KEY 1: int64_t
-//   INDEXED      1: x has indices beside it; 0: an element's index is its place
+//   T_X, T_KEY   element types of x and of the result
+//   T_INDEX      type of the indices
+//   ACC          type of the comparison
+//   FROM_X(v)    converts an element of x to ACC
+//   TO_KEY(v)    converts ACC to an element of the result
+//   VEC4         1: x is read as vec4
+//   LOCAL        invocations of a workgroup, a power of 2
+//   BINS         bins, a power of 2 and a multiple of LOCAL
+//   GROUPS       0, or (RANK 0) groups whose least keys give the bound: a power of 2, at most LOCAL,
+//                and more than are wanted
+//   PER          elements that an invocation reads at once, at most 32; a multiple of 4 if VEC4
+//   CACHED       1: a row has at most LOCAL PER elements, and is read once; 2: rare passes do not
+//                read it again either
+//   FULL         1: rows are a multiple of LOCAL PER
+//   DESCENDING   1: the largest elements come first
+//   RANK         0: the first elements; 1: the element of a rank; 2: the lower median, or the first
+//                NaN; 3: the lower median of all but NaNs
+//   LIST         elements that are sorted in shared memory, at most; a multiple of 4
+//   LIMIT        elements of LIST that may be in the last bin
+//   BITONIC      1: the list is sorted by a bitonic network, and LIST is a power of 2; 0: all pairs
+//                are compared
+//   SUBGROUP     1: uses subgroup operations; LOCAL is a multiple of the subgroup size
+//   INTEGERS     defined if ACC is int
+//   WIDE_KEY     1: ACC is int64_t
+//   INDEXED      1: binding 1 has the elements' indices; 0: the index is the position in the row
 // local_size_x is LOCAL.
 #pragma purevk macro INTEGERS
 #include "core/rows.glslh"
@@ -100,20 +114,20 @@ PARAM(10, size_2)
 PARAM(11, keep)  // how many come first, or (RANK) the rank, from 1 on
 PARAM(12, parts)  // of a row, each a row of its own; the first in the grid is the innermost
 PARAM(13, part_length)
-PARAM(14, v_offset)  // of the elements that are stored
-PARAM(15, v_step)
-PARAM(16, v_stride_0)
-PARAM(17, v_stride_1)
-PARAM(18, v_stride_2)
-PARAM(19, v_stride_3)
-PARAM(20, v_part)  // stride of the parts
-PARAM(21, p_offset)  // of their indices
-PARAM(22, p_step)
-PARAM(23, p_stride_0)
-PARAM(24, p_stride_1)
-PARAM(25, p_stride_2)
-PARAM(26, p_stride_3)
-PARAM(27, p_part)
+PARAM(14, values_offset)  // of the stored elements
+PARAM(15, values_step)
+PARAM(16, values_stride_0)
+PARAM(17, values_stride_1)
+PARAM(18, values_stride_2)
+PARAM(19, values_stride_3)
+PARAM(20, values_part)  // stride of the parts
+PARAM(21, indices_offset)  // of the stored indices
+PARAM(22, indices_step)
+PARAM(23, indices_stride_0)
+PARAM(24, indices_stride_1)
+PARAM(25, indices_stride_2)
+PARAM(26, indices_stride_3)
+PARAM(27, indices_part)
 
 #if INDEXED
 layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
@@ -122,7 +136,7 @@ layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
 #define OUTPUT 1
 #endif
 layout(set = 0, binding = OUTPUT) writeonly buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
+layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufIndices { T_INDEX buf_indices[]; };
 
 #define ITEM (VEC4 == 1 ? 4 : 1)
 #if VEC4
@@ -139,7 +153,7 @@ layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufPlaces { T_INDEX buf_p
 #define ORDERED(v) (DESCENDING == 1 ? ~pv_key(v) : pv_key(v))
 #define DIGIT findMSB(uint(BINS))
 
-// The greatest number of so many bits.
+// The greatest number of `bits` bits.
 KEY all_ones(int bits) { return bits == 0 ? KEY(0) : KEY(~KEY(0)) >> (32 * (WIDE_KEY + 1) - bits); }
 
 #define SHARE (BINS / LOCAL)
@@ -151,20 +165,20 @@ shared uint firsts[GROUPS];
 shared uint bound;
 #endif
 shared KEY list_key[LIST];
-shared int list_place[LIST];
+shared int list_index[LIST];
 
 int base, row_length;
 
-// Element j of this invocation, among those from `first` on.
+// The index in the row of element j of this invocation, from `first` on.
 #if VEC4
-#define PLACE(j) (first + ((j) / 4 * LOCAL + MINE) * 4 + (j) % 4)
+#define INDEX(j) (first + ((j) / 4 * LOCAL + MINE) * 4 + (j) % 4)
 #else
-#define PLACE(j) (first + (j) * LOCAL + MINE)
+#define INDEX(j) (first + (j) * LOCAL + MINE)
 #endif
 #if FULL
 #define HAS(j) true
 #else
-#define HAS(j) (PLACE(j) < row_length)
+#define HAS(j) (INDEX(j) < row_length)
 #endif
 
 // Makes a function that reads COUNT elements.
@@ -172,21 +186,21 @@ int base, row_length;
 #define DEFINE_LOAD(name, COUNT)                                                                              \
     void name(int first, out KEY made[COUNT]) {                                                              \
         X4 some[COUNT / 4];                                                                                   \
-        UNROLL for (int j = 0; j < COUNT; j += 4) if (HAS(j)) some[j / 4] = READ4_X(base + PLACE(j));         \
+        UNROLL for (int j = 0; j < COUNT; j += 4) if (HAS(j)) some[j / 4] = READ4_X(base + INDEX(j));         \
         UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(FROM_X(some[j / 4][j % 4]));                 \
     }
 #else
 #define DEFINE_LOAD(name, COUNT)                                                                              \
     void name(int first, out KEY made[COUNT]) {                                                              \
         ACC some[COUNT];                                                                                      \
-        UNROLL for (int j = 0; j < COUNT; j++) some[j] = HAS(j) ? FROM_X(READ_X(base + PLACE(j) * step)) : ACC(0); \
+        UNROLL for (int j = 0; j < COUNT; j++) some[j] = HAS(j) ? FROM_X(READ_X(base + INDEX(j) * step)) : ACC(0); \
         UNROLL for (int j = 0; j < COUNT; j++) made[j] = ORDERED(some[j]);                                    \
     }
 #endif
 
-// KEPT(BODY) does BODY for each `key`, with PLACE(j), of a row that is kept in registers.
-// AGAIN(BODY) reads the row again, some elements at a time: for what is seldom done, so that it
-// costs neither registers nor much code, and for long rows.
+// KEPT(BODY) runs BODY for each `key`, with INDEX(j), of a row that is kept in registers.
+// AGAIN(BODY) reads the row again, in batches. It serves long rows, and rare passes, which then need
+// few registers and little code.
 #if CACHED
 #define BATCH ITEM
 KEY keys[PER];
@@ -218,7 +232,7 @@ DEFINE_LOAD(load_again, BATCH)
     }
 #endif
 
-// The element of a key; it is read again where the key does not say which it is.
+// The element of a key. It is read again if the key stands for several elements.
 ACC number_of(KEY ordered, int x_at) {
 #if !WIDE_KEY
     uint key = DESCENDING == 1 ? ~ordered : ordered;
@@ -231,24 +245,24 @@ ACC number_of(KEY ordered, int x_at) {
     return ELEMENT(x_at);
 }
 
-// An element that is wanted, or may be. Of those up to the bound there may be more than the list
-// has places.
-void list(KEY key, int place) {
+// Appends an element that is wanted, or may be, to the list. There may be more elements up to the bound
+// than the list can hold.
+void list(KEY key, int index) {
     uint n = atomicAdd(listed, 1u);
 #if GROUPS
     if (n >= LIST) return;
 #endif
     list_key[n] = key;
-    list_place[n] = place;
+    list_index[n] = index;
 }
 
-// What is behind the end of the list is before nothing.
+// Entries behind the end of the list come last.
 void clear_list() {
     if (MINE == 0) listed = 0u;
 #if !BITONIC
     for (int e = MINE; e < LIST; e += LOCAL) {
         list_key[e] = ~KEY(0);
-        list_place[e] = PV_NOWHERE;
+        list_index[e] = PV_NOWHERE;
     }
 #endif
 }
@@ -257,17 +271,17 @@ bool before(KEY a, int i, KEY b, int j) { return a != b ? a < b : i < j; }
 
 #if BITONIC
 void order(int low, int high, int count) {
-    if (high >= count || !before(list_key[high], list_place[high], list_key[low], list_place[low])) return;
+    if (high >= count || !before(list_key[high], list_index[high], list_key[low], list_index[low])) return;
     KEY k = list_key[low];
-    int p = list_place[low];
+    int p = list_index[low];
     list_key[low] = list_key[high];
-    list_place[low] = list_place[high];
+    list_index[low] = list_index[high];
     list_key[high] = k;
-    list_place[high] = p;
+    list_index[high] = p;
 }
 
-// A bitonic network; the first step of a merge compares mirrored places, so that what is behind the
-// end can be left out.
+// A bitonic network. The first step of a merge compares mirrored positions, so that positions behind
+// the end can be left out.
 void sort_list(int count) {
     int all = 1;
     while (all < count) all *= 2;
@@ -284,14 +298,14 @@ void sort_list(int count) {
 }
 #endif
 
-// What is left of a row: `inside` elements (at first: at most) with keys from `low` on of so many
-// bits, after `passed` others; or (by_index), all having the key `same`, those with indices from
-// `low` on.
+// What is left of a row: `inside` elements (at first: at most), after `passed` others. Their keys are
+// `low` plus a number of `bits` bits. With by_index, all have the key `same`, and the indices are `low`
+// plus such a number.
 KEY low, same;
 int bits, passed, inside;
 bool by_index;
 
-// Goes on to the bin, of those that are counted, with the element that so many are before.
+// Continues in the bin with the element of rank `wanted`.
 void divide(int wanted) {
     barrier();
     uint some[SHARE], total = 0u;
@@ -366,7 +380,7 @@ void main() {
         }
         barrier();
         uint end = bound;
-        if (mine_least <= end) KEPT(if (key <= end) list(key, PLACE(j));)
+        if (mine_least <= end) KEPT(if (key <= end) list(key, INDEX(j));)
         barrier();
         listed_all = listed <= LIST;
         if (!listed_all) {
@@ -395,7 +409,7 @@ void main() {
         low = least;
         bits = findMSB(largest - least) + 1;
 #endif
-        int wanted = keep - 1;  // counted from 0
+        int wanted = keep - 1;  // a rank, from 0 on
 #if RANK > 1
         wanted = (row_length - 1) / 2;
         if (largest == PV_KEY_NAN) {
@@ -411,7 +425,7 @@ void main() {
         if (inside > LIMIT && bits > 0) {
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
-            // Only where few are wanted may keys be beyond the largest.
+            // Keys are beyond the largest only if few elements are wanted.
             KEPT(if (RANK != 0 || key - low <= width) atomicAdd(bins[uint(key - low >> shift)], 1u);)
             divide(wanted);
         }
@@ -426,13 +440,12 @@ void main() {
             int shift = max(bits - DIGIT, 0);
             KEY width = all_ones(bits);
             AGAIN({
-                KEY d = (by_index ? KEY(uint(PLACE(j))) : key) - low;
+                KEY d = (by_index ? KEY(uint(INDEX(j))) : key) - low;
                 if (d <= width && (!by_index || key == same)) atomicAdd(bins[uint(d >> shift)], 1u);
             })
             divide(wanted);
         }
-        // Those that are before the end of what is left (of one rank only: and not before its
-        // beginning).
+        // The elements up to the end of what is left; for one rank, only those from its start on.
         KEY width = all_ones(bits), begin = low;
         if (RANK == 0) {
             width = low + width < low ? ~KEY(0) : low + width;
@@ -440,43 +453,43 @@ void main() {
         }
         if (by_index) {
             AGAIN({
-                bool taken = key == same ? KEY(uint(PLACE(j))) - begin <= width : RANK == 0 && key < same;
-                if (taken) list(key, PLACE(j));
+                bool taken = key == same ? KEY(uint(INDEX(j))) - begin <= width : RANK == 0 && key < same;
+                if (taken) list(key, INDEX(j));
             })
         } else if (!listed_all) {
 #if GROUPS
-            AGAIN(if (key - begin <= width) list(key, PLACE(j));)
+            AGAIN(if (key - begin <= width) list(key, INDEX(j));)
 #elif RANK && CACHED == 1
-            // They are few: reading them again is cheaper than a branch for each element.
+            // There are few: reading them again is cheaper than a branch per element.
             uint taken = 0u;
             KEPT(taken |= key - begin <= width ? 1u << j : 0u;)
             const int first = 0;
             while (taken != 0u) {
                 int j = findLSB(taken);
                 taken &= taken - 1u;
-                list(ORDERED(ELEMENT(base + PLACE(j) * step)), PLACE(j));
+                list(ORDERED(ELEMENT(base + INDEX(j) * step)), INDEX(j));
             }
 #else
-            KEPT(if (key - begin <= width) list(key, PLACE(j));)
+            KEPT(if (key - begin <= width) list(key, INDEX(j));)
 #endif
         }
         barrier();
         int count = int(listed);
-        ivec4 v_strides = ivec4(v_stride_0, v_stride_1, v_stride_2, v_stride_3);
-        ivec4 p_strides = ivec4(p_stride_0, p_stride_1, p_stride_2, p_stride_3);
-        int v_at = v_offset + part * v_part, p_at = p_offset + part * p_part;
-        v_at += at.x * v_strides.x + at.y * v_strides.y + at.z * v_strides.z + at.w * v_strides.w;
-        p_at += at.x * p_strides.x + at.y * p_strides.y + at.z * p_strides.z + at.w * p_strides.w;
+        ivec4 values_strides = ivec4(values_stride_0, values_stride_1, values_stride_2, values_stride_3);
+        ivec4 indices_strides = ivec4(indices_stride_0, indices_stride_1, indices_stride_2, indices_stride_3);
+        int values_at = values_offset + part * values_part, indices_at = indices_offset + part * indices_part;
+        values_at += at.x * values_strides.x + at.y * values_strides.y + at.z * values_strides.z + at.w * values_strides.w;
+        indices_at += at.x * indices_strides.x + at.y * indices_strides.y + at.z * indices_strides.z + at.w * indices_strides.w;
 #if BITONIC
         sort_list(count);
 #endif
         for (int e = MINE; e < count; e += LOCAL) {
-            int place = list_place[e], rank = e;
+            int index = list_index[e], rank = e;
 #if !BITONIC
             KEY key = list_key[e];
             rank = 0;
             for (int n = 0; n < count; n += 4) {
-                UNROLL for (int k = n; k < n + 4; k++) rank += before(list_key[k], list_place[k], key, place) ? 1 : 0;
+                UNROLL for (int k = n; k < n + 4; k++) rank += before(list_key[k], list_index[k], key, index) ? 1 : 0;
             }
 #endif
 #if RANK
@@ -485,12 +498,12 @@ void main() {
 #else
             if (rank >= keep) continue;
 #endif
-            int from = base + place * step;
-            buf_keys[v_at + rank * v_step] = TO_KEY(number_of(list_key[e], from));
+            int from = base + index * step;
+            buf_keys[values_at + rank * values_step] = TO_KEY(number_of(list_key[e], from));
 #if INDEXED
-            buf_places[p_at + rank * p_step] = T_INDEX(buf_from[row * whole_length + place]);
+            buf_indices[indices_at + rank * indices_step] = T_INDEX(buf_from[row * whole_length + index]);
 #else
-            buf_places[p_at + rank * p_step] = T_INDEX(skipped + place);
+            buf_indices[indices_at + rank * indices_step] = T_INDEX(skipped + index);
 #endif
         }
         barrier();

@@ -1,18 +1,22 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Sorts blocks of rows in shared memory, with the index of each element: a bitonic network whose
-// every step orders the same way (the first step of a merge compares mirrored places), so that what
-// is behind the end of a row can be left out.
+// Sorts blocks of rows in shared memory, with the index of each element, by a bitonic network. Every
+// step orders the same way: the first step of a merge compares mirrored positions. So positions
+// behind the end of a row can be left out.
 //
 // Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted
 // elements and their indices (int), both dense.
-// Offsets and strides are in elements; outer dim 0 is the innermost.
+// Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), FROM_KEY(v), TO_KEY(v)  element types, the type that is compared
-//   in, and conversions BLOCK        elements of a block, a power of 2
-//   DESCENDING   0 or 1
-//   INDEXED 1    x has indices beside it; 0: an element's index is its place
-//   MERGE 1      blocks are bitonic: only the last log2(BLOCK) steps are made, in place of x
+//   T_X, T_KEY  element types of x and of the result
+//   ACC         type of the comparison
+//   FROM_X(v)   converts an element of x to ACC
+//   TO_KEY(v)   converts ACC to an element of the result
+//   BLOCK       elements of a block, a power of 2
+//   DESCENDING  1: the largest elements come first
+//   INDEXED     1: binding 1 has the elements' indices; 0: the index is the position in the row
+//   MERGE       1: blocks are bitonic, so only the last log2(BLOCK) steps are needed; the result
+//               replaces x
 // Grid: blocks of all rows, flat; any local_size_x.
 #undef VEC4
 #define VEC4 0
@@ -64,28 +68,27 @@ PARAM(14, out_length)  // of a row of them
 #if INDEXED
 layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
 layout(set = 0, binding = 2) buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 3) buffer BufPlaces { int buf_places[]; };
+layout(set = 0, binding = 3) buffer BufIndices { int buf_indices[]; };
 #else
 layout(set = 0, binding = 1) buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 2) buffer BufPlaces { int buf_places[]; };
+layout(set = 0, binding = 2) buffer BufIndices { int buf_indices[]; };
 #endif
 
 shared ACC key[BLOCK];
-shared int place[BLOCK];
+shared int index[BLOCK];
 
 void order(int low, int high) {
-    if (pv_before(key[high], place[high], key[low], place[low], DESCENDING == 1)) {
+    if (pv_before(key[high], index[high], key[low], index[low], DESCENDING == 1)) {
         ACC k = key[low];
-        int p = place[low];
+        int p = index[low];
         key[low] = key[high];
-        place[low] = place[high];
+        index[low] = index[high];
         key[high] = k;
-        place[high] = p;
+        index[high] = p;
     }
 }
 
-// Compares all pairs at a distance; `mirrored`: the first step of the merge of two halves of
-// `span`.
+// Compares all pairs at a distance. `mirrored`: the first step of a merge of two halves of `span`.
 void compare(int span, bool mirrored) {
     int half_span = span / 2;
     for (int c = int(gl_LocalInvocationIndex); c < BLOCK / 2; c += WORKGROUP_SIZE) {
@@ -115,7 +118,7 @@ void main() {
 #endif
             }
             key[e] = k;
-            place[e] = p;
+            index[e] = p;
         }
         barrier();
 #if MERGE
@@ -130,7 +133,7 @@ void main() {
             int at = block * keep + e;
             if (at < out_length) {
                 buf_keys[key_offset + row * out_length + at] = TO_KEY(key[e]);
-                buf_places[row * out_length + at] = place[e];
+                buf_indices[row * out_length + at] = index[e];
             }
         }
         barrier();

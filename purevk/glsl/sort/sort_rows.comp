@@ -1,24 +1,30 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Sorts rows that fit into shared memory, with the index of each element. Elements are mapped to
-// unsigned keys of the same order. They are counted in bins of equal width between the least and
-// the largest finite one, by value or, where these crowd in some, by key; each goes to its bin's
-// places, and then counts those before it in the bin. Where keys are crowded, too, an invocation
-// has EACH elements in registers for several steps of a bitonic network. Every step orders the same
-// way: the first of a merge compares mirrored places. What is behind the end of a row is behind all
-// else. A workgroup takes a row.
+// Sorts rows that fit into shared memory, with the index of each element. A workgroup takes one row.
+//
+// Elements are mapped to unsigned keys of the same order. They are counted in bins of equal width
+// between the least and the largest finite element: first by value, and if some bins are crowded, by
+// key. Each element goes to its bin, and then counts the elements before it in the bin.
+//
+// If keys are crowded too, a bitonic network sorts the row. An invocation has EACH elements in
+// registers for several steps of it. Every step orders the same way: the first step of a merge
+// compares mirrored positions. Positions behind the end of a row come last.
 //
 // Bindings: 0 x, 1 the sorted elements, 2 their indices.
-// Offsets and strides are in elements; outer dim 0 is the innermost.
+// Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
-//   T_X, T_KEY, ACC, FROM_X(v), TO_KEY(v)  element types, the type that they are converted to
-//   (float or int), and conversions T_INDEX      type of the indices
-//   LEVELS       log2 of the elements of an invocation
-//   LOCAL        invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS
-//   elements BINS         a multiple of 2 LOCAL, a power of 2
-//   CROWD        elements of a bin, at most
-//   DESCENDING   0 or 1
-//   SUBGROUP     before.glslh
+//   T_X, T_KEY  element types of x and of the result
+//   T_INDEX     type of the indices
+//   ACC         type of the comparison, float or int
+//   FROM_X(v)   converts an element of x to ACC
+//   TO_KEY(v)   converts ACC to an element of the result
+//   LEVELS      log2 of the elements per invocation
+//   LOCAL       invocations of a workgroup, a power of 2; a row has at most LOCAL << LEVELS elements
+//   BINS        bins, a power of 2 and a multiple of 2 LOCAL
+//   CROWD       elements of a bin, at most
+//   DESCENDING  1: the largest elements come first
+//   SUBGROUP    1: uses subgroup operations (before.glslh)
+//   INTEGERS    defined if ACC is int
 // local_size_x is LOCAL.
 #undef VEC4
 #define VEC4 0
@@ -72,51 +78,52 @@ PARAM(8, size_0)  // of the outer dims
 PARAM(9, size_1)
 PARAM(10, size_2)
 PARAM(11, keep)  // elements of a row that are stored
-PARAM(12, v_offset)  // of the sorted elements
-PARAM(13, v_step)
-PARAM(14, v_stride_0)
-PARAM(15, v_stride_1)
-PARAM(16, v_stride_2)
-PARAM(17, v_stride_3)
-PARAM(18, p_offset)  // of their indices
-PARAM(19, p_step)
-PARAM(20, p_stride_0)
-PARAM(21, p_stride_1)
-PARAM(22, p_stride_2)
-PARAM(23, p_stride_3)
+PARAM(12, values_offset)  // of the sorted elements
+PARAM(13, values_step)
+PARAM(14, values_stride_0)
+PARAM(15, values_stride_1)
+PARAM(16, values_stride_2)
+PARAM(17, values_stride_3)
+PARAM(18, indices_offset)  // of their indices
+PARAM(19, indices_step)
+PARAM(20, indices_stride_0)
+PARAM(21, indices_stride_1)
+PARAM(22, indices_stride_2)
+PARAM(23, indices_stride_3)
 
 layout(set = 0, binding = 1) writeonly buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 2) writeonly buffer BufPlaces { T_INDEX buf_places[]; };
+layout(set = 0, binding = 2) writeonly buffer BufIndices { T_INDEX buf_indices[]; };
 
 #define EACH (1 << LEVELS)
 #define BLOCK (LOCAL * EACH)
-// Padded, so that neighbouring invocations, which have EACH neighbours each, use different banks.
+// Padded, so that neighbouring invocations, which have EACH neighbouring elements each, use different
+// banks.
 #define AT(i) ((i) + ((i) >> LEVELS))
 shared uint shared_key[AT(BLOCK)];
-shared int shared_place[AT(BLOCK)];
+shared int shared_index[AT(BLOCK)];
 
 uint key[EACH];
-int place[EACH];
+int index[EACH];
 
 void order(int a, int b) {
     uint key_a = key[a], key_b = key[b];
-    int place_a = place[a], place_b = place[b];
-    bool swap = key_b < key_a || key_b == key_a && place_b < place_a;
+    int index_a = index[a], index_b = index[b];
+    bool swap = key_b < key_a || key_b == key_a && index_b < index_a;
     key[a] = swap ? key_b : key_a;
     key[b] = swap ? key_a : key_b;
-    place[a] = swap ? place_b : place_a;
-    place[b] = swap ? place_a : place_b;
+    index[a] = swap ? index_b : index_a;
+    index[b] = swap ? index_a : index_b;
 }
 
-// Orders the pairs of the elements of this invocation that are `distance` of them apart.
+// Orders the pairs of elements of this invocation that are `distance` apart.
 void halve(int distance) {
     UNROLL for (int k = 0; k < EACH; k++) {
         if ((k & distance) == 0) order(k, k + distance);
     }
 }
 
-// The steps of the network within an invocation, one by one: loops over them would not be unrolled
-// in full, and registers have no indices.
+// The steps of the network within an invocation, written out: a compiler would not fully unroll a loop
+// over them, and registers cannot be indexed.
 void order_mirrored(int whole) {
     UNROLL for (int k = 0; k < EACH; k++) {
         if ((k ^ (whole - 1)) > k) order(k, k ^ (whole - 1));
@@ -142,8 +149,8 @@ void order_own() {
 #endif
 }
 
-// LEVELS steps, less the first `done`, of the merge that begins with a span; the first is mirrored
-// or not.
+// LEVELS steps of the merge that begins with a span of 2^log_span, without the first `done`. The first
+// step is mirrored, or not.
 void merge(int log_span, bool mirrored, int done) {
     int log_step = log_span - LEVELS, at = MINE & ((1 << log_step) - 1);
     int first = ((MINE >> log_step) << log_span) + at, second = first;
@@ -153,7 +160,7 @@ void merge(int log_span, bool mirrored, int done) {
         int from = (k < EACH / 2 ? first : second) + (k << log_step);
         to[k] = AT(from);
         key[k] = shared_key[to[k]];
-        place[k] = shared_place[to[k]];
+        index[k] = shared_index[to[k]];
     }
     if (mirrored) {
         UNROLL for (int k = 0; k < EACH / 2; k++) order(k, EACH - 1 - k);
@@ -171,7 +178,7 @@ void merge(int log_span, bool mirrored, int done) {
 #endif
     UNROLL for (int k = 0; k < EACH; k++) {
         shared_key[to[k]] = key[k];
-        shared_place[to[k]] = place[k];
+        shared_index[to[k]] = index[k];
     }
     barrier();
 }
@@ -187,24 +194,24 @@ ACC number_of(uint ordered, int x_at) {
 }
 
 // Stores an element and its index behind `rank` others.
-void put(uint ordered, int from, int rank, int base, int v_at, int p_at) {
-    buf_keys[v_at + rank * v_step] = TO_KEY(number_of(ordered, base + from * step));
-    buf_places[p_at + rank * p_step] = T_INDEX(from);
+void put(uint ordered, int from, int rank, int base, int values_at, int indices_at) {
+    buf_keys[values_at + rank * values_step] = TO_KEY(number_of(ordered, base + from * step));
+    buf_indices[indices_at + rank * indices_step] = T_INDEX(from);
 }
 
-// How many elements bins have, then how many are before them: two to a word.
+// How many elements bins have, and later how many come before each bin: two numbers per word.
 #define SHARE (BINS / 2 / LOCAL)
 #define HALF(bin) (16 * int((bin) & 1u))
 #define BIN(bin) (bins[(bin) >> 1] >> HALF(bin) & 0xffffu)
 shared uint bins[BINS / 2 + 1];
 shared uint least, largest, most;
 
-// Whether bins are of numbers, or of keys, and where they begin.
+// Whether bins are of keys rather than numbers, and their lowest key or number.
 bool by_key;
 uint low;
 float low_number, scale;
 
-// Sets what bins are of, and returns whether there is a range for them.
+// Sets the range of the bins; `keys`: of keys rather than numbers. Returns whether there is one.
 bool set_range(bool keys) {
     by_key = keys;
     low = least;
@@ -227,10 +234,10 @@ uint bin_of(uint ordered) {
     return DESCENDING == 1 ? uint(BINS - 1) - bin : bin;
 }
 
-// Puts the elements of `key` into the places of their bins, with the bin beside the index; returns
-// whether there are few enough in each.
+// Moves the elements of `key` to their bins, each with its bin and its index. Returns whether there are
+// few enough in each bin.
 bool fill_bins(int row_length) {
-    uint spot[EACH];  // bin, and place in it
+    uint spot[EACH];  // bin, and position in it
     UNROLL for (int k = 0; k < EACH; k++) {
         if (k * LOCAL + MINE < row_length) {
             uint bin = bin_of(key[k]);
@@ -265,22 +272,22 @@ bool fill_bins(int row_length) {
         if (e < row_length) {
             uint bin = spot[k] >> 16, to = BIN(bin) + (spot[k] & 0xffffu);
             shared_key[to] = key[k];
-            shared_place[to] = int(bin << 16) | e;
+            shared_index[to] = int(bin << 16) | e;
         }
     }
     barrier();
     return true;
 }
 
-// How many come before element p, which is in the places of its bin.
+// How many elements come before element p, which is in its bin.
 int rank_of(int p) {
     uint key = shared_key[p];
-    int place = shared_place[p];
-    uint bin = uint(place) >> 16;
+    int index = shared_index[p];
+    uint bin = uint(index) >> 16;
     int rank = int(BIN(bin)), end = int(BIN(bin + 1u));
     for (int q = rank; q < end; q++) {
         uint other = shared_key[q];
-        if (other < key || other == key && q != p && shared_place[q] < place) rank++;
+        if (other < key || other == key && q != p && shared_index[q] < index) rank++;
     }
     return rank;
 }
@@ -290,8 +297,8 @@ void main() {
         int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
         int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
         int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3;
-        int v_at = v_offset + c0 * v_stride_0 + c1 * v_stride_1 + c2 * v_stride_2 + q3 * v_stride_3;
-        int p_at = p_offset + c0 * p_stride_0 + c1 * p_stride_1 + c2 * p_stride_2 + q3 * p_stride_3;
+        int values_at = values_offset + c0 * values_stride_0 + c1 * values_stride_1 + c2 * values_stride_2 + q3 * values_stride_3;
+        int indices_at = indices_offset + c0 * indices_stride_0 + c1 * indices_stride_1 + c2 * indices_stride_2 + q3 * indices_stride_3;
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
             key[k] = 0xffffffffu;
@@ -333,17 +340,17 @@ void main() {
         if (filled) {
             for (int p = MINE; p < row_length; p += LOCAL) {
                 int rank = rank_of(p);
-                if (rank < keep) put(shared_key[p], shared_place[p] & 0xffff, rank, base, v_at, p_at);
+                if (rank < keep) put(shared_key[p], shared_index[p] & 0xffff, rank, base, values_at, indices_at);
             }
             barrier();
             continue;
         }
-        UNROLL for (int k = 0; k < EACH; k++) place[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
-        // Those of an invocation first, in registers.
+        UNROLL for (int k = 0; k < EACH; k++) index[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
+        // The elements of an invocation first, in registers.
         order_own();
         UNROLL for (int k = 0; k < EACH; k++) {
             shared_key[AT(MINE * EACH + k)] = key[k];
-            shared_place[AT(MINE * EACH + k)] = place[k];
+            shared_index[AT(MINE * EACH + k)] = index[k];
         }
         barrier();
         for (int log_whole = LEVELS + 1; (1 << log_whole) <= BLOCK; log_whole++) {
@@ -352,7 +359,7 @@ void main() {
         }
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
-            if (e < keep) put(shared_key[AT(e)], shared_place[AT(e)], e, base, v_at, p_at);
+            if (e < keep) put(shared_key[AT(e)], shared_index[AT(e)], e, base, values_at, indices_at);
         }
         barrier();
     }

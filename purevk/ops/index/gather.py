@@ -92,9 +92,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     work = _ceil4(count) if vector else count
     profile = lowering.traits.profile
     parts = 1 if vector else _parts(profile, x, loop, mine[0], count)
-    places = lowering.items_per_thread(work, 32 if parts > 1 else 2 if vector else 8)
-    parts = parts if places > 1 else 1
-    local = 64 if places == 1 else min(256, lowering.traits.max_invocations)
+    items = lowering.items_per_thread(work, 32 if parts > 1 else 2 if vector else 8)
+    parts = parts if items > 1 else 1
+    local = 64 if items == 1 else min(256, lowering.traits.max_invocations)
     words = 2 if profile.prefers_word_access and indices[0].dtype is DType.int64 else 1
     lowering.dispatch(
         "index/gather.comp",
@@ -106,7 +106,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "T_OUT": out.dtype.glsl,
             "T_INDEX": "int" if words > 1 else indices[0].dtype.glsl,
             "VEC4": int(vector),
-            "PLACES": places,
+            "ITEMS": items,
             "INDEX_WORDS": words,
             "PARTS": parts,
             "PART": (profile.cached_bytes // x.dtype.itemsize).bit_length() - 1,
@@ -115,7 +115,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         constants={"local_size_x": local},
         # Those of the fourth index lie beyond the words that push constants have.
         specialize=lowering.fixed(params, [name for name in params if "_i3" in name]),
-        grid=lowering.linear_grid(work, local * places),
+        grid=lowering.linear_grid(work, local * items),
         nbytes=2 * count * x.dtype.itemsize
         + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
     )

@@ -110,7 +110,7 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
     vector = gcd4(inner if last else area, *offsets)
     channel = (1, "channel(row, col)")
     if last:
-        index = EpilogueIndex("beginning(row) + place(col)", column=channel)
+        index = EpilogueIndex("row_start(row) + offset_in_row(col)", column=channel)
     else:
         index = EpilogueIndex("row * columns + col", row=channel)
     emit_norm(

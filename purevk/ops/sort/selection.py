@@ -201,7 +201,7 @@ def _emit(
         "parts": parts,
         "part_length": part,
     }
-    for name, each, theirs in (("v", values, strides[1]), ("p", places, strides[2])):
+    for name, each, theirs in (("values", values, strides[1]), ("indices", places, strides[2])):
         params |= {
             f"{name}_offset": each.offset,
             f"{name}_step": each.strides[dim],

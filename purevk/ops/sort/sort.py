@@ -106,7 +106,7 @@ def _sort_rows(
         **by_dim("size", reversed(loop), 3, fill=1),
         "keep": count,
     }
-    for name, each, steps in (("v", values, strides[1]), ("p", places, strides[2])):
+    for name, each, steps in (("values", values, strides[1]), ("indices", places, strides[2])):
         params |= {
             f"{name}_offset": each.offset,
             f"{name}_step": each.strides[dim],
