@@ -9,7 +9,7 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import collapse
@@ -18,7 +18,7 @@ from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
 from purevk.ops.shapes import broadcast, is_empty, wrap
-from purevk.tuning import DeviceProfile
+from purevk.tuning import DeviceProfile, DeviceTraits
 
 NAME = "purevk.gather"
 _MOST_PARTS = 32  # of a tensor, which each workgroup goes through

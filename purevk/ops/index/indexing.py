@@ -11,7 +11,7 @@ from purevk.errors import GraphError
 from purevk.ir import Arg, Layout, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.builder import Builder
 from purevk.ops.index.masked import is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
@@ -29,6 +29,7 @@ from purevk.ops.registry import (
     rewrite,
 )
 from purevk.ops.shapes import is_empty, wrap
+from purevk.tuning import DeviceTraits
 
 
 def _scattered(

@@ -7,13 +7,14 @@ from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.elements import conversions
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.registry import Kernel, Operator, register, rewrite
 from purevk.ops.shapes import broadcast, is_empty
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.masked_scatter"
 _MOST_BLOCKS = 16384  # each adds up the counts of those before it

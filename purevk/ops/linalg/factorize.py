@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped, mapped_all, mapped_over, mapped_over_all
 from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.ops.shapes import broadcast
+from purevk.tuning import DeviceTraits
 
 LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core  # noqa: E501
 INT = DType.int32

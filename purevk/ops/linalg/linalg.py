@@ -9,13 +9,13 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import broadcast, wrap, wrap_all
+from purevk.tuning import DeviceTraits
 
 
 # -- products ------------------------------------------------------------------------------------

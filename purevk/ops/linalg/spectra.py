@@ -7,11 +7,11 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.ops.builder import Builder
 from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _turned
 from purevk.ops.mapped import mapped_over, mapped_over_all
 from purevk.ops.registry import definition_of, rewrite
+from purevk.tuning import DeviceTraits
 
 _EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
 

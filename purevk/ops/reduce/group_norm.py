@@ -16,7 +16,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.expression import Expression
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
@@ -34,6 +34,7 @@ from purevk.ops.registry import (
     rewrite,
 )
 from purevk.ops.shapes import is_empty
+from purevk.tuning import DeviceTraits
 
 _BIASED = Reduction(finish="(a / float(n))", variance=True)
 

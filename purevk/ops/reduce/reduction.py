@@ -18,8 +18,8 @@ from purevk.lower.rows import bind_x, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.tuning import DeviceTraits
 from purevk.ops.shapes import is_empty, reduced, wrap_all
+from purevk.tuning import DeviceTraits
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
-from purevk.lower.lowering import DeviceTraits
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
 from purevk.ops.registry import ShapeError, rewrite
+from purevk.tuning import DeviceTraits
 
 
 def _segment_shape(

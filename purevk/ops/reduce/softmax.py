@@ -6,12 +6,13 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.lowering import DeviceTraits, Lowering
+from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import bind_x, by_dim, collapse, spread, spread_columns
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty, wrap
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.softmax"
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import DeviceTraits
 from purevk.lower.map import acc_of, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
@@ -16,6 +15,7 @@ from purevk.ops.promotion import wide_type
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
 from purevk.ops.sort.sort import NAME as SORT
+from purevk.tuning import DeviceTraits
 
 
 # -- the most frequent value ---------------------------------------------------------------------
