@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from purevk import knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
 from purevk.frontends.executorch.names import INTEGER_OPERATORS  # noqa: E402
-from purevk.frontends.torch import exported, higher_order  # noqa: E402
+from purevk.frontends.torch import higher_order, nodes  # noqa: E402
 from purevk.frontends.torch.decompose import PYTHON  # noqa: E402
 from purevk.ops import registry  # noqa: E402
 
@@ -115,7 +115,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
         "views, permutations, concatenation, padding, flips, pixel shuffle",
         "movement views rearrange pointwise_kernel elementwise.kernels",
     ),
-    "Creation": ("tensors of constants and ranges", "creation fill"),
+    "Creation": ("tensors of constants, ranges and grids", "creation fill"),
     "Reductions": ("sums, means, extremes, norms, variances", "reduction statistics"),
     "Softmax and normalization": (
         "softmax, batch, layer, group, instance and RMS normalization",
@@ -158,10 +158,15 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
 }
 
+# Operators that are in another family than the other operators of their module.
+OTHER_FAMILIES = {"et_vk.grid_priors.default": "Creation"}
+
 
 def family_of(name: str) -> str:
     """The family of docs/ops.md that an operator is in: that of its module, else of its package,
     else of its module's own name."""
+    if name in OTHER_FAMILIES:
+        return OTHER_FAMILIES[name]
     definition = registry.find(name)
     if isinstance(definition.form, registry.View):
         return "Movement"
@@ -289,7 +294,7 @@ _READER = {
 
 def _without_kernel() -> tuple[str, ...]:
     """What front ends handle themselves: operators on sizes, assertions, control flow."""
-    source = ast.parse(inspect.getsource(exported))
+    source = ast.parse(inspect.getsource(nodes))
     named = {
         node.value
         for node in ast.walk(source)

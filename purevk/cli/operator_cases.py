@@ -1,5 +1,5 @@
-"""The operators that `purevk bench --ops` times, each with arguments whose main tensor has a given
-number of bytes."""
+"""The operators that `purevk bench --ops` times, with arguments. The main tensor of each case has a
+given number of bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Tensor:
 
     Attributes:
         constant: a weight, known when the operator is lowered.
-        sparse: it is read where indices say: so many times the bytes of the result, or all of it if
-            that is less. 1 for rows that become those of the result; where elements are picked
-            alone as many as a sector has, since memory moves these 32 bytes for each of them.
+        sparse: for a tensor that is read at indices: the bytes that are read, divided by the bytes
+            of the result. At most the whole tensor is read. 1 if whole rows are read. The elements
+            of a memory sector if single elements are read, since memory moves whole sectors.
     """
 
     dims: tuple[int, ...]
@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         family: the heading under which it is listed.
-        form: what is telling about the arguments, such as "last dim".
+        form: what distinguishes the arguments, such as "last dim".
     """
 
     family: str
@@ -86,19 +86,20 @@ def _square(nbytes: int) -> tuple[int, int]:
     return count // columns, columns
 
 
-# -- one element at a time -----------------------------------------------------------------------
+# -- pointwise ---------------------------------------------------------------------------------
 _INTEGERS = ("bitwise", "gcd", "lcm")  # operators that have no floats
 _EXTRA = {"aten._to_copy.default": (DType.float16,), "aten.div.Tensor_mode": ("floor",)}
 
 
 def _pointwise(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
-    for row in registry.definitions():
-        if not isinstance(row.form, registry.Pointwise):
+    for definition in registry.definitions():
+        if not isinstance(definition.form, registry.Pointwise):
             continue
-        dtype = DType.int32 if any(word in row.name for word in _INTEGERS) else DType.float32
+        is_integer = any(word in definition.name for word in _INTEGERS)
+        dtype = DType.int32 if is_integer else DType.float32
         args: list[Any] = []
-        for name, parameter in row.signature.parameters.items():
+        for name, parameter in definition.signature.parameters.items():
             if parameter.default is not inspect.Parameter.empty or name in (
                 "dtype",
                 "rounding_mode",
@@ -110,7 +111,8 @@ def _pointwise(nbytes: int) -> Iterator[Case]:
                 if name == "n"
                 else Tensor((rows, columns), DType.bool if boolean else dtype, 2 if boolean else 30)
             )
-        yield Case("pointwise", row.name, (*args, *_EXTRA.get(row.name, ())))
+        name = definition.name
+        yield Case("pointwise", name, (*args, *_EXTRA.get(name, ())))
     for form, other in (("row", (columns,)), ("column", (rows, 1)), ("number", ())):
         yield Case(
             "pointwise",
@@ -121,7 +123,7 @@ def _pointwise(nbytes: int) -> Iterator[Case]:
     yield Case("pointwise", "aten.add.Tensor", (f16(rows, columns), f16(rows, columns)), "half")
 
 
-# -- moving --------------------------------------------------------------------------------------
+# -- movement ------------------------------------------------------------------------------------
 def _movements(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
     x, cube = f32(rows, columns), f32(rows // 32, 32, columns)
@@ -227,7 +229,7 @@ def _rows(nbytes: int) -> Iterator[Case]:
 
 
 # -- indices -------------------------------------------------------------------------------------
-_SECTOR = 32  # bytes, the least that is read of memory
+_SECTOR = 32  # bytes, the smallest read from memory
 
 
 def _indices(nbytes: int) -> Iterator[Case]:
@@ -355,7 +357,7 @@ def _matmuls(nbytes: int) -> Iterator[Case]:
 def _quantized(nbytes: int) -> Iterator[Case]:
     rows, columns = _square(nbytes)
     n, k, group = 4 * rows, columns, 32
-    codes, packed = (
+    quantized, packed = (
         weight(n, k, dtype=DType.int8, high=100),
         weight(2 * n, k // 2, dtype=DType.uint8, high=255),
     )
@@ -364,7 +366,7 @@ def _quantized(nbytes: int) -> Iterator[Case]:
     for m in (1, 4, 16, 512):
         x, form = f32(m, k), f"{m} rows"
         yield Case("quantized", "et_vk.linear_q4gsw.default", (x, packed, by_group, group), form)
-        yield Case("quantized", "aten._weight_int8pack_mm.default", (x, codes, by_row), form)
+        yield Case("quantized", "aten._weight_int8pack_mm.default", (x, quantized, by_row), form)
         zero = Tensor((m,), DType.int8)
         yield Case(
             "quantized",
@@ -373,7 +375,10 @@ def _quantized(nbytes: int) -> Iterator[Case]:
             form,
         )
         yield Case(
-            "quantized", "et_vk.linear_q8ta_q8csw.default", (x, 0.1, 3, codes, sums, by_row), form
+            "quantized",
+            "et_vk.linear_q8ta_q8csw.default",
+            (x, 0.1, 3, quantized, sums, by_row),
+            form,
         )
     x, image = f32(rows, columns), _image(nbytes)
     scale, zero_point = weight(rows), weight(rows, dtype=DType.int64)

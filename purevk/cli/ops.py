@@ -35,30 +35,31 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return (
         _check(args)
         if args.check
-        else {"operators": [row for row in operators() if _fits(row, args.pattern)]}
+        else {"operators": [entry for entry in operators() if _fits(entry, args.pattern)]}
     )
 
 
 def operators() -> list[dict[str, Any]]:
-    """Every row: "operator", "names" (others), "form" ("pointwise", "view", "rewrite", "kernel", or
-    "cpu"), "epilogue" (whether it takes pointwise operators that follow into its kernel)."""
+    """All operator definitions: "operator", "names" (other names), "form" ("pointwise", "view",
+    "rewrite", "kernel" or "cpu"), "epilogue" (whether its kernel also runs the pointwise operators
+    that follow)."""
     return [
         {
-            "operator": row.name,
-            "names": list(row.names),
-            "form": "cpu" if row.form is None else type(row.form).__name__.lower(),
-            "epilogue": bool(getattr(row.form, "epilogue", False)),
+            "operator": each.name,
+            "names": list(each.names),
+            "form": "cpu" if each.form is None else type(each.form).__name__.lower(),
+            "epilogue": bool(getattr(each.form, "epilogue", False)),
         }
-        for row in registry.definitions()
+        for each in registry.definitions()
     ]
 
 
-def _fits(row: dict[str, Any], pattern: str | None) -> bool:
+def _fits(entry: dict[str, Any], pattern: str | None) -> bool:
     if pattern is None:
         return True
     wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     return any(
-        fnmatch.fnmatchcase(name, wanted) for name in (row["operator"], *row.get("names", ()))
+        fnmatch.fnmatchcase(name, wanted) for name in (entry["operator"], *entry.get("names", ()))
     )
 
 
@@ -71,9 +72,9 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
                     {
                         "name": name,
                         "operators": [
-                            row
-                            for row in _where(program, name, target.traits)
-                            if _fits(row, args.pattern)
+                            entry
+                            for entry in _where(program, name, target.traits)
+                            if _fits(entry, args.pattern)
                         ],
                         "error": None,
                     }
@@ -89,15 +90,13 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]:
-    """For each operator of a method, as the front end names it: on the GPU or the CPU, why, how
-    many nodes."""
-    from purevk.passes.pipeline import passes
+    """For each operator of a method, by the front end's name: where it runs (GPU or CPU), why, and
+    the number of nodes."""
+    from purevk.passes.pipeline import phases
 
     graph = program.graph(method)
-    for each in passes(traits):
+    for each in phases(traits)[0].passes:  # the last of them wraps what the device cannot run
         graph = each(graph)
-        if each.__name__ == "place_on_host":
-            break
     found: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op == "purevk.host":
@@ -113,8 +112,10 @@ def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]
 
 
 def _form(name: str) -> str | None:
-    row = registry.find(name)
-    return None if row is None or row.form is None else type(row.form).__name__.lower()
+    definition = registry.find(name)
+    if definition is None or definition.form is None:
+        return None
+    return type(definition.form).__name__.lower()
 
 
 # -- for people ----------------------------------------------------------------------------------
