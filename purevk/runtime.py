@@ -1,4 +1,4 @@
-"""The face of ExecuTorch's Python runtime, with its names: code written for `executorch.runtime`
+"""The API of ExecuTorch's Python runtime, with its names: code written for `executorch.runtime`
 runs on purevk.
 
 from purevk import Runtime
@@ -58,8 +58,7 @@ class TensorInfo:
         return self._nbytes
 
     def is_memory_planned(self) -> bool:
-        """Whether the exporter gave it a place in the file's memory plan. purevk makes a plan of
-        its own."""
+        """Whether the exporter's memory plan has it. purevk makes a memory plan of its own."""
         return self._planned
 
     def __repr__(self) -> str:

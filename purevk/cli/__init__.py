@@ -1,5 +1,5 @@
-"""The command `purevk`: one file a subcommand, each a `Command` that calls the library and reports
-what came back."""
+"""The command `purevk`. Each subcommand is a `Command` in a file of its own, which calls the
+library and reports the results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAMES = ("info", "inspect", "run", "bench", "ops", "warmup", "doctor")
 
 
 def load_commands(names: Sequence[str] = NAMES) -> tuple[Command, ...]:
-    """Subcommands by name. Only their modules are imported, so that `doctor` works where the others
-    cannot."""
+    """The subcommands by name. Only the modules of these names are imported, so that `doctor` runs
+    where others cannot."""
     return tuple(importlib.import_module(f"purevk.cli.{name}").COMMAND for name in names)
 
 

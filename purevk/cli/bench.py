@@ -178,7 +178,7 @@ def _time_calls(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed."""
+    """The smallest value that at least `percent` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(max(-int(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
 

@@ -1,5 +1,4 @@
-"""`purevk bench --ops`: the time of each operator alone, against what the device's memory and
-arithmetic allow."""
+"""`purevk bench --ops`: times single operators and compares them with the device's limits."""
 
 from __future__ import annotations
 
@@ -131,8 +130,7 @@ def _tensors(case: Case) -> list[Tensor]:
 
 
 def build(case: Case) -> tuple[Graph, int]:
-    """A graph of the one operator, and the bytes that it has to move: its arguments and results,
-    each once."""
+    """A graph with one operator, and the bytes that it must move: each argument and result once."""
     importer = Importer(case.op, case.op)
     values: dict[int, Value] = {}
     for tensor in _tensors(case):

@@ -1,4 +1,4 @@
-"""What a subcommand is, and the arguments that several of them share."""
+"""Subcommands, and the arguments that several of them share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Command:
 
 
 def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None:
-    """Adds --device, and --no-device where a command can do without one."""
+    """Adds --device, and --no-device if the command can run without a device."""
     group = parser.add_mutually_exclusive_group() if no_device else parser
     group.add_argument(
         "--device",
@@ -71,7 +71,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Adds what says which inputs a call gets."""
+    """Adds the arguments for the inputs of a call."""
     group = parser.add_argument_group("inputs")
     group.add_argument(
         "--input",
@@ -112,7 +112,7 @@ def positive(text: str) -> int:
 
 
 def pick_method(names: Iterable[str], wanted: str | None, where: str) -> str:
-    """The method that a command works on: the one named, "forward", or the only one.
+    """The method of a command: the one that is named, "forward", or the only one.
 
     Raises:
         InputError: there is no such method, or several to choose from.

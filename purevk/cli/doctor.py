@@ -106,7 +106,7 @@ def _vulkan(args: argparse.Namespace) -> list[Check]:
 
 
 def _drivers() -> list[Check]:
-    """The drivers' manifests on Linux and macOS; Windows keeps them in its registry."""
+    """The manifests of the drivers on Linux and macOS. Windows keeps them in its registry."""
     if sys.platform == "win32":
         return []
     named = knobs.VK_DRIVER_FILES() or knobs.VK_ICD_FILENAMES()
@@ -202,7 +202,7 @@ def _device_advice() -> list[str]:
 
 
 def _works(physical: Any) -> Check:
-    """Whether a device can be opened and writes memory that the host then reads."""
+    """Whether a device can be opened, and writes memory that the host then reads."""
     from purevk import api
 
     try:

@@ -1,4 +1,4 @@
-"""The inputs of a call from the command line: files, numbers, or made up."""
+"""The inputs of a call from the command line: files, numbers or random numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INT_TOP = (
 
 
 def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]:
-    """The inputs of a method's graph, as --input, --size and --seed say.
+    """The inputs of a method's graph, from --input, --size and --seed.
 
     Args:
         graph: the method.
@@ -57,7 +57,7 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
 
 
 def _expand(spec: str) -> list[Any]:
-    """The items that one --input stands for: arrays of a file, or a word or number as it is."""
+    """The items of one --input: the arrays of a file, or the word or number itself."""
     path, _, pattern = spec.partition(":")
     if not path.lower().endswith((".npy", ".npz")):
         return [spec]

@@ -1,4 +1,4 @@
-"""`purevk inspect`: what is in a file, and where each part of it would run."""
+"""`purevk inspect`: what is in a file, and where each node runs."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
 
 
 def _named(kind: str, data: dict[str, Any]) -> str:
-    """The heading of an input or output: "input x", or "input 2" where it has no name."""
+    """The heading of an input or output: "input x", or "input 2" if it has no name."""
     name = str(data["name"])
     return name.replace("_", " ") if name.startswith(f"{kind}_") else f"{kind} {name}"
 

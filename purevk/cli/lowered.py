@@ -17,8 +17,8 @@ from purevk.tuning import DeviceTraits
 
 @dataclass(frozen=True)
 class Lowered:
-    """A method: as the front end gave it, as the passes left it, what runs, and what must hold of
-    the sizes of a call (other calls are lowered anew)."""
+    """A method: the graph of the front end, the optimized graph, the execution plan, and the guards
+    of the sizes. Calls that break a guard are lowered again."""
 
     imported: Graph
     graph: Graph
@@ -42,7 +42,7 @@ def lower(program: ModelFile, method: str, traits: DeviceTraits) -> Lowered:
 # -- inputs and outputs --------------------------------------------------------------------------
 def describe(specs: Sequence[ArgumentSpec]) -> list[dict[str, Any]]:
     """Inputs or outputs: "name", "kind" ("tensor", "integer", "fixed" or "unused"), "dtype", "dims"
-    (integers, or expressions over symbols as text), and "value" of what is fixed."""
+    (integers, or expressions over symbols as text), and the "value" of fixed ones."""
     return [
         {
             "name": each.name,
@@ -65,7 +65,7 @@ def type_text(data: dict[str, Any]) -> str:
 
 
 def size_symbols(graph: Graph) -> dict[str, dict[str, int | None]]:
-    """The symbols in the inputs' sizes: their bounds, both included; a "max" of None: there is
+    """The symbols in the inputs' sizes with their bounds, both included. A "max" of None: there is
     none."""
     found: dict[str, dict[str, int | None]] = {}
     for value in graph.inputs:
@@ -94,8 +94,7 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
 
 
 def control_data(node: Node) -> dict[str, Any]:
-    """Control flow, which the host runs: as `host_data`; "graphs" are the names of its
-    sub-graphs."""
+    """Control flow, which the host runs. As `host_data`, and "graphs": the names of its sub-graphs."""
     return {
         "operator": node.op,
         "why": "control flow",
@@ -116,9 +115,8 @@ def host_data(node: Node) -> dict[str, Any]:
 
 
 def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
-    """What runs, in order, a row each: "on" is "load" (once, from constants alone), "gpu", "cpu",
-    or "host" for control flow, below which the rows of its sub-graphs follow, one "depth" further
-    in."""
+    """What runs, in order, one row each. "on" is "load" (once, from constants alone), "gpu", "cpu"
+    or "host" (control flow). The rows of its sub-graphs follow, with a larger "depth"."""
     rows: list[dict[str, Any]] = [
         {
             "on": "load",
@@ -186,7 +184,7 @@ def label_source(label: str) -> str:
 
 
 def host_nodes(plan: Plan) -> list[Node]:
-    """The nodes that run on the CPU, in order, those of sub-graphs included."""
+    """The nodes that run on the CPU, in order, also those of sub-graphs."""
     return [
         step.nodes[0]
         for each in plan.nested()

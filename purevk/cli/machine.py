@@ -1,4 +1,4 @@
-"""What the commands ask of the machine: versions, the device, the compiler, the cache."""
+"""What the commands need to know of the machine: versions, the device, the compiler, the cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of purevk, Python, the system and the packages that matter; None for what is not
-    installed."""
+    """Versions of purevk, Python, the system and important packages. None: it is not installed."""
     from purevk import __version__
 
     found: dict[str, str | None] = {
@@ -37,7 +36,7 @@ def versions() -> dict[str, str | None]:
 
 
 def compiler() -> dict[str, Any]:
-    """The GLSL compiler: "origin", "version", and "error" where there is none."""
+    """The GLSL compiler: "origin", "version", and "error" if there is none."""
     from purevk.cli.output import error_data
     from purevk.shaders import shaderc
 
@@ -57,8 +56,8 @@ def open_context(args: argparse.Namespace) -> Context:
 
 
 class Target:
-    """What a model is lowered for: a device, or the assumption of one (`--no-device`). A context
-    manager.
+    """The device that a model is lowered for. With `--no-device`, a typical one is assumed. A
+    context manager.
 
     Attributes:
         traits: what the choice of kernels depends on.

@@ -67,7 +67,7 @@ def indices(*dims: int, high: int, dtype: DType = DType.int64) -> Tensor:
 
 
 def operator_cases(nbytes: int) -> Iterator[Case]:
-    """All cases, the main tensor of each having about `nbytes` (in float32, unless the case says
+    """All cases. The main tensor of each has about `nbytes` (in float32, unless the case says
     otherwise)."""
     yield from _pointwise(nbytes)
     yield from _movements(nbytes)

@@ -1,5 +1,4 @@
-"""What the commands print for people: headings, pairs and tables, as wide as the terminal; and
-errors."""
+"""Prints headings, pairs and tables, as wide as the terminal, and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class Output:
         self._any = True
 
     def pairs(self, items: Iterable[tuple[str, Any]], indent: int = 2) -> None:
-        """Lines of a name and a value; those whose value is None are left out."""
+        """Lines of a name and a value. A value of None is left out."""
         rows = [(name, value) for name, value in items if value is not None]
         if not rows:
             return

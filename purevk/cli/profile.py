@@ -1,4 +1,4 @@
-"""Times of single dispatches, summed by operator and set against what the device can do."""
+"""Times single dispatches, adds them up by operator, and compares them with the device's limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timing:
 def time_dispatches(
     executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
 ) -> list[Timing]:
-    """Times every dispatch of a call; each waits for the one before, so that none overlap.
+    """Times every dispatch of a call. Each waits for the one before, so that none overlap.
 
     Args:
         executable: what runs the method within the exported bounds.
@@ -136,8 +136,7 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
 
 
 def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:
-    """The least time that the limits allow all dispatches together: "roofline", dispatch by
-    dispatch."""
+    """ "roofline": the least time that the limits allow, summed over the dispatches."""
     return {
         "measured": sum(t.seconds for t in timings),
         "roofline": sum(

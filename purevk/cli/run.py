@@ -58,7 +58,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tensor(value: Any) -> dict[str, Any]:
-    """dtype, shape and, over the finite elements, min, max and mean; "not_finite" counts the
+    """dtype and shape, and min, max and mean of the finite elements. "not_finite" counts the
     others."""
     if not isinstance(value, np.ndarray):
         return {"dtype": type(value).__name__, "shape": None, "value": value}

@@ -1,5 +1,5 @@
-"""Where the time of a call goes: the device, operators on the CPU, and the host's own work around
-them."""
+"""The parts of the time of a call: the device, operators on the CPU, and the rest of the host's
+work."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _Timed:
 
 
 class Stopwatch:
-    """While it is entered, adds up the seconds spent in submitting to a device's queue and waiting
-    for it, and in operators on the CPU.
+    """A context manager that adds up the seconds spent on submitting to a queue and waiting for it,
+    and in operators on the CPU.
 
     Args:
         device: whose queue.

@@ -1,4 +1,5 @@
-"""`purevk warmup`: compiles ahead of time what models need, and carries it to other machines."""
+"""`purevk warmup`: compiles the kernels of models ahead of time, and bundles them for other
+machines."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 def _warm(
     path: str, data_files: list[str], context: Context, bar: Any
 ) -> tuple[dict[str, Any], dict[Any, None]]:
-    """Makes the kernels of one model ready; gives its report and the cache keys of its SPIR-V."""
+    """Makes the kernels of one model. Returns its report and the cache keys of its SPIR-V."""
     report = context.kernels.report
     compiled, pipelines = report.compiled, report.pipelines
     start = time.perf_counter()

@@ -1,2 +1,1 @@
-"""Runs graphs on a device: kernels made ready, memory planned, command buffers recorded and
-submitted."""
+"""Runs graphs on a device: makes kernels, plans memory, records and submits command buffers."""

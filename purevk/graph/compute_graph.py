@@ -1,5 +1,5 @@
-"""Dispatches on a device: memory planned, descriptor sets written, command buffers recorded per
-signature and replayed.
+"""Dispatches on a device: plans memory, writes descriptor sets, records a command buffer for each
+signature and replays it.
 
 The dispatches of a program are cut into segments, one command buffer each, where the host has to
 step in between.
@@ -33,7 +33,8 @@ _COPIED = (
 
 @dataclass(frozen=True)
 class Cut:
-    """A segment: dispatches [first, last), what the host writes before it and reads after it."""
+    """A segment: the dispatches [first, last), the values that the host writes before it, and those
+    that it reads after it."""
 
     first: int
     last: int
@@ -275,8 +276,7 @@ class ComputeGraph:
         skip: int,
         form: str,
     ) -> api.BufferView:
-        """The bytes of a buffer range as texels: whole ones, also where the range has only part of
-        the last."""
+        """The bytes of a buffer range as whole texels. The last one may reach beyond the range."""
         _, size = api.texel_format(form)
         start = span.offset + skip
         count = min(-(-(span.nbytes - skip) // size), (span.buffer.nbytes - start) // size)
@@ -291,8 +291,8 @@ class ComputeGraph:
         return views[key]
 
     def _hazards(self) -> list[bool]:
-        """For each dispatch, whether a barrier must come before it: it touches bytes that one since
-        the last barrier wrote, or writes bytes that one read."""
+        """For each dispatch, whether a barrier must come before it. It must if the dispatch touches
+        bytes that were written since the last barrier, or writes bytes that were read."""
         needed = []
         written: list[tuple[int, int, int]] = []
         touched: list[tuple[int, int, int]] = []
@@ -334,7 +334,7 @@ class ComputeGraph:
         return self._ranges[value]
 
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
-        """Starts segment `number` for the symbols' values; wait for the result before reading
+        """Starts segment `number` for values of the symbols. Wait for the result before reading
         downloads."""
         if self._params:
             self._write_params(number, env)
@@ -372,7 +372,7 @@ class ComputeGraph:
         queries: api.TimestampPool | None = None,
         runs: int = 1,
     ) -> api.CommandBuffer:
-        """Records a segment; with `queries` it is timed, `runs` times, and fetches nothing."""
+        """Records a segment. With `queries`, it runs `runs` times, is timed, and downloads nothing."""
         self.recorded += 1
         commands = self._pool.buffer()
         cut, tables = self.cuts[number], self._tables[number]
@@ -418,8 +418,7 @@ class ComputeGraph:
         return commands
 
     def _copied(self, value: Value, env: Mapping[Symbol, int]) -> int:
-        """Bytes of a download that mean anything, as far as its sizes are known when it is
-        recorded."""
+        """Bytes of a download that are used, if its sizes are known when it is recorded; else all."""
         count = value.type.numel
         if isinstance(count, int) or not _dims.symbols(count) <= env.keys():
             return self._sizes[value]
@@ -492,7 +491,7 @@ class _Tables:
 
 
 def _words(numbers: np.ndarray) -> np.ndarray:
-    """Numbers as shaders take them.
+    """Numbers as the 32-bit words that shaders take.
 
     Raises:
         InputError: one has more than 32 bits.

@@ -1,5 +1,4 @@
-"""A device with what programs on it share: the cache, the compiled kernels, the traits that kernels
-are chosen by."""
+"""A device, and what programs on it share: the cache, the kernels, the device traits."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ _default: Context | None = None
 
 
 class Closable(Protocol):
-    """What a context closes before its device: a program."""
+    """A program, which a context closes before its device."""
 
     def close(self) -> None: ...
 
@@ -99,8 +98,8 @@ class Context:
 
 
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
-    """What the choice of kernels depends on, read from a device; `cache` keeps what asking the
-    compiler told."""
+    """The device traits, which the choice of kernels depends on. The cache keeps what the compiler
+    was asked."""
     limits, shapes = device.limits, _matrix_shapes(device, cache or Cache(None))
     return DeviceTraits(
         features=frozenset(device.features),
@@ -134,7 +133,7 @@ def profile_of(physical: api.PhysicalDevice) -> DeviceProfile:
 
 
 def typical_traits() -> DeviceTraits:
-    """Traits of a typical desktop GPU, less the features of PUREVK_DISABLE."""
+    """The traits of a typical desktop GPU, without the features in PUREVK_DISABLE."""
     from purevk.api.features import Features, choose
 
     return DeviceTraits(
@@ -182,9 +181,9 @@ def _matrix_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int
 
 
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
-    """Whether the compiler knows a GLSL extension. A yes is kept, since a warm start loads no
-    compiler; where there is none at all, all kernels come from the cache or a bundle, and the
-    answer is yes."""
+    """Whether the compiler knows a GLSL extension. The cache keeps a yes, so that a warm start
+    loads no compiler. Without a compiler the answer is yes: all kernels come from the cache or a
+    bundle."""
     from purevk.shaders import shaderc
 
     if cache.get_tuning(device, extension):
@@ -199,8 +198,8 @@ def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
 
 
 def _max_texels(device: api.Device) -> int:
-    """Elements of a texel buffer; 0 if there are none of the formats that kernels use, or not
-    wherever memory is planned."""
+    """Elements of a texel buffer. 0 if a format that kernels use is missing, or if not all memory
+    of plans can be one."""
     usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
     usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
     return device.limits.max_texel_buffer_elements if usable else 0

@@ -68,7 +68,7 @@ class ControlStep:
         }[node.op]
 
     def run(self, read: Read, env: dict[Symbol, int]) -> dict[Value, np.ndarray]:
-        """Runs the node; gives its results.
+        """Runs the node and returns its results.
 
         Args:
             read: gives the elements of a tensor of the graph around.

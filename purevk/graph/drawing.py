@@ -1,4 +1,4 @@
-"""A planned method as text, JSON or a Mermaid diagram: nodes, where they run, what flows between
+"""A planned method as text, JSON or a Mermaid diagram: nodes, where they run, and the edges between
 them."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GraphDrawing:
         return to_text(self.plan.graph)
 
     def to_mermaid(self, direction: str = "TD") -> str:
-        """A Mermaid flowchart: segments are boxes, weights are named in the nodes that read them.
+        """A Mermaid flowchart. Segments are boxes, and nodes name the weights that they read.
 
         Args:
             direction: of the flow: "TD" or "LR".
@@ -203,8 +203,7 @@ def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
 
 
 def _operators(node: Node) -> Iterator[str]:
-    """The operators that a node computes: its own, and those of pointwise programs that were joined
-    to it."""
+    """The operators that a node computes, fused ones included."""
     chains = [arg for arg in node.args if isinstance(arg, Expression)]
     if node.op != "purevk.pointwise" or not any(chain.names for chain in chains):
         yield _short(node.op)
@@ -278,8 +277,7 @@ def _draw_node(node: dict[str, Any], on: str, lines: list[str], depth: int) -> N
 
 
 def _escaped(text: str) -> str:
-    """Text within a quoted label: what Mermaid or HTML would read as something else goes as an
-    entity."""
+    """Text within a quoted label. Characters with a meaning in Mermaid or HTML become entities."""
     return re.sub(
         r"[^\w .,:;+*/()\[\]{}=!?%-]", lambda match: f"#{ord(match[0])};", text.replace("\n", " ")
     )

@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Executable:
-    """A plan with its memory on a device.
+    """An execution plan with its memory on a device.
 
     Args:
         context: the device.
@@ -311,8 +311,8 @@ class Executable:
         return output
 
     def close(self) -> None:
-        """Releases the memory of calls, and the pipelines that no other program uses; weights and
-        state belong to the program."""
+        """Releases the memory of calls, and the pipelines that no other program uses. Weights and
+        states belong to the program."""
         for inner in self.nested():
             inner.graph.close()
             inner._pipelines = []

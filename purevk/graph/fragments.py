@@ -44,7 +44,7 @@ def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
 
 
 def expected_product() -> np.ndarray:
-    """What `fragment_order.comp` multiplies: float32 [16, 8]."""
+    """The expected result of `fragment_order.comp`: float32 [16, 8]."""
     m, k, n = np.arange(16)[:, None], np.arange(16), np.arange(8)
     return (((7 * m + 13 * k) % 17 - 8) @ ((5 * k[:, None] + 11 * n) % 19 - 9)).astype(np.float32)
 

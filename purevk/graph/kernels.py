@@ -1,5 +1,5 @@
-"""Pipelines from kernel specs: SPIR-V from the cache or the compiler, pipelines made in parallel
-and kept."""
+"""Makes pipelines from kernel specs, in parallel, and keeps them. SPIR-V comes from the cache or
+the compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 
 @dataclass
 class KernelReport:
-    """What making kernels ready took.
+    """Counts and times of making kernels.
 
     Attributes:
         compiled: SPIR-V modules that the compiler made. cached: modules that the cache had.
@@ -66,12 +66,12 @@ class KernelStore:
 
     @property
     def device_key(self) -> str:
-        """Names the device and driver in the cache."""
+        """The name of the device and driver in the cache."""
         physical = self.device.physical
         return f"{physical.name}|{physical.driver}|{physical.pipeline_cache_uuid.hex()}"
 
     def job(self, spec: KernelSpec) -> CompileJob:
-        """What the compiler is asked for a spec."""
+        """The compile job of a spec."""
         own = find_template(spec.template)
         if own is not None:
             return CompileJob(
@@ -104,7 +104,7 @@ class KernelStore:
     def prepare(
         self, specs: Iterable[KernelSpec], progress: Callable[[str, int, int], None] | None = None
     ) -> list[api.ComputePipeline]:
-        """Makes the pipelines of all specs, compiling on threads what the cache lacks.
+        """Makes the pipelines of all specs. Threads compile what the cache lacks.
 
         Args:
             progress: called with ("compile" or "pipeline", done, total).

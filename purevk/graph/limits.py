@@ -1,4 +1,4 @@
-"""What a device can do at most, measured: bytes a second of a copy, and multiply-adds a second.
+"""Measures the limits of a device: bytes per second of a copy, and multiply-adds per second.
 
 Measured once a device and driver, and remembered in the cache.
 """
@@ -110,7 +110,7 @@ def _fma_rate(context: Context) -> float:
 
 
 def warm_up(context: Context, seconds: float) -> None:
-    """Multiplies for so long: a GPU takes about a second of work to leave its idle clocks."""
+    """Multiplies for some time. A GPU takes about a second of work to leave its idle clocks."""
     groups, count = (256, 1024) if context.device.kind == "cpu" else (4096, 4096)
     _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1), seconds)
 
@@ -124,8 +124,8 @@ def _best(
     grid: tuple[int, int],
     seconds: float = 0.0,
 ) -> float:
-    """Seconds of the fastest of several runs, by the device's clock if it has one: `_ROUNDS`, or as
-    many as fill `seconds`."""
+    """Seconds of the fastest of several runs: `_ROUNDS`, or as many as fill `seconds`. By the
+    device's clock if it has one."""
     device = context.device
     (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)
     made: list[api.DeviceObject] = []

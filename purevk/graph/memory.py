@@ -1,4 +1,4 @@
-"""Device memory of a program that outlives a call: weights and state."""
+"""Device memory of a program that is kept between calls: weights and states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BufferRange:
 
 
 class DeviceStore:
-    """Tensors in device memory, several to a buffer, until the store is closed.
+    """Tensors in device memory, several per buffer, until the store is closed.
 
     Args:
         device: its device.
@@ -40,7 +40,7 @@ class DeviceStore:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def reserve(self, items: Iterable[tuple[object, int]]) -> None:
-        """Makes room for (key, bytes) that have none yet."""
+        """Reserves memory for (key, bytes) pairs that have none yet."""
         wanted = [
             (key, -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT)
             for key, nbytes in items
@@ -71,7 +71,7 @@ class DeviceStore:
         items: Iterable[tuple[object, memoryview | None]],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Fills buffer ranges with bytes (None: zeros), directly where the host reaches them, otherwise
+        """Fills buffer ranges with bytes (None: zeros): directly if the host can write there, else
         through a staging buffer.
 
         Args:

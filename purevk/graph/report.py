@@ -1,4 +1,4 @@
-"""What a plan takes before anything is on a device: kernels, memory, traffic, arithmetic."""
+"""What a plan needs, without a device: kernels, memory, bytes moved, operations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from purevk.schedule.plan import Plan
 
 
 def kernels_data(plan: Plan) -> list[dict[str, Any]]:
-    """For each template: dispatches of a call, dispatches at load, pipelines, and SPIR-V modules
-    that these need."""
+    """For each template: dispatches of a call, dispatches at load, pipelines, and their SPIR-V
+    modules."""
     calls = Counter(
         dispatch.kernel.template for each in plan.nested() for dispatch in each.dispatches
     )
@@ -97,7 +97,7 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
 
 
 def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str, int]:
-    """Of a plan with sub-graphs: weights and states are shared, the rest adds up."""
+    """The sum over a plan and its sub-graphs, which share weights and states."""
     parts = [memory_data(replace(each, inner={}), unified, max_arena) for each in plan.nested()]
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
     plans = list(plan.nested())
@@ -140,8 +140,8 @@ class NodeCost:
 def node_costs(
     plan: Plan, limits: DeviceLimits | None = None, sizes: Mapping[str, int] | None = None
 ) -> list[NodeCost]:
-    """The cost of each node of a call that runs on the device, in order; of control flow, of each
-    sub-graph once.
+    """The cost of each node of a call that runs on the device, in order. Sub-graphs of control flow
+    count once.
 
     Args:
         limits: of the device, for `seconds`.

@@ -1,5 +1,4 @@
-"""What lowerings of one program have in common: results of constants alone that an earlier lowering
-left on the device."""
+"""Results from constants alone, which the lowerings of a program share on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from purevk.lower.lowering import Dispatch
 
 
 class Contents:
-    """Numbers for the contents of storages: equal numbers mean the same kernels on the same
+    """Numbers for the contents of storages. Equal numbers mean the same kernels on the same
     constants.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Many sizes evaluated at once: those that a segment's parameters and grids are made of."""
+"""Evaluates many sizes together: those of the parameters and grids of a segment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from purevk.ir import dims as _dims
 
 
 class SizeTable:
-    """A list of sizes, in which each expression is evaluated once however often it stands there.
+    """A list of sizes. An expression that occurs several times is evaluated once.
 
     Attributes:
         symbols: what the sizes depend on, sorted by name.
@@ -37,7 +37,7 @@ class SizeTable:
         self.symbols: tuple[Symbol, ...] = tuple(sorted(found, key=lambda symbol: symbol.name))
 
     def evaluate(self, env: Mapping[Symbol, int]) -> np.ndarray:
-        """The numbers, int64, where each symbol has the value that `env` gives it."""
+        """The sizes as int64, for the values of the symbols in `env`."""
         numbers: np.ndarray = self._fixed.copy()
         if self._expressions:
             values = np.array([_dims.evaluate(size, env) for size in self._expressions], np.int64)

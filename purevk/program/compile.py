@@ -1,4 +1,4 @@
-"""From modules or exported programs to a `Program`, with no file between: `purevk.compile`."""
+"""`purevk.compile`: makes a `Program` of modules or exported programs, without a file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def compile(
     """Makes modules of torch ready to run on a Vulkan device.
 
     Args:
-        model: a `torch.nn.Module` (put it into eval mode first), a `torch.export.ExportedProgram`,
-            or, for a program of several methods, a mapping from their names to such, or to tuples
-            (module, example inputs) or (module, example inputs, dynamic shapes). Methods share the
-            weights and buffers that are the same tensors: a buffer that one method writes is seen
-            by all.
-        example_inputs: what the module is traced with, as a tuple; a single tensor stands for a
-            tuple of one; not needed for an exported program.
+        model: a `torch.nn.Module` (put it into eval mode first) or a
+            `torch.export.ExportedProgram`. For several methods: a mapping from their names to
+            exported programs or tuples (module, example inputs) or (module, example inputs, dynamic
+            shapes). Methods share weights and buffers that are the same tensors. If one method
+            writes a buffer, all see it.
+        example_inputs: inputs to trace the module with: a tuple, or a single tensor. Not needed for
+            an exported program.
         dynamic_shapes: as for `torch.export.export`.
         kwargs: example inputs by name.
         context: device to run on; None: the best one, or that of PUREVK_DEVICE.
@@ -38,13 +38,14 @@ def compile(
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
 
     Returns:
-        A program with the one method "forward", or with those of the mapping. A method that was
-        made from a module exports it again for a call with other Python values, another nesting, or
+        A program with the method "forward", or with those of the mapping. A method that was made
+        from a module exports it again for a call with other Python values, another nesting, or
         sizes for which the module takes another branch.
 
     Raises:
-        UnsupportedProgramError: the model holds something that has no kernel and no CPU function.
-        InputError: `model` is nothing of the above.
+        UnsupportedProgramError: the model has an operator without a kernel and without a CPU
+            function.
+        InputError: `model` is none of the above.
     """
     from purevk.frontends.torch.module import Weights
 

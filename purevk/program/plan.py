@@ -1,4 +1,4 @@
-"""A model looked at without its weights: `purevk.plan`."""
+"""`purevk.plan`: lowers a model without its weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from purevk.schedule.plan import Plan, make_plan
 
 
 class PlannedProgram:
-    """A program that was lowered for a device, with nothing on it: what it takes can be read, and
-    it cannot run.
+    """A program that was lowered for a device but not loaded. It tells what a call would cost. It
+    cannot run.
 
     Attributes:
-        name: of the model. device: name of the device that it was lowered for.
-        plan: what would run.
+        name: of the model.
+        device: name of the device that it was lowered for.
+        plan: the execution plan.
         limits: of the device, if they are known.
     """
 
@@ -41,7 +42,7 @@ class PlannedProgram:
         )
 
     def forward(self, *inputs: Any) -> NoReturn:
-        """Raises `UnsupportedProgramError`: there are no weights here."""
+        """Raises `UnsupportedProgramError`, because no weights are loaded."""
         raise UnsupportedProgramError(
             "a planned program cannot run",
             where=self.name,
@@ -53,7 +54,7 @@ class PlannedProgram:
 
     @property
     def memory(self) -> MemoryReport:
-        """Bytes that the program would take on the device, at the upper bounds of sizes."""
+        """Bytes that the program would need on the device, at the upper bounds of sizes."""
         return MemoryReport(**memory_data(self.plan, self._unified))
 
     @property
@@ -66,8 +67,11 @@ class PlannedProgram:
         return GraphDrawing(self.plan)
 
     def costs(self, **sizes: int) -> list[NodeCost]:
-        """The cost of each node of a call, in order; `sizes` are values of dynamic sizes (others:
-        their upper bounds)."""
+        """The cost of each node of a call, in order.
+
+        Args:
+            sizes: values of dynamic sizes by name. The others have their upper bounds.
+        """
         names = {symbol.name for symbol in self.plan.graph.symbols}
         for name in sizes:
             if name not in names:
@@ -79,9 +83,9 @@ class PlannedProgram:
         return node_costs(self.plan, self.limits, sizes)
 
     def report(self, **sizes: int) -> dict[str, Any]:
-        """All of it in numbers: "device", "inputs" (text), "dispatches", "segments", "cpu_nodes"
-        (operators and how often), "memory" (bytes), "bytes" moved and "flops" of a call, and
-        "seconds": the least time that the device's limits allow, or None."""
+        """A summary: "device", "inputs" (text), "dispatches", "segments", "cpu_nodes" (count by
+        operator), "memory" (bytes), "bytes" moved and "flops" of a call, and "seconds": the least
+        time that the device's limits allow, or None."""
         costs = self.costs(**sizes)
         plans = list(self.plan.nested())
         hosts = [
@@ -139,25 +143,25 @@ def plan(
     limits: DeviceLimits | None = None,
     method: str = "forward",
 ) -> PlannedProgram:
-    """Lowers a model for a device without loading it: memory, kernels, traffic and arithmetic of a
-    call. No weight is read, so that a model on the `meta` device, of which there are none, can be
-    looked at.
+    """Lowers a model for a device without loading it. The result has the memory, the kernels, the
+    bytes moved and the operations of a call. No weight is read, so the model may be on the `meta`
+    device.
 
     Args:
         model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or the path of a .pte or .pvk
             file.
-        example_inputs: what a module is traced with; moved to the meta device if the module's
-            weights are there.
+        example_inputs: inputs to trace a module with. They are moved to the meta device if the
+            module's weights are there.
         dynamic_shapes: as for `torch.export.export`.
         device: a context; None: the best device, or that of PUREVK_DEVICE; "typical": no device, a
             desktop GPU is assumed.
-        limits: bytes and operations a second that times are estimated from; None: those of the
-            device, measured once and kept in the cache; without a device, times are not estimated.
+        limits: bytes and operations per second, to estimate times. None: those of the device,
+            measured once and kept in the cache. Without a device, no times are estimated.
         method: of a file.
 
     Raises:
-        UnsupportedProgramError: the model holds something that has no kernel and no CPU function,
-            or decides by the values of weights that are not there.
+        UnsupportedProgramError: the model has an operator without a kernel and without a CPU
+            function, or depends on the values of weights that are not loaded.
         InputError: `device` is no device.
     """
     if isinstance(device, str) and device != "typical":

@@ -15,7 +15,7 @@ class DimSpec:
 
     Attributes:
         name: of the dim, such as "batch", or an expression over other dims, such as "2*batch".
-        lower, upper: bounds, both included; an upper one of None: there is none.
+        lower, upper: bounds, both included. None: there is no upper bound.
     """
 
     name: str
@@ -32,11 +32,11 @@ class ArgumentSpec:
 
     Attributes:
         name: "x", "caches.0", "batch.mask", "output".
-        kind: "tensor"; "integer", which a call gives; "fixed", a Python value that the export made
-            part of the graph; "unused".
+        kind: "tensor"; "integer"; "fixed": a Python value that the export made part of the graph;
+            "unused".
         dtype: of a tensor, such as "float32".
         sizes: of a tensor.
-        value: what is fixed.
+        value: of a fixed argument.
         bounds: of an integer.
     """
 

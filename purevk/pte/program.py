@@ -64,7 +64,7 @@ class DataLocation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A planned place: `offset` bytes into arena `memory_id` (1 is the first)."""
+    """The address of a tensor: `offset` bytes into arena `memory_id` (1 is the first)."""
 
     memory_id: int
     offset: int

@@ -1,6 +1,6 @@
-"""What a .pte file of `PurevkPartitioner` says of the calls that it takes: names, nesting, bounds, and
-what export decided from sizes. ExecuTorch's format has no place for it, so it is a compile spec of
-the delegates, which other runtimes ignore."""
+"""The record of a method's calls in .pte files of `PurevkPartitioner`: names, nesting, bounds, and what
+export decided from sizes. ExecuTorch's format has no field for it, so it is a compile spec of the
+delegates. Other runtimes ignore it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find(plan: Any) -> bytes | None:
 
 
 def apply(record: bytes, importer: Importer, outputs: int, where: str) -> None:
-    """Has the graph in the making keep what a record says of its inputs, which are there already.
+    """Applies a record to a graph in the making, which already has its inputs.
 
     Args:
         outputs: number of the method's outputs.

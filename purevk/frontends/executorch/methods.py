@@ -348,7 +348,7 @@ class _Plan:
             case V.DoubleList() | V.BoolList():
                 return tuple(value.items)
         raise FileFormatError(
-            f"a value of kind {type(value).__name__} stands where an argument is read",
+            f"a value of kind {type(value).__name__} is given for an argument",
             where=self.where,
         )
 
@@ -430,13 +430,13 @@ class _Plan:
                 self._set(number, value)
 
     def _recorded(self, value: Any) -> TensorType:
-        """The type of a result; numbers are tensors without dims."""
+        """The type of a result. Numbers are tensors without dims."""
         if isinstance(value, P.Tensor):
             return TensorType(self._dtype(value), value.sizes)
         kind = {V.Int: int, V.Bool: bool, V.Double: float}.get(type(value))
         if kind is None:
             raise FileFormatError(
-                f"a value of kind {type(value).__name__} stands where a result is written",
+                f"a value of kind {type(value).__name__} is given for a result",
                 where=self.where,
             )
         return numbers.NUMBERS[kind]
@@ -455,8 +455,8 @@ class _Plan:
         return self.env.get(number)
 
     def _is_buffer(self, number: int) -> bool:
-        """Whether a tensor that is copied into lives between calls: it has been read as one, it has
-        first content, or nobody reads what is copied."""
+        """Whether a tensor that is copied into is a state. It is one if it was read as a state, if it
+        has initial bytes, or if nobody reads the copy."""
         value = self.plan.values[number]
         if number in self.states or (isinstance(value, P.Tensor) and value.has_data):
             return True
@@ -485,8 +485,8 @@ class _Plan:
         )
 
     def _outputs(self, operator: P.Operator, args: Sequence[int]) -> list[int]:
-        """Indices of the tensors that a kernel writes: the out arguments; several are repeated as a
-        list at the end."""
+        """The values that a kernel writes: its out arguments. If there are several, the plan repeats
+        them as a list at the end."""
         last = self.plan.values[args[-1]]
         if isinstance(last, P.TensorList):
             return list(last.items)
@@ -502,7 +502,7 @@ class _Plan:
                 own < len(outputs) and args[len(args) - 2 - own] == outputs[len(outputs) - 1 - own]
             ):
                 own += 1
-            # An out argument that is itself a list (split, unbind) stands twice.
+            # An out argument that is itself a list (split, unbind) is given twice.
             repeated = int(own == 0 and len(args) > 1 and args[-2] == args[-1])
             return 1 + own + repeated
         count = 1
@@ -517,7 +517,7 @@ class _Plan:
             )[0]
             self._set(args[-1], view)
         elif name == "et_copy_index":
-            self.env[args[0]] = self._arg(args[1])  # the loop stacks what its turns leave here
+            self.env[args[0]] = self._arg(args[1])  # the loop stacks the values of its iterations
         elif name in INTEGER_OPERATORS:
             op, given = INTEGER_OPERATORS[name], [self._arg(n) for n in args[:-1]]
             if op in numbers.RELATIONS and not any(isinstance(number, Value) for number in given):
@@ -555,9 +555,8 @@ class _Plan:
             self._set(number, value)
 
     def _split(self, index: int, graph: Any, args: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The arguments of a delegate call are its inputs, then its outputs. The graph may have
-        dropped inputs that are still passed, or have outputs of its own (mutated buffers) that are
-        not."""
+        """The inputs and the outputs among the arguments of a delegate call. The call may pass inputs
+        that the graph has dropped, and may lack outputs for mutated buffers."""
         takes, gives = len(graph.input_ids), len(graph.output_ids)
         first = max(len(args) - gives, min(takes, len(args)))
         return list(args[:first]), list(args[first:])

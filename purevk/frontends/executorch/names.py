@@ -1,4 +1,4 @@
-"""Names of operators in files, and those of the rows that they stand for."""
+"""Names of operators in files, and the operator definitions that they name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _BARE = {
     "sdpa_with_kv_cache": "llama", "custom_sdpa": "llama", "update_cache": "llama", "conv_with_clamp": "et_vk",
 }  # fmt: skip
 
-# Out-variants whose overload does not follow from its name ("X_out" is that of X, "out" that of the
-# default).
+# Out-variants whose functional overload does not follow from the name. Otherwise "X_out" belongs to
+# X, and "out" to the default.
 _OUT = {
     "aten.any.out": "aten.any.dim",
     "aten.any.all_out": "aten.any.default",
@@ -57,7 +57,7 @@ _OUT = {
     "aten.max_pool2d_with_indices_backward.grad_input": "aten.max_pool2d_with_indices_backward.default",
 }
 
-# Arguments of out-variants that are not those of the functional overload from the front on.
+# Arguments of out-variants that are not the first arguments of the functional overload.
 OUT_ARGUMENTS = {
     "aten._to_copy.out": ("x", "non_blocking", "memory_format"),
     "dim_order_ops._to_dim_order_copy.out": ("x", "non_blocking", "dim_order"),
@@ -109,7 +109,7 @@ def plan_name(name: str, overload: str) -> str:
 
 
 def is_out_variant(name: str, overload: str) -> bool:
-    """Whether a kernel of a plan writes into its last arguments."""
+    """Whether a kernel of a plan writes to its last arguments."""
     return (
         overload == "out"
         or overload.endswith("_out")

@@ -1,8 +1,7 @@
-"""Sizes in float arithmetic: `n / 2 > 1.5`, `math.ceil(n / 3)`, as comparisons and sizes of whole
-numbers.
+"""Float arithmetic on sizes, such as `n / 2 > 1.5` or `math.ceil(n / 3)`, as integer arithmetic.
 
-Python rounds each step to the nearest double. What is here follows that exactly, or refuses: a step
-whose operands were rounded already is not followed.
+Python rounds each step to the nearest double. The results here are exactly the same. A step whose
+operands were rounded already is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from purevk.errors import UnsupportedProgramError
 from purevk.ir import Dim, Guard, Size
 from purevk.ir import dims as _dims
 
-# Below it, no fraction a/b is so near to a whole number, or to the middle between two, that rounding
-# to a double would make it one.
+# Below this limit, rounding a fraction a/b to a double gives no integer, and no middle between two
+# integers, unless the fraction is one.
 _LARGEST = 2**51
 _DIGITS = 2**20  # largest factor of a size that leaves all digits of the product in a double
 _ROUNDED = ("FloorToInt", "CeilToInt", "TruncToInt", "RoundToInt")
@@ -45,7 +44,7 @@ class Ratios:
         size: gives the size for a sympy expression of integers.
 
     Attributes:
-        limits: what must hold of the sizes, so that nothing is rounded which is taken for exact.
+        limits: guards under which all values that count as exact are exact.
     """
 
     def __init__(self, size: Callable[[Any], Size]) -> None:
@@ -53,11 +52,11 @@ class Ratios:
         self.limits: list[Guard] = []
 
     def whole(self, expression: Any) -> Size:
-        """A whole number."""
+        """An integer."""
         return self._size(expression)
 
     def rounded(self, expression: Any) -> Size:
-        """A whole number that `math.floor`, `ceil`, `trunc` or `round` gives."""
+        """An integer that `math.floor`, `ceil`, `trunc` or `round` gives."""
         found = self.read(expression.args[0])
         above, below, kind = found.above, found.below, type(expression).__name__
         if not _few_digits(above):
@@ -67,13 +66,13 @@ class Ratios:
         if kind == "RoundToInt":
             upper, twice = 2 * above + below, 2 * below
             number, rest = upper // twice, upper % twice
-            return number - _dims.indicator(rest, "==", 0) * (number % 2)  # halves go to even ones
+            return number - _dims.indicator(rest, "==", 0) * (number % 2)  # halves round to even
         if kind == "TruncToInt":
             self._limit(Guard(above, ">=", 0, True))
         return above // below
 
     def compare(self, left: Any, op: str, right: Any) -> Iterator[Guard]:
-        """A comparison of floats as comparisons that all hold."""
+        """The guards of a comparison of floats. All must hold."""
         one, two = self.read(left), self.read(right)
         if one.exact and two.exact:
             yield Guard(one.above * two.below, op, two.above * one.below, True)
@@ -88,7 +87,7 @@ class Ratios:
         """A float.
 
         Raises:
-            UnsupportedProgramError: it cannot be followed.
+            UnsupportedProgramError: the result would depend on rounding.
         """
         kind = type(expression).__name__
         if expression.is_Float or kind in ("Float", "Half", "Rational"):
@@ -152,8 +151,8 @@ def _few_digits(size: Size) -> bool:
 
 
 def _against(found: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
-    """A float that may have been rounded, compared with a number: by the ends of what is rounded to
-    the number."""
+    """The guards of a comparison with a number, for a float that may have been rounded. They compare
+    with the ends of the interval that is rounded to the number."""
     double = float(number)
     if Fraction(double) != number:
         raise _unknown(number)
@@ -180,7 +179,7 @@ def _against(found: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
 
 
 def is_rounded(expression: Any) -> bool:
-    """Whether an expression is a whole number made from a float."""
+    """Whether an expression is an integer made from a float."""
     return type(expression).__name__ in _ROUNDED
 
 

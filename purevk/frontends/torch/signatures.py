@@ -17,8 +17,8 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
 
     Args:
         program: what was exported.
-        module: what it was exported from, for the order and the defaults of its parameters; None:
-            what the program itself says.
+        module: the module that was exported, for the order and the defaults of its parameters. None:
+            those of the program.
     """
     spec = program.call_spec.in_spec
     if spec is None:
