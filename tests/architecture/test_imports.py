@@ -77,7 +77,7 @@ CIRCLES_OF_TYPES = [
     },
     {
         "purevk.frontends.torch.decompose",
-        "purevk.frontends.torch.exported",
+        "purevk.frontends.torch.nodes",
         "purevk.frontends.torch.higher_order",
     },
     {"purevk.graph.control", "purevk.graph.executable"},
