@@ -82,6 +82,7 @@ CIRCLES_OF_TYPES = [
     },
     {"purevk.graph.control", "purevk.graph.executable"},
     {"purevk.ir.arguments", "purevk.ir.graph"},
+    {"purevk.ops.builder", "purevk.ops.registry"},
 ]
 MOST_FILES = 20  # of one folder
 
