@@ -45,7 +45,7 @@ __all__ = ["Cache", "CacheKey", "CacheStats", "compile_cached", "default_cache"]
 
 _log = logging.getLogger("purevk.cache")
 _MEMORY_BYTES = 64 << 20
-_ROOMS = ("spirv", "pipeline", "tuning")
+_KINDS = ("spirv", "pipeline", "tuning")
 _TEMPORARY = ".purevk-"
 
 
@@ -304,15 +304,15 @@ class Cache:
 
     # -- disk
 
-    def _path(self, room: str, digest: str) -> Path | None:
+    def _path(self, kind: str, digest: str) -> Path | None:
         if self.folder is None:
             return None
-        return self.folder / room / digest[:2] / f"{digest}{SUFFIX}"
+        return self.folder / kind / digest[:2] / f"{digest}{SUFFIX}"
 
     def _read(
-        self, room: str, digest: str, count: bool = True
+        self, kind: str, digest: str, count: bool = True
     ) -> tuple[dict[str, Any], bytes] | None:
-        path = self._path(room, digest)
+        path = self._path(kind, digest)
         if path is None:
             return None
         try:
@@ -322,7 +322,7 @@ class Cache:
         entry = unpack(digest, data)
         if entry is None:
             if count:
-                self._drop_damaged(room, digest)
+                self._drop_damaged(kind, digest)
             return None
         try:
             # The time of last use, for the eviction; once an hour is exact enough.
@@ -332,16 +332,16 @@ class Cache:
             _log.debug("cannot note the use of %s", path)
         return entry
 
-    def _drop_damaged(self, room: str, digest: str) -> None:
-        path = self._path(room, digest)
+    def _drop_damaged(self, kind: str, digest: str) -> None:
+        path = self._path(kind, digest)
         with self._lock:
             self._counts["damaged"] += 1
             self._other.pop(digest, None)
         if path is not None and _remove(path):
             _log.info("removed the damaged entry %s", path)
 
-    def _write(self, room: str, digest: str, data: bytes) -> None:
-        path = self._path(room, digest)
+    def _write(self, kind: str, digest: str, data: bytes) -> None:
+        path = self._path(kind, digest)
         if path is None or not self._writable or len(data) > self.max_bytes:
             return
         try:
@@ -391,8 +391,8 @@ class Cache:
         """(path, time of last use in seconds, bytes) of every entry, and of temporary files if
         asked for."""
         found: list[tuple[Path, float, int]] = []
-        for place in [self.folder / room for room in _ROOMS] if self.folder is not None else ():
-            for folder, _, names in os.walk(place):
+        for root in [self.folder / kind for kind in _KINDS] if self.folder is not None else ():
+            for folder, _, names in os.walk(root):
                 for name in names:
                     if not name.endswith(SUFFIX) and not (
                         temporary and name.startswith(_TEMPORARY)

@@ -41,7 +41,7 @@ class Symbol:
 
     Attributes:
         is_size: False for values such as a position.
-        unbacked: its value comes about during the call: how many elements of a mask are true, say.
+        unbacked: its value is known only during a call, such as how many elements of a mask are true.
         open: `upper` is a guess that a call may exceed; the method is then lowered again for more.
     """
 

@@ -118,7 +118,7 @@ class SymbolSource:
     element: int = 0
 
     def read(self, array: Any) -> int:
-        """The symbol's value, from the array that `value` stands for."""
+        """The symbol's value, from the array of `value`."""
         if self.dim is not None:
             size: int = array.shape[self.dim]
             return size
@@ -160,8 +160,8 @@ class Graph:
         states: values that live on the device between calls, with their initial bytes (None:
             zeros).
         symbols: where each symbol's value comes from.
-        checks: what the sizes that come about during a call have to keep, each with the message if
-            they do not.
+        checks: relations of data-dependent sizes that each call must keep, with the message if it
+            does not.
         labels: what the states are called.
         constraints: what the exporter decided from the sizes of its example inputs. The graph is
             wrong for sizes that break one; no other lowering of it helps.
@@ -188,7 +188,7 @@ class Graph:
 
     @property
     def unbacked(self) -> dict[Symbol, SymbolSource]:
-        """The symbols whose values come about during a call."""
+        """The unbacked symbols: a call gets their values from nodes."""
         return {
             symbol: source
             for symbol, source in self.symbols.items()

@@ -44,13 +44,13 @@ def to_text(graph: Graph, kind: str = "method") -> str:
     lines = [f"{kind} {graph.name}"]
     for symbol, source in graph.symbols.items():
         if source.value is None:
-            place = f"argument {source.element}"
+            origin = f"argument {source.element}"
         else:
-            place = f"{source.value!r}." + (
+            origin = f"{source.value!r}." + (
                 f"size({source.dim})" if source.dim is not None else f"element({source.element})"
             )
         bound = f" <= {symbol.upper}" if symbol.is_size else ""
-        lines.append(f"symbol {symbol}{bound} = {place}")
+        lines.append(f"symbol {symbol}{bound} = {origin}")
     for value in graph.inputs:
         lines.append(
             f"input {value!r}: {value.type}" if isinstance(value, Value) else f"input {value!r}"

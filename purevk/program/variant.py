@@ -364,7 +364,7 @@ class Variant:
                 first.preferred = chosen
             return chosen, outputs
         raise InputError(
-            f"the sizes that this call brought about asked for {MAX_REPLANS} plans one after the other",
+            f"the data-dependent sizes of this call needed {MAX_REPLANS} plans one after the other",
             where=self.where,
             next="bound them with torch._check in the model",
         )

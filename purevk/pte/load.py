@@ -142,7 +142,7 @@ def _segments(source: Source, root: Table, base: int) -> tuple[Segment, ...]:
         ):  # a program without data lists an empty segment and has no header
             row.fail(
                 f"segment {number} of {segment.size} bytes",
-                "the header of the file has no place for segments",
+                "the header of the file gives no offset of segments",
             )
         source.slice(segment.offset, segment.size, f"segment {number}")
         segments.append(segment)

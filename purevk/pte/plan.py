@@ -210,11 +210,11 @@ def _tensor(row: Table) -> Tensor:
     dynamism = row["shape_dynamism"]
     if not 0 <= dynamism <= 2:
         row.fail(f"shape_dynamism {dynamism}", "0 to 2 are accepted")
-    place, extra = row["allocation_info"], row["extra_tensor_info"]
+    given, extra = row["allocation_info"], row["extra_tensor_info"]
     allocation = None
-    if place is not None:
+    if given is not None:
         allocation = Allocation(
-            place["memory_id"], place["memory_offset_high"] << 32 | place["memory_offset_low"]
+            given["memory_id"], given["memory_offset_high"] << 32 | given["memory_offset_low"]
         )
     more: dict[str, Any] = {}
     if extra is not None:
@@ -270,15 +270,15 @@ def _check_value(
     row: Table, value: EValue, values: tuple[EValue, ...], arenas: tuple[int, ...]
 ) -> None:
     if isinstance(value, Tensor):
-        place = value.allocation
-        if place is None:
+        allocation = value.allocation
+        if allocation is None:
             return
         if (
-            not 0 < place.memory_id < len(arenas)
-            or place.offset + value.nbytes > arenas[place.memory_id]
+            not 0 < allocation.memory_id < len(arenas)
+            or allocation.offset + value.nbytes > arenas[allocation.memory_id]
         ):
             row.fail(
-                f"{value.nbytes} bytes at offset {place.offset} of arena {place.memory_id}",
+                f"{value.nbytes} bytes at offset {allocation.offset} of arena {allocation.memory_id}",
                 f"the plan has arenas 1 to {len(arenas) - 1} of {list(arenas[1:17])} bytes",
             )
         return

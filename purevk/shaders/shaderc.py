@@ -190,7 +190,7 @@ class Compiler:
             if errors
             else messages.strip().split("\n")[0] or "no message was given"
         )
-        place = f"{errors[0]['file']}:{errors[0]['line']}" if errors else name
+        location = f"{errors[0]['file']}:{errors[0]['line']}" if errors else name
         definitions = (
             " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
         )
@@ -199,7 +199,7 @@ class Compiler:
         ) + f"\n       macros: {definitions}"
         return ShaderCompilerError(
             f"{name} does not compile: {first}",
-            where=place,
+            where=location,
             why=why,
             next=f"the compiler was {self.version}, {self.origin}",
         )

@@ -51,13 +51,13 @@ def forbid_contraction(spirv: bytes) -> bytes:
     decorated: set[int] = set()
     results: list[int] = []
     body: list[int] = []
-    at, place = 5, None
+    at, first_decoration = 5, None
     while at < len(words):
         length, op = words[at] >> 16, words[at] & 0xFFFF
         if not length:
             return spirv
         if op == _OP_DECORATE:
-            place = len(body) if place is None else place
+            first_decoration = len(body) if first_decoration is None else first_decoration
             if words[at + 2] == _NO_CONTRACTION:
                 decorated.add(words[at + 1])
         elif op in _FLOAT_SUMS_AND_PRODUCTS:
@@ -88,8 +88,9 @@ def forbid_contraction(spirv: bytes) -> bytes:
         if each not in decorated
         for word in (3 << 16 | _OP_DECORATE, each, _NO_CONTRACTION)
     ]
-    if not added or place is None:  # every kernel has decorations, those of its bindings
+    if not added or first_decoration is None:  # every kernel has decorations, those of its bindings
         return spirv
     return b"".join(
-        word.to_bytes(4, "little") for word in (*words[:5], *body[:place], *added, *body[place:])
+        word.to_bytes(4, "little")
+        for word in (*words[:5], *body[:first_decoration], *added, *body[first_decoration:])
     )

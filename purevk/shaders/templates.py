@@ -24,7 +24,7 @@ _templates: dict[str, Template] = {}
 
 
 def add_template(stem: str, text: str, folder: Path | None = None) -> str:
-    """Keeps a template; returns the name that stands for it, a different one for each text."""
+    """Keeps a template. Returns a name for it, another one for each text."""
     name = f"{stem}-{hashlib.sha256(f'{folder}|{text}'.encode()).hexdigest()[:8]}.comp"
     _templates[name] = Template(text, folder)
     return name

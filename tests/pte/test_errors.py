@@ -100,7 +100,7 @@ PROGRAMS = {
     "base missing": (
         header(base=0),
         "segment 0 of|segment 1 of",
-        "header of the file has no place",
+        "header of the file gives no offset of segments",
     ),
     "segment outside": (
         with_header(
