@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.tuning import DeviceTraits
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What all attention kernels take.
+
+    Attributes:
+        buffers: the operands; the result is the last.
+        macros: those of `attention_io.glslh`.
+        params: those of `attention_io.glslh`.
+        width: of the values of a head.
+    """
+
+    buffers: list[tuple[Operand, str]]
+    macros: dict[str, str | int]
+    params: dict[str, Size]
+    out: Operand
+    batches: Size
+    heads: Size
+    queries: Size
+    keys: Size
+    width: int
+    flops: Size
 
 
 @dataclass(frozen=True)
@@ -20,34 +42,29 @@ class Simple:
     queries: int = 1
     subgroups: int = 1
 
-    def emit(
-        self,
-        lowering: Lowering,
-        buffers: list,
-        macros: dict[str, Any],
-        params: dict[str, Size],
-        out: Operand,
-        sizes: tuple,
-        flops: Size,
-    ) -> None:
-        batches, heads, queries, _, _ = sizes
+    def emit(self, lowering: Lowering, call: Attention) -> None:
         lanes = self.subgroup_size if self.subgroup_size > 1 else 8
-        grid = (_dims.ceil_div(queries, lanes * self.queries * self.subgroups), heads, batches)
+        groups = _dims.ceil_div(call.queries, lanes * self.queries * self.subgroups)
         lowering.dispatch(
             "attention/attention.comp",
-            buffers,
-            macros={**macros, "SG": self.subgroup_size, "RQ": self.queries, "WY": self.subgroups},
-            params=params,
-            grid=grid,
+            call.buffers,
+            macros={
+                **call.macros,
+                "SG": self.subgroup_size,
+                "RQ": self.queries,
+                "WY": self.subgroups,
+            },
+            params=call.params,
+            grid=(groups, call.heads, call.batches),
             subgroup_size=self.subgroup_size if self.subgroup_size > 1 else None,
-            flops=flops,
+            flops=call.flops,
         )
 
 
 @dataclass(frozen=True)
 class Tiled:
     """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of
-    `lanes` invocations. With `subgroup`, the size of subgroups, lanes exchange maxima by
+    `lanes` invocations. If `subgroup`, the size of subgroups, is given, lanes exchange maxima by
     shuffles."""
 
     queries: int = 32
@@ -56,26 +73,16 @@ class Tiled:
     lanes: int = 16
     subgroup: int | None = None
 
-    def emit(
-        self,
-        lowering: Lowering,
-        buffers: list,
-        macros: dict[str, Any],
-        params: dict[str, Size],
-        out: Operand,
-        sizes: tuple,
-        flops: Size,
-    ) -> None:
-        batches, heads, queries, _, _ = sizes
+    def emit(self, lowering: Lowering, call: Attention) -> None:
         lowering.dispatch(
             "attention/attention_tiled.comp",
-            buffers,
-            macros={**macros, **self.macros()},
-            params=params,
-            specialize=lowering.fixed(params),
-            grid=(_dims.ceil_div(queries, self.queries), heads, batches),
+            call.buffers,
+            macros={**call.macros, **self.macros()},
+            params=call.params,
+            specialize=lowering.fixed(call.params),
+            grid=(_dims.ceil_div(call.queries, self.queries), call.heads, call.batches),
             subgroup_size=self.subgroup,
-            flops=flops,
+            flops=call.flops,
         )
 
     def macros(self) -> dict[str, int]:
@@ -90,110 +97,95 @@ class Tiled:
 
 @dataclass(frozen=True)
 class Coopmat:
-    """`attention_coopmat.comp`: a subgroup takes `fragments` times 16 queries, a workgroup
-    `subgroups` times so many."""
+    """`attention_coopmat.comp`: each of the `subgroups` of a workgroup takes `fragments` times 16
+    queries."""
 
     fragments: int = 1
     subgroups: int = 4
     keys: int = 64
 
-    def emit(
-        self,
-        lowering: Lowering,
-        buffers: list,
-        macros: dict[str, Any],
-        params: dict[str, Size],
-        out: Operand,
-        sizes: tuple,
-        flops: Size,
-    ) -> None:
-        batches, heads, queries, _, _ = sizes
-        units = {
-            "MATRIX_UNITS": 1,
-            "FRAGMENTS_M": self.fragments,
-            "SUBS": self.subgroups,
-            "KEYS": self.keys,
-        }
+    def emit(self, lowering: Lowering, call: Attention) -> None:
+        groups = _dims.ceil_div(call.queries, 16 * self.fragments * self.subgroups)
         lowering.dispatch(
             "attention/attention_coopmat.comp",
-            buffers,
-            macros={**macros, **units},
-            params=params,
-            specialize=lowering.fixed(params),
-            grid=(_dims.ceil_div(queries, 16 * self.fragments * self.subgroups), heads, batches),
+            call.buffers,
+            macros={
+                **call.macros,
+                "MATRIX_UNITS": 1,
+                "FRAGMENTS_M": self.fragments,
+                "SUBS": self.subgroups,
+                "KEYS": self.keys,
+            },
+            params=call.params,
+            specialize=lowering.fixed(call.params),
+            grid=(groups, call.heads, call.batches),
             subgroup_size=32,
-            flops=flops,
+            flops=call.flops,
         )
 
 
 @dataclass(frozen=True)
 class Decode:
-    """`attention_decode.comp`: a workgroup takes one query of one head; with `splits` a part of its
-    keys. With `subgroup`, the size of subgroups, lanes add up by shuffles."""
+    """`attention_decode.comp`: a workgroup takes one query of one head, or one of `splits` parts of
+    its keys. If `subgroup`, the size of subgroups, is given, lanes add up by shuffles."""
 
     splits: int = 1
     local: int = 128
     subgroup: int | None = None
 
-    def emit(
-        self,
-        lowering: Lowering,
-        buffers: list,
-        macros: dict[str, Any],
-        params: dict[str, Size],
-        out: Operand,
-        sizes: tuple,
-        flops: Size,
-    ) -> None:
-        batches, heads, queries, keys, width = sizes
-        macros = {**macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
+    def emit(self, lowering: Lowering, call: Attention) -> None:
+        batches, heads, queries = call.batches, call.heads, call.queries
+        macros = {**call.macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
         if self.splits == 1:
             lowering.dispatch(
                 "attention/attention_decode.comp",
-                buffers,
+                call.buffers,
                 macros=macros,
-                params={**params, "splits": 1, "split_size": keys},
-                specialize=lowering.fixed((*params, "splits")),
+                params={**call.params, "splits": 1, "split_size": call.keys},
+                specialize=lowering.fixed((*call.params, "splits")),
                 grid=(queries, heads, batches),
                 subgroup_size=self.subgroup,
-                flops=flops,
+                flops=call.flops,
             )
             return
         shares = lowering.temporary(
-            TensorType(DType.float32, (batches, heads, queries, self.splits, width + 4))
+            TensorType(DType.float32, (batches, heads, queries, self.splits, call.width + 4))
         )
         split_params = {
-            **params,
+            **call.params,
             "offset_o": 0,
             "splits": self.splits,
-            "split_size": _dims.ceil_div(keys, self.splits),
+            "split_size": _dims.ceil_div(call.keys, self.splits),
         }
         lowering.dispatch(
             "attention/attention_decode.comp",
-            [*buffers[:-1], (shares, "w")],
+            [*call.buffers[:-1], (shares, "w")],
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=split_params,
             specialize=lowering.fixed(split_params),
             grid=(queries * self.splits, heads, batches),
             subgroup_size=self.subgroup,
-            flops=flops,
+            flops=call.flops,
         )
         join_params: dict[str, Size] = {
             "S": queries,
-            "DV": width,
+            "DV": call.width,
             "splits": self.splits,
-            **{name: params[name] for name in ("o_batch", "o_head", "o_row")},
+            **{name: call.params[name] for name in ("o_batch", "o_head", "o_row")},
             "offset_shares": 0,
-            "offset_o": out.offset,
+            "offset_o": call.out.offset,
         }
         lowering.dispatch(
             "attention/attention_join.comp",
-            [(shares, "r"), (out, "w")],
-            macros={"T_OUT": out.dtype.glsl},
+            [(shares, "r"), (call.out, "w")],
+            macros={"T_OUT": call.out.dtype.glsl},
             params=join_params,
             specialize=lowering.fixed(join_params),
             grid=(queries, heads, batches),
         )
+
+
+Choice = Simple | Tiled | Coopmat | Decode
 
 
 def choose(
@@ -205,10 +197,10 @@ def choose(
     width: int,
     value_width: int,
     halves: bool = False,
-) -> Any:
-    """The kernel for `queries` queries over up to `keys` keys a head. With `halves`, all three
+) -> Choice:
+    """The kernel for `queries` queries over up to `keys` keys per head. With `halves`, all three
     operands are float16."""
-    widths, width = (width, value_width), max(width, value_width)
+    widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
     in_registers = not traits.profile.has_fast_shared_memory
     if in_registers and traits.has("subgroup_shuffle"):
@@ -217,7 +209,7 @@ def choose(
         # More queries share the loads of a key, but make longer code, which takes seconds to
         # compile.
         key = traits.profile.registers.attention_key
-        most = max(1, min(128 // width, 4))
+        most = max(1, min(128 // widest, 4))
         rounds = {
             n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + key)
             for n in range(1, most + 1)
@@ -228,7 +220,7 @@ def choose(
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        # Workgroups take parts of the keys for as long as a multiprocessor has less than eight of
+        # Workgroups take parts of the keys as long as a multiprocessor has fewer than eight of
         # them. Few keys are not split, to save a dispatch.
         groups *= _dims.upper(queries)
         part = traits.profile.attention_part_keys
@@ -241,14 +233,16 @@ def choose(
             64,
         )
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
-    if halves and (units := _units(traits, _dims.upper(queries), groups, *widths)) is not None:
-        return units
+    if halves:
+        coopmat = _coopmat(traits, _dims.upper(queries), groups, width, value_width)
+        if coopmat is not None:
+            return coopmat
     # More queries read keys fewer times, fewer make more workgroups.
     for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
         steps = [
             step
             for step in (64, 32, 16)
-            if _tile_bytes(rows, step, width) <= traits.max_shared_memory
+            if _tile_bytes(rows, step, widest) <= traits.max_shared_memory
         ]
         if steps and -(-_dims.upper(queries) // rows) * groups >= wanted:
             step = steps[0] if rows < 32 else min(steps[0], 32)
@@ -263,10 +257,10 @@ def choose(
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
 
 
-def _units(
+def _coopmat(
     traits: DeviceTraits, queries: int, groups: int, width: int, value_width: int
 ) -> Coopmat | None:
-    """The kernel on matrix units, if the device has them and fragments of these widths fit into
+    """The kernel on matrix cores, if the device has them and fragments of these widths fit into
     registers."""
     if (
         not traits.few_columns
@@ -278,7 +272,7 @@ def _units(
     if max(width, value_width) > 128 or not traits.fragment_order():
         return None
     narrow = width + value_width <= 128  # two fragments of queries fit into registers
-    # Many rows share what is read of keys and values, as long as every processor has work.
+    # Many rows share what is read of keys and values, as long as every multiprocessor has work.
     for fragments, subgroups in (((2, 4),) if narrow else ()) + ((1, 4), (1, 2)):
         if -(-queries // (16 * fragments * subgroups)) * groups >= 2 * traits.processors:
             break

@@ -1,8 +1,6 @@
-"""Rotary embeddings beside the one of pairs with separate angles, and the grid of anchor points."""
+"""Rotary embeddings, and the grid of anchor points."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -11,9 +9,83 @@ from purevk.lower.expression import Expression, Step
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.operands import slice_of
 from purevk.lower.pointwise import emit_pointwise
+from purevk.ops.attention.attention import supports_attention
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.tuning import DeviceTraits
+
+
+# -- pairs of neighbours --------------------------------------------------------------------------
+def _rotary_shape(
+    xq: TensorType, xk: TensorType, freqs_cos: TensorType, freqs_sin: TensorType
+) -> tuple[TensorType, TensorType]:
+    return xq, xk
+
+
+_PAIRS = Expression(
+    (DType.float32,) * 4,
+    (),
+    (
+        Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), DType.float32),
+        Step("$0 * $3 + $1 * $2", (0, 1, 2, 3), DType.float32),
+    ),
+    (4, 5),
+)
+
+
+def _pairs_lower(lowering: Lowering, node: Node) -> None:
+    """x [B, S, H, D] in pairs (x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos), the angles [S, D /
+    2]."""
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    half = (*x.dims[:3], x.dims[3] // 2)
+
+    def lane(operand: Operand, number: int) -> Operand:
+        strides = (*operand.strides[:3], 2 * operand.strides[3])
+        return Operand(
+            operand.storage,
+            Layout(operand.offset + number * operand.strides[3], strides),
+            TensorType(operand.dtype, half),
+        )
+
+    angles = []
+    for name in ("cos", "sin"):
+        angle = lowering.operand(node.tensor(name))
+        layout = Layout(angle.offset, (angle.strides[0], 0, angle.strides[1]))
+        angles.append(
+            Operand(angle.storage, layout, TensorType(angle.dtype, (x.dims[1], x.dims[2], half[3])))
+        )
+    emit_pointwise(
+        lowering,
+        _PAIRS,
+        [lane(x, 0), lane(x, 1), *angles],
+        (),
+        [lane(out, 0), lane(out, 1)],
+        label="rotary",
+    )
+
+
+def _pairs_shape(x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
+    return x
+
+
+register(Operator("purevk.rotate_pairs", _pairs_shape, Kernel(_pairs_lower)))
+
+
+def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
+    cos, sin = node.tensor("freqs_cos"), node.tensor("freqs_sin")
+    xq, xk = (
+        builder.emit("purevk.rotate_pairs", node.tensor(name), cos, sin) for name in ("xq", "xk")
+    )
+    return xq, xk
+
+
+register(
+    Operator(
+        "et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, supports_attention)
+    )
+)
+
 
 # -- halves (Hugging Face's form) -----------------------------------------------------------------
 _HALVES = Expression(
@@ -28,7 +100,7 @@ _HALVES = Expression(
 
 
 def _halves_shape(x: TensorType, cos: TensorType, sin: TensorType, start: Size = 0) -> TensorType:
-    """x [B, S, H, D], cos and sin [rows, R], R <= D: rows start .. start + S of the tables turn the
+    """x [B, S, H, D], cos and sin [rows, R], R <= D: rows start .. start + S of the tables rotate the
     first R numbers."""
     if x.rank != 4 or cos.rank != 2 or cos.dims[1] > x.dims[3] or cos.dims[1] % 2:
         raise ShapeError(f"cannot rotate {x} by angles {cos}")
@@ -36,26 +108,27 @@ def _halves_shape(x: TensorType, cos: TensorType, sin: TensorType, start: Size =
 
 
 def _halves_lower(lowering: Lowering, node: Node) -> None:
-    x_value, cos_value, sin_value, start = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.result)
-    tables = [lowering.operand(value) for value in (cos_value, sin_value)]
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    tables = [lowering.operand(node.tensor(name)) for name in ("cos", "sin")]
+    start = node.size("start")
     width = tables[0].dims[1]
     half = width // 2
     lowering.require(
         start + x.dims[1],
         tables[0].dims[0],
-        f"rows {start} on of {node.source} lie outside of its table of angles",
+        f"rows from {start} on of {node.source} are outside its table of angles",
         "{left} rows are needed, the table has {right}",
         "pass an earlier position, or export a longer table",
     )
 
-    def angle(table: Operand, first: int) -> Operand:
+    def angle(table: Operand, first: Size) -> Operand:
         rows, columns = table.strides
         layout = Layout(table.offset + start * rows + first * columns, (rows, 0, columns))
         return Operand(table.storage, layout, TensorType(table.dtype, (x.dims[1], x.dims[2], half)))
 
     parts = [slice_of(x, 3, 0, half), slice_of(x, 3, half, half)]
-    angles = [angle(table, first) for first in (0, half) for table in tables]
+    starts: tuple[Size, Size] = (0, half)
+    angles = [angle(table, first) for first in starts for table in tables]
     results = [slice_of(out, 3, 0, half), slice_of(out, 3, half, half)]
     emit_pointwise(lowering, _HALVES, [*parts, *angles], (), results, label="rotary")
     if width != x.dims[3]:
@@ -65,7 +138,7 @@ def _halves_lower(lowering: Lowering, node: Node) -> None:
         )
 
 
-def _supports(node: Node, traits: Any) -> str | None:
+def _supports(node: Node, traits: DeviceTraits) -> str | None:
     for value in node.inputs:
         if value.type.dtype not in (DType.float32, DType.float16):
             return f"no kernel for {value.type.dtype.name}"
@@ -88,9 +161,10 @@ def _hf_shape(
 
 
 def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
-    """Angles [rows, R] turn x [B, S, H, D]. Angles [B, S, R] turn x [B, H, S, D]: executorch takes
-    this, which is how transformers lays both out, for the same pattern."""
-    *inputs, cos, sin, start = node.args
+    """Angles [rows, R] rotate x [B, S, H, D]. Angles [B, S, R] rotate x [B, H, S, D]: these are the
+    shapes in transformers, and executorch takes them for the same pattern."""
+    inputs = (node.tensor("xq"), node.tensor("xk"))
+    cos, sin, start = node.tensor("freqs_cos"), node.tensor("freqs_sin"), node.size("start_pos")
     if cos.type.rank == 2:
         return tuple(builder.emit("purevk.rotate_halves", x, cos, sin, start) for x in inputs)
     results = []
@@ -104,11 +178,11 @@ def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
             )
             for each in (cos, sin)
         ]
-        turned = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
-        turned = builder.emit("aten.reshape.default", turned, (1, batch * rows, heads, width))
-        turned = builder.emit("purevk.rotate_halves", turned, *tables, 0)
-        turned = builder.emit("aten.view.default", turned, (batch, rows, heads, width))
-        results.append(builder.emit("aten.permute.default", turned, (0, 2, 1, 3)))
+        rotated = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
+        rotated = builder.emit("aten.reshape.default", rotated, (1, batch * rows, heads, width))
+        rotated = builder.emit("purevk.rotate_halves", rotated, *tables, 0)
+        rotated = builder.emit("aten.view.default", rotated, (batch, rows, heads, width))
+        results.append(builder.emit("aten.permute.default", rotated, (0, 2, 1, 3)))
     return tuple(results)
 
 
@@ -123,8 +197,8 @@ def _interleaved_shape(x: TensorType, freqs_cis: TensorType) -> TensorType:
 
 
 def _expand_interleaved(builder: Builder, node: Node) -> Value:
-    """x [B, N, C]; the angles, however they are shaped, are N rows of C / 2 pairs (cos, sin)."""
-    x, angles = node.args
+    """x [B, N, C]; the angles, of any shape, are N rows of C / 2 pairs (cos, sin)."""
+    x, angles = node.tensor("x"), node.tensor("freqs_cis")
     batch, rows, width = x.type.dims
     pairs = builder.emit("aten.view.default", angles, (rows, width // 2, 2))
     cos, sin = (builder.emit("aten.select.int", pairs, 2, at) for at in (0, 1))
@@ -149,9 +223,9 @@ def _priors_shape(x: TensorType, stride: int, offset: float) -> TensorType:
 
 
 def _expand_priors(builder: Builder, node: Node) -> Value:
-    """(x, y) of every pixel, row by row: (number + offset) * stride."""
-    value, stride, offset = node.args
-    height, width = value.type.dims[-2:]
+    """(x, y) of every pixel, row by row: (index + offset) * stride."""
+    stride, offset = node.int("stride"), node.float("offset")
+    height, width = node.tensor("x").type.dims[-2:]
     dtype = node.result.type.dtype
 
     def points(count: Size, shape: tuple[Size, ...]) -> Value:

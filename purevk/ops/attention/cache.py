@@ -1,0 +1,146 @@
+"""The operators of LLMs that keep a KV cache."""
+
+from __future__ import annotations
+
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.lower.copies import emit_copy
+from purevk.lower.lowering import Lowering
+from purevk.lower.operands import slice_of
+from purevk.ops.attention.attention import (
+    NAME,
+    default_scale,
+    head_width_fits,
+    supports_attention,
+)
+from purevk.ops.builder import Builder
+from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.tuning import DeviceTraits
+
+
+def _write_shape(state: TensorType, value: TensorType, dim: int, start: Size) -> None:
+    """No result: `state` is written."""
+
+
+def _write_lower(lowering: Lowering, node: Node) -> None:
+    target = lowering.operand(node.tensor("state"))
+    source = lowering.operand(node.tensor("value"))
+    dim, start = node.int("dim"), node.size("start")
+    lowering.require(
+        start + source.dims[dim],
+        target.dims[dim],
+        f"the cache of {node.source} is too small for this call",
+        "the call would write up to row {left} of {right}",
+        "call reset_state(), or export the model with a larger cache",
+    )
+    lowering.require(
+        0,
+        start,
+        f"the call would write before the cache of {node.source}",
+        "it would start at row {right}",
+        "pass a position of 0 or more",
+    )
+    emit_copy(lowering, source, slice_of(target, dim, start, source.dims[dim]))
+
+
+register(Operator("purevk.write", _write_shape, Kernel(_write_lower), mutates=(0,)))
+
+
+def _sdpa_with_kv_cache_shape(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    key_cache: TensorType,
+    value_cache: TensorType,
+    start_pos: Size,
+    seq_len: Size,
+    attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> TensorType:
+    if not query.rank == key.rank == key_cache.rank == 4:
+        raise ShapeError(f"attention of {query} with a cache {key_cache}")
+    return query
+
+
+def _attend_cache(builder: Builder, node: Node, keys: Value, values: Value) -> Value:
+    """Attention of queries [B, S, H, D] over the first start + S rows of caches [B, T, H, D]."""
+    query, start = node.tensor("query"), node.size("start_pos")
+    mask, causal = node.optional_tensor("attn_mask"), node.bool("is_causal")
+    scale = node.optional_float("scale")
+    first = [
+        builder.emit("aten.permute.default", each, (0, 2, 1, 3)) for each in (query, keys, values)
+    ]
+    length = start + query.type.dims[1]
+    factor = default_scale(scale, query.type.dims[3])
+    made = builder.emit(NAME, *first, mask, factor, causal, start, length)
+    return builder.emit("aten.permute.default", made, (0, 2, 1, 3))
+
+
+def _expand_sdpa_with_kv_cache(builder: Builder, node: Node) -> Value:
+    key_cache, value_cache = node.tensor("key_cache"), node.tensor("value_cache")
+    start = node.size("start_pos")
+    builder.emit_all("purevk.write", key_cache, node.tensor("key"), 1, start)
+    builder.emit_all("purevk.write", value_cache, node.tensor("value"), 1, start)
+    return _attend_cache(builder, node, key_cache, value_cache)
+
+
+def _refuse_cache(node: Node, traits: DeviceTraits) -> str | None:
+    width = node.tensor("query").type.dims[3]
+    if not head_width_fits(width, node.tensor("value").type.dims[3]):
+        return f"no kernel for heads of width {width}"
+    return supports_attention(node, traits)
+
+
+register(
+    Operator(
+        "llama.sdpa_with_kv_cache.default",
+        _sdpa_with_kv_cache_shape,
+        Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
+        mutates=(3, 4),
+    )
+)
+
+
+def _custom_sdpa_shape(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    start_pos: Size,
+    attn_mask: TensorType | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> TensorType:
+    return query
+
+
+def _expand_custom_sdpa(builder: Builder, node: Node) -> Value:
+    return _attend_cache(builder, node, node.tensor("key"), node.tensor("value"))
+
+
+register(
+    Operator(
+        "llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache)
+    )
+)
+
+
+def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -> TensorType:
+    return TensorType(value.dtype, (1,))
+
+
+def _expand_update_cache(builder: Builder, node: Node) -> Value:
+    value = node.tensor("value")
+    builder.emit_all("purevk.write", node.tensor("cache"), value, 1, node.size("start_pos"))
+    return builder.emit("aten.full.default", (1,), 0.0, value.type.dtype)
+
+
+register(
+    Operator(
+        "llama.update_cache.default",
+        _update_cache_shape,
+        Rewrite(_expand_update_cache),
+        mutates=(1,),
+    )
+)
