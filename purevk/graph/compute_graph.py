@@ -22,7 +22,7 @@ from purevk.graph.memory import BufferRange, DeviceStore
 from purevk.graph.size_table import SizeTable
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import MAX_PUSH, Dispatch
+from purevk.lower.lowering import MAX_PUSH, BufferWindow, Dispatch
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
 
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
@@ -83,7 +83,7 @@ class ComputeGraph:
         cuts: Sequence[Cut],
         fixed: Sequence[DeviceStore],
         sizes: Mapping[Value, int],
-        windows: Mapping[Value, tuple[Value, int, int]] | None = None,
+        windows: Mapping[Value, BufferWindow] | None = None,
     ) -> None:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes

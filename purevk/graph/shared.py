@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 
 from purevk.ir import Value
-from purevk.lower.lowering import Dispatch
+from purevk.lower.lowering import BufferWindow, Dispatch
 
 
 class Contents:
@@ -27,7 +27,7 @@ class Contents:
         self,
         dispatches: Iterable[Dispatch],
         constants: Iterable[Value],
-        windows: Mapping[Value, tuple[Value, int, int]],
+        windows: Mapping[Value, BufferWindow],
         sizes: Mapping[Value, int],
     ) -> dict[Value, int]:
         """The content of each storage after the dispatches.

@@ -181,9 +181,14 @@ class Arguments:
 
     def arg(self, name: str_) -> Arg:
         """An argument of any kind."""
-        known = schema.find(self.op)
-        if known is None:
-            raise GraphError(f"no operator {self.op}", where=self.source)
+        position = self.position(name)
+        if position < len(self.args):
+            return self.args[position]
+        return self._default(name)
+
+    def position(self, name: str_) -> int_:
+        """The position of a parameter."""
+        known = self._schema()
         position = known.positions.get(name)
         if position is None:
             raise GraphError(
@@ -191,8 +196,16 @@ class Arguments:
                 where=self.source,
                 why=f"its arguments are {', '.join(known.positions) or 'none'}",
             )
-        if position < len(self.args):
-            return self.args[position]
+        return position
+
+    def _schema(self) -> schema.Schema:
+        known = schema.find(self.op)
+        if known is None:
+            raise GraphError(f"no operator {self.op}", where=self.source)
+        return known
+
+    def _default(self, name: str_) -> Arg:
+        known = self._schema()
         if name not in known.defaults:
             raise GraphError(
                 f"{self.op} lacks its argument {name!r}",

@@ -9,7 +9,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -53,6 +53,13 @@ class Node(Arguments):
     def graph(self, name: str) -> Graph:
         """A sub-graph among the arguments, by the name of the parameter."""
         return self.attribute(name, Graph)
+
+    def with_arguments(self, **arguments: Arg) -> Node:
+        """The node with other arguments for the parameters of these names."""
+        args = list(self.args)
+        for name, arg in arguments.items():
+            args[self.position(name)] = arg
+        return replace(self, args=tuple(args))
 
 
 def values_in(args: Iterable[Arg]) -> Iterator[Value]:
@@ -144,6 +151,10 @@ class FixedInput:
     value: Any
 
 
+# What a graph takes for one argument of a call; see `Graph.inputs`.
+Input: TypeAlias = Value | Dim | FixedInput | None
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A method, or a sub-graph of a node: inputs, nodes in an order in which they can run, outputs.
@@ -172,7 +183,7 @@ class Graph:
     """
 
     name: str
-    inputs: tuple[Value | Dim | FixedInput | None, ...]
+    inputs: tuple[Input, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Arg, ...]
     constants: Mapping[Value, Constant] = field(default_factory=dict)

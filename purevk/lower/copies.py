@@ -34,10 +34,12 @@ def dense(lowering: Lowering, operand: Operand, order: Sequence[int] | None = No
     return copy
 
 
-def packed(lowering: Lowering, value: Value | None) -> Operand | None:
-    """An operand whose elements follow one another, such as a kernel expects a bias: copied if it
-    is a view that skips or repeats some."""
-    if value is None:
-        return None
+def dense_operand(lowering: Lowering, value: Value) -> Operand:
+    """A value as a dense row-major operand. A value that is a view with other strides is copied."""
     operand = lowering.operand(value)
     return operand if operand.layout.is_contiguous(operand.dims) else dense(lowering, operand)
+
+
+def packed(lowering: Lowering, value: Value | None) -> Operand | None:
+    """`dense_operand` of an optional tensor, such as a bias."""
+    return None if value is None else dense_operand(lowering, value)

@@ -7,8 +7,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from purevk.dtypes import DType
+from purevk.ir import Size, Value
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Expression:
             for lane, prefix in enumerate(prefixes):
                 name = f"{'t' if common[-1] else prefix}{len(names[lane])}"
                 operands = [names[lane][operand] for operand in step.operands]
-                text = re.sub(r"\$(\d+)", lambda match, of=operands: of[int(match[1])], step.glsl)
+                text = _with_operands(step.glsl, operands)
                 if not common[-1] or lane == 0:
                     (once if common[-1] else each[lane]).append(
                         f"{step.dtype.acc} {name} = {text};"
@@ -102,35 +104,60 @@ class Expression:
         )
 
 
+def _with_operands(glsl: str, operands: Sequence[str]) -> str:
+    """The text of a step with the names of its operands for $0, $1, ..."""
+    return re.sub(r"\$(\d+)", lambda match: operands[int(match[1])], glsl)
+
+
+class Term(NamedTuple):
+    """What a step of an unfinished expression can read: an input, a scalar or a step, by number."""
+
+    kind: Literal["input", "scalar", "step"]
+    number: int
+
+
+class _UnfinishedStep(NamedTuple):
+    glsl: str
+    operands: tuple[Term, ...]
+    dtype: DType
+
+
 class ExpressionBuilder:
-    """Joins expressions; equal steps are kept once. Inputs and scalars are known by any hashable
-    key."""
+    """Joins expressions. Equal steps are kept once.
+
+    Attributes:
+        inputs: the tensors that are read, in the order of first mention.
+        scalars: the numbers known only at a call, in the order of first mention.
+    """
 
     def __init__(self) -> None:
-        self.inputs: dict[object, DType] = {}
-        self.scalars: dict[object, DType] = {}
-        self._steps: list[tuple[str, tuple, DType]] = []
-        self._seen: dict[tuple, tuple] = {}
+        self.inputs: dict[Value, DType] = {}
+        self.scalars: dict[Size, DType] = {}
+        self._input_numbers: dict[Value, int] = {}
+        self._scalar_numbers: dict[Size, int] = {}
+        self._steps: dict[_UnfinishedStep, int] = {}
         self._names: list[str] = []
 
-    def input(self, key: object, dtype: DType) -> tuple:
-        self.inputs.setdefault(key, dtype)
-        return ("input", key)
+    def input(self, value: Value, dtype: DType) -> Term:
+        self.inputs.setdefault(value, dtype)
+        number = self._input_numbers.setdefault(value, len(self._input_numbers))
+        return Term("input", number)
 
-    def scalar(self, key: object, dtype: DType) -> tuple:
-        self.scalars.setdefault(key, dtype)
-        return ("scalar", key)
+    def scalar(self, size: Size, dtype: DType) -> Term:
+        self.scalars.setdefault(size, dtype)
+        number = self._scalar_numbers.setdefault(size, len(self._scalar_numbers))
+        return Term("scalar", number)
 
-    def step(self, glsl: str, operands: Sequence[tuple], dtype: DType, name: str = "") -> tuple:
-        record = (glsl, tuple(operands), dtype)
-        if record not in self._seen:
-            self._seen[record] = ("step", len(self._steps))
-            self._steps.append(record)
+    def step(self, glsl: str, operands: Sequence[Term], dtype: DType, name: str = "") -> Term:
+        """Appends a step; `name` is the operator that it computes."""
+        step = _UnfinishedStep(glsl, tuple(operands), dtype)
+        if step not in self._steps:
+            self._steps[step] = len(self._steps)
             self._names.append(name)
-        return self._seen[record]
+        return Term("step", self._steps[step])
 
-    def inline(self, expression: Expression, operands: Sequence[tuple]) -> list[tuple]:
-        """Appends an expression's steps; `operands` stand for its inputs and scalars. Returns its
+    def inline(self, expression: Expression, operands: Sequence[Term]) -> list[Term]:
+        """Appends an expression's steps, with `operands` for its inputs and scalars. Returns its
         outputs."""
         names = list(operands)
         for step in expression.steps:
@@ -141,30 +168,26 @@ class ExpressionBuilder:
             )
         return [names[output] for output in expression.outputs]
 
-    def build(self, outputs: Sequence[tuple]) -> Expression:
+    def build(self, outputs: Sequence[Term]) -> Expression:
         """The expression of the steps that `outputs` need. Inputs and scalars keep the order of
         first mention."""
+        unfinished = list(self._steps)
         needed: set[int] = set()
-        stack = [operand for operand in outputs]
+        stack = list(outputs)
         while stack:
-            kind, key = stack.pop()
-            if kind == "step" and key not in needed:
-                needed.add(key)
-                stack.extend(self._steps[key][1])
-        position = {("input", key): n for n, key in enumerate(self.inputs)}
-        position.update({("scalar", key): len(position) + n for n, key in enumerate(self.scalars)})
+            kind, number = stack.pop()
+            if kind == "step" and number not in needed:
+                needed.add(number)
+                stack.extend(unfinished[number].operands)
+        leaves = [Term("input", number) for number in range(len(self.inputs))]
+        leaves += [Term("scalar", number) for number in range(len(self.scalars))]
+        position = {operand: number for number, operand in enumerate(leaves)}
         steps = []
-        for number, (glsl, operands, dtype) in enumerate(self._steps):
+        for number, (step, name) in enumerate(zip(unfinished, self._names)):
             if number in needed:
-                steps.append(
-                    Step(
-                        glsl,
-                        tuple(position[operand] for operand in operands),
-                        dtype,
-                        self._names[number],
-                    )
-                )
-                position[("step", number)] = len(position)
+                operands = tuple(position[operand] for operand in step.operands)
+                steps.append(Step(step.glsl, operands, step.dtype, name))
+                position[Term("step", number)] = len(position)
         return Expression(
             tuple(self.inputs.values()),
             tuple(self.scalars.values()),
@@ -194,8 +217,8 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if math.isnan(number):
         return "double(uintBitsToFloat(0x7fc00000u))" if wide else "uintBitsToFloat(0x7fc00000u)"
     if (not wide and abs(number) > 3.4028235677973366e38) or math.isinf(number):
-        bits = "0x7f800000u" if number > 0 else "0xff800000u"
-        return f"double(uintBitsToFloat({bits}))" if wide else f"uintBitsToFloat({bits})"
+        infinity = f"uintBitsToFloat({'0x7f800000u' if number > 0 else '0xff800000u'})"
+        return f"double({infinity})" if wide else infinity
     text = repr(number)
     if "e" not in text and "." not in text:
         text += ".0"

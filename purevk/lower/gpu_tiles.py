@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TypeAlias
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -368,9 +368,12 @@ _VECTORS = ((8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32))
 _VECTORS_TRANSPOSED = ((1, 32), (1, 64), (1, 128))
 
 
-def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
+GpuKernel: TypeAlias = Tiled | Coopmat | Vector
+
+
+def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     """All kernels that fit."""
-    tiles: list[Any] = [
+    tiles: list[Tiled | Coopmat] = [
         Tiled(*sizes) for sizes in (*_TILES, *(() if problem.window else _LONG_TILES))
     ]
     if (
@@ -409,7 +412,9 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Any]:
                 yield choice
 
 
-def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
+def _split(
+    traits: DeviceTraits, problem: Problem, tile: Tiled | Coopmat
+) -> Iterator[Tiled | Coopmat]:
     """The same tile with K split among workgroups, where there are too few tiles to fill the
     device."""
     groups = _ceil(problem.m, tile.tile_m) * _ceil(problem.n, tile.tile_n) * problem.batches
@@ -425,7 +430,7 @@ def _split(traits: DeviceTraits, problem: Problem, tile: Any) -> Iterator[Any]:
             yield replace(tile, splits=splits)
 
 
-def _total(traits: DeviceTraits, problem: Problem, choice: Any) -> float:
+def _total(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> float:
     cost, costs = choice.cost(traits, problem), traits.profile.matmul
     if choice.splits > 1:
         cost += (
@@ -435,14 +440,14 @@ def _total(traits: DeviceTraits, problem: Problem, choice: Any) -> float:
     return cost
 
 
-def _runs(traits: DeviceTraits, problem: Problem, choice: Any) -> bool:
+def _runs(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> bool:
     """Whether the grid is one that the device takes."""
     grid = choice.grid(problem.m, problem.n, problem.batches)
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
 
 
 @lru_cache(maxsize=4096)
-def choose_gpu(traits: DeviceTraits, problem: Problem) -> Any:
+def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
     """The cheapest kernel of those that fit: a `Tiled`, `Coopmat` or `Vector`."""
     found = list(candidates(traits, problem))
     return min(

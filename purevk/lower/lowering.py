@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -121,6 +121,20 @@ class Requirement:
     next: str
 
 
+class BufferWindow(NamedTuple):
+    """A part of a storage that is larger than one binding can span.
+
+    Attributes:
+        storage: the whole storage.
+        first: the first byte of the part.
+        nbytes: its bytes.
+    """
+
+    storage: Value
+    first: int
+    nbytes: int
+
+
 @dataclass
 class Lowering:
     """Collects the dispatches of one graph.
@@ -131,8 +145,7 @@ class Lowering:
         layouts: where each value lies in them.
         scratch: storages that kernels asked for, with their bytes.
         requirements: what each call has to check.
-        windows: parts of storages that are larger than a binding can span: (storage, first byte,
-            bytes).
+        windows: values that name parts of storages too large for one binding.
     """
 
     traits: DeviceTraits
@@ -141,7 +154,7 @@ class Lowering:
     dispatches: list[Dispatch] = field(default_factory=list)
     scratch: dict[Value, int] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
-    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
+    windows: dict[Value, BufferWindow] = field(default_factory=dict)
     node: Node | None = None
 
     def require(self, left: Size, right: Size, message: str, why: str, next: str) -> None:
@@ -158,29 +171,29 @@ class Lowering:
         return operand
 
     def _window(self, operand: Operand) -> Operand:
-        """Part of a storage that no binding can span as a whole: just what the operand reaches, if
-        a binding spans that."""
+        """The operand in the part of its storage that it reaches, if one binding spans this part."""
         layout, item = operand.layout, operand.dtype.itemsize
-        known = all(
-            isinstance(number, int) for number in (layout.offset, *layout.strides, *operand.dims)
-        )
-        if not known or 0 in operand.dims:
+        if not isinstance(layout.offset, int) or 0 in operand.dims:
             return operand
-        reach = [(size - 1) * stride for size, stride in zip(operand.dims, layout.strides)]
-        low = layout.offset + sum(step for step in reach if step < 0)
-        high = layout.offset + sum(step for step in reach if step > 0) + 1
+        low = high = layout.offset
+        for size, stride in zip(operand.dims, layout.strides):
+            if not isinstance(size, int) or not isinstance(stride, int):
+                return operand
+            low += min((size - 1) * stride, 0)
+            high += max((size - 1) * stride, 0)
+        high += 1
         first = low * item // 256 * 256
         nbytes = min(-(-(high * item - first) // 256) * 256, operand.storage.type.nbytes - first)
         if nbytes > self.traits.max_storage_range or first % item:
             return operand
-        key = (operand.storage, first, nbytes)
-        window = next((value for value, place in self.windows.items() if place == key), None)
+        part = BufferWindow(operand.storage, first, nbytes)
+        window = next((value for value, known in self.windows.items() if known == part), None)
         if window is None:
             window = Value(
                 f"{operand.storage.name}_part{len(self.windows)}",
                 TensorType(operand.dtype, (nbytes // item,)),
             )
-            self.windows[window] = key
+            self.windows[window] = part
         return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
 
     def layout(self, value: Value) -> Layout:
@@ -198,8 +211,8 @@ class Lowering:
         template: str,
         buffers: Sequence[tuple[Operand | Value, str]],
         *,
-        macros: Mapping[str, Any] | None = None,
-        helpers: Mapping[str, Any] | None = None,
+        macros: Mapping[str, str | int] | None = None,
+        helpers: Mapping[str, str | int] | None = None,
         params: Mapping[str, Size] | None = None,
         constants: Mapping[str, int] | None = None,
         specialize: Iterable[str] = (),

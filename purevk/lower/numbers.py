@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from purevk.ir import Size
 from purevk.ir import dims as _dims
 
 
@@ -14,9 +15,10 @@ def power_of_two(number: int) -> int:
 
 def bits_of(number: float) -> int:
     """The bits of a float as the signed integer that a parameter holds."""
-    return struct.unpack("<i", struct.pack("<f", number))[0]
+    bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return bits
 
 
-def gcd4(*sizes: object) -> bool:
+def gcd4(*sizes: Size) -> bool:
     """Whether all sizes are multiples of 4 whatever the symbols are."""
     return all(_dims.gcd_of(size) % 4 == 0 for size in sizes)

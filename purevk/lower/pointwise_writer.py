@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Size
@@ -101,9 +100,9 @@ class Writer:
         template: str,
         work: Size,
         local: int,
-        grid: tuple,
+        grid: tuple[Size, Size, Size],
         label: str,
-        macros: Mapping[str, Any] | None = None,
+        macros: Mapping[str, str | int] | None = None,
     ) -> None:
         """Appends the dispatch; `work` is the invocations that have some."""
         # Sizes and strides are written as names; those known are specialization constants where

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
@@ -188,7 +187,7 @@ def collapse(
     return merged, steps
 
 
-def only_floats(node: Node, traits: Any) -> str | None:
+def only_floats(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in (*node.inputs, *node.results):
         if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.float64):

@@ -130,7 +130,7 @@ def emit_transposed(
     )
     per_word = max(4 // tile.item, 1)
     loads = -(-tile.k // tile.vector * tile.groups * (2 if tile.item == 8 else 4) // local)
-    macros = {
+    macros: dict[str, str | int] = {
         "ITEM": tile.item,
         "KT": tile.k,
         "JG": tile.groups,

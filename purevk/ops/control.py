@@ -7,11 +7,15 @@ so that the node keeps its place among others that do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Dim, Graph, TensorType, Value
+from purevk.ir import Arg, Dim, Graph, Scalar, Size, TensorType, Value
 from purevk.ops.registry import Control, Operator, ShapeError, register
+
+# In these shape functions, an operand that is a tensor is its type.
+Operands: TypeAlias = tuple[Arg | TensorType, ...]
+States: TypeAlias = tuple[TensorType, ...]
 
 
 def output_type(output: Arg) -> TensorType:
@@ -45,20 +49,20 @@ def _agree(what: str, left: tuple[TensorType, ...], right: tuple[TensorType, ...
             raise ShapeError(f"{what}: tensor {number} is {a} against {b}")
 
 
-def _types(args: tuple) -> tuple[TensorType, ...]:
+def _types(args: Operands) -> tuple[TensorType, ...]:
     """Types of arguments, of which tensors were replaced by their types."""
     return tuple(arg if isinstance(arg, TensorType) else output_type(arg) for arg in args)
 
 
 def _cond(
-    predicate: Any,
+    predicate: Scalar | TensorType,
     true: Graph,
     false: Graph,
-    true_operands: Any,
-    false_operands: Any,
-    reads: Any,
-    writes: Any,
-) -> Any:
+    true_operands: Operands,
+    false_operands: Operands,
+    reads: States,
+    writes: States,
+) -> tuple[TensorType, ...]:
     made = tuple(output_type(output) for output in true.outputs)
     _agree(
         "the branches differ in what they return",
@@ -71,12 +75,12 @@ def _cond(
 def _while(
     condition: Graph,
     body: Graph,
-    carried: Any,
-    condition_operands: Any,
-    body_operands: Any,
-    reads: Any,
-    writes: Any,
-) -> Any:
+    carried: Operands,
+    condition_operands: Operands,
+    body_operands: Operands,
+    reads: States,
+    writes: States,
+) -> tuple[TensorType, ...]:
     made = _types(carried)
     _agree(
         "the body of a loop returns other types than it takes",
@@ -86,21 +90,26 @@ def _while(
     return made
 
 
-def _scan(
-    body: Graph, length: Any, carried: Any, scanned: Any, operands: Any, reads: Any, writes: Any
-) -> Any:
+def _for(
+    body: Graph,
+    length: Size,
+    carried: Operands,
+    scanned: tuple[TensorType, ...],
+    operands: Operands,
+    reads: States,
+    writes: States,
+) -> tuple[TensorType, ...]:
     made = tuple(output_type(output) for output in body.outputs)
     first = _types(carried)
     _agree("the body of a scan returns other types than it takes", first, made[: len(first)])
     return first + tuple(type.with_dims((length, *type.dims)) for type in made[len(first) :])
 
 
-# The number or tensor of one element `predicate` says which sub-graph runs; each has operands of
-# its own.
+# The number or one-element tensor `predicate` selects a sub-graph; each has its own operands.
 register(Operator("purevk.cond", _cond, Control(), mutates=(6,)))
 # While `condition(*carried, *condition_operands)`: `carried = body(*carried, *body_operands)`. The
 # results are `carried`.
 register(Operator("purevk.while", _while, Control(), mutates=(6,)))
-# For each of `length` places i: `(carried..., rows...) = body(*carried, *(each[i] for each in
-# scanned), *operands)`. The results are `carried` and the stacked rows.
-register(Operator("purevk.for", _scan, Control(), mutates=(6,)))
+# For each i < `length`: `(carried..., rows...) = body(*carried, *(each[i] for each in scanned),
+# *operands)`. The results are `carried` and the stacked rows.
+register(Operator("purevk.for", _for, Control(), mutates=(6,)))

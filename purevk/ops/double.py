@@ -8,10 +8,9 @@ is. What `purevk.map` makes has double precision by itself (`lower.expression.in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Value
+from purevk.ir import Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
@@ -60,19 +59,24 @@ def _keys(builder: Builder, x: Value) -> Value:
 
 
 def _sort(builder: Builder, node: Node) -> tuple[Value, Value]:
-    x, dim, descending, count, index = node.args
-    _, places = builder.emit_all(SORT, _keys(builder, x), dim, descending, count, index)
-    return builder.emit("aten.gather.default", x, dim, places), places
+    x, dim = node.tensor("x"), node.int("dim")
+    descending, count, index = node.bool("descending"), node.size("count"), node.dtype("index")
+    _, indices = builder.emit_all(SORT, _keys(builder, x), dim, descending, count, index)
+    return builder.emit("aten.gather.default", x, dim, indices), indices
 
 
 def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
-    x, dim, rank, number, index = node.args
+    x, dim = node.tensor("x"), node.int("dim")
+    rank, number, index = node.str("rank"), node.size("number"), node.dtype("index")
     if rank == "kth":
-        _, places = builder.emit_all(SELECT, _keys(builder, x), dim, rank, number, index)
-        return builder.emit("aten.gather.default", x, dim, places), places
+        _, indices = builder.emit_all(SELECT, _keys(builder, x), dim, rank, number, index)
+        return builder.emit("aten.gather.default", x, dim, indices), indices
     # NaNs come last in their order.
     _, order = builder.emit_all(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
-    at = lambda name: coordinates(x.type.rank, **{f"d{dim}": name})  # noqa: E731
+
+    def at(index: str) -> str:
+        return coordinates(x.type.rank, **{f"d{dim}": index})
+
     found = (
         "nans > 0 ? count - nans : (count - 1) / 2"
         if rank == "median"
@@ -84,10 +88,10 @@ def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
         REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32
     )
     inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
-    value, place = mapped_all(
+    value, position = mapped_all(
         builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers
     )
-    return value, builder.emit("aten._to_copy.default", place, types[1].dtype)
+    return value, builder.emit("aten._to_copy.default", position, types[1].dtype)
 
 
 in_double(SORT, _sort)
@@ -96,8 +100,8 @@ in_double(SELECT, _select)
 
 # -- reductions ----------------------------------------------------------------------------------
 def _reduce(builder: Builder, node: Node) -> Value:
-    x, how, dims, keepdim, _, _ = node.args
-    x = _wide(builder, x)
+    x, how = _wide(builder, node.tensor("x")), node.attribute("kind", Reduction)
+    dims, keepdim = node.ints("dims"), node.bool("keepdim")
     if how.logarithm:
         top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
         top = builder.emit("aten.where.self", builder.emit("aten.isinf.default", top), 0.0, top)
@@ -126,26 +130,25 @@ def _reduce(builder: Builder, node: Node) -> Value:
 
 
 def _needs_parts(node: Node) -> bool:
-    how = node.args[1]
+    how = node.arg("kind")
     return isinstance(how, Reduction) and (how.logarithm or how.variance)
 
 
 def _softmax(builder: Builder, node: Node) -> Value:
-    x, dim, log, zero_rows, _ = node.args
-    x = _wide(builder, x)
-    dims = (dim % x.type.rank,)
+    x = _wide(builder, node.tensor("x"))
+    dims = (node.int("dim") % x.type.rank,)
     top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
     below = builder.emit("aten.sub.Tensor", x, top, 1)
     powers = builder.emit("aten.exp.default", below)
     total = builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
-    if log:
+    if node.bool("log"):
         return _typed(
             builder,
             builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1),
             node,
         )
     made = builder.emit("aten.div.Tensor", powers, total)
-    if zero_rows:
+    if node.bool("zero_rows"):
         made = builder.emit(
             "aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made
         )
@@ -153,10 +156,9 @@ def _softmax(builder: Builder, node: Node) -> Value:
 
 
 def _scan(builder: Builder, node: Node) -> Value:
-    """Running logarithms of sums of exponentials, an invocation a row; a part of a long row goes on
-    where the last one ended."""
-    x, _, dim, _, _ = node.args
-    x = _wide(builder, x)
+    """Running logarithms of sums of exponentials, with one invocation per row. Each part of a long
+    row continues where the last one ended."""
+    x, dim = _wide(builder, node.tensor("x")), node.int("dim")
     length, most = x.type.dims[dim], builder.traits.max_iterations
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
     at = coordinates(x.type.rank, **{f"d{dim}": "j"})
@@ -185,7 +187,7 @@ def _scan(builder: Builder, node: Node) -> Value:
 
 in_double(REDUCE, _reduce, _needs_parts)
 in_double(SOFTMAX, _softmax)
-in_double(SCAN, _scan, lambda node: node.args[1] == "logsumexp")
+in_double(SCAN, _scan, lambda node: node.str("kind") == "logsumexp")
 
 
 # -- norms ---------------------------------------------------------------------------------------
@@ -204,28 +206,29 @@ def _normalized(
     return builder.emit("aten.div.Tensor", x, root)
 
 
-def _scaled(builder: Builder, x: Value, weight: Any, bias: Any) -> Value:
+def _scaled(builder: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
     made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
     return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
 
 
 def _norm(builder: Builder, node: Node) -> Value:
-    x, weight, bias, count, eps, rms, _, _ = node.args
-    made = _normalized(builder, x, range(x.type.rank - count, x.type.rank), eps, rms)
+    x, rank = node.tensor("x"), node.tensor("x").type.rank
+    dims = range(rank - node.int("count"), rank)
+    made = _normalized(builder, x, dims, node.float("eps"), node.bool("rms"))
+    weight, bias = node.optional_tensor("weight"), node.optional_tensor("bias")
     return _typed(builder, _scaled(builder, made, weight, bias), node)
 
 
 def _group_norm(builder: Builder, node: Node) -> Value:
-    x, weight, bias, groups, eps, _, _ = node.args
+    x, groups = node.tensor("x"), node.int("groups")
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
-    made = builder.emit(
-        "aten.view.default", _normalized(builder, seen, range(2, seen.type.rank), eps), x.type.dims
-    )
+    normalized = _normalized(builder, seen, range(2, seen.type.rank), node.float("eps"))
+    made = builder.emit("aten.view.default", normalized, x.type.dims)
     sizes = (channels, *([1] * len(rest)))
     weight, bias = (
         value if value is None else builder.emit("aten.view.default", value, sizes)
-        for value in (weight, bias)
+        for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
     )
     return _typed(builder, _scaled(builder, made, weight, bias), node)
 
@@ -235,29 +238,32 @@ in_double(GROUP_NORM, _group_norm)
 
 
 # -- windows -------------------------------------------------------------------------------------
-def _pool(builder: Builder, node: Node) -> Any:
-    x, average, kernel, stride, padding, dilation, sizes, include_pad, divisor, indices = node.args
+def _pool(builder: Builder, node: Node) -> Value | tuple[Value, Value]:
+    indices = node.optional_dtype("indices")
     made = pooled(
         builder,
-        x,
-        average,
-        (kernel, stride, padding, dilation),
-        sizes,
-        include_pad,
-        divisor,
+        node.tensor("x"),
+        node.bool("average"),
+        tuple(node.ints(name) for name in ("kernel", "stride", "padding", "dilation")),
+        node.sizes("sizes"),
+        node.bool("count_include_pad"),
+        node.int("divisor"),
         indices is not None,
     )
+    values, *found = (made,) if isinstance(made, Value) else made
     if indices is None:
-        return made
-    return made[0], builder.emit("aten._to_copy.default", made[1], indices)
+        return values
+    return values, builder.emit("aten._to_copy.default", found[0], indices)
 
 
 def _convolution(builder: Builder, node: Node) -> Value:
-    """One invocation an element of the result; with `spread`, the channel tells where in a block of
-    pixels it lies."""
-    x, weight, bias, stride, padding, dilation, groups, _, _, spread = node.args
-    numbers = {
-        "groups": groups,
+    """One invocation per element of the result. With `spread`, the channel says which pixel of a
+    block the element is."""
+    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
+    stride, padding = node.ints("stride"), node.ints("padding")
+    dilation, spread = node.ints("dilation"), node.ints("spread")
+    numbers: dict[str, Size] = {
+        "groups": node.int("groups"),
         "stride_y": stride[0],
         "stride_x": stride[1],
         "pad_y": padding[0],

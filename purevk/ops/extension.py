@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import inspect
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
-from purevk.ir import Node, Size, Value, map_values
-from purevk.lower.copies import packed
-from purevk.lower.lowering import Lowering, Operand
+from purevk.ir import Arg, Node, Size, Value
+from purevk.lower.copies import dense_operand
+from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.numbers import bits_of
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import pointwise_operator
 from purevk.ops.executors import executors, full_name
@@ -264,7 +264,7 @@ class _Template:
     dtypes: frozenset[str]
     features: tuple[str, ...]
 
-    def supports(self, node: Node, traits: Any) -> str | None:
+    def supports(self, node: Node, traits: DeviceTraits) -> str | None:
         """Why a node cannot run with this shader."""
         for value in (*node.inputs, *node.results):
             if value.type.dtype.name not in self.dtypes:
@@ -278,8 +278,8 @@ class _Template:
 
     def lower(self, lowering: Lowering, node: Node) -> None:
         """Emits the dispatch."""
-        bound = registry.definition_of(node).bind(node.args)
-        typed = {name: map_values(arg, lambda value: value.type) for name, arg in bound.items()}
+        definition = registry.definition_of(node)
+        bound, typed = definition.bind(node.args), definition.typed(node.args)
         count = self.threads(**typed) if self.threads else node.results[0].type.numel
         if any(
             isinstance(size, int) and size == 0
@@ -289,17 +289,14 @@ class _Template:
         buffers = _Buffers(lowering)
         for name, arg in bound.items():
             buffers.argument(name.upper(), arg)
-        for number, value in enumerate(node.results):
-            buffers.result(
-                "OUT" if len(node.results) == 1 else f"OUT{number}", lowering.operand(value)
-            )
+        for position, value in enumerate(node.results):
+            name = "OUT" if len(node.results) == 1 else f"OUT{position}"
+            buffers.result(name, lowering.operand(value))
         macros = self.macros(**typed) if callable(self.macros) else self.macros
         params: dict[str, Size] = {"COUNT": count}
         declared, fixed = [], []
-        for name, number in {
-            **(self.params(**typed) if self.params else {}),
-            **buffers.offsets,
-        }.items():
+        numbers = {**(self.params(**typed) if self.params else {}), **buffers.offsets}
+        for name, number in numbers.items():
             word = f"{name}_bits" if isinstance(number, float) else name
             if name in self.specialize:
                 fixed.append(word)
@@ -330,7 +327,7 @@ class _Template:
 
 
 def _word(value: Size | float) -> Size:
-    return struct.unpack("<i", struct.pack("<f", value))[0] if isinstance(value, float) else value
+    return bits_of(value) if isinstance(value, float) else value
 
 
 class _Buffers:
@@ -343,14 +340,14 @@ class _Buffers:
         self._text: dict[str, str] = {}
         self._declared: list[str] = []
 
-    def argument(self, name: str, arg: Any) -> None:
+    def argument(self, name: str, arg: Arg) -> None:
         """A tensor; of a list of them each, as NAME0, NAME1, ..."""
         if isinstance(arg, tuple):
             self._text[f"COUNT_{name}"] = str(len(arg))
             for number, item in enumerate(arg):
                 self.argument(f"{name}{number}", item)
         elif isinstance(arg, Value):
-            operand = packed(self.lowering, arg)
+            operand = dense_operand(self.lowering, arg)
             self._text[f"HAS_{name}"] = "1"
             self._add(name, operand, "r")
         elif arg is None:

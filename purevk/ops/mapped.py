@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.registry import Kernel, Operator, Order, register
 
 NAME = "purevk.map"
 
 
-def _shape(spec: MapSpec, inputs: tuple, numbers: tuple, types: tuple) -> tuple[TensorType, ...]:
-    return tuple(types)
+def _shape(
+    spec: MapSpec,
+    inputs: tuple[TensorType, ...],
+    numbers: tuple[Size, ...],
+    types: tuple[TensorType, ...],
+) -> tuple[TensorType, ...]:
+    return types
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
-    spec, inputs, numbers, _ = node.args
+def _lower(lowering: Lowering, node: Node, over: Sequence[Size] | None = None) -> None:
+    spec = node.attribute("spec", MapSpec)
     emit_map(
         lowering,
         spec,
-        [lowering.operand(value) for value in inputs],
-        dict(zip(spec.numbers, numbers, strict=True)),
+        [lowering.operand(value) for value in node.tensors("inputs")],
+        dict(zip(spec.numbers, node.sizes("numbers"), strict=True)),
         [lowering.operand(value) for value in node.results],
+        over,
     )
 
 
@@ -34,23 +40,44 @@ def same_order(value: Value, layout: Layout) -> tuple[int, ...] | None:
     return layout.dense_order(value.type.dims)
 
 
-def _orders(node: Node, layout_of: Any) -> tuple:
-    spec, inputs = node.args[:2]
+def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
+    spec = node.attribute("spec", MapSpec)
     if spec.order is None:
         return (None,) * len(node.results)
-    value = inputs[spec.order]
-    order = same_order(value, layout_of(value))
+    value = node.tensors("inputs")[spec.order]
+    order = same_order(value, query(value))
     return tuple(order if result.type.rank == value.type.rank else None for result in node.results)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
+register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts)))
 
 
 def mapped(
-    builder: Builder, body: str, inputs: Mapping[str, Value], result: TensorType, **options: Any
+    builder: Builder,
+    body: str,
+    inputs: Mapping[str, Value],
+    result: TensorType,
+    *,
+    numbers: Mapping[str, Size] | None = None,
+    order: int | None = None,
+    lanes: Mapping[int, Sequence[int | None]] | None = None,
+    template: str = "elementwise/map.comp",
+    macros: Mapping[str, object] | None = None,
+    flops: int = 1,
 ) -> Value:
-    """Emits `purevk.map` for one result; the options are those of `mapped_all`."""
-    return mapped_all(builder, body, inputs, result, **options)[0]
+    """Emits `purevk.map` for one result; see `mapped_all`."""
+    return mapped_all(
+        builder,
+        body,
+        inputs,
+        result,
+        numbers=numbers,
+        order=order,
+        lanes=lanes,
+        template=template,
+        macros=macros,
+        flops=flops,
+    )[0]
 
 
 def mapped_all(
@@ -62,7 +89,7 @@ def mapped_all(
     order: int | None = None,
     lanes: Mapping[int, Sequence[int | None]] | None = None,
     template: str = "elementwise/map.comp",
-    macros: Mapping[str, Any] | None = None,
+    macros: Mapping[str, object] | None = None,
     flops: int = 1,
 ) -> tuple[Value, ...]:
     """Emits `purevk.map` for results of the types `results`. The other arguments are attributes of
@@ -82,22 +109,24 @@ def mapped_all(
     )
 
 
-def _lower_over(lowering: Lowering, node: Node) -> None:
-    spec, inputs, numbers, _, over = node.args
-    emit_map(
-        lowering,
-        spec,
-        [lowering.operand(value) for value in inputs],
-        dict(zip(spec.numbers, numbers, strict=True)),
-        [lowering.operand(value) for value in node.results],
-        over,
-    )
-
-
 OVER = "purevk.map_over"
-register(
-    Operator(OVER, lambda spec, inputs, numbers, types, over: tuple(types), Kernel(_lower_over))
-)
+
+
+def _shape_over(
+    spec: MapSpec,
+    inputs: tuple[TensorType, ...],
+    numbers: tuple[Size, ...],
+    types: tuple[TensorType, ...],
+    over: tuple[Size, ...],
+) -> tuple[TensorType, ...]:
+    return types
+
+
+def _lower_over(lowering: Lowering, node: Node) -> None:
+    _lower(lowering, node, node.sizes("over"))
+
+
+register(Operator(OVER, _shape_over, Kernel(_lower_over)))
 
 
 def mapped_over(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Dim, TensorType
@@ -42,7 +41,7 @@ def promote_types(left: DType, right: DType) -> DType:
     return max(low, high, key=_INTS.index)
 
 
-def result_type(operands: Iterable[Any]) -> DType:
+def result_type(operands: Iterable[object]) -> DType:
     """The dtype of an operation on tensors (as `TensorType`) and Python numbers, as
     `torch.result_type`.
 
@@ -66,12 +65,12 @@ def result_type(operands: Iterable[Any]) -> DType:
         present = levels[level]
         levels[level] = dtype if present is None else promote_types(present, dtype)
     result: DType | None = None
-    for dtype in levels:
-        if dtype is not None and (result is None or category(dtype) > category(result)):
-            if dtype.is_complex and result is not None and result.is_float:
+    for present in levels:
+        if present is not None and (result is None or category(present) > category(result)):
+            if present.is_complex and result is not None and result.is_float:
                 # A complex number takes the precision of the real tensor that it meets.
-                dtype = DType.complex128 if result is DType.float64 else DType.complex64
-            result = dtype
+                present = DType.complex128 if result is DType.float64 else DType.complex64
+            result = present
     if result is None:
         raise ShapeError("no operand has a dtype")
     return result

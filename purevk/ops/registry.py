@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Layout, Node, Size, TensorType, Value, map_values, schema, values_in
+from purevk.ir import Arg, Layout, Node, Size, TensorType, Value, map_values, schema, values_in
 from purevk.lower.lowering import Lowering
 from purevk.ops.image_layout import LayoutQuery
 from purevk.tuning import DeviceTraits
@@ -60,7 +60,7 @@ class View:
     asks again).
     """
 
-    layout: Callable[..., Layout | tuple[Layout, ...] | None]
+    layout: Callable[..., tuple[Layout, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Operator:
         """Names of the arguments, in the schema's order."""
         return tuple(self.signature.parameters)
 
-    def bind(self, args: tuple[Any, ...]) -> dict[str, Any]:
+    def bind(self, args: tuple[Arg, ...]) -> dict[str, Arg]:
         """Arguments by name, defaults filled in."""
         signature = self.signature
         if len(args) > len(signature.parameters):
@@ -157,7 +157,7 @@ class Operator:
                 f"{self.name} got {len(args)} arguments",
                 why=f"it takes {len(signature.parameters)}: {self.parameters}",
             )
-        bound = {}
+        bound: dict[str, Arg] = {}
         for position, (name, parameter) in enumerate(signature.parameters.items()):
             if position < len(args):
                 bound[name] = args[position]
@@ -165,7 +165,7 @@ class Operator:
                 bound[name] = parameter.default
         return bound
 
-    def integers(self, bound: dict[str, Any]) -> dict[str, Any]:
+    def integers(self, bound: dict[str, Arg]) -> dict[str, Arg]:
         """Arguments by name, those that are integers by the schema as such: a file may share one
         number, 3.0, between an operator that takes a real number and one that takes a dim."""
         for name, arg in bound.items():
@@ -177,15 +177,20 @@ class Operator:
                     bound[name] = int(arg)
         return bound
 
-    def infer(self, args: tuple[Any, ...]) -> tuple[TensorType, ...]:
+    def typed(self, args: tuple[Arg, ...]) -> dict[str, Any]:
+        """Arguments by name, each tensor as its `TensorType`: what the shape function takes."""
+        return {name: map_values(arg, _type_of) for name, arg in self.bind(args).items()}
+
+    def infer(self, args: tuple[Arg, ...]) -> tuple[TensorType, ...]:
         """The types of the results, from the shape function."""
-        bound = self.bind(args)
-        types = self.shape(
-            **{name: map_values(arg, lambda value: value.type) for name, arg in bound.items()}
-        )
+        types = self.shape(**self.typed(args))
         if types is None:
             return ()
         return types if isinstance(types, tuple) else (types,)
+
+
+def _type_of(value: Value) -> TensorType:
+    return value.type
 
 
 class ShapeError(ValueError):
@@ -232,10 +237,17 @@ class UnknownSizes(ShapeError):
         self.types = types
 
 
-HOST = "purevk.host"  # the operator of nodes that the CPU runs
+HOST = "purevk.host"  # the operator of nodes that the CPU runs; it has a schema, but no definition
 _definitions: dict[str, Operator] = {}
 _in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
 _canonical: dict[str, str] = {}
+
+
+def _host(name: str, reason: str, args: tuple[Arg, ...]) -> None:
+    """The schema of `HOST`: the operator and its arguments, and why the device does not run it."""
+
+
+schema.declare(HOST, _host)
 
 
 def register(definition: Operator) -> Operator:
@@ -311,6 +323,12 @@ def mutated(node: Node) -> tuple[Value, ...]:
         if definition is not None
         else ()
     )
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node only gives its input another layout."""
+    definition = find(node.op)
+    return definition is not None and isinstance(definition.form, View)
 
 
 def is_control(node: Node) -> bool:

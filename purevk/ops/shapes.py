@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
@@ -29,7 +28,7 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def broadcast_of(operands: Sequence[Any]) -> tuple[Size, ...]:
+def broadcast_of(operands: Sequence[object]) -> tuple[Size, ...]:
     """The common shape of the tensors among operands."""
     return broadcast(*(operand.dims for operand in operands if isinstance(operand, TensorType)))
 

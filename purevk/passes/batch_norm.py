@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.ir import Graph, Node, Value
 from purevk.ops.reduce.normalization import batch_norm_factors
-from purevk.passes.rewrite import Rewriter, each_node, uses
+from purevk.passes.rewrite import Rewriter, each_node, reader_counts
 
 _CONVOLUTION = "aten.convolution.default"
 _CONVOLUTIONS = {_CONVOLUTION, "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"}
@@ -20,24 +18,20 @@ def fold_batch_norm(graph: Graph) -> Graph:
     The new weights depend on constants alone, so they are computed once, at load. In half precision
     the product is rounded to half again.
     """
-    counts = uses(graph.nodes, graph.outputs)
+    counts = reader_counts(graph)
     made = graph.producers()
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
+    def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
         if node.op != _BATCH_NORM:
             return None
         original = made[node.results[0]]
-        convolution = made.get(original.args[0])
-        if (
-            convolution is None
-            or convolution.op not in _CONVOLUTIONS
-            or counts[original.args[0]] != 1
-        ):
+        convolved = original.tensor("x")
+        convolution = made.get(convolved)
+        if convolution is None or convolution.op not in _CONVOLUTIONS or counts[convolved] != 1:
             return None
-        if convolution.op == _CONVOLUTION and convolution.args[6]:
-            return None  # transposed
-        weight, bias = convolution.args[1:3]
-        constants = [value for value in (weight, bias, *original.args[1:5]) if value is not None]
+        if convolution.op == _CONVOLUTION and convolution.bool("transposed"):
+            return None
+        constants = (*convolution.inputs[1:], *original.inputs[1:])
         if any(value not in graph.constants for value in constants):
             return None
         if any(counts.get(value, 0) for value in original.results[1:]):
@@ -48,9 +42,14 @@ def fold_batch_norm(graph: Graph) -> Graph:
 
 
 def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, ...]:
-    weight, bias = convolution.args[1:3]
+    weight, bias = convolution.tensor("weight"), convolution.optional_tensor("bias")
     scale, shift = batch_norm_factors(
-        rewriter, norm.args[1], norm.args[2], norm.args[3], norm.args[4], norm.args[6]
+        rewriter,
+        norm.optional_tensor("weight"),
+        norm.optional_tensor("bias"),
+        norm.tensor("running_mean"),
+        norm.tensor("running_var"),
+        norm.float("eps"),
     )
     dtype = weight.type.dtype
     column = rewriter.emit(
@@ -64,5 +63,7 @@ def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, .
             "aten.add.Tensor", rewriter.emit("aten.mul.Tensor", bias, scale), shift, 1
         )
     shift = rewriter.emit("aten._to_copy.default", shift, dtype)
-    made = rewriter.emit(convolution.op, convolution.args[0], scaled, shift, *convolution.args[3:])
+    made = rewriter.emit(
+        convolution.op, convolution.tensor("x"), scaled, shift, *convolution.args[3:]
+    )
     return (made, *norm.results[1:])

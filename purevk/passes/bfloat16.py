@@ -3,10 +3,8 @@ results back."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node, Value, map_values
+from purevk.ir import Arg, Graph, Node, Value, map_values
 from purevk.ops import registry
 from purevk.passes.rewrite import Rewriter, each_node
 
@@ -17,13 +15,13 @@ def widen_bfloat16(graph: Graph) -> Graph:
     """Gives kernels float32 in place of bfloat16, except for those that take it. The sums are made
     in float32 either way."""
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
-        row = registry.find(node.op)
+    def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
+        definition = registry.find(node.op)
         if (
-            row is None
-            or not isinstance(row.form, registry.Kernel)
-            or row.form.bfloat16
-            or row.mutates
+            definition is None
+            or not isinstance(definition.form, registry.Kernel)
+            or definition.form.bfloat16
+            or definition.mutates
         ):
             return None
         if not any(_is_narrow(value) for value in (*node.inputs, *node.results)):
@@ -33,8 +31,7 @@ def widen_bfloat16(graph: Graph) -> Graph:
             value.type.with_dtype(DType.float32) if _is_narrow(value) else value.type
             for value in node.results
         )
-        made = rewriter.emit(node.op, *args, results=types)
-        made = made if isinstance(made, tuple) else (made,)
+        made = rewriter.emit_all(node.op, *args, results=types)
         return tuple(
             rewriter.emit(_CAST, new, old.type.dtype) if _is_narrow(old) else new
             for old, new in zip(node.results, made)
@@ -47,7 +44,7 @@ def _is_narrow(value: Value) -> bool:
     return value.type.dtype is DType.bfloat16
 
 
-def _wide(rewriter: Rewriter, arg: Any) -> Any:
+def _wide(rewriter: Rewriter, arg: Arg) -> Arg:
     if arg is DType.bfloat16:
         return DType.float32
     if isinstance(arg, tuple):

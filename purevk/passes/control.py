@@ -1,23 +1,26 @@
-"""Control flow that needs no host: choices that are known, small branches computed both, short
-loops written out."""
+"""Control flow that needs no host.
+
+A condition that is known selects its branch, two small branches are both computed, and a short loop is
+unrolled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
+from purevk.ir import Arg, Constant, Graph, Node, Value, map_values
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.control import output_type
 from purevk.passes.rewrite import Rewriter
 from purevk.passes.simplify import static_value
 
-# Both branches are computed up to this many nodes, and elements made by those that are no pointwise
-# operators or views.
+# Both branches are computed if each has at most so many nodes, and if those of them that are neither
+# pointwise nor views make at most so many elements.
 _NODES, _ELEMENTS = 24, 1 << 16
-_UNROLLED = 128  # nodes of a loop that is written out
+_UNROLLED = 128  # nodes of an unrolled loop
 # Kernels that read within their inputs whatever the numbers in them are.
 _SAFE = {
     f"aten.{name}"
@@ -52,8 +55,8 @@ _SAFE = {
 
 
 def settle_control(graph: Graph) -> Graph:
-    """Replaces control flow, innermost first, where what it does can stand among the other
-    nodes."""
+    """Replaces control flow, innermost first, by the nodes of its sub-graphs where these can be part
+    of the graph around it."""
     if not any(node.graphs for node in graph.nodes):
         return graph
     return _Settler(graph).run()
@@ -62,7 +65,8 @@ def settle_control(graph: Graph) -> Graph:
 class _Settler(Rewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.leaves: tuple[dict, dict] = (dict(graph.constants), dict(graph.states))
+        self.constants: dict[Value, Constant] = dict(graph.constants)
+        self.states: dict[Value, Constant | None] = dict(graph.states)
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -71,36 +75,31 @@ class _Settler(Rewriter):
             if not node.graphs:
                 self.keep(node)
                 continue
-            node = Node(
-                node.op,
-                tuple(settle_control(arg) if isinstance(arg, Graph) else arg for arg in node.args),
-                node.results,
-                node.source,
-                node.alias,
-            )
-            made = (
-                self._cond(node)
-                if node.op == "purevk.cond"
-                else self._scan(node)
-                if node.op == "purevk.for"
-                else None
-            )
+            node = _with_graphs(node, settle_control)
+            made = None
+            if node.op == "purevk.cond":
+                made = self._cond(node)
+            elif node.op == "purevk.for":
+                made = self._for(node)
             if made is None:
                 self.keep(node)
             else:
                 self.replace(node, made)
-        constants, states = self.leaves
-        return self.finish(constants=constants, states=states)
+        return self.finish(constants=self.constants, states=self.states)
 
     def _cond(self, node: Node) -> list[Value] | None:
-        predicate, true, false, true_operands, false_operands, _, writes = node.args
+        predicate = node.tensor_or_scalar("predicate")
+        true, true_operands = node.graph("true"), node.arg_list("true_operands")
+        false, false_operands = node.graph("false"), node.arg_list("false_operands")
         known = (
-            static_value(self.leaves[0], predicate) if isinstance(predicate, Value) else predicate
+            static_value(self.constants, predicate) if isinstance(predicate, Value) else predicate
         )
         if isinstance(known, (bool, int, float)):
             graph, operands = (true, true_operands) if known else (false, false_operands)
             return self._tensors(self.inline(graph, operands)) if can_inline(graph) else None
-        if not isinstance(predicate, Value) or predicate.type.numel != 1 or writes:
+        if not isinstance(predicate, Value) or predicate.type.numel != 1:
+            return None
+        if node.tensors("writes"):
             return None
         if not (_is_small(true, self.graph) and _is_small(false, self.graph)):
             return None
@@ -112,29 +111,31 @@ class _Settler(Rewriter):
             predicate = self.emit("aten.view.default", predicate, ())
         return [self.emit("aten.where.self", predicate, a, b) for a, b in zip(left, right)]
 
-    def _scan(self, node: Node) -> list[Value] | None:
-        body, length, carried, scanned, operands, _, _ = node.args
-        short = (
-            isinstance(length, int) and 0 < length and length * (len(body.nodes) + 1) <= _UNROLLED
-        )
-        if not short or not can_inline(body) or not all(isinstance(arg, Value) for arg in carried):
+    def _for(self, node: Node) -> list[Value] | None:
+        body, length = node.graph("body"), node.size("length")
+        if not isinstance(length, int) or not 0 < length * (len(body.nodes) + 1) <= _UNROLLED:
             return None
-        rows: list[list[Value]] = []
-        for turn in range(length):
-            slices = [self.emit("aten.select.int", each, 0, turn) for each in scanned]
-            made = self._tensors(self.inline(body, (*carried, *slices, *operands)))
-            carried = tuple(made[: len(carried)])
-            rows.append(made[len(carried) :])
-        return [
-            *carried,
-            *(self.emit("aten.stack.default", tuple(column), 0) for column in zip(*rows)),
-        ]
+        given = node.arg_list("carried")
+        carried = [arg for arg in given if isinstance(arg, Value)]
+        if not can_inline(body) or len(carried) != len(given):
+            return None
+        made: list[list[Value]] = []  # by each iteration, to be stacked
+        for iteration in range(length):
+            slices = [
+                self.emit("aten.select.int", each, 0, iteration) for each in node.tensors("scanned")
+            ]
+            operands = node.arg_list("operands")
+            outputs = self._tensors(self.inline(body, (*carried, *slices, *operands)))
+            carried, rest = outputs[: len(carried)], outputs[len(carried) :]
+            made.append(rest)
+        stacked = [self.emit("aten.stack.default", column, 0) for column in zip(*made)]
+        return [*carried, *stacked]
 
     def inline(self, graph: Graph, operands: Sequence[Arg]) -> list[Arg]:
         """Puts the nodes of a sub-graph here; returns its outputs."""
-        for mine, its in zip(self.leaves, (graph.constants, graph.states)):
-            mine.update(its)
-        mapping: dict[Value, Arg] = dict(zip(graph.inputs, operands))
+        self.constants.update(graph.constants)
+        self.states.update(graph.states)
+        mapping: dict[object, Arg] = dict(zip(graph.inputs, operands))
         swap = lambda value: mapping.get(value, value)  # noqa: E731
         for node in graph.nodes:
             results = tuple(
@@ -157,8 +158,8 @@ class _Settler(Rewriter):
 
 
 def can_inline(graph: Graph) -> bool:
-    """Whether the nodes of a sub-graph can stand in the one around it: it has tensors for inputs,
-    and learns no sizes."""
+    """Whether the nodes of a sub-graph can be part of the graph around it: all inputs are tensors,
+    and it has no symbols of its own."""
     return not graph.symbols and all(isinstance(value, Value) for value in graph.inputs)
 
 
@@ -169,11 +170,13 @@ def _is_small(graph: Graph, around: Graph) -> bool:
         return False
     elements = 0
     for node in graph.nodes:
-        row = registry.find(node.op)
-        if node.graphs or row is None or row.form is None or row.random or row.mutates:
+        definition = registry.find(node.op)
+        if node.graphs or definition is None or definition.form is None:
             return False
-        if not isinstance(row.form, (registry.Pointwise, registry.View)):
-            if row.name not in _SAFE:
+        if definition.random or definition.mutates:
+            return False
+        if not isinstance(definition.form, (registry.Pointwise, registry.View)):
+            if definition.name not in _SAFE:
                 return False
             elements += max(
                 _dims.upper(value.type.numel) for value in (*node.inputs, *node.results)
@@ -181,47 +184,61 @@ def _is_small(graph: Graph, around: Graph) -> bool:
     return elements <= _ELEMENTS
 
 
-def optimize_sub_graphs(graph: Graph, optimize: Any) -> Graph:
+def optimize_sub_graphs(graph: Graph, optimize: Callable[[Graph], Graph]) -> Graph:
     """Runs the passes on sub-graphs, and drops the operands that they do not read any more."""
     if not any(node.graphs for node in graph.nodes):
         return graph
-    nodes = []
-    for node in graph.nodes:
-        if node.graphs:
-            node = _trimmed(
-                Node(
-                    node.op,
-                    tuple(optimize(arg) if isinstance(arg, Graph) else arg for arg in node.args),
-                    node.results,
-                    node.source,
-                    node.alias,
-                )
-            )
-        nodes.append(node)
-    return graph.with_nodes(nodes)
+    return graph.with_nodes(
+        _trimmed(_with_graphs(node, optimize)) if node.graphs else node for node in graph.nodes
+    )
 
 
-def operand_positions(node: Node) -> tuple[tuple[int, int, int], ...]:
-    """For each sub-graph of a node: its position, that of its operands, how many inputs come before
-    these."""
-    args = node.args
+def _with_graphs(node: Node, function: Callable[[Graph], Graph]) -> Node:
+    args = tuple(function(arg) if isinstance(arg, Graph) else arg for arg in node.args)
+    return replace(node, args=args)
+
+
+@dataclass(frozen=True)
+class SubGraph:
+    """A sub-graph of a node.
+
+    Attributes:
+        graph: the parameter that is the graph.
+        operands: the parameter with the operands of the graph alone.
+        first: how many of its inputs come before these operands.
+    """
+
+    graph: str
+    operands: str
+    first: int
+
+
+def sub_graphs(node: Node) -> tuple[SubGraph, ...]:
+    """The sub-graphs of a node, in order."""
     if node.op == "purevk.cond":
-        return (1, 3, 0), (2, 4, 0)
+        return SubGraph("true", "true_operands", 0), SubGraph("false", "false_operands", 0)
+    first = len(node.arg_list("carried"))
     if node.op == "purevk.while":
-        return (0, 3, len(args[2])), (1, 4, len(args[2]))
-    return ((0, 4, len(args[2]) + len(args[3])),)
+        return (
+            SubGraph("condition", "condition_operands", first),
+            SubGraph("body", "body_operands", first),
+        )
+    return (SubGraph("body", "operands", first + len(node.arg_list("scanned"))),)
 
 
 def _trimmed(node: Node) -> Node:
-    args: list[Any] = list(node.args)
-    for at, operands_at, first in operand_positions(node):
-        graph = args[at]
-        read = {value for each in graph.nodes for value in each.inputs} | set(
-            values_in(graph.outputs)
-        )
+    """A node without operands that its sub-graphs do not read."""
+    for each in sub_graphs(node):
+        graph, operands = node.graph(each.graph), node.arg_list(each.operands)
+        read: set[object] = {value for inner in graph.nodes for value in inner.inputs}
+        read |= graph.output_values()
         read |= {source.value for source in graph.symbols.values()}
-        kept = [n for n in range(len(args[operands_at])) if graph.inputs[first + n] in read]
-        inputs = (*graph.inputs[:first], *(graph.inputs[first + n] for n in kept))
-        args[at] = graph.with_nodes(graph.nodes, inputs=inputs)
-        args[operands_at] = tuple(args[operands_at][n] for n in kept)
-    return Node(node.op, tuple(args), node.results, node.source, node.alias)
+        own = graph.inputs[each.first :]
+        kept = [n for n, value in enumerate(own) if value in read]
+        inputs = (*graph.inputs[: each.first], *(own[n] for n in kept))
+        trimmed: dict[str, Arg] = {
+            each.graph: graph.with_nodes(graph.nodes, inputs=inputs),
+            each.operands: tuple(operands[n] for n in kept),
+        }
+        node = node.with_arguments(**trimmed)
+    return node

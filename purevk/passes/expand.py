@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from purevk.ir import Graph, Node
+from purevk.ir import Graph, Node, Value
 from purevk.ops import registry
 from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
@@ -25,12 +23,11 @@ def _expand(rewriter: Rewriter, node: Node) -> None:
         return
     start = len(rewriter.nodes)
     rewriter.source = node.source
-    results: Any = expand(rewriter, node)
+    results = expand(rewriter, node)
     added = rewriter.nodes[start:]
     del rewriter.nodes[start:]
     for each in added:
         _expand(rewriter, rewriter.current(each))
     if results is not None:
-        rewriter.replace(
-            node, rewriter.resolve(results if isinstance(results, tuple) else (results,))
-        )
+        values = (results,) if isinstance(results, Value) else results
+        rewriter.replace(node, [rewriter.resolve(value) for value in values])

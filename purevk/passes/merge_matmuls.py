@@ -1,10 +1,17 @@
-"""Matrix products of one matrix with several constant ones become a single product."""
+"""Matmuls of one matrix with several constant ones become a single matmul."""
 
 from __future__ import annotations
 
-from purevk.ir import Graph, Node, Value
+from typing import TypeAlias
+
+from purevk.dtypes import DType
+from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.matmul.matmul import NAME
 from purevk.passes.rewrite import Rewriter, changing
+
+# What matmuls must have in common: the matrix, the rows and the dtype of the weight, and the dtype of
+# the bias.
+_Key: TypeAlias = tuple[Value, Size, DType, DType | None]
 
 
 def merge_matmuls(graph: Graph) -> Graph:
@@ -15,15 +22,15 @@ def merge_matmuls(graph: Graph) -> Graph:
     """
     constant = _constant_values(graph)
     moving = changing(graph.nodes)
-    groups: dict[tuple, list[Node]] = {}
+    groups: dict[_Key, list[Node]] = {}
     for node in graph.nodes:
         if (
             node.op == NAME
-            and node.args[3] is None
-            and node.args[0] not in moving
+            and node.arg("epilogue") is None
+            and node.tensor("a") not in moving
             and _fits(node, constant)
         ):
-            a, b, bias = node.args[:3]
+            a, b, bias = node.tensor("a"), node.tensor("b"), node.optional_tensor("bias")
             key = (a, b.type.dims[0], b.type.dtype, None if bias is None else bias.type.dtype)
             groups.setdefault(key, []).append(node)
     leaders = {nodes[0]: nodes for nodes in groups.values() if len(nodes) > 1}
@@ -51,7 +58,7 @@ def _constant_values(graph: Graph) -> set[Value]:
     for node in graph.nodes:
         if (
             node.op in ("purevk.copy", "aten.permute.default", "aten.view.default")
-            and node.args[0] in found
+            and node.tensor("x") in found
         ):
             found.update(node.results)
     return found
@@ -59,7 +66,7 @@ def _constant_values(graph: Graph) -> set[Value]:
 
 def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
     """The nodes that make those values; they move to the front, so that weights are there for the
-    first product."""
+    first matmul."""
     return {
         node: None
         for node in graph.nodes
@@ -68,7 +75,7 @@ def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
 
 
 def _fits(node: Node, constant: set[Value]) -> bool:
-    a, b, bias = node.args[:3]
+    a, b, bias = node.tensor("a"), node.tensor("b"), node.optional_tensor("bias")
     if a.type.rank != 2 or b.type.rank != 2 or b not in constant or not b.type.is_static:
         return False
     return bias is None or (bias in constant and bias.type.rank == 1)
@@ -77,17 +84,15 @@ def _fits(node: Node, constant: set[Value]) -> bool:
 def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:
     rewriter.source = " | ".join(node.source for node in nodes)
     first = nodes[0]
-    weight = rewriter.emit(
-        "aten.cat.default", tuple(rewriter.resolve(node.args[1]) for node in nodes), 1
-    )
+    weights = [node.tensor("b") for node in nodes]
+    weight = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, weights)), 1)
     bias = None
-    if first.args[2] is not None:
-        bias = rewriter.emit(
-            "aten.cat.default", tuple(rewriter.resolve(node.args[2]) for node in nodes), 0
-        )
-    product = rewriter.emit(NAME, rewriter.resolve(first.args[0]), weight, bias, None, ())
-    start = 0
-    for node in nodes:
-        end = start + node.args[1].type.dims[1]
-        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", product, 1, start, end, 1))
+    if first.optional_tensor("bias") is not None:
+        biases = [node.tensor("bias") for node in nodes]
+        bias = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, biases)), 0)
+    matmul = rewriter.emit(NAME, rewriter.resolve(first.tensor("a")), weight, bias, None, ())
+    start: Size = 0
+    for node, matrix in zip(nodes, weights):
+        end = start + matrix.type.dims[1]
+        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", matmul, 1, start, end, 1))
         start = end

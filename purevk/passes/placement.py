@@ -35,9 +35,9 @@ _SPLIT = {
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     if node.op == HOST:
-        return node.args[1]
-    row = registry.find(node.op)
-    if row is None or row.form is None:
+        return node.str("reason")
+    definition = registry.find(node.op)
+    if definition is None or definition.form is None:
         return "no kernel"
     for value in (*node.inputs, *node.results):
         if value.type.dtype.is_complex:
@@ -47,14 +47,14 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
     if node.op not in _SPLIT:
         for value in (*node.inputs, *node.results):
-            if value.type.nbytes > traits.max_storage_range and not isinstance(
-                row.form, registry.View
-            ):
+            if value.type.nbytes > traits.max_storage_range and not registry.is_view(node):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
-    if isinstance(row.form, registry.Kernel) and registry.expansion(node) is not None:
+    form = definition.form
+    if isinstance(form, registry.Kernel) and registry.expansion(node) is not None:
         return None
-    supports = getattr(row.form, "supports", None)
-    return supports(node, traits) if supports is not None else None
+    if isinstance(form, (registry.Kernel, registry.Rewrite)) and form.supports is not None:
+        return form.supports(node, traits)
+    return None
 
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
@@ -102,8 +102,7 @@ def _stay_on_host(graph: Graph, reasons: dict[Node, str | None]) -> None:
     users = graph.users()
     outputs = graph.output_values()
     for node in reversed(graph.nodes):
-        row = registry.find(node.op)
-        if reasons[node] is not None or row is None or not isinstance(row.form, registry.View):
+        if reasons[node] is not None or not registry.is_view(node):
             continue
         readers = [user for value in node.results for user in users.get(value, [])]
         makers = [producers.get(value) for value in node.inputs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.elementwise.pointwise import NAME
-from purevk.passes.rewrite import Rewriter, uses
+from purevk.passes.rewrite import Rewriter, reader_counts
 
 _VIEW = "aten.view.default"
 
@@ -18,7 +18,7 @@ def move_views(graph: Graph) -> Graph:
     the view behind, these fuse into the kernel.
     """
     rewriter = Rewriter(graph)
-    counts = uses(graph.nodes, graph.outputs)
+    counts = reader_counts(graph)
     made: dict[Value, Node] = {}
     for node in graph.nodes:
         node = rewriter.current(node)
@@ -41,22 +41,22 @@ def move_views(graph: Graph) -> Graph:
 def _move(
     rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[Value, int]
 ) -> Value | None:
-    expression, inputs, scalars, sizes = node.args
+    inputs, sizes = node.tensors("inputs"), node.sizes("sizes")
     for value in inputs:
         maker = made.get(value)
         if maker is None or maker.op != _VIEW or counts.get(value, 0) != 1:
             continue
-        source = maker.args[0]
+        source = maker.tensor("x")
         before = made.get(source)
         if before is None or counts.get(source, 0) != 1 or not _equal(value.type.dims, sizes):
             continue
         if before.op in (_VIEW, "aten.permute.default", "aten.expand.default", "aten.slice.Tensor"):
             continue
-        others = [_reshaped(each, value, source) for each in inputs]
-        if any(other is None for other in others):
+        targets = [_reshaped(each, value, source) for each in inputs]
+        if any(target is None for target in targets):
             continue
         final = []
-        for each, target in zip(inputs, others):
+        for each, target in zip(inputs, targets):
             if each is value:
                 final.append(source)
             elif target == tuple(each.type.dims):
@@ -68,7 +68,12 @@ def _move(
         # The type is the node's, not the expression's: a conversion may have no step of its own.
         type = node.result.type.with_dims(source.type.dims)
         inner = rewriter.emit(
-            NAME, expression, tuple(final), scalars, source.type.dims, results=(type,)
+            NAME,
+            node.arg("expression"),
+            tuple(final),
+            node.arg("scalars"),
+            source.type.dims,
+            results=(type,),
         )
         made[inner] = rewriter.nodes[-1]
         counts[inner] = 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, overload
 
 from purevk.ir import (
     Arg,
@@ -16,6 +16,7 @@ from purevk.ir import (
     TensorType,
     Value,
     map_values,
+    values_in,
 )
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -31,7 +32,7 @@ class Rewriter(Builder):
 
     def __init__(self, graph: Graph, traits: DeviceTraits | None = None) -> None:
         super().__init__(graph, traits or DeviceTraits(frozenset()), names=_names_of(graph))
-        self.replaced: dict[Value, Arg] = {}
+        self.replaced: dict[Value, Value] = {}
         self._states: dict[Value, Constant | None] = {}
         self._sources: dict[Symbol, SymbolSource] = {}
 
@@ -46,12 +47,16 @@ class Rewriter(Builder):
             if symbol.unbacked and source.dim is not None and symbol not in self._sources:
                 self._sources[symbol] = SymbolSource(count, None, 0)
 
+    @overload
+    def resolve(self, arg: Value) -> Value: ...
+    @overload
+    def resolve(self, arg: Arg) -> Arg: ...
     def resolve(self, arg: Arg) -> Arg:
         """An argument with replaced values put in."""
         return map_values(arg, self._resolve)
 
-    def _resolve(self, value: Value) -> Arg:
-        while isinstance(value, Value) and value in self.replaced:
+    def _resolve(self, value: Value) -> Value:
+        while value in self.replaced:
             value = self.replaced[value]
         return value
 
@@ -66,9 +71,9 @@ class Rewriter(Builder):
         """Takes a node over."""
         self.nodes.append(node)
 
-    def replace(self, node: Node, results: Any) -> None:
+    def replace(self, node: Node, results: Value | Iterable[Value]) -> None:
         """Uses other values for a node's results from here on."""
-        values = results if isinstance(results, (tuple, list)) else (results,)
+        values = (results,) if isinstance(results, Value) else results
         for old, new in zip(node.results, values):
             if old is not new:
                 self.replaced[old] = new
@@ -90,7 +95,7 @@ class Rewriter(Builder):
         return source if value is source.value else SymbolSource(value, source.dim, source.element)
 
 
-def each_node(graph: Graph, function: Callable[[Rewriter, Node], Any]) -> Graph:
+def each_node(graph: Graph, function: Callable[[Rewriter, Node], registry.Made]) -> Graph:
     """Calls `function(rewriter, node)` for every node in order; it returns the values that replace
     the node's results, or None to keep the node."""
     rewriter = Rewriter(graph)
@@ -125,15 +130,11 @@ def _names_of(graph: Graph) -> NameSource:
     return _Names(taken)
 
 
-def uses(nodes: Sequence[Node], outputs: Iterable[Arg]) -> dict[Value, int]:
-    """How often each value is read, graph outputs included."""
-    from purevk.ir import values_in
-
-    counts: dict[Value, int] = {}
-    for node in nodes:
-        for value in node.inputs:
-            counts[value] = counts.get(value, 0) + 1
-    for value in values_in(outputs):
+def reader_counts(graph: Graph) -> dict[Value, int]:
+    """How many nodes read each value. Outputs and sources of symbols count as readers."""
+    counts = {value: len(nodes) for value, nodes in graph.users().items()}
+    sources = (source.value for source in graph.symbols.values() if source.value is not None)
+    for value in (*values_in(graph.outputs), *sources):
         counts[value] = counts.get(value, 0) + 1
     return counts
 
@@ -144,7 +145,6 @@ def changing(nodes: Iterable[Node]) -> set[Value]:
     nodes = tuple(nodes)
     found = {value for node in nodes for value in registry.mutated(node)}
     for node in nodes:
-        row = registry.find(node.op)
-        if row is not None and isinstance(row.form, registry.View) and node.args[0] in found:
+        if registry.is_view(node) and node.inputs[0] in found:
             found.update(node.results)
     return found

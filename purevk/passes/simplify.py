@@ -3,14 +3,14 @@ and tensors without elements."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from purevk.dtypes import DType
-from purevk.ir import Constant, Dim, Graph, Node, Symbol, Value
+from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, changing, each_node, uses
+from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
 _BY_SIZE = {
@@ -27,7 +27,7 @@ def drop_no_ops(graph: Graph) -> Graph:
     made: dict[Value, Node] = {}
     kept = _copies_of_what_changes(graph)
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
+    def visit(rewriter: Rewriter, node: Node) -> Value | None:
         result = None if kept.intersection(node.results) else _simplify(rewriter, node, made)
         for each in rewriter.nodes[-2:] if result is not None else (node,):
             for value in each.results:
@@ -50,15 +50,12 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
     outputs |= {source.value for source in graph.symbols.values() if source.value is not None}
 
     def last_read(value: Value) -> int:
-        """The place of the last node that reads a value or what copies and views make of it."""
+        """The position of the last node that reads a value, or a copy or a view of it."""
         if value in outputs:
             return len(graph.nodes)
         last = -1
         for node in users.get(value, []):
-            row = registry.find(node.op)
-            follows = node.op in _COPIES or (
-                row is not None and isinstance(row.form, registry.View)
-            )
+            follows = node.op in _COPIES or registry.is_view(node)
             last = max(last, position[node], *(last_read(made) for made in node.results if follows))
         return last
 
@@ -66,37 +63,37 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
         node.result
         for node, at in position.items()
         if node.op in _COPIES
-        and node.args[0] in moving
+        and node.tensor("x") in moving
         and any(at < write <= last_read(node.result) for write in writes)
     }
 
 
-def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
+def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value | None:
     if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
         return None
     source, result = node.args[0], node.result
-    if node.op == "aten.alias.default" or (node.op == "aten.dropout.default" and not node.args[2]):
+    if node.op == "aten.alias.default":
+        return source
+    if node.op == "aten.dropout.default" and not node.bool("train"):
         return source
     if node.op == "aten._to_copy.default":
         if source.type.dtype is result.type.dtype:
             return source
         before = made.get(source)
-        if (
-            before is not None
-            and before.op == node.op
-            and _holds(source.type.dtype, before.args[0].type.dtype)
-        ):
-            inner = before.args[0]
-            if inner.type.dtype is result.type.dtype:
-                return inner
-            return rewriter.emit(node.op, inner, result.type.dtype)
-        return None
-    if node.op in ("aten.expand.default",) and _same(source, result):
+        if before is None or before.op != node.op:
+            return None
+        inner = before.tensor("x")
+        if not _holds(source.type.dtype, inner.type.dtype):
+            return None
+        if inner.type.dtype is result.type.dtype:
+            return inner
+        return rewriter.emit(node.op, inner, result.type.dtype)
+    if node.op == "aten.expand.default" and _same(source, result):
         return source
     if node.op in _BY_SIZE:
         before = made.get(source)
         if before is not None and before.op == "aten.view.default":
-            source = before.args[0]
+            source = before.tensor("x")
         if _same(source, result):
             return source
         if source is not node.args[0] or node.op != "aten.view.default":
@@ -107,23 +104,23 @@ def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
         if node.op == "aten.t.default":
             order.reverse()
         elif order:
-            a, b = wrap(node.args[1], source.type.rank), wrap(node.args[2], source.type.rank)
+            a, b = (wrap(node.int(name), source.type.rank) for name in ("dim0", "dim1"))
             order[a], order[b] = order[b], order[a]
         return rewriter.emit("aten.permute.default", source, tuple(order))
     if node.op == "aten.permute.default":
         return _permute(rewriter, node, made)
-    if node.op == "aten.slice.Tensor" and _same(source, result) and node.args[4] == 1:
+    if node.op == "aten.slice.Tensor" and _same(source, result) and node.int("step") == 1:
         return source
     return None
 
 
-def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Any:
-    source = node.args[0]
-    order = tuple(wrap(d, source.type.rank) for d in node.args[1])
+def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value | None:
+    source = node.tensor("x")
+    order = tuple(wrap(d, source.type.rank) for d in node.ints("dims"))
     before = made.get(source)
     if before is not None and before.op == node.op:
-        inner = tuple(wrap(d, source.type.rank) for d in before.args[1])
-        source, order = before.args[0], tuple(inner[d] for d in order)
+        inner = tuple(wrap(d, source.type.rank) for d in before.ints("dims"))
+        source, order = before.tensor("x"), tuple(inner[d] for d in order)
         if order == tuple(range(len(order))):
             return source
         return rewriter.emit(node.op, source, order)
@@ -156,7 +153,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
     return False
 
 
-def _key(arg: Any) -> Any:
+def _key(arg: Arg) -> object:
     if isinstance(arg, tuple):
         return tuple(_key(item) for item in arg)
     if isinstance(arg, (bool, int, float)):
@@ -168,16 +165,16 @@ def _key(arg: Any) -> Any:
 
 def merge_equal(graph: Graph) -> Graph:
     """Nodes with the same operator and arguments are computed once."""
-    seen: dict[Any, tuple[Value, ...]] = {}
+    seen: dict[object, tuple[Value, ...]] = {}
     moving = changing(graph.nodes)
     measured = {source.value for source in graph.unbacked.values() if source.dim is not None}
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
-        row = registry.find(node.op)
+    def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
+        definition = registry.find(node.op)
         if (
-            row is None
-            or row.mutates
-            or row.random
+            definition is None
+            or definition.mutates
+            or definition.random
             or any(value in moving for value in node.inputs)
             or not node.results
         ):
@@ -194,24 +191,25 @@ def merge_equal(graph: Graph) -> Graph:
 
 
 def share_cats(graph: Graph) -> Graph:
-    """A concatenation whose first operands are those of an earlier one starts with its result:
-    where every layer reads all layers before it, each copies two tensors rather than one a
-    layer."""
-    seen: dict[Any, Value] = {}
+    """A concatenation whose first operands are those of an earlier one starts with its result.
+
+    Where every layer reads all layers before it, each layer then copies two tensors.
+    """
+    seen: dict[tuple[tuple[Value, ...], int], Value] = {}
     moving = changing(graph.nodes)
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
+    def visit(rewriter: Rewriter, node: Node) -> Value | None:
         if node.op != "aten.cat.default" or any(value in moving for value in node.inputs):
             return None
-        values = node.args[0]
-        dim = wrap(node.args[1], node.result.type.rank)
+        values = node.tensors("tensors")
+        dim = wrap(node.int("dim"), node.result.type.rank)
         if any(value.type.rank != node.result.type.rank for value in values):
             return None  # torch leaves out empty tensors of rank 1
-        made: Any = None
+        made: Value | None = None
         for count in range(len(values) - 1, 1, -1):
             first = seen.get((values[:count], dim))
             if first is not None and first.type.dtype is node.result.type.dtype:
-                made = rewriter.emit("aten.cat.default", (first, *values[count:]), node.args[1])
+                made = rewriter.emit("aten.cat.default", (first, *values[count:]), node.int("dim"))
                 break
         seen[values, dim] = node.result if made is None else made
         return made
@@ -220,17 +218,18 @@ def share_cats(graph: Graph) -> Graph:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Nodes whose results nobody reads, and that write nothing; symbols that come about during a
-    call and that nobody needs."""
+    """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
+    nobody needs."""
     needed = set(graph.output_values())
     unbacked = graph.unbacked
     seen: set[Symbol] = set()
 
-    def mention(*args: Any) -> None:
+    def mention(*args: Arg) -> None:
         for symbol in _symbols(args) - seen if unbacked else ():
             seen.add(symbol)
-            if symbol in unbacked:
-                needed.add(unbacked[symbol].value)
+            source = unbacked.get(symbol)
+            if source is not None and source.value is not None:
+                needed.add(source.value)
 
     mention(*graph.outputs, *(value.type.dims for value in needed))
     kept: list[Node] = []
@@ -245,7 +244,11 @@ def drop_unused(graph: Graph) -> Graph:
             mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
     nodes = tuple(reversed(kept))
     read = {value for node in nodes for value in node.inputs} | graph.output_values()
-    read |= {source.value for symbol, source in unbacked.items() if symbol in seen}
+    read |= {
+        source.value
+        for symbol, source in unbacked.items()
+        if symbol in seen and source.value is not None
+    }
     gone = set(unbacked) - seen
     return graph.with_nodes(
         nodes,
@@ -255,7 +258,7 @@ def drop_unused(graph: Graph) -> Graph:
     )
 
 
-# Operators with results that one argument (its position) says are wanted, and which these are.
+# Operators with a flag (its position) that asks for some of the results, and which results these are.
 _WANTED = {"aten._linalg_svd.default": (2, (0, 2)), "aten._linalg_eigh.default": (2, (1,))}
 
 
@@ -263,9 +266,9 @@ def drop_unread(graph: Graph) -> Graph:
     """Asks operators for no results that nobody reads and that cost."""
     if all(node.op not in _WANTED for node in graph.nodes):
         return graph
-    counts = uses(graph.nodes, graph.outputs)
+    counts = reader_counts(graph)
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
+    def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
         flag, wanted = _WANTED.get(node.op, (0, ()))
         if not wanted or not node.args[flag] or any(counts.get(node.results[n], 0) for n in wanted):
             return None
@@ -274,19 +277,18 @@ def drop_unread(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def _symbols(arg: Any) -> set[Symbol]:
+def _symbols(arg: Arg) -> set[Symbol]:
     if isinstance(arg, Dim):
         return _dims.symbols(arg)
     return set().union(*map(_symbols, arg)) if isinstance(arg, tuple) else set()
 
 
 def drop_empty(graph: Graph) -> Graph:
-    """Tensors without elements are constants of no bytes, whatever would have made them; those
-    whose other sizes are known at a call only, as the places in a scalar are, stay what they
-    were."""
+    """Tensors without elements become constants of no bytes. A tensor with a size that is known only
+    at a call stays what it is."""
     constants = dict(graph.constants)
 
-    def visit(rewriter: Rewriter, node: Node) -> Any:
+    def visit(rewriter: Rewriter, node: Node) -> list[Value] | None:
         empty = [value for value in node.results if _is_empty(value)]
         if not empty or registry.mutated(node):
             return None
@@ -304,11 +306,12 @@ def _is_empty(value: Value) -> bool:
     return value.type.is_static and 0 in value.type.dims
 
 
-def static_value(graph_constants: dict, value: Value) -> float | int | bool | None:
+def static_value(constants: Mapping[Value, Constant], value: Value) -> float | int | bool | None:
     """The number in a constant of one element, or None."""
-    constant = graph_constants.get(value)
+    constant = constants.get(value)
     if constant is None or any(isinstance(size, Dim) or size != 1 for size in value.type.dims):
         return None
     if value.type.dtype is DType.bfloat16 or not constant.known:
         return None
-    return constant.array(value.type).reshape(-1)[0].item()
+    number: float | int | bool = constant.array(value.type).reshape(-1)[0].item()
+    return number

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.ir import Constant, Graph, Node, TensorType, Value, map_values
+from purevk.ir import Arg, Constant, Graph, Input, Node, TensorType, Value, map_values
 
 _NARROW = (DType.float16, DType.bfloat16)
 
@@ -40,7 +39,10 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
             )
         return swapped[value]
 
-    def argument(arg: Any) -> Any:
+    def given(value: Input) -> Input:
+        return wide(value) if isinstance(value, Value) else value
+
+    def argument(arg: Arg) -> Arg:
         if isinstance(arg, DType):
             return DType.float32 if arg in _NARROW else arg
         if isinstance(arg, tuple):
@@ -99,7 +101,7 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
         else replace(source, value=wide(source.value))
         for symbol, source in graph.symbols.items()
     }
-    inputs = graph.inputs if outermost else tuple(argument(value) for value in graph.inputs)
+    inputs = graph.inputs if outermost else tuple(map(given, graph.inputs))
     return replace(
         graph,
         inputs=inputs,
@@ -120,11 +122,11 @@ def _wide_leaf(value: Value) -> Value:
     return _leaves.setdefault(value, Value(value.name, value.type.with_dtype(DType.float32)))
 
 
-def _cast_arguments(value: Value, dtype: DType) -> tuple:
+def _cast_arguments(value: Value, dtype: DType) -> tuple[Arg, ...]:
     return (value, dtype, None, None, None, False, None)
 
 
-def _is_narrow(value: Any) -> bool:
+def _is_narrow(value: object) -> bool:
     return isinstance(value, Value) and value.type.dtype in _NARROW
 
 

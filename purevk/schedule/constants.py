@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from purevk.ir import Graph, Node, Value
+from purevk.ir import Arg, Dim, Graph, Node, Value
 from purevk.ops import registry
 
 
@@ -33,15 +33,12 @@ def split_constant(
     once: list[Node] = []
     rest: list[Node] = []
     for node in graph.nodes:
-        row = registry.find(node.op)
+        definition = registry.find(node.op)
         fixed = (
-            row is not None
-            and row.form is not None
-            and not row.mutates
-            and node.op != "purevk.host"
-        )
-        fixed = (
-            fixed
+            definition is not None
+            and definition.form is not None
+            and not definition.mutates
+            and node.op != registry.HOST
             and all(value.type.is_static for value in node.results)
             and not _symbolic(node.args)
         )
@@ -57,7 +54,5 @@ def split_constant(
     return Split(tuple(once), kept, graph.with_nodes(rest))
 
 
-def _symbolic(args: tuple) -> bool:
-    from purevk.ir import Dim
-
+def _symbolic(args: tuple[Arg, ...]) -> bool:
     return any(isinstance(arg, Dim) or (isinstance(arg, tuple) and _symbolic(arg)) for arg in args)

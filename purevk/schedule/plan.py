@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from purevk.errors import GraphError
-from purevk.ir import Dim, Graph, Node, Symbol, Value, values_in
+from purevk.ir import Arg, Dim, Graph, Node, Size, Symbol, Value, values_in
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import Dispatch, KernelSpec, Lowering, Requirement
+from purevk.lower.lowering import BufferWindow, Dispatch, KernelSpec, Lowering, Requirement
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import Segment, on_host, segments
@@ -49,7 +48,7 @@ class Plan:
     uploads: tuple[tuple[Value, ...], ...] = ()
     downloads: tuple[tuple[Value, ...], ...] = ()
     requirements: tuple[Requirement, ...] = ()
-    windows: dict[Value, tuple[Value, int, int]] = field(default_factory=dict)
+    windows: dict[Value, BufferWindow] = field(default_factory=dict)
     inner: dict[Node, tuple[Plan, ...]] = field(default_factory=dict)
 
     def nested(self) -> Iterator[Plan]:
@@ -108,10 +107,10 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
             )  # kernels may read whole words
     windows = {**once.windows, **main.windows}
     whole: Callable[[Value], Value] = lambda storage: (  # noqa: E731
-        windows[storage][0] if storage in windows else storage
+        windows[storage].storage if storage in windows else storage
     )
-    for storage, _, _ in windows.values():
-        sizes[storage] = storage.type.nbytes
+    for window in windows.values():
+        sizes[window.storage] = window.storage.type.nbytes
     used = {whole(b.storage) for d in dispatches for b in d.bindings}
     used_once = {whole(b.storage) for d in once.dispatches for b in d.bindings}
     plan = Plan(
@@ -147,7 +146,7 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
         return {}
     found = {}
     for node in graph.nodes:
-        sizes: list[Any] = [
+        sizes: list[Size] = [
             size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)
         ]
         if on_host(node):
@@ -171,7 +170,7 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
     return found
 
 
-def _sizes_in(arg: Any) -> list[Dim]:
+def _sizes_in(arg: Arg) -> list[Size]:
     if isinstance(arg, tuple):
         return [size for item in arg for size in _sizes_in(item)]
     return [arg] if isinstance(arg, Dim) else []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from purevk.ir import Graph, Node, Symbol, Value
 from purevk.ops import registry
@@ -28,7 +27,7 @@ def on_host(node: Node) -> bool:
 
 def segments(
     graph: Graph,
-    storage_of: Any = lambda value: value,
+    storage_of: Callable[[Value], Value] = lambda value: value,
     needs: Mapping[Node, Iterable[Symbol]] | None = None,
 ) -> tuple[Segment, ...]:
     """Nodes in as few segments as their dependencies allow: everything that the device can do, then
@@ -36,9 +35,13 @@ def segments(
     the same bytes. A node comes in a later segment than what makes the values of the symbols that
     it needs."""
     producers = graph.producers()
-    counts = {symbol: producers.get(source.value) for symbol, source in graph.unbacked.items()}
+    counts = {
+        symbol: producers[source.value]
+        for symbol, source in graph.unbacked.items()
+        if source.value is not None and source.value in producers
+    }
     after = {
-        node: {counts[symbol] for symbol in symbols if counts.get(symbol) is not None}
+        node: {counts[symbol] for symbol in symbols if symbol in counts}
         for node, symbols in (needs or {}).items()
     }
     waits, followers = _dependencies(graph, storage_of, after)
@@ -90,7 +93,7 @@ def segments(
 
 
 def _dependencies(
-    graph: Graph, storage_of: Any, after: Mapping[Node, set[Node]]
+    graph: Graph, storage_of: Callable[[Value], Value], after: Mapping[Node, set[Node]]
 ) -> tuple[dict[Node, set[Node]], dict[Node, list[Node]]]:
     producers = graph.producers()
     waits: dict[Node, set[Node]] = {node: set(after.get(node, ())) for node in graph.nodes}
@@ -115,6 +118,6 @@ def _dependencies(
         waits[node].discard(node)
     followers: dict[Node, list[Node]] = {node: [] for node in graph.nodes}
     for node, before in waits.items():
-        for each in before:
-            followers[each].append(node)
+        for earlier in before:
+            followers[earlier].append(node)
     return waits, followers

@@ -4,8 +4,9 @@ memory of the rest."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from purevk.errors import GraphError
 from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.ops import registry
 from purevk.ops.image_layout import LayoutQuery
@@ -49,9 +50,10 @@ class _StorageAssigner:
         for node in self.graph.nodes:
             node = self.rewriter.current(node)
             self.rewriter.source = node.source
-            row = registry.find(node.op)
-            if row is not None and isinstance(row.form, registry.View):
-                self._view(node, row.form)
+            definition = registry.find(node.op)
+            form = None if definition is None else definition.form
+            if definition is not None and isinstance(form, registry.View):
+                self._view(node, definition, form)
                 continue
             if node.op == HOST:
                 for value in dict.fromkeys(node.inputs):
@@ -59,8 +61,8 @@ class _StorageAssigner:
                 node = self.rewriter.current(node)
             elif node.graphs:
                 node = self._control(node)
-            elif row is not None and isinstance(row.form, registry.Kernel):
-                node = self._results(node, row.form)
+            elif isinstance(form, registry.Kernel):
+                node = self._results(node, form)
             self.rewriter.keep(node)
         outputs = []
         for output in self.graph.outputs:
@@ -71,12 +73,10 @@ class _StorageAssigner:
             outputs.append(output)
         symbols = {}
         for symbol, source in self.graph.symbols.items():
-            value = source.value
-            if source.dim is None and value is not None:
-                value = self._dense_copy(self.rewriter.resolve(value)).get(
-                    value, self.rewriter.resolve(value)
-                )
-            symbols[symbol] = type(source)(value, source.dim, source.element)
+            if source.dim is None and source.value is not None:
+                value = self.rewriter.resolve(source.value)
+                source = replace(source, value=self._dense_copy(value).get(value, value))
+            symbols[symbol] = source
         graph = self.graph.with_nodes(self.rewriter.nodes, outputs=tuple(outputs), symbols=symbols)
         return StorageAssignment(graph, self.storages, self.layouts)
 
@@ -87,27 +87,26 @@ class _StorageAssigner:
         for value in dict.fromkeys(values_in(args)):
             copies.update(self._dense_copy(value))
         self.rewriter.replaced.update(copies)
-        return Node(
-            node.op,
-            (*map(self.rewriter.resolve, args), reads, writes),
-            node.results,
-            node.source,
-            node.alias,
-        )
+        return replace(node, args=(*map(self.rewriter.resolve, args), reads, writes))
 
     def layout(self, value: Value) -> Layout:
         return self.layouts.get(value) or Layout.dense(value.type.dims)
 
-    def _view(self, node: Node, form: registry.View) -> None:
-        row = registry.definition_of(node)
-        source = node.args[0]
-        bound = tuple(row.bind(node.args).values())
+    def _view(self, node: Node, definition: registry.Operator, form: registry.View) -> None:
+        source = node.inputs[0]
+        bound = tuple(definition.bind(node.args).values())
         types = tuple(value.type for value in node.results)
         seen = form.layout(self.layout(source), source.type, types, *bound)
         if seen is None:
-            copied = self.rewriter.emit("purevk.copy", source)
-            seen = form.layout(self.layout(copied), source.type, types, *bound)
-            source = copied
+            source = self.rewriter.emit("purevk.copy", source)
+            seen = form.layout(self.layout(source), source.type, types, *bound)
+        if seen is None:
+            raise GraphError(
+                f"{node.op} gives no layout",
+                where=node.source,
+                why="its input is dense, so a view needs no further copy",
+                next="return layouts for a dense input",
+            )
         for value, layout in zip(node.results, seen):
             self.storages[value] = self.storages.get(source, source)
             self.layouts[value] = layout
@@ -147,6 +146,6 @@ class _StorageAssigner:
 
     def _copied(self, value: Value, order: tuple[int, ...]) -> Value:
         """A copy with another order of dims in memory."""
-        made: Value = self.rewriter.emit("purevk.copy", value, order)
+        made = self.rewriter.emit("purevk.copy", value, order)
         self.layouts[made] = Layout.dense(made.type.dims, order)
         return made
