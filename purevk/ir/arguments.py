@@ -181,10 +181,11 @@ class Arguments:
 
     def arg(self, name: str_) -> Arg:
         """An argument of any kind."""
-        position = self.position(name)
-        if position < len(self.args):
-            return self.args[position]
-        return self._default(name)
+        known = schema.find(self.op)
+        position = None if known is None else known.positions.get(name)
+        if position is None or position >= len(self.args):
+            return self._default(name)
+        return self.args[position]
 
     def position(self, name: str_) -> int_:
         """The position of a parameter."""
@@ -205,6 +206,8 @@ class Arguments:
         return known
 
     def _default(self, name: str_) -> Arg:
+        """The default of a parameter; raises `GraphError` if there is none."""
+        self.position(name)
         known = self._schema()
         if name not in known.defaults:
             raise GraphError(

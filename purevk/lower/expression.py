@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Size, Value
@@ -116,10 +116,8 @@ class Term(NamedTuple):
     number: int
 
 
-class _UnfinishedStep(NamedTuple):
-    glsl: str
-    operands: tuple[Term, ...]
-    dtype: DType
+# GLSL, operands and dtype of a step of an unfinished expression. Not a class: there are many.
+_TermStep: TypeAlias = tuple[str, tuple[Term, ...], DType]
 
 
 class ExpressionBuilder:
@@ -133,39 +131,39 @@ class ExpressionBuilder:
     def __init__(self) -> None:
         self.inputs: dict[Value, DType] = {}
         self.scalars: dict[Size, DType] = {}
-        self._input_numbers: dict[Value, int] = {}
-        self._scalar_numbers: dict[Size, int] = {}
-        self._steps: dict[_UnfinishedStep, int] = {}
+        self._inputs: dict[Value, Term] = {}
+        self._scalars: dict[Size, Term] = {}
+        self._steps: dict[_TermStep, Term] = {}
         self._names: list[str] = []
 
     def input(self, value: Value, dtype: DType) -> Term:
-        self.inputs.setdefault(value, dtype)
-        number = self._input_numbers.setdefault(value, len(self._input_numbers))
-        return Term("input", number)
+        if value not in self.inputs:
+            self._inputs[value] = Term("input", len(self.inputs))
+            self.inputs[value] = dtype
+        return self._inputs[value]
 
     def scalar(self, size: Size, dtype: DType) -> Term:
-        self.scalars.setdefault(size, dtype)
-        number = self._scalar_numbers.setdefault(size, len(self._scalar_numbers))
-        return Term("scalar", number)
+        if size not in self.scalars:
+            self._scalars[size] = Term("scalar", len(self.scalars))
+            self.scalars[size] = dtype
+        return self._scalars[size]
 
     def step(self, glsl: str, operands: Sequence[Term], dtype: DType, name: str = "") -> Term:
         """Appends a step; `name` is the operator that it computes."""
-        step = _UnfinishedStep(glsl, tuple(operands), dtype)
-        if step not in self._steps:
-            self._steps[step] = len(self._steps)
+        step: _TermStep = (glsl, tuple(operands), dtype)
+        found = self._steps.get(step)
+        if found is None:
+            found = self._steps[step] = Term("step", len(self._steps))
             self._names.append(name)
-        return Term("step", self._steps[step])
+        return found
 
     def inline(self, expression: Expression, operands: Sequence[Term]) -> list[Term]:
         """Appends an expression's steps, with `operands` for its inputs and scalars. Returns its
         outputs."""
         names = list(operands)
         for step in expression.steps:
-            names.append(
-                self.step(
-                    step.glsl, [names[operand] for operand in step.operands], step.dtype, step.name
-                )
-            )
+            inner = [names[operand] for operand in step.operands]
+            names.append(self.step(step.glsl, inner, step.dtype, step.name))
         return [names[output] for output in expression.outputs]
 
     def build(self, outputs: Sequence[Term]) -> Expression:
@@ -178,16 +176,15 @@ class ExpressionBuilder:
             kind, number = stack.pop()
             if kind == "step" and number not in needed:
                 needed.add(number)
-                stack.extend(unfinished[number].operands)
-        leaves = [Term("input", number) for number in range(len(self.inputs))]
-        leaves += [Term("scalar", number) for number in range(len(self.scalars))]
+                stack.extend(unfinished[number][1])
+        leaves = (*self._inputs.values(), *self._scalars.values())
         position = {operand: number for number, operand in enumerate(leaves)}
         steps = []
-        for number, (step, name) in enumerate(zip(unfinished, self._names)):
+        for number, ((glsl, operands, dtype), term) in enumerate(self._steps.items()):
             if number in needed:
-                operands = tuple(position[operand] for operand in step.operands)
-                steps.append(Step(step.glsl, operands, step.dtype, name))
-                position[Term("step", number)] = len(position)
+                numbers = tuple([position[operand] for operand in operands])
+                steps.append(Step(glsl, numbers, dtype, self._names[number]))
+                position[term] = len(position)
         return Expression(
             tuple(self.inputs.values()),
             tuple(self.scalars.values()),

@@ -132,7 +132,10 @@ def _names_of(graph: Graph) -> NameSource:
 
 def reader_counts(graph: Graph) -> dict[Value, int]:
     """How many nodes read each value. Outputs and sources of symbols count as readers."""
-    counts = {value: len(nodes) for value, nodes in graph.users().items()}
+    counts: dict[Value, int] = {}
+    for node in graph.nodes:
+        for value in dict.fromkeys(node.inputs):
+            counts[value] = counts.get(value, 0) + 1
     sources = (source.value for source in graph.symbols.values() if source.value is not None)
     for value in (*values_in(graph.outputs), *sources):
         counts[value] = counts.get(value, 0) + 1
