@@ -15,7 +15,7 @@ from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Arg, Node, Size, Value
 from purevk.lower.copies import dense_operand
-from purevk.lower.lowering import DeviceTraits, Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import pointwise_operator
@@ -23,6 +23,7 @@ from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
 from purevk.shaders.interface import macro_name
 from purevk.shaders.templates import add_template, template_interface
+from purevk.tuning import DeviceTraits
 
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
