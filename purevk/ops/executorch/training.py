@@ -5,11 +5,11 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
-from purevk.ops.quantized.arithmetic import Ref
 from purevk.ops.quantized.matmul import by_rows
 from purevk.ops.quantized.operands import dense_rows, supports, whole
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -86,16 +86,16 @@ def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     program = Program(builder, states[0].type.dims)
     p, m, v, g = (program.real(node.tensor(name)) for name in names)
 
-    def step(text: str, *operands: Ref | float) -> Ref:
+    def step(text: str, *operands: Term | float) -> Term:
         return program.step(
-            text, *(each if isinstance(each, tuple) else program.real(each) for each in operands)
+            text, *(each if isinstance(each, Term) else program.real(each) for each in operands)
         )
 
     m = step("$0 * $1 + $2 * $3", m, beta1, g, 1.0 - beta1)
     v = step("$0 * $1 + $2 * $3 * $3", v, beta2, 1.0 - beta2, g)
     root = step("sqrt($0 / $1) + $2", v, correction2, eps)
     p = step("$0 * $1 - $2 * (($3 / $4) / $5)", p, 1.0 - lr * decay, lr, m, correction1, root)
-    made = program.emit_all(*((ref, state.type.dtype) for ref, state in zip((p, m, v), states)))
+    made = program.emit_all(*((term, state.type.dtype) for term, state in zip((p, m, v), states)))
     for state, value in zip(states, made):
         builder.emit_all("purevk.store", state, value)
     return made
@@ -146,7 +146,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
     )
     scales = whole(lowering, node.tensor("scales"))
     (m, n), k = gradient.dims, out.dims[1]
-    macros = {
+    macros: dict[str, int | str] = {
         "BACKWARD": 1,
         "BITS": 4,
         "GROUPED": 1,

@@ -10,17 +10,16 @@ from typing import TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Value
-from purevk.lower.expression import convert
+from purevk.lower.expression import Term, convert
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 
-Ref: TypeAlias = tuple[str, object]  # an operand of a step
 Number: TypeAlias = Value | float  # a tensor that broadcasts, or a number
 
 _FAR = 2**20  # zero points and bounds of `pv_quantize_byte` are below it
 
 
-def inverse_of(program: Program, scale: Number) -> Ref:
+def inverse_of(program: Program, scale: Number) -> Term:
     """1 / scale, as torch computes it: of a number in double precision and then rounded, of a
     tensor in float32."""
     if isinstance(scale, Value):
@@ -28,7 +27,7 @@ def inverse_of(program: Program, scale: Number) -> Ref:
     return program.real(1.0 / scale if scale else float("inf"))
 
 
-def real_number(program: Program, quantized: Value, scale: Number, zero: Number) -> Ref:
+def real_number(program: Program, quantized: Value, scale: Number, zero: Number) -> Term:
     """(quantized - zero) * scale."""
     operands = (program.real(each) for each in (quantized, zero, scale))
     return program.step("pv_dequantize($0, $1, $2)", *operands)
@@ -36,25 +35,25 @@ def real_number(program: Program, quantized: Value, scale: Number, zero: Number)
 
 def quantized_value(
     program: Program,
-    number: Ref,
-    inverse: Ref,
+    number: Term,
+    inverse: Term,
     zero: Number | None,
     low: Number,
     high: Number,
     dtype: DType,
     zero_first: bool = False,
-) -> Ref:
+) -> Term:
     """The quantized value of a number, as int32; see `emit_quantize`. `inverse` is 1 / scale."""
     zero = 0.0 if zero is None else zero
     known = [each for each in (zero, low, high) if not isinstance(each, Value)]
     byte = dtype.itemsize == 1 and all(abs(each) < _FAR and each == int(each) for each in known)
     byte = byte and not any(isinstance(each, Value) for each in (low, high))
     byte = byte and not (isinstance(zero, Value) and zero.type.dtype.is_float)
-    zero_ref = program.real(zero)
+    zero_term = program.real(zero)
     if byte and isinstance(zero, Value) and zero.type.dtype.itemsize > 1:
-        zero_ref = program.step(f"clamp($0, {-_FAR}.0, {_FAR}.0)", zero_ref)
+        zero_term = program.step(f"clamp($0, {-_FAR}.0, {_FAR}.0)", zero_term)
     name = f"pv_quantize{'_byte' if byte else ''}{'_zero_first' if zero_first else ''}"
-    operands = (number, inverse, zero_ref, program.real(low), program.real(high))
+    operands = (number, inverse, zero_term, program.real(low), program.real(high))
     return program.step(f"{name}($0, $1, $2, $3, $4)", *operands, dtype=DType.int32)
 
 
@@ -90,8 +89,8 @@ def _quantize_double(
     """The same in double precision, in which torch computes if the scale is float64."""
     steps = program._steps
 
-    def double(ref: Ref, source: DType) -> Ref:
-        return steps.step(convert("$0", source, DType.float64), [ref], DType.float64)
+    def double(term: Term, source: DType) -> Term:
+        return steps.step(convert("$0", source, DType.float64), [term], DType.float64)
 
     number, factor = (
         double(steps.input(each, each.type.dtype), each.type.dtype) for each in (x, scale)

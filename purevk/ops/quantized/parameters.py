@@ -12,11 +12,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
-from purevk.ops.quantized.arithmetic import Ref
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8, has_dense_rows
 from purevk.ops.quantized.quantize import FileDType, dtype_or
@@ -189,7 +189,7 @@ def _choose_pointwise(
     program = Program(
         builder, tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
     )
-    known: dict[str, Ref] = {
+    known: dict[str, Term] = {
         "a": program.real(least),
         "b": program.real(most),
         "low": program.real(choice.low),
@@ -203,7 +203,7 @@ def _choose_pointwise(
     return program.emit_all((known["s"], scale_dtype), (zero, zero_dtype))
 
 
-def _step(program: Program, text: str, known: Mapping[str, Ref]) -> Ref:
+def _step(program: Program, text: str, known: Mapping[str, Term]) -> Term:
     """An expression over known names as one assignment."""
     order = [name for name in known if re.search(rf"\b{name}\b", text)]
     for number, name in enumerate(order):

@@ -11,11 +11,12 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
-from purevk.ops.quantized.arithmetic import Ref, inverse_of, quantized_value, real_number
+from purevk.ops.quantized.arithmetic import inverse_of, quantized_value, real_number
 from purevk.ops.quantized.operands import INT8
 from purevk.ops.quantized.quantize import FileDType
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -31,7 +32,7 @@ class _Output(NamedTuple):
     high: int
     dtype: DType
 
-    def emit(self, program: Program, number: Ref) -> Value:
+    def emit(self, program: Program, number: Term) -> Value:
         """The program's result: the quantized value of a number."""
         inverse = inverse_of(program, self.scale)
         value = quantized_value(
@@ -45,7 +46,7 @@ def _int8_output(node: Node) -> _Output:
     return _Output(node.float("output_scale"), node.int("output_zero_point"), *INT8, DType.int8)
 
 
-def _input_number(program: Program, node: Node) -> Ref:
+def _input_number(program: Program, node: Node) -> Term:
     """The number of the quantized input, of operators that have one."""
     return real_number(
         program, node.tensor("input"), node.float("input_scale"), node.int("input_zero_point")
