@@ -67,7 +67,7 @@ def test_rotary_halves_at_a_position_of_the_call():
                 program.forward(q, k, at), et_vk.apply_rotary_emb_hf(q, k, cos, sin, at)
             ):
                 torch.testing.assert_close(made, expected, **ROUNDING)
-        with pytest.raises(Exception, match="outside of its table"):
+        with pytest.raises(Exception, match="outside its table of angles"):
             program.forward(q, k, 8)
 
 
