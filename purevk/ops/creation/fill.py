@@ -1,5 +1,4 @@
-"""More tensors made from numbers: empty and new ones, fills, identities, evenly spaced numbers,
-stacks."""
+"""More operators that create tensors: empty, new, fill, eye, linspace, stack, triangle indices."""
 
 from __future__ import annotations
 
@@ -194,8 +193,8 @@ def _triangle(upper: bool) -> None:
     def expand(
         builder: Builder, node: Node, rows: int, columns: int, offset: int, *_: Arg
     ) -> Value:
-        # The places of a triangle, in their order among all: a sort of all places by whether they
-        # are in it.
+        # A stable sort of all elements by whether they are outside the triangle puts those inside
+        # first, in their order.
         number = builder.emit("purevk.iota", rows * columns, DType.int32)
         i = builder.emit("aten.div.Tensor_mode", number, columns, "floor")
         j = builder.emit("aten.remainder.Tensor", number, columns)

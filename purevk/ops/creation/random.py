@@ -40,16 +40,17 @@ def _shape(
 def _lower(lowering: Lowering, node: Node) -> None:
     calls, out = lowering.operand(node.tensor("calls")), lowering.operand(node.result)
     kind, seed = node.str("kind"), node.int("seed")
-    place = "0"
+    element = "0"
     for d in range(len(out.dims)):
-        place = f"({place} * size_{d} + i{d})"
+        element = f"({element} * size_{d} + i{d})"
     more = ", low, span" if kind == "integers" else ""
     # A software device would pay more for the barrier of each workgroup than for another dispatch.
     counted = lowering.traits.profile.has_fast_shared_memory
     calls_read = "calls" if counted else "CALLS(0)"
     body = (
-        f"int place = {place}; uvec4 bits = pv_philox(uvec4(uint(place >> 2), uint({calls_read}), uint(number), 0u),"
-        f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, place & 3{more}, r);"
+        f"int element = {element};"
+        f" uvec4 bits = pv_philox(uvec4(uint(element >> 2), uint({calls_read}), uint(number), 0u),"
+        f" uvec2({seed & 0xFFFFFFFF}u, 0u)); pv_random_{kind}(bits, element & 3{more}, r);"
     )
     # Numbers, not text: one kernel serves all random operators of a kind.
     numbers: dict[str, Size] = {"number": node.int("number")}

@@ -1,3 +1,3 @@
-"""Operators on one element at a time."""
+"""Pointwise operators, and programs of them."""
 
 from purevk.ops.elementwise import functions, kernels, pointwise, program, special  # noqa: F401

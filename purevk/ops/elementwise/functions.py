@@ -24,7 +24,7 @@ for _name, (_glsl, *_names) in {
     binary(f"aten.{_name}.default", _glsl, *_names, compute="float")
 binary("aten.ldexp.Tensor", "(x * pv_exp2(y))", compute="float")
 
-# Polynomials: the numbers of their kinds in functions.glslh, and the place at which they are taken.
+# Polynomials: the number of their kind in functions.glslh, and their argument.
 for _name, (_kind, _at) in {
     "chebyshev_polynomial_t": (0, "x"), "chebyshev_polynomial_u": (1, "x"), "chebyshev_polynomial_v": (2, "x"),
     "chebyshev_polynomial_w": (3, "x"), "hermite_polynomial_h": (4, "x"), "hermite_polynomial_he": (5, "x"),

@@ -1,4 +1,4 @@
-"""Operators on one element at a time: a name and an expression of GLSL each.
+"""Pointwise operators. Each has a name and an expression of GLSL.
 
 `x`, `y` and `z` are tensors (or numbers), other names are parameters. `ACC(c)` is a literal of the
 computing type. What GLSL lacks, or has with fewer digits (`pv_erf`, `pv_exp`, ...), is in

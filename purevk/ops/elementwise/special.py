@@ -1,4 +1,4 @@
-"""Less common operators on one element at a time."""
+"""Less common pointwise operators."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from purevk.lower.elements import extreme
 from purevk.lower.map import acc_of, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.image.pooling import _out
-from purevk.ops.index.indexing import _along
+from purevk.ops.index.indexing import scatter_along
 from purevk.ops.mapped import mapped, mapped_all, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
@@ -276,7 +276,7 @@ def _unpool(count: int) -> None:
         flat = [builder.emit("aten.view.default", value, (*lead, -1)) for value in (x, indices)]
         empty = builder.emit("aten.full.default", type.dims, 0, type.dtype)
         target = builder.emit("aten.view.default", empty, (*lead, -1))
-        made = _along(builder, target, -1, flat[1], flat[0], "set")
+        made = scatter_along(builder, target, -1, flat[1], flat[0], "set")
         return builder.emit("aten.view.default", made, type.dims)
 
     rewrite(f"aten.max_unpool{count}d.default", shape, expand)

@@ -1,3 +1,11 @@
 """Gather, scatter, and indexing by tensors or masks."""
 
-from purevk.ops.index import data_dependent, gather, indexing, masked, scatter, scatter_tiles  # noqa: F401
+from purevk.ops.index import (  # noqa: F401
+    data_dependent,
+    embedding,
+    gather,
+    indexing,
+    masked,
+    scatter,
+    scatter_tiles,
+)

@@ -1,9 +1,9 @@
 """Operators whose results have as many elements as the values of their arguments say: nonzero,
 boolean indices, unique.
 
-A running sum over the flags of what is taken gives each element its place, and its last entry the
-count, which the host reads; results are planned for the most that there can be. What depends on the
-count alone runs in a later segment (see `SymbolSource`); the elements themselves are put into place
+A running sum over the flags of the taken elements gives each of them its index in the result. Its
+last element is the count, which the host reads. Memory is planned for the upper bound of the count.
+Nodes that need the count run in a later segment (see `SymbolSource`). The elements are written
 without it.
 """
 
@@ -35,8 +35,8 @@ def _flags(builder: Builder, x: Value) -> Value:
     return _flat(builder, x)
 
 
-def _places(builder: Builder, flags: Value, size: Size) -> Value:
-    """The running count of the flags; the last one is what `size` is at a call."""
+def _running_count(builder: Builder, flags: Value, size: Size) -> Value:
+    """The running count of the flags. The last one is the value of `size` at a call."""
     before = builder.emit("aten.cumsum.default", flags, 0, DType.int32)
     builder.bind_symbol(size, _last(builder, before))
     return before
@@ -64,7 +64,7 @@ def _nothing(builder: Builder, node: Node) -> tuple[Value, ...]:
 def _taken(builder: Builder, x: Value, mask: Value, size: Size) -> Value:
     """The rows of x[n, ...] where the flat mask[n] is true."""
     flags = _flags(builder, mask)
-    before = _places(builder, flags, size)
+    before = _running_count(builder, flags, size)
     count, rest = x.type.dims[0], x.type.dims[1:]
     width = _dims.product(rest)
     rows = builder.emit("aten.view.default", x, (count, width))
@@ -81,7 +81,7 @@ def _taken(builder: Builder, x: Value, mask: Value, size: Size) -> Value:
 def _coordinates(builder: Builder, mask: Value, size: Size, dtype: DType) -> Value:
     """The coordinates of the elements that are not zero, a row each."""
     flags = _flags(builder, mask)
-    before = _places(builder, flags, size)
+    before = _running_count(builder, flags, size)
     rank = mask.type.rank
     if not rank:
         return builder.emit("aten.full.default", (size, 0), 0, dtype)
@@ -217,7 +217,7 @@ def _unique2_shape(
 
 
 def _slice_order(builder: Builder, rows: Value) -> Value:
-    """The places of rows in their order: each counts those before it."""
+    """The indices of rows in ascending order. Each row counts the rows before it."""
     acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
     less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
     body = (
@@ -245,11 +245,12 @@ def _unique(
     if is_empty(x.type):
         return _nothing(builder, node)
     at = 0 if dim is None else wrap(dim, x.type.rank)
-    size, places = node.result.type.dims[at if dim is not None else 0], None
+    size = node.result.type.dims[at if dim is not None else 0]
+    order: Value | None = None  # None: the rows keep their order
     if dim is None or x.type.rank < 2:
         rows = _flat(builder, x)
         if not ordered:
-            rows, places = sort(builder, rows, 0, False)
+            rows, order = sort(builder, rows, 0, False)
         differs = "X(i0) != X(max(i0 - 1, 0))" + (
             " || pv_isnan(X(i0))" if x.type.dtype.is_float else ""
         )
@@ -262,12 +263,12 @@ def _unique(
             "aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:]))
         )
         if not ordered:
-            places = _slice_order(builder, rows)
-            rows = builder.emit("aten.index_select.default", rows, 0, places)
+            order = _slice_order(builder, rows)
+            rows = builder.emit("aten.index_select.default", rows, 0, order)
         body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
     length, width = rows.type.dims[0], rows.type.dims[1:]
     flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
-    before = _places(builder, flags, size)
+    before = _running_count(builder, flags, size)
     column = ", i1" if width else ""
     body = f"if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1{column}, X(i0{column}));"
     inputs = {"X": rows, "FLAG": flags, "BEFORE": before}
@@ -279,9 +280,9 @@ def _unique(
         )
     made = [found]
     index = TensorType(node.results[1].type.dtype, (length,))
-    if inverse and places is not None:
-        body = "R_PUT(int(PLACE(i0)), BEFORE(i0) - 1);"
-        back = mapped_over(builder, body, {"PLACE": places, "BEFORE": before}, (length,), index)
+    if inverse and order is not None:
+        body = "R_PUT(int(ORDER(i0)), BEFORE(i0) - 1);"
+        back = mapped_over(builder, body, {"ORDER": order, "BEFORE": before}, (length,), index)
         made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
     elif inverse:
         back = mapped(builder, "r = BEFORE(i0) - 1;", {"BEFORE": before}, index)

@@ -1,4 +1,4 @@
-"""Reading at positions that tensors give: embedding, index_select, gather, index."""
+"""Reading elements at indices: the kernel `purevk.gather`, index_select, gather, index."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     index_strides = [[_index_stride(index, d) for d in dims.index] for index in indices]
     loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
     if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
-        _gather_anywhere(lowering, x, indices, out, dims)
+        _gather_general(lowering, x, indices, out, dims)
         return
     if len(indices) == 1 and _gather_rows(
         lowering, x, indices[0], out, loop, mine, theirs[0], dims.selected[0]
@@ -113,7 +113,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         },
         params=params,
         constants={"local_size_x": local},
-        # Those of the fourth index lie beyond the words that push constants have.
+        # Push constants have too few words for the parameters of the fourth index.
         specialize=lowering.fixed(params, [name for name in params if "_i3" in name]),
         grid=lowering.linear_grid(work, local * items),
         nbytes=2 * count * x.dtype.itemsize
@@ -124,9 +124,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
 def _parts(
     profile: DeviceProfile, x: Operand, loop: Sequence[Size], stride: Size, count: Size
 ) -> int:
-    """Parts of x that a GPU picks elements from, one after the other. Each single element of a
-    large tensor would move a sector of memory; what is picked from a part finds it in a cache, as
-    most workgroups are at the same part at the same time."""
+    """Into how many parts x is divided. A GPU picks elements from one part after the other. Picked
+    from the whole of a large tensor, each element would move a sector of memory. The elements of a
+    part are in a cache, because most workgroups read the same part at the same time."""
     nbytes = x.type.nbytes
     if len(loop) != 1 or not (isinstance(stride, int) and stride == 0 and isinstance(nbytes, int)):
         return 1
@@ -145,8 +145,8 @@ def _gather_rows(
     theirs: list[Size],
     selected: int,
 ) -> bool:
-    """Appends `gather_rows.comp` where a GPU picks many elements of each of many short rows; says
-    whether it did."""
+    """Appends `gather_rows.comp` if a GPU picks many elements from each of many short rows. Returns
+    whether it does."""
     traits, length = lowering.traits, x.dims[selected]
     if (
         not traits.profile.has_fast_shared_memory
@@ -156,8 +156,8 @@ def _gather_rows(
         or x.strides[selected] != 1
     ):
         return False
-    room = (length + 3) // 4 * 4
-    if mine[1] != 0 or 4 * room > traits.max_shared_memory or length < 32:
+    padded = (length + 3) // 4 * 4
+    if mine[1] != 0 or 4 * padded > traits.max_shared_memory or length < 32:
         return False
     if _dims.hint(loop[0]) < traits.processors or _dims.hint(loop[1]) < max(length // 2, 128):
         return False
@@ -180,7 +180,7 @@ def _gather_rows(
         macros={
             "VEC4": int(vector),
             "T_INDEX": index.dtype.glsl,
-            "COLUMNS": room,
+            "COLUMNS": padded,
             **({"HAS_INT64": "1"} if index.dtype is DType.int64 else {}),
         },
         params=params,
@@ -192,7 +192,7 @@ def _gather_rows(
     return True
 
 
-def _gather_anywhere(
+def _gather_general(
     lowering: Lowering,
     x: Operand,
     indices: Sequence[Operand],
@@ -229,60 +229,11 @@ def _index_stride(index: Operand, d: int | None) -> Size:
 register(Operator(NAME, _gather_shape, Kernel(_lower)))
 
 
-def _refuse_index(node: Node, traits: DeviceTraits) -> str | None:
+def refuse_index(node: Node, traits: DeviceTraits) -> str | None:
     for value in node.inputs[1:]:
         if value.type.dtype not in (DType.int32, DType.int64):
             return f"no kernel for indices of {value.type.dtype.name}"
     return None
-
-
-def _embedding_shape(
-    weight: TensorType,
-    indices: TensorType,
-    padding_idx: Size = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> TensorType:
-    if weight.rank != 2:
-        raise ShapeError(f"an embedding table has rank 2, not {weight.rank}")
-    return weight.with_dims((*indices.dims, weight.dims[1]))
-
-
-def _expand_embedding(builder: Builder, node: Node) -> Value:
-    weight, indices = node.tensor("weight"), node.tensor("indices")
-    rows, width = weight.type.dims
-    limit = builder.traits.max_storage_range
-    if weight.type.nbytes > limit and isinstance(rows, int) and isinstance(width, int):
-        fit = limit // (width * weight.type.dtype.itemsize)
-        return _embedding_in_parts(builder, weight, indices, rows, max(fit // 64 * 64, 1))
-    rank = indices.type.rank
-    dims = GatherDims((None,) * rank + (1,), (*range(rank, 0, -1), None), (0,))
-    return builder.emit(NAME, weight, (indices,), node.result.type.dims, dims)
-
-
-def _embedding_in_parts(
-    builder: Builder, weight: Value, indices: Value, rows: int, count: int
-) -> Value:
-    """The embedding of a table of `rows` rows that one binding cannot span. Each part of `count`
-    rows gives its own rows, and a comparison picks them."""
-    column = builder.emit("aten.unsqueeze.default", indices, -1)
-    made: Value | None = None
-    for start in range(0, rows, count):
-        part = builder.emit("aten.slice.Tensor", weight, 0, start, min(start + count, rows), 1)
-        own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
-        found = builder.emit("aten.embedding.default", part, own)
-        if made is not None:
-            later = builder.emit("aten.ge.Tensor", column, start)
-            found = builder.emit("aten.where.self", later, found, made)
-        made = found
-    if made is None:
-        raise ShapeError("an embedding table has no rows")
-    return made
-
-
-register(
-    Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, _refuse_index))
-)
 
 
 def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorType:
@@ -311,7 +262,7 @@ register(
     Operator(
         "aten.index_select.default",
         _index_select_shape,
-        Rewrite(_expand_index_select, _refuse_index),
+        Rewrite(_expand_index_select, refuse_index),
     )
 )
 
@@ -341,9 +292,7 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
-register(
-    Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, _refuse_index))
-)
+register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, refuse_index)))
 
 
 class _Indexed(NamedTuple):
@@ -386,7 +335,7 @@ def _refuse_index_tensor(node: Node, traits: DeviceTraits) -> str | None:
     if not given:
         return "no index"
     if not any(is_mask(index) for index in given):
-        return _refuse_index(node, traits)
+        return refuse_index(node, traits)
     return "no kernel for a boolean index among others" if len(given) > 1 else None
 
 

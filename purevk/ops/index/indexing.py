@@ -1,5 +1,5 @@
-"""Operators that write at positions: scatter, index_put and their kin, and writes into a part of a
-tensor."""
+"""Operators that write to indices, such as scatter and index_put, or to a part of a tensor, such as
+slice_scatter."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Arg, Layout, Node, Scalar, Size, TensorType, Value
+from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.builder import Builder
 from purevk.ops.index.masked import is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
-from purevk.ops.mapped import mapped, mapped_all
+from purevk.ops.mapped import mapped
 from purevk.ops.registry import (
     DataDependentSize,
     DataDependentType,
@@ -59,7 +59,7 @@ def _at_least_1d(builder: Builder, x: Value) -> Value:
     return x if x.type.rank else builder.emit("aten.view.default", x, (1,))
 
 
-def _along(
+def scatter_along(
     builder: Builder,
     x: Value,
     dim: int,
@@ -69,11 +69,27 @@ def _along(
     include_self: bool = True,
 ) -> Value:
     """Emits a scatter whose index has the rank of x and gives the coordinate along a dim."""
-    sizes = x.type.dims
+    return _scattered_dim(builder, x, dim, index, source, mode, include_self, shared=False)
+
+
+def _scattered_dim(
+    builder: Builder,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Value | Scalar,
+    mode: str,
+    include_self: bool,
+    shared: bool,
+) -> Value:
+    """Emits a scatter along a dim; `shared`: the index has rank 1 and is the same for all other
+    dims."""
+    sizes, at = x.type.dims, wrap(dim, x.type.rank)
     x, index = _at_least_1d(builder, x), _at_least_1d(builder, index)
     if isinstance(source, Value):
         source = _at_least_1d(builder, source)
-    made = _scattered(builder, x, (index,), source, wrap(dim, x.type.rank), (), mode, include_self)
+    along, given = (None, (at,)) if shared else (at, ())
+    made = _scattered(builder, x, (index,), source, along, given, mode, include_self)
     return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
 
 
@@ -98,36 +114,42 @@ _REDUCES = {
 rewrite(
     "aten.scatter.src",
     lambda x, dim, index, src: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
+    lambda builder, node, x, dim, index, source: scatter_along(
+        builder, x, dim, index, source, "set"
+    ),
 )
 rewrite(
     "aten.scatter.value",
     lambda x, dim, index, value: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "set"),
+    lambda builder, node, x, dim, index, source: scatter_along(
+        builder, x, dim, index, source, "set"
+    ),
 )
 rewrite(
     "aten.scatter.reduce",
     lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source, how: _along(
+    lambda builder, node, x, dim, index, source, how: scatter_along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
 rewrite(
     "aten.scatter.value_reduce",
     lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source, how: _along(
+    lambda builder, node, x, dim, index, source, how: scatter_along(
         builder, x, dim, index, source, _REDUCES[how]
     ),
 )
 rewrite(
     "aten.scatter_add.default",
     lambda x, dim, index, src: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source: _along(builder, x, dim, index, source, "add"),
+    lambda builder, node, x, dim, index, source: scatter_along(
+        builder, x, dim, index, source, "add"
+    ),
 )
 rewrite(
     "aten.scatter_reduce.two",
     lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index),
-    lambda builder, node, x, dim, index, source, how, include: _along(
+    lambda builder, node, x, dim, index, source, how, include: scatter_along(
         builder, x, dim, index, source, _REDUCES[how], bool(include)
     ),
 )
@@ -189,8 +211,8 @@ def _index_put(
 
 
 def _put_by_mask(builder: Builder, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
-    """`x[mask] = values`: a choice, if there is one value for all places of the mask; otherwise the
-    n-th is for its n-th place."""
+    """`x[mask] = values`. One value serves all true elements of the mask; of several, the n-th is for
+    the n-th true element."""
     if mask.type.dtype is not DType.bool:
         mask = builder.emit("aten.ne.Tensor", mask, 0)
     rest = x.type.dims[mask.type.rank :]
@@ -240,14 +262,7 @@ def _one_index(
     include_self: bool = True,
 ) -> Value:
     """Emits a scatter whose index, of rank 1, is the same for all other dims."""
-    sizes = x.type.dims
-    x, index = _at_least_1d(builder, x), _at_least_1d(builder, index)
-    if isinstance(source, Value):
-        source = _at_least_1d(builder, source)
-    made = _scattered(
-        builder, x, (index,), source, None, (wrap(dim, x.type.rank),), mode, include_self
-    )
-    return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
+    return _scattered_dim(builder, x, dim, index, source, mode, include_self, shared=True)
 
 
 def _index_add(
@@ -318,11 +333,11 @@ rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
 
 
 def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
-    place = builder.emit("aten.unsqueeze.default", x, -1)
+    column = builder.emit("aten.unsqueeze.default", x, -1)
     numbers = builder.emit("purevk.iota", num_classes, DType.int32)
     return builder.emit(
         "aten._to_copy.default",
-        builder.emit("aten.eq.Tensor", place, numbers),
+        builder.emit("aten.eq.Tensor", column, numbers),
         node.result.type.dtype,
     )
 
@@ -406,219 +421,3 @@ _part(
     "aten.as_strided.default",
     lambda x, src, size, stride, storage_offset=None: x,
 )
-
-
-# -- other layouts of the same bytes -------------------------------------------------------------
-def _as_strided_shape(
-    x: TensorType, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
-) -> TensorType:
-    return x.with_dims(size)
-
-
-def _as_strided_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    offset: Size | None,
-) -> tuple[Layout, ...] | None:
-    if not layout.is_contiguous(x.dims):
-        return None
-    return (Layout(layout.offset + (offset or 0), tuple(stride)),)
-
-
-register(
-    Operator(
-        "aten.as_strided.default",
-        _as_strided_shape,
-        View(_as_strided_layout),
-        names=("aten.as_strided_copy.default",),
-    )
-)
-
-
-def _unfold_shape(x: TensorType, dimension: int, size: int, step: int) -> TensorType:
-    if not x.rank:
-        return x.with_dims((size,))
-    at = wrap(dimension, x.rank)
-    count = (x.dims[at] - size) // step + 1
-    return x.with_dims((*x.dims[:at], _dims.maximum(count, 0), *x.dims[at + 1 :], size))
-
-
-def _unfold_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dimension: int,
-    size: int,
-    step: int,
-) -> tuple[Layout, ...]:
-    if not x.rank:
-        return (Layout(layout.offset, (1,)),)
-    at = wrap(dimension, x.rank)
-    strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
-    return (Layout(layout.offset, (*strides, layout.strides[at])),)
-
-
-register(
-    Operator(
-        "aten.unfold.default",
-        _unfold_shape,
-        View(_unfold_layout),
-        names=("aten.unfold_copy.default",),
-    )
-)
-
-
-# -- bags of embeddings --------------------------------------------------------------------------
-def _bag_shape(
-    weight: TensorType,
-    indices: TensorType,
-    offsets: TensorType,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: TensorType | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[TensorType, ...]:
-    bags = offsets.dims[0] - int(include_last_offset)
-    fast = mode == 0 and padding_idx < 0 and weight.dtype in (DType.float32, DType.float16)
-    best: tuple[Size, ...] = (bags, weight.dims[1]) if mode == 2 else (bags,)
-    return (
-        weight.with_dims((bags, weight.dims[1])),
-        offsets.with_dims((0,) if fast else indices.dims),
-        offsets.with_dims((bags,)),
-        offsets.with_dims(best),
-    )
-
-
-def _bag(
-    builder: Builder,
-    node: Node,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    weights: Value | None,
-    include_last_offset: bool,
-    padding: int,
-) -> tuple[Value, ...]:
-    out, to_bag, sizes, best = (value.type for value in node.results)
-    inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
-    numbers = {"padding": padding, "count": indices.type.dims[0]}
-    span = (
-        "int from = int(START(i0)), to = i0 + 1 < start_size_0 ? int(START(i0 + 1)) : count;"
-        " to = min(to, count); from = max(from, 0);"
-    )
-    entry = "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue; e = pv_index(e, table_size_0);"
-    each = "TABLE(e, i1)"
-    if weights is not None:
-        inputs["WEIGHT"] = weights
-        each += " * WEIGHT(m)"
-    if mode == 2:
-        step = f"float v = {each}; if (n == 0 || v > r || pv_isnan(v)) {{ r = v; r1 = e; }} n++;"
-    else:
-        step = f"r += {each}; n++;"
-    finish = " if (n > 0) r /= float(n);" if mode == 1 else ""
-    place = {"r1": " r1 = 0;"} if mode == 2 else {}
-    body = f"{span} int n = 0; r = 0.0;{place.get('r1', '')} for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"  # noqa: E501
-    types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
-    made = mapped_all(builder, body, inputs, *types, numbers=numbers)
-    counted = f"{span} r = 0; for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
-    some = {"INDEX": indices, "START": offsets}
-    lengths = builder.emit(
-        "aten._to_copy.default",
-        mapped(builder, counted, some, sizes.with_dtype(DType.int32), numbers=numbers),
-        sizes.dtype,
-    )
-    if to_bag.dims == (0,):
-        bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
-    else:
-        find_bag = "r = -1; for (int k = 0; k < start_size_0; k++) if (int(START(k)) <= i0) r = k;"
-        bags = mapped(builder, find_bag, {"START": offsets}, to_bag.with_dtype(DType.int32))
-        bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
-    if mode == 2:
-        return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
-    if best.dims != sizes.dims:
-        return (
-            made[0],
-            bags,
-            lengths,
-            builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1),
-        )
-    return made[0], bags, lengths, lengths
-
-
-def _renorm_shape(
-    weight: TensorType, indices: TensorType, max_norm: float, norm_type: float
-) -> TensorType:
-    return weight
-
-
-def _renorm(
-    builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
-) -> Value:
-    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
-    flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
-    marks = builder.emit("aten.full.default", (weight.type.dims[0],), 0, DType.int32)
-    marks = builder.emit(
-        "aten.index_put.default",
-        marks,
-        (flat,),
-        builder.emit("aten.full.default", (), 1, DType.int32),
-        False,
-    )
-    used = builder.emit("aten.gt.Tensor", builder.emit("aten.unsqueeze.default", marks, 1), 0)
-    norm = builder.emit("aten.linalg_vector_norm.default", weight, norm_type, (1,), True, None)
-    long = builder.emit(
-        "aten.logical_and.default", used, builder.emit("aten.gt.Tensor", norm, max_norm)
-    )
-    factor = builder.emit(
-        "aten.div.Tensor", max_norm, builder.emit("aten.add.Tensor", norm, 1e-7, 1)
-    )
-    return builder.emit(
-        "aten.where.self", long, builder.emit("aten.mul.Tensor", weight, factor), weight
-    )
-
-
-rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)
-
-
-def _forward_bag_shape(
-    weight: TensorType,
-    indices: TensorType,
-    offsets: TensorType,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: TensorType | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[TensorType, ...]:
-    """What torch.export records: as many lengths as there are offsets, the last one included."""
-    out, bags, _, best = _bag_shape(
-        weight,
-        indices,
-        offsets,
-        scale_grad_by_freq,
-        mode,
-        sparse,
-        per_sample_weights,
-        include_last_offset,
-        padding_idx,
-    )
-    return out, bags, offsets, best
-
-
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(node.tensor("indices").type.numel)
-
-
-rewrite("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
-rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)

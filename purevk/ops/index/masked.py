@@ -1,4 +1,4 @@
-"""Entries of a tensor, in their order, in the places of a mask."""
+"""Writes of the elements of a tensor, in their order, where a mask is true."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
 
 
 def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value:
-    """x with the elements of `source`, in their order, in the places where `mask` (bool) holds."""
+    """x with the elements of `source`, in their order, where `mask` (bool) is true."""
     sizes = broadcast(x.type.dims, mask.type.dims)
     count = _dims.product(sizes)
     wide = builder.emit("aten.expand.default", mask, sizes)

@@ -1,11 +1,12 @@
-"""Writing at positions that tensors give: the kernel `purevk.scatter`.
+"""Writing elements at indices: the kernel `purevk.scatter`.
 
-A row is what the indices do not choose between. One invocation takes the entries of its row in
-their order, so that the result is the same at every call, and of several entries for one element
-the last holds, as on torch's CPU. Where there are many entries for few rows, every entry is an
-invocation of its own: sums and the like are then made with atomic operations, and for writes a
-first pass finds the last entry of each element. On a GPU, scatters along one dim are mostly one
-dispatch (`scatter_tiles.py`).
+A row is the elements that share the coordinates of all dims without an index. One invocation takes
+the entries of a row in their order. So the result is the same at every call, and of several entries
+for one element the last one wins, as on torch's CPU.
+
+If there are many entries for few rows, each entry has its own invocation. Sums and the like then use
+atomic operations. For writes, a first pass finds the last entry of each element. On a GPU, most
+scatters along one dim are one dispatch (`scatter_tiles.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import broadcast, is_empty
 
 NAME = "purevk.scatter"
-# What becomes of an element `a` and an entry `b`.
+# The new value of an element `a`, for an entry `b`.
 _COMBINE = {
     "set": "b", "add": "a + b", "prod": "a * b", "amax": "pv_max(a, b)", "amin": "pv_min(a, b)", "mean": "a + b",
 }  # fmt: skip
@@ -40,7 +41,7 @@ _RANGES = {
 
 
 def _parallel(dtype: DType) -> tuple[str, ...]:
-    """What can be done to elements of a dtype by several invocations at once."""
+    """The modes for which several invocations can write to an element of a dtype at once."""
     if dtype in (DType.float32, DType.int32):
         return ("set", "add", "prod", "amax", "amin")
     return ("set", "add") if dtype is DType.int64 else ("set",)
@@ -58,12 +59,20 @@ def _shape(
     return x
 
 
-class _Places:
-    """Where the entries are: the text of the loop over those of a row, and of coordinates in x and
-    in the source.
+class _Entries:
+    """The entries of a scatter, as loops and as GLSL of their coordinates.
 
-    along: the index has x's rank and gives the coordinate along this dim. Otherwise the (broadcast)
-    indices give those of the dims `given` of x, and the source has the shape of `x[indices]`.
+    If `along` is given, the index has the rank of x, and gives the coordinate along this dim.
+    Otherwise the (broadcast) indices give the coordinates of the dims `given` of x, and the source
+    has the shape of `x[indices]`.
+
+    Attributes:
+        rows: sizes of the dims that address a row.
+        sizes: sizes of the dims of the entries of a row.
+        target: coordinates in x: `i0`, ... of the row, and `p0`, ... that the indices give.
+        index_at: coordinates in each index: those of the row, and `s0`, ... of the entry.
+        source_at: coordinates in the source.
+        chosen: for each index, the dim of x whose coordinate it gives.
     """
 
     def __init__(
@@ -80,7 +89,7 @@ class _Places:
             self.rows: tuple[Size, ...] = tuple(
                 1 if d == along else size for d, size in enumerate(index.dims)
             )
-            self.entries: tuple[Size, ...] = (index.dims[along],)
+            self.sizes: tuple[Size, ...] = (index.dims[along],)
             at = ["s0" if d == along else f"i{d}" for d in range(rank)]
             self.index_at = [", ".join(at)]
             self.target = ["p0" if d == along else f"i{d}" for d in range(rank)]
@@ -90,7 +99,7 @@ class _Places:
         shape = broadcast(*(index.dims for index in indices))
         rest = [d for d in range(rank) if d not in given]
         self.rows = tuple(x.dims[d] for d in rest) or (1,)
-        self.entries = shape or (1,)
+        self.sizes = shape or (1,)
         row = {d: f"i{n}" for n, d in enumerate(rest)}
         self.target = [row.get(d, f"p{given.index(d)}" if d in given else "0") for d in range(rank)]
         steps = [f"s{n}" for n in range(len(shape))]
@@ -106,13 +115,13 @@ class _Places:
 
     @property
     def count(self) -> Size:
-        return _dims.product(self.entries)
+        return _dims.product(self.sizes)
 
     def decode(self, number: str) -> str:
         """Statements that declare s0, s1, ... of an entry, and p0, p1, ..., the coordinates that
         its indices give."""
         out = [f"int left = {number};"]
-        for n in reversed(range(len(self.entries))):
+        for n in reversed(range(len(self.sizes))):
             out.append(
                 f"int s{n} = left % entries_{n}; left /= entries_{n};" if n else "int s0 = left;"
             )
@@ -144,15 +153,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
     indices = [lowering.operand(value) for value in node.tensors("indices")]
     fill = node.tensor_or_scalar("source")
     source = lowering.operand(fill) if isinstance(fill, Value) else None
-    places = _Places(out, indices, source, along, given)
-    if any(isinstance(size, int) and size == 0 for size in (*places.entries, *places.rows)):
+    entries = _Entries(out, indices, source, along, given)
+    if any(isinstance(size, int) and size == 0 for size in (*entries.sizes, *entries.rows)):
         emit_copy(lowering, x, out)
         return
     inputs = {f"INDEX{n}": index for n, index in enumerate(indices)}
     if source is not None:
         inputs["SOURCE"] = source
     entry = (
-        f"SOURCE({places.source_at})" if isinstance(fill, Value) else glsl_number(fill, out.dtype)
+        f"SOURCE({entries.source_at})" if isinstance(fill, Value) else glsl_number(fill, out.dtype)
     )
     if (
         include_self
@@ -161,10 +170,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
     ):
         return
     emit_copy(lowering, x, out)
-    kernel = _Emitter(lowering, out, places, inputs, entry)
+    kernel = _Emitter(lowering, out, entries, inputs, entry)
     if mode == "mean":
         kernel.mean(include_self)
-    elif include_self and _many_for_few(lowering, places) and mode in _parallel(out.dtype):
+    elif include_self and _many_for_few(lowering, entries) and mode in _parallel(out.dtype):
         kernel.at_once(mode)
     else:
         if not include_self:
@@ -183,8 +192,8 @@ def _in_tiles(
     given: Sequence[int],
     mode: str,
 ) -> bool:
-    """Emits the one dispatch of a scatter along one dim where that is better than what follows;
-    returns whether it is."""
+    """Emits a scatter along one dim as one dispatch, if that is the faster way. Returns whether it
+    does."""
     index = indices[0]
     if along is not None:
         others = [d for d in range(len(out.dims)) if d != along]
@@ -211,9 +220,9 @@ def _in_tiles(
     )
 
 
-def _many_for_few(lowering: Lowering, places: _Places) -> bool:
+def _many_for_few(lowering: Lowering, entries: _Entries) -> bool:
     """Whether rows are too few to keep the device busy."""
-    count, rows = _dims.upper(places.count), _dims.upper(_dims.product(places.rows))
+    count, rows = _dims.upper(entries.count), _dims.upper(_dims.product(entries.rows))
     profile = lowering.traits.profile
     return count >= profile.min_atomic_entries and rows <= profile.busy_invocations
 
@@ -245,23 +254,23 @@ class _Emitter:
         self,
         lowering: Lowering,
         out: Operand,
-        places: _Places,
+        entries: _Entries,
         inputs: dict[str, Operand],
         entry: str,
     ) -> None:
-        self.lowering, self.out, self.places, self.inputs, self.entry = (
+        self.lowering, self.out, self.entries, self.inputs, self.entry = (
             lowering,
             out,
-            places,
+            entries,
             inputs,
             entry,
         )
         self.acc = acc_of(out.dtype)
-        self.target = ", ".join(places.target) or "0"
+        self.target = ", ".join(entries.target) or "0"
         self.numbers: dict[str, Size] = {
-            f"entries_{n}": size for n, size in enumerate(places.entries)
+            f"entries_{n}": size for n, size in enumerate(entries.sizes)
         }
-        self.numbers.update({f"x_size_{d}": out.dims[d] for d in places.chosen})
+        self.numbers.update({f"x_size_{d}": out.dims[d] for d in entries.chosen})
 
     def _emit(
         self,
@@ -285,31 +294,31 @@ class _Emitter:
 
     def each(self, made: str, mode: str) -> None:
         """Every row's entries in their order; `made` sets `b`."""
-        places = self.places
+        entries = self.entries
         before = "" if mode == "set" else f"{self.acc} a = R({self.target});"
         body = (
-            f"for (int m = first; m < last; m++) {{ {places.decode('m')} {before} {self.acc} {made};"
+            f"for (int m = first; m < last; m++) {{ {entries.decode('m')} {before} {self.acc} {made};"
             f" R_PUT({self.target}, {_COMBINE[mode]}); }}"
         )
-        count = places.count
+        count = entries.count
         step = self.lowering.traits.max_iterations // 2
         for first in range(0, max(_dims.upper(count), 1), step):
             last = (
                 count if first + step >= _dims.upper(count) else _dims.minimum(count, first + step)
             )
-            self._emit(body, [self.out], places.rows, {"first": first, "last": last})
+            self._emit(body, [self.out], entries.rows, {"first": first, "last": last})
 
     def at_once(self, mode: str) -> None:
         """All entries of all rows at once."""
-        places = self.places
-        decode = places.decode(f"i{len(places.rows)}")
-        over = (*places.rows, places.count)
+        entries = self.entries
+        decode = entries.decode(f"i{len(entries.rows)}")
+        over = (*entries.rows, entries.count)
         # Neighbouring invocations have neighbouring columns, if there are some.
-        last = len(places.rows)
+        last = len(entries.rows)
         walk = (
             ()
             if not self.lowering.traits.profile.coalesces_accesses
-            or _dims.upper(places.rows[-1]) < 8
+            or _dims.upper(entries.rows[-1]) < 8
             else (last, *range(last))
         )
         if mode != "set":
@@ -327,7 +336,7 @@ class _Emitter:
         winner = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
         nothing = MapSpec("r = 0;", ())
         emit_map(self.lowering, nothing, [], {}, [winner])
-        number = f"i{len(places.rows)} + 1"
+        number = f"i{len(entries.rows)} + 1"
         self._emit(
             f"{decode} R_MAX({self.target}, {number});", [winner], over, {}, atomic=True, walk=walk
         )
@@ -337,7 +346,7 @@ class _Emitter:
         self._emit(body, [self.out], over, {}, inputs={"WINNER": winner}, walk=walk)
 
     def mean(self, include_self: bool) -> None:
-        """The mean of the entries, and of the element itself if it counts."""
+        """The mean of the entries, and with `include_self` of the element too."""
         counts = self.lowering.temporary(TensorType(DType.int32, self.out.dims))
         emit_map(self.lowering, MapSpec(f"r = {int(include_self)};", ()), [], {}, [counts])
         if not include_self:

@@ -1,5 +1,5 @@
-"""Scatters in one dispatch, on GPUs: a workgroup makes part of the result and looks for the entries
-that belong to it."""
+"""Scatters in one dispatch, on GPUs. A workgroup computes a part of the result, and looks for the
+entries that belong there."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.operands import broadcast_strides
 from purevk.lower.rows import collapse
 
-_EACH = 8  # rows of an invocation, where whole rows are moved
-_SPAN = 8  # entries that an invocation looks at, at a time
-# What joining leaves as it is; -0.0 + x is x, of 0.0 as well.
-_NOTHING = {
+_EACH = 8  # rows per invocation, if whole rows are moved
+_SPAN = 8  # entries that an invocation looks at per iteration
+# What joining leaves unchanged. -0.0 + x is x, for 0.0 too.
+_IDENTITY = {
     "add": {DType.float32: "-0.0", DType.int32: "0"},
     "prod": {DType.float32: "1.0", DType.int32: "1"},
     "amax": {DType.float32: "-PV_INF", DType.int32: "PV_INT_MIN"},
     "amin": {DType.float32: "PV_INF", DType.int32: "PV_INT_MAX"},
 }
-_MOST_JOINED = 64  # entries of an invocation's rows, if they are spread evenly
-_MOST_PARTS = 8  # times that the indices may be read, where each entry has its own
+_MOST_JOINED = 64  # entries for the rows of one invocation, if entries are spread evenly
+_MOST_PARTS = 8  # times that the indices may be read, if each entry has its own index
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,13 @@ def emit_tiles(
     mode: str,
     combine: str,
 ) -> bool:
-    """Appends the dispatch of a scatter along a dim, if this kernel is the one to take; returns
-    whether it is.
+    """Appends the dispatch of a scatter along a dim, if this kernel suits it. Returns whether it
+    does.
 
     Args:
         source: the entries; None: all are `value` (GLSL).
-        entries: how many the indices are along the dim.
-        shared: whether the indices are the same for all of the other dims, one tensor of rank 1 or
-            0.
+        entries: how many indices there are along the dim.
+        shared: the index is one tensor of rank 1 or 0, and the same for all other dims.
     """
     traits, dtype = lowering.traits, out.dtype
     if (
@@ -166,10 +165,10 @@ def emit_tiles(
         width = min(power_of_two(columns), local)
         reach = local // width * _EACH
         parts, blocks = -(-n // reach), -(-columns // width)
-        # Every workgroup reads all indices: not where that is more than what it moves.
+        # Every workgroup reads all indices. That must not be more than what it moves.
         if entries * 2 > reach * width * (4 if vector else 1) and entries > 1024:
             return False
-        # Nor where an invocation joins many entries, one after the other.
+        # An invocation joins its entries one after the other. They must not be many.
         if mode != "set" and entries > _MOST_JOINED * parts * (local // width):
             return False
     else:
@@ -244,8 +243,8 @@ def _emit_columns(
     combine: str,
     tiles: int,
 ) -> bool:
-    """Appends `scatter_columns.comp` where it reads the entries much less often than `tiles` times;
-    returns whether it does."""
+    """Appends `scatter_columns.comp` if it reads the entries much less often than `tiles` times.
+    Returns whether it does."""
     traits, outer, n, inner = lowering.traits, loops.outer, loops.n, loops.inner
     numbers = (inner, *offsets, *(stride for strides in loops.strides for stride in strides[:2]))
     if any(strides[2] != 1 for strides in loops.strides) or any(
@@ -274,7 +273,7 @@ def _emit_columns(
             "EACH": each,
             "INDEX_WORDS": index.dtype.itemsize // 4,
             "COMBINE(a, b)": combine,
-            "IDENTITY": _NOTHING[mode][out.dtype],
+            "IDENTITY": _IDENTITY[mode][out.dtype],
             **({"INTEGERS": 1} if out.dtype is DType.int32 else {}),
         },
         params=params,

@@ -1,3 +1,3 @@
-"""Linear algebra beyond plain products: distances, factorizations, singular values."""
+"""Linear algebra beyond matmul: distances, factorizations, singular values."""
 
 from purevk.ops.linalg import factorize, linalg, spectra  # noqa: F401

@@ -1,8 +1,8 @@
 """Factors of small matrices, and what follows from them: solutions, inverses, determinants.
 
 One invocation takes a matrix, or a column of the right-hand side. That suits batches of small
-matrices (poses, cameras, covariances); larger ones stay on the CPU, where one core is faster than
-one lane.
+matrices (poses, cameras, covariances). Larger matrices stay on the CPU, where a core is faster than
+an invocation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
 
-LARGEST = 32  # rows and columns: with these the loops stay within `DeviceTraits.max_iterations`, and a lane keeps up with a core  # noqa: E501
+# Rows and columns. With these the loops stay within the device's limit, and an invocation is not much
+# slower than a core.
+LARGEST = 32
 INT = DType.int32
 
 
@@ -58,7 +60,7 @@ def _square(x: TensorType) -> None:
         raise ShapeError(f"{x} is no square matrix")
 
 
-def _turned(builder: Builder, x: Value) -> Value:
+def _transposed(builder: Builder, x: Value) -> Value:
     return builder.emit("aten.transpose.int", x, -1, -2)
 
 
@@ -82,10 +84,10 @@ def _lu_types(a: TensorType) -> tuple[TensorType, TensorType, TensorType]:
 
 
 def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
-    """Both factors in one matrix, the rows swapped with (from 1 on), and the first column without a
-    pivot, or 0."""
+    """Both factors in one matrix, the row (from 1 on) that each row is swapped with, and the first
+    column without a pivot, or 0."""
     at = _lead(a.type)
-    place = at.rstrip(", ") or "0"
+    batch = at.rstrip(", ") or "0"
     search = f"for (int i = k + 1; i < rows; i++) if (abs(R({at}i, k)) > abs(R({at}p, k))) p = i;"
     body = (
         f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j)); int info = 0;"
@@ -95,7 +97,7 @@ def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
         f" float d = R({at}k, k); if (d == 0.0) {{ if (info == 0) info = k + 1; continue; }}"
         f" for (int i = k + 1; i < rows; i++) {{ float f = R({at}i, k) / d; R_PUT({at}i, k, f);"
         f" for (int j = k + 1; j < columns; j++) R_PUT({at}i, j, R({at}i, j) - f * R({at}k, j));"
-        f" }} }} R2_PUT({place}, info);"
+        f" }} }} R2_PUT({batch}, info);"
     )
     types = _lu_types(a.type)
     wide = types[2] if types[2].rank else types[2].with_dims((1,))
@@ -107,7 +109,7 @@ def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
 
 
 def _order(builder: Builder, pivots: Value, rows: Size) -> Value:
-    """For each row after the swaps the row that it was."""
+    """For each row after the swaps, the row that it was before."""
     *batch, count = pivots.type.dims
     at, mine = _lead(pivots.type, 1), f"i{len(batch)}"
     body = f"r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"  # noqa: E501
@@ -132,7 +134,7 @@ def _unswapped(builder: Builder, b: Value, order: Value) -> Value:
 
 
 def _triangular(builder: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
-    """The x with a x = b, where one triangle of `a` counts."""
+    """The x with a x = b, where `a` is one triangle of a matrix."""
     batch = broadcast(a.type.dims[:-2], b.type.dims[:-2])
     a, b = (
         builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b)
@@ -159,9 +161,9 @@ def _lu_solve(builder: Builder, lu: Value, pivots: Value, b: Value, adjoint: boo
     pivots = builder.emit("aten.expand.default", pivots, (*batch, pivots.type.dims[-1]))
     order = _order(builder, pivots, lu.type.dims[-2])
     if adjoint:
-        turned = _turned(builder, lu)
-        y = _triangular(builder, turned, b, False)
-        return _unswapped(builder, _triangular(builder, turned, y, True, unit=True), order)
+        transposed = _transposed(builder, lu)
+        y = _triangular(builder, transposed, b, False)
+        return _unswapped(builder, _triangular(builder, transposed, y, True, unit=True), order)
     y = _triangular(builder, lu, _swapped(builder, b, order), False, unit=True)
     return _triangular(builder, lu, y, True)
 
@@ -200,7 +202,9 @@ def _solve(
     elif left:
         made = _lu_solve(builder, lu, pivots, b)
     else:
-        made = _turned(builder, _lu_solve(builder, lu, pivots, _turned(builder, b), adjoint=True))
+        made = _transposed(
+            builder, _lu_solve(builder, lu, pivots, _transposed(builder, b), adjoint=True)
+        )
     return made, lu, pivots, info
 
 
@@ -212,7 +216,9 @@ def _lu_solve_any(
 ) -> Value:
     if left:
         return _lu_solve(builder, lu, pivots, b, adjoint)
-    return _turned(builder, _lu_solve(builder, lu, pivots, _turned(builder, b), not adjoint))
+    return _transposed(
+        builder, _lu_solve(builder, lu, pivots, _transposed(builder, b), not adjoint)
+    )
 
 
 _factorization(
@@ -242,7 +248,7 @@ _factorization("linalg_inv_ex", _inverse_shape, _inverse)
 
 def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ...]:
     lu, pivots, _ = _lu(
-        builder, _turned(builder, a)
+        builder, _transposed(builder, a)
     )  # as torch does it, whose factors are results too
     at = _lead(a.type)
     step = (
@@ -351,8 +357,9 @@ def _solve_triangular(
 ) -> Value:
     if left:
         return _triangular(builder, a, b, upper, unit)
-    return _turned(
-        builder, _triangular(builder, _turned(builder, a), _turned(builder, b), not upper, unit)
+    return _transposed(
+        builder,
+        _triangular(builder, _transposed(builder, a), _transposed(builder, b), not upper, unit),
     )
 
 
@@ -383,7 +390,7 @@ def _older_triangular(
 ) -> tuple[Value, Value]:
     wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
     if transpose:
-        a, upper = _turned(builder, a), not upper
+        a, upper = _transposed(builder, a), not upper
     return _triangular(builder, a, b, upper, unit), builder.emit("purevk.copy", wide)
 
 
@@ -392,9 +399,9 @@ _factorization("triangular_solve", _older_triangular_shape, _older_triangular)
 
 # -- Cholesky ------------------------------------------------------------------------------------
 def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
-    a = _turned(builder, a) if upper else a
+    a = _transposed(builder, a) if upper else a
     at = _lead(a.type)
-    place = at.rstrip(", ") or "0"
+    batch = at.rstrip(", ") or "0"
     body = (
         f"int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k"
         f" < j; k++) d -= R({at}j, k) * R({at}j, k);"
@@ -402,14 +409,14 @@ def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
         f" for (int i = 0; i < j; i++) R_PUT({at}i, j, 0.0); for (int i = j + 1; i < rows; i++) {{"
         f" float sum = A({at}i, j);"
         f" for (int k = 0; k < j; k++) sum -= R({at}i, k) * R({at}j, k); R_PUT({at}i, j, sum / d);"
-        f" }} }} R1_PUT({place}, info);"
+        f" }} }} R1_PUT({batch}, info);"
     )
     info_type = TensorType(INT, a.type.dims[:-2])
     wide = info_type if info_type.rank else info_type.with_dims((1,))
     made, info = mapped_over_all(
         builder, body, {"A": a}, _over(a.type), a.type, wide, numbers={"rows": a.type.dims[-1]}
     )
-    return _turned(builder, made) if upper else made, builder.emit(
+    return _transposed(builder, made) if upper else made, builder.emit(
         "aten.view.default", info, info_type.dims
     )
 
@@ -433,8 +440,8 @@ _factorization(
 
 
 def _cholesky_solve(builder: Builder, factor: Value, b: Value, upper: bool) -> Value:
-    turned = _turned(builder, factor)
-    low, high = (turned, factor) if upper else (factor, turned)
+    transposed = _transposed(builder, factor)
+    low, high = (transposed, factor) if upper else (factor, transposed)
     return _triangular(builder, high, _triangular(builder, low, b, False), True)
 
 
@@ -540,7 +547,9 @@ def _multiply_reflected(
 ) -> Value:
     if left:
         return _reflect(builder, vectors, factors, x, transpose)
-    return _turned(builder, _reflect(builder, vectors, factors, _turned(builder, x), not transpose))
+    return _transposed(
+        builder, _reflect(builder, vectors, factors, _transposed(builder, x), not transpose)
+    )
 
 
 _factorization(

@@ -1,4 +1,4 @@
-"""Products of vectors and matrices beyond the plain one, and distances."""
+"""Dot and outer products, sums of matmuls, cross products, distances, trilinear forms."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from purevk.ops.shapes import broadcast, wrap, wrap_all
 from purevk.tuning import DeviceTraits
 
 
-# -- products ------------------------------------------------------------------------------------
+# -- dot and outer products, sums of matmuls -----------------------------------------------------
 def _scaled_sum(
     builder: Builder, x: Value, product: Value, beta: float, alpha: float, dtype: DType
 ) -> Value:
-    """beta * x + alpha * product; x is not looked at if beta is 0."""
+    """beta * x + alpha * product. If beta is 0, x is not read."""
     if not dtype.is_float:
         beta, alpha = int(beta), int(alpha)
     if alpha != 1:
@@ -91,7 +91,7 @@ def _multiply(builder: Builder, a: Value, b: Value) -> Value:
 
 
 def _summed(builder: Builder, a: Value, b: Value) -> Value:
-    """The sum of the products of a batch, as one product of longer rows."""
+    """The sum of the matmuls of a batch, as one matmul of longer rows."""
     count, n, k = a.type.dims
     left = builder.emit(
         "aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k)
@@ -149,12 +149,12 @@ def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) ->
     for value in (x, y):
         value = builder.emit("aten._to_copy.default", value, type.dtype)
         wide.append(builder.emit("aten.expand.default", value, type.dims))
-    turned = [
+    rolled = [
         builder.emit("aten.roll.default", value, (-n,), (at,)) for value in wide for n in (1, 2)
     ]
-    left = builder.emit("aten.mul.Tensor", turned[0], turned[3])
+    left = builder.emit("aten.mul.Tensor", rolled[0], rolled[3])
     return builder.emit(
-        "aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", turned[1], turned[2]), 1
+        "aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", rolled[1], rolled[2]), 1
     )
 
 
@@ -248,7 +248,7 @@ rewrite(
 )
 
 
-# -- products of three ---------------------------------------------------------------------------
+# -- trilinear forms -----------------------------------------------------------------------------
 class _Trilinear(NamedTuple):
     """The dims of `aten._trilinear`: the sizes of the whole product, and the dims that are summed."""
 

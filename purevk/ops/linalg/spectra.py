@@ -1,5 +1,6 @@
 """Singular values of small matrices, by Jacobi's method, and what follows from them: eigenvalues of
-symmetric matrices, pseudo-inverses, ranks. Vectors, whose signs are LAPACK's choice, are the CPU's.
+symmetric matrices, pseudo-inverses, ranks. Singular vectors are computed on the CPU, because LAPACK
+chooses their signs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _turned
+from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _transposed
 from purevk.ops.mapped import mapped_over, mapped_over_all
 from purevk.ops.registry import definition_of, rewrite
 from purevk.tuning import DeviceTraits
@@ -29,14 +30,14 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value | None]:
-    """The columns of matrices (as many rows, or more) turned in pairs until all are at right
-    angles, a dispatch for each time that all pairs are looked at, and (`vectors`) the product of
-    the turns."""
+    """Rotates pairs of columns of matrices, with at least as many rows as columns, until all columns
+    are orthogonal. Each dispatch goes over all pairs once. With `vectors` the product of the
+    rotations is a second result."""
     rows, columns = a.type.dims[-2:]
     at = _lead(a.type)
     v = _eye(builder, a.type, columns, columns) if vectors else None
 
-    def turn(name: str, size: str) -> str:
+    def rotate(name: str, size: str) -> str:
         x, y = f"{name}({at}i, p)", f"{name}({at}i, q)"
         return (
             f" if (i < {size}) {{ float x = {x}, y = {y};"
@@ -57,7 +58,7 @@ def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value
             f" if (!(abs(d) > {_EPSILON[a.type.dtype]!r} * sqrt(a) * sqrt(b))) continue;"
             " float z = (b - a) / (2.0 * d), t = (z < 0.0 ? -1.0 : 1.0) / (abs(z) + sqrt(1.0 + z * z));"
             " float c = 1.0 / sqrt(1.0 + t * t), s = c * t;"
-            f" for (int i = 0; i < rows; i++) {{{turn('R', 'rows')}{turn('R1', 'columns') if vectors else ''} }} }}"
+            f" for (int i = 0; i < rows; i++) {{{rotate('R', 'rows')}{rotate('R1', 'columns') if vectors else ''} }} }}"
         )
     )
     numbers = {"rows": rows, "columns": columns}
@@ -73,8 +74,8 @@ def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value
 
 
 def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
-    """Matrices whose largest element is 1 or -1, so that no square is lost, and what they are to be
-    multiplied by."""
+    """Matrices whose largest element is 1 or -1, so that squares stay in range, and the factors that
+    were divided out."""
     top = builder.emit("aten.amax.default", builder.emit("aten.abs.default", a), (-2, -1), True)
     top = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", top, 0.0), top, 1.0)
     return builder.emit("aten.div.Tensor", a, top), top
@@ -82,7 +83,7 @@ def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
 
 def _values(builder: Builder, a: Value) -> Value:
     """Singular values, in no order."""
-    a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _turned(builder, a))
+    a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _transposed(builder, a))
     norms = builder.emit(
         "aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None
     )
@@ -119,10 +120,10 @@ rewrite("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
 
 
 def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
-    """Of matrices of which one triangle counts."""
+    """The symmetric matrices of which `a` has one triangle."""
     half = "aten.triu.default" if upper else "aten.tril.default"
     rest = builder.emit(half, a, 1 if upper else -1)
-    return builder.emit("aten.add.Tensor", builder.emit(half, a, 0), _turned(builder, rest), 1)
+    return builder.emit("aten.add.Tensor", builder.emit(half, a, 0), _transposed(builder, rest), 1)
 
 
 def _eigh_shape(
@@ -135,7 +136,8 @@ def _eigh_shape(
 def _eigh(
     builder: Builder, node: Node, a: Value, side: str, compute_v: bool
 ) -> tuple[Value, Value]:
-    # Moved up by its norm, a matrix has no negative eigenvalue, and they are its singular values.
+    # A symmetric matrix plus its norm times the identity has no negative eigenvalue. Its eigenvalues
+    # are then its singular values.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
     moved = builder.emit(
@@ -172,15 +174,16 @@ def _inverse(
     rtol: Value | None,
     hermitian: bool,
 ) -> Value:
-    """The sum of the products of the singular vectors, each over its value, where this is above the
-    tolerance."""
+    """The sum of the outer products of the singular vectors, each divided by its singular value.
+    Values up to the tolerance are left out."""
     rows, columns = a.type.dims[-2:]
     wide = rows < columns
     whole, top = _scaled(
-        builder, _symmetric(builder, a, False) if hermitian else _turned(builder, a) if wide else a
+        builder,
+        _symmetric(builder, a, False) if hermitian else _transposed(builder, a) if wide else a,
     )
-    turned, v = _orthogonal(builder, whole, True)
-    norms = builder.emit("aten.linalg_vector_norm.default", turned, 2, (-2,), True, None)
+    rotated, v = _orthogonal(builder, whole, True)
+    norms = builder.emit("aten.linalg_vector_norm.default", rotated, 2, (-2,), True, None)
     atol, rtol = (
         builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
         if value is not None and value.type.rank
@@ -212,11 +215,11 @@ def _inverse(
     )
     left = builder.emit(
         "aten.mul.Tensor",
-        builder.emit("aten.mul.Tensor", turned, over),
+        builder.emit("aten.mul.Tensor", rotated, over),
         builder.emit("aten.div.Tensor", over, top),
     )
-    made = builder.emit("aten.matmul.default", v, _turned(builder, left))
-    return _turned(builder, made) if wide and not hermitian else made
+    made = builder.emit("aten.matmul.default", v, _transposed(builder, left))
+    return _transposed(builder, made) if wide and not hermitian else made
 
 
 rewrite("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)

@@ -47,8 +47,8 @@ def _cat_lower(lowering: Lowering, node: Node) -> None:
 
 
 def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> bool:
-    """Whether so few neighbours come from each tensor that a GPU would write memory in pieces, once
-    for each."""
+    """Whether each tensor gives so few neighbouring elements that one copy per tensor would write
+    small pieces of memory."""
     runs = [_dims.upper(_dims.product(piece.dims[at:])) * out.dtype.itemsize for piece in pieces]
     alike = all(piece.dtype is out.dtype for piece in pieces)
     return (
@@ -60,14 +60,14 @@ def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at
 
 
 def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> None:
-    """Appends one dispatch in which each place chooses the tensor that it comes from."""
+    """Appends one dispatch in which each element of the result chooses its tensor."""
     start: Size = 0
     choices: list[str] = []
     ends: dict[str, Size] = {}
     for n, piece in enumerate(pieces):
-        place = coordinates(len(out.dims), **({f"d{at}": f"i{at} - end_{n - 1}"} if n else {}))
+        here = coordinates(len(out.dims), **({f"d{at}": f"i{at} - end_{n - 1}"} if n else {}))
         test = f"if (i{at} < end_{n}) " if n + 1 < len(pieces) else ""
-        choices.append(f"{test}r = P{n}({place});")
+        choices.append(f"{test}r = P{n}({here});")
         start = start + piece.dims[at]
         ends[f"end_{n}"] = start
     spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), tuple(ends))

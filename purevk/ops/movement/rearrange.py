@@ -107,9 +107,9 @@ def pad(
     mode: str = "constant",
     value: Scalar | None = None,
 ) -> Value:
-    """`x` with places added (or, if negative, taken away) at the ends of its last dims."""
+    """`x` with elements added (or, if negative, removed) at the ends of its last dims."""
     if mode == "circular" and any(isinstance(size, int) and size < 0 for size in pads):
-        # What is left after the cut repeats.
+        # The elements that are left after the cut repeat.
         x = pad(builder, x, tuple(_dims.minimum(size, 0) for size in pads))
         pads = tuple(_dims.maximum(size, 0) for size in pads)
     rank, type = x.type.rank, _padded(x.type, pads)
@@ -219,8 +219,8 @@ def _diag_embed(builder: Builder, node: Node, x: Value, offset: int, dim1: int, 
     rank = x.type.rank + 1
     a, b = wrap(dim1, rank), wrap(dim2, rank)
     rest = [f"i{d}" for d in range(rank) if d not in (a, b)]
-    place = f"i{a}" if offset >= 0 else f"i{b}"
-    body = f"r = T_R(0); if (i{b} - i{a} == shift) r = X({', '.join([*rest, place])});"
+    diagonal = f"i{a}" if offset >= 0 else f"i{b}"
+    body = f"r = T_R(0); if (i{b} - i{a} == shift) r = X({', '.join([*rest, diagonal])});"
     return mapped(builder, body, {"X": x}, node.result.type, numbers={"shift": offset})
 
 
@@ -315,15 +315,15 @@ REVERSED = "purevk.reversed"
 register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower)))
 
 
-def _join_rotated(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
+def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
     a, b = wrap_all(dims, x.type.rank)
-    turns = k % 4
-    if turns == 2:
+    quarters = k % 4
+    if quarters == 2:
         return builder.emit("aten.flip.default", x, (a, b))
-    if turns == 0:
+    if quarters == 0:
         return builder.emit("aten.alias.default", x)
     return builder.emit(
-        REVERSED, builder.emit("aten.transpose.int", x, a, b), a if turns == 1 else b
+        REVERSED, builder.emit("aten.transpose.int", x, a, b), a if quarters == 1 else b
     )
 
 
@@ -335,7 +335,7 @@ def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> T
     return x.with_dims(sizes)
 
 
-rewrite("aten.rot90.default", _rotated_shape, _join_rotated)
+rewrite("aten.rot90.default", _rotated_shape, _rotate)
 
 
 # -- parts ---------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from purevk.ops.shapes import reshape, wrap, wrap_all
 
 
 def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -> Layout | None:
-    """The layout of `sizes` seen as `wanted`, or None if no strides can say it.
+    """The layout of a tensor of `sizes` viewed as `wanted`, or None if no strides can express it.
 
-    Runs of dims that lie densely one within the other are matched with runs of the wanted dims of
-    equal product (as `Tensor.view` does).
+    As in `Tensor.view`, runs of dims that are dense within one another are matched with runs of
+    wanted dims that have as many elements.
     """
     old = [(size, stride) for size, stride in zip(sizes, layout.strides) if size != 1]
     strides: list[Size] = [0] * len(wanted)
@@ -383,3 +383,58 @@ def _diagonal_layout(
 
 
 _view("aten.diagonal.default", _diagonal_shape, _diagonal_layout, "aten.diagonal_copy.default")
+
+
+def _as_strided_shape(
+    x: TensorType, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> TensorType:
+    return x.with_dims(size)
+
+
+def _as_strided_layout(
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    offset: Size | None,
+) -> tuple[Layout, ...] | None:
+    if not layout.is_contiguous(x.dims):
+        return None
+    return (Layout(layout.offset + (offset or 0), tuple(stride)),)
+
+
+_view(
+    "aten.as_strided.default",
+    _as_strided_shape,
+    _as_strided_layout,
+    "aten.as_strided_copy.default",
+)
+
+
+def _unfold_shape(x: TensorType, dimension: int, size: int, step: int) -> TensorType:
+    if not x.rank:
+        return x.with_dims((size,))
+    at = wrap(dimension, x.rank)
+    count = (x.dims[at] - size) // step + 1
+    return x.with_dims((*x.dims[:at], _dims.maximum(count, 0), *x.dims[at + 1 :], size))
+
+
+def _unfold_layout(
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dimension: int,
+    size: int,
+    step: int,
+) -> tuple[Layout, ...]:
+    if not x.rank:
+        return (Layout(layout.offset, (1,)),)
+    at = wrap(dimension, x.rank)
+    strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
+    return (Layout(layout.offset, (*strides, layout.strides[at])),)
+
+
+_view("aten.unfold.default", _unfold_shape, _unfold_layout, "aten.unfold_copy.default")

@@ -1,9 +1,8 @@
-"""Normalizations whose statistics are of channels or groups of channels: batch, instance and group
-norm.
+"""Normalizations with statistics of channels or groups of channels: batch, instance and group norm.
 
-Groups that are many or small enough for a workgroup each have a kernel. All else is `x * scale +
-shift` with one number of each a channel (and, but for batch norm, an image). Either way x stays
-where it lies in memory.
+If groups are many, or small enough for one workgroup each, they have a kernel. Otherwise the result
+is `x * scale + shift`, with one scale and shift per channel (and per image, unless it is a batch
+norm). The result keeps the layout of x.
 """
 
 from __future__ import annotations
@@ -84,7 +83,8 @@ def _kernel_shape(
     return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
-def _channels_last(rank: int) -> tuple[int, ...]:
+def _nhwc_order(rank: int) -> Order:
+    """The order in memory of the dims of an NHWC image, or of one with other spatial dims."""
     return (0, *range(2, rank), 1)
 
 
@@ -94,8 +94,8 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
     if is_empty(out.type):
         return
     batch, channels, area = x.dims[0], x.dims[1], _dims.product(x.dims[2:])
-    last = not out.layout.is_contiguous(out.dims)
-    order = _channels_last(len(x.dims)) if last else None
+    nhwc = not out.layout.is_contiguous(out.dims)
+    order = _nhwc_order(len(x.dims)) if nhwc else None
     wanted = Layout.dense(x.dims, order).strides
     if not isinstance(x.offset, int) or any(
         size != 1 and a != b for size, a, b in zip(x.dims, x.strides, wanted)
@@ -104,13 +104,13 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
     weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
     offsets = [
         operand.offset
-        for operand in ((x, out, weight, bias) if last else (x, out))
+        for operand in ((x, out, weight, bias) if nhwc else (x, out))
         if operand is not None
     ]
     inner = channels // groups
-    vector = gcd4(inner if last else area, *offsets)
+    vector = gcd4(inner if nhwc else area, *offsets)
     channel = (1, "channel(row, col)")
-    if last:
+    if nhwc:
         index = EpilogueIndex("row_start(row) + offset_in_row(col)", column=channel)
     else:
         index = EpilogueIndex("row * columns + col", row=channel)
@@ -124,7 +124,7 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
         batch * groups,
         inner * area,
         vector=vector,
-        macros={"GROUP": 2 if last else 1},
+        macros={"GROUP": 2 if nhwc else 1},
         group={"group_channels": inner, "area": area, "groups": groups},
         index=index,
     )
@@ -132,8 +132,8 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
 
 def _kernel_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     sizes = node.result.type.dims
-    last = _channels_last(len(sizes))
-    return (last if query(node.tensor("x")).dense_order(sizes) == last else None,)
+    order = _nhwc_order(len(sizes))
+    return (order if query(node.tensor("x")).dense_order(sizes) == order else None,)
 
 
 register(

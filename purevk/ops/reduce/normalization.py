@@ -96,7 +96,7 @@ def emit_norm(
     Args:
         node: its arguments `eps`, `epilogue` and `extras` are read.
         rows, columns: how many rows are normalized, and the elements of each.
-        vector: all that VEC4 reads and writes 4 at a time is aligned.
+        vector: what VEC4 reads and writes as vec4 is aligned.
         macros: those of the kind of norm.
         group: parameters of group norm alone.
         index: the index of an element, for the epilogue.
@@ -197,7 +197,7 @@ def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     dims = tuple(range(x.type.rank - count, x.type.rank))
     weight, bias = node.optional_tensor("weight"), node.optional_tensor("bias")
     result = _normalized(builder, x, weight, bias, count, eps)
-    # Mean and rstd; nodes that nobody reads are dropped.
+    # Mean and rstd. A pass drops these nodes if nothing reads them.
     dtype = wide_type(x.type.dtype)
     wide = builder.emit("aten._to_copy.default", x, dtype)
     mean = builder.emit(REDUCE, wide, "mean", dims, True, dtype)

@@ -24,18 +24,18 @@ from purevk.tuning import DeviceTraits
 
 @dataclass(frozen=True)
 class Reduction:
-    """How elements become one, as GLSL.
+    """How elements are reduced to one, as GLSL.
 
     Attributes:
-        start: what to begin with (LOWEST and HIGHEST are the extremes of the computing type).
+        start: the initial value (LOWEST and HIGHEST are the extremes of the computing type).
         combine: joins a and b.
         load: what is done to an element v first.
-        finish: what is done at last to the result a of n elements.
+        finish: what is done last to the result a of n elements.
         variance: finish gets the sum of the squared distances from the mean.
         logarithm: finish gets the logarithm of the sum of exponentials.
         logical: elements count as true or false.
-        best: the index of the element that is before all others by this comparison of a and b is
-            the result, or, with two results, the element and its index.
+        best: whether a is better than b. The result is the index of the best element, or, with
+            two results, the element and its index.
     """
 
     start: str = "ACC(0)"
@@ -114,7 +114,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     if parts == 1:
         _emit(lowering, x, outs, walk, {**macros, **last})
         return
-    # Too few rows for the device: parts of them first.
+    # There are too few rows for the device: reduce parts of them first.
     partial = _PARTIAL_TYPES[acc]
     outputs, length = _dims.product(walk.outer), walk.inner[1]
     step = 4 if length % 4 == 0 else 1
@@ -172,15 +172,19 @@ class _Walk:
         return len(self.outer) <= 4 and len(self.inner) == 2
 
     @property
-    def unit(self) -> bool:
-        """Whether elements that are reduced are neighbours."""
+    def contiguous(self) -> bool:
+        """Whether the reduced elements are neighbours in memory."""
         return isinstance(self.inner_steps[1], int) and self.inner_steps[1] == 1
 
     @property
     def columns(self) -> bool:
-        """Whether neighbouring outputs have neighbouring elements, and those of one output are
-        apart."""
-        return not self.unit and isinstance(self.outer_steps[0], int) and self.outer_steps[0] == 1
+        """Whether neighbouring outputs have neighbouring elements, and the elements of one output
+        are not neighbours."""
+        return (
+            not self.contiguous
+            and isinstance(self.outer_steps[0], int)
+            and self.outer_steps[0] == 1
+        )
 
 
 def _emit(
@@ -192,8 +196,12 @@ def _emit(
     parts: int = 1,
     further: Mapping[str, Size] | None = None,
 ) -> None:
-    """Appends one dispatch of the template; `parts` of each row are reduced for themselves.
-    `further`: the parameter that SPLIT or PARTS takes."""
+    """Appends one dispatch of the template.
+
+    Args:
+        parts: how many parts of each row are reduced independently.
+        further: the parameter that SPLIT or PARTS takes.
+    """
     outer, outer_steps, inner, inner_steps = (
         walk.outer,
         walk.outer_steps,
@@ -209,7 +217,7 @@ def _emit(
     }
     outputs = _dims.product(outer) * parts
     length = _dims.ceil_div(inner[0] * inner[1], parts)
-    column = walk.columns or (not walk.unit and profile.coalesces_accesses)
+    column = walk.columns or (not walk.contiguous and profile.coalesces_accesses)
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     vector = reads_vectors and walk.columns and gcd4(outer[0], inner_steps[1], out.offset, *rest)
@@ -218,7 +226,7 @@ def _emit(
         if walk.columns and profile.has_fast_shared_memory
         else None
     )
-    # One invocation a column walks it alone: not where columns are few and long.
+    # One invocation per column is slow if columns are few and long.
     if (
         not team
         and parts == 1
@@ -244,16 +252,16 @@ def _emit(
         grid = lowering.linear_grid(per, team.width if team else local)
         each = _dims.ceil_div(length, team.lanes if team else 1)
     else:
-        vector = reads_vectors and walk.unit and gcd4(inner[1], outer_steps[0], *rest)
+        vector = reads_vectors and walk.contiguous and gcd4(inner[1], outer_steps[0], *rest)
         work = spread(traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0])
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
         each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))
     # Reads in flight keep memory busy. Moments gain in any case, since a batch of elements is
     # cheaper than its elements.
-    most = max(profile.loads_in_flight, 4 if moments else 1)
+    loads = max(profile.loads_in_flight, 4 if moments else 1)
     macros["AHEAD"] = next(
-        n for n in (8, 4, 2, 1) if n <= most and (n <= _dims.upper(each) or n == 1)
+        n for n in (8, 4, 2, 1) if n <= loads and (n <= _dims.upper(each) or n == 1)
     )
     texel, binding = bind_x(lowering, x, vector)
     params: dict[str, Size] = {
@@ -292,7 +300,7 @@ _PARTIAL_TYPES = {
 
 
 def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
-    """Into how many parts rows are cut, where there are too few to keep the device busy; else 1."""
+    """Into how many parts rows are cut if there are too few to keep the device busy; else 1."""
     if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
         return 1
     traits, length, outputs = (
@@ -305,8 +313,8 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
         part = traits.profile.reduce_part_elements
         return max(min(wanted // outputs, length // part), 1) if outputs * 4 < wanted else 1
     if traits.profile.has_fast_shared_memory:
-        # A workgroup takes the columns of one transaction, and is as large as it can be: one per
-        # multiprocessor will do.
+        # A workgroup takes the columns of one transaction, and is as large as possible. One
+        # workgroup per multiprocessor is enough.
         groups = -(-outputs * dtype.itemsize // traits.profile.transaction_bytes)
         return (
             1
@@ -321,13 +329,13 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     return parts if parts > 1 else 1
 
 
-COLUMNS = 64  # columns of a workgroup, where each invocation has one
+COLUMNS = 64  # columns of a workgroup, if each invocation has one
 
 
 @dataclass(frozen=True)
 class _Team:
-    """A workgroup that takes `width` columns (of four, if it reads vectors) at a time, `lanes`
-    invocations each of them."""
+    """A workgroup that takes `width` columns (of vec4s, if it reads vectors) at once, with `lanes`
+    invocations for each."""
 
     width: int
     lanes: int
@@ -346,12 +354,11 @@ class _Team:
         length: Size,
         macros: dict[str, Any],
     ) -> _Team | None:
-        """None where there are columns enough to keep a GPU busy with one invocation each, or they
-        are short."""
+        """None if columns are short, or so many that one invocation per column keeps a GPU busy."""
         count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)
         if count >= traits.profile.max_invocations_per_core * traits.processors:
             return None
-        # Bytes of shared memory that an invocation needs: of a column, the state that lanes join.
+        # Bytes of shared memory per invocation and column, for the state that lanes join.
         state = (
             12
             if macros.get("VARIANCE") or macros.get("LOGARITHM")
@@ -359,7 +366,7 @@ class _Team:
             if macros["ACC"] in ("int64_t", "double")
             else 8
         )
-        room = min(
+        most = min(
             traits.max_invocations,
             1024,
             traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)),
@@ -367,10 +374,10 @@ class _Team:
         width = min(
             max(traits.profile.transaction_bytes // (itemsize * (4 if vector else 1)), 1), 32
         )
-        lanes = 1 << max(room // width, 1).bit_length() - 1
+        lanes = 1 << max(most // width, 1).bit_length() - 1
         while lanes > 1 and lanes * 8 > rows:
             lanes //= 2
-        while width * lanes < 256 and width * 2 * lanes <= room and width < count:
+        while width * lanes < 256 and width * 2 * lanes <= most and width < count:
             width *= 2
         return cls(width, lanes) if lanes > 1 else None
 

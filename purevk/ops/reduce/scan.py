@@ -1,4 +1,4 @@
-"""Running sums, products and extremes along a dim."""
+"""Scans along a dim: cumsum, cumprod, logcumsumexp, cummax, cummin."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ NAME = "purevk.scan"
 
 @dataclass(frozen=True)
 class Scan:
-    """Start and step; `beats`: when b replaces a, where the index is wanted too; `logarithm`: the
-    kernel keeps sums of exponentials rather than their logarithms."""
+    """How a running value is computed, as GLSL.
+
+    Attributes:
+        start: the initial value (LOWEST and HIGHEST are the extremes of the computing type).
+        combine: joins the running value a and the element b.
+        beats: whether b replaces a, for scans that give the index too.
+        logarithm: the kernel keeps sums of exponentials instead of their logarithms.
+    """
 
     start: str = "ACC(0)"
     combine: str = "((a) + (b))"
@@ -112,7 +118,7 @@ def emit_scan(
     """Appends the dispatches of a scan along rows that at most 4 dims address."""
     traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
     rows, length = loops.count, loops.length
-    mine, theirs = loops.x_strides, loops.out_strides
+    x_strides, out_strides = loops.x_strides, loops.out_strides
     step, out_step = loops.x_step, loops.out_step
     acc = (
         "int64_t"
@@ -122,21 +128,21 @@ def emit_scan(
         else "int"
     )
     many, long = _dims.upper(rows), _dims.upper(length)
-    unit, beside = (
+    contiguous, adjacent = (
         _is_one(step) and _is_one(out_step),
-        bool(mine) and _is_one(mine[0]) and _is_one(theirs[0]) and not _is_one(step),
+        bool(x_strides) and _is_one(x_strides[0]) and _is_one(out_strides[0]) and not _is_one(step),
     )
     if profile.needs_many_invocations:
-        alone = not beside and (long <= 64 or (many >= 2**16 and long <= 4096))
+        alone = not adjacent and (long <= 64 or (many >= 2**16 and long <= 4096))
     else:
         alone = long <= traits.max_iterations and many >= 8
     part = profile.scan_part_elements
     cut = not alone and not how.beats and long >= 4 * part and many < 64
-    # Columns beside one another are walked together.
-    columns = beside and profile.has_fast_shared_memory and not (alone or cut)
+    # Adjacent columns are scanned together.
+    columns = adjacent and profile.has_fast_shared_memory and not (alone or cut)
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
     subgroup = (
-        unit
+        contiguous
         and shuffles
         and profile.needs_many_invocations
         and long >= traits.subgroup_size
@@ -144,15 +150,20 @@ def emit_scan(
     )
     if subgroup:
         alone = cut = False
-    others = [x.offset, *(each.offset for each in outs), *mine[columns:], *theirs[columns:]]
+    others = [
+        x.offset,
+        *(each.offset for each in outs),
+        *x_strides[columns:],
+        *out_strides[columns:],
+    ]
     others += [loops.sizes[0], step, out_step] if columns else [length]
     vector = (
         profile.overlaps_loads
         and not alone
         and not cut
-        and (unit or columns)
+        and (contiguous or columns)
         and gcd4(*others)
-        and _four_at_once(x, out)
+        and _reads_vectors(x, out)
     )
     macros: dict[str, Any] = {
         **conversions(x.dtype, out.dtype, acc),
@@ -181,7 +192,7 @@ def emit_scan(
         width = local // traits.subgroup_size
         macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
     elif columns:
-        # Joining lanes costs exponentials: fewer of them for more elements.
+        # Joining lanes costs exponentials. With more items there are fewer lanes.
         macros["ITEMS"] = 16 if how.logarithm else 8
         local, width = _columns(
             traits,
@@ -201,15 +212,15 @@ def emit_scan(
         "row_length": length,
         "x_step": step,
         "out_step": out_step,
-        **by_dim("x", mine, 4),
-        **by_dim("out", theirs, 4),
+        **by_dim("x", x_strides, 4),
+        **by_dim("out", out_strides, 4),
         **by_dim("size", loops.sizes, 3, fill=1),
     }
     if cut:
         params |= {"part": part, "parts": parts}
     if how.beats:
         params["index_offset"] = outs[1].offset
-    units = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
+    tasks = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
         "reduce/scan.comp",
         buffers,
@@ -217,14 +228,14 @@ def emit_scan(
         params=params,
         constants={"local_size_x": local},
         specialize=lowering.fixed(params),
-        grid=lowering.linear_grid(units, width),
+        grid=lowering.linear_grid(tasks, width),
         flops=rows * length,
     )
     if totals is not None:
         _carry(lowering, how, out, totals, loops)
 
 
-def _four_at_once(x: Operand, out: Operand) -> bool:
+def _reads_vectors(x: Operand, out: Operand) -> bool:
     return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (
         DType.float32,
         DType.float16,
@@ -235,20 +246,21 @@ def _four_at_once(x: Operand, out: Operand) -> bool:
 def _columns(
     traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]
 ) -> tuple[int, int]:
-    """Invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at a
-    time: those of 128 bytes, or more where they are short. Where steps are costly, of 64 bytes, so
-    that a processor has several workgroups, and one computes while others read and write."""
+    """The invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at
+    once: those of one memory transaction, or more if they are short. If steps are costly, it takes
+    half a transaction, so that a multiprocessor has several workgroups, and one computes while
+    others read and write."""
     double = bool(
         macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double")
     )
     state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
-    room = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
-    room = 1 << room.bit_length() - 1
+    most = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
+    most = 1 << most.bit_length() - 1
     width = max(min(traits.profile.transaction_bytes // (2 if double else 1) // nbytes, 32), 1)
-    lanes = room // width
+    lanes = most // width
     while lanes > 1 and (lanes // 2) * macros["ITEMS"] >= long:
         lanes //= 2
-    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
+    while width * lanes < 256 and width * lanes * 2 <= most and width < count:
         width *= 2
     return width * lanes, width
 
@@ -272,8 +284,8 @@ def _carry(
     totals: Operand,
     loops: _Rows,
 ) -> None:
-    """Joins what came before a part to its elements. `totals`: what each part of each row is
-    itself."""
+    """Joins to the elements of each part the total of the parts before it. `totals`: that of each
+    part of each row."""
     sums = lowering.temporary(totals.type)
     rows, parts = totals.dims
     emit_scan(lowering, how, totals, [sums], _Rows([rows], [parts], [parts], parts, 1, 1))

@@ -30,38 +30,40 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         return
     at = wrap(node.int("dim"), len(x.dims))
     rest = [d for d in range(len(x.dims)) if d != at]
-    loop, (mine, theirs) = collapse(
+    loop, (x_strides, out_strides) = collapse(
         [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
     )
     if len(loop) > 3:
         x = dense(lowering, x)
-        loop, (mine, theirs) = collapse(
+        loop, (x_strides, out_strides) = collapse(
             [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
         )
     sizes = list(reversed(loop)) or [1]
-    mine, theirs = list(reversed(mine)) or [0], list(reversed(theirs)) or [0]
+    x_strides, out_strides = list(reversed(x_strides)) or [0], list(reversed(out_strides)) or [0]
     rows, columns = _dims.product(sizes), x.dims[at]
     step, out_step = x.strides[at], out.strides[at]
-    unit = all(isinstance(s, int) and s == 1 for s in (step, out_step))
-    beside = all(isinstance(s, int) and s == 1 for s in (mine[0], theirs[0]))
-    # Without shared memory one invocation takes a column: not where columns are few or too long
-    # for its loops.
+    contiguous = all(isinstance(s, int) and s == 1 for s in (step, out_step))
+    adjacent = all(isinstance(s, int) and s == 1 for s in (x_strides[0], out_strides[0]))
+    # Without shared memory one invocation takes a column. Columns must then be many, and short
+    # enough for its loops.
     fit = lowering.traits.profile.has_fast_shared_memory or (
         _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
     )
-    if beside and not unit and fit:
-        vector = gcd4(sizes[0], x.offset, out.offset, step, out_step, *mine[1:], *theirs[1:])
+    if adjacent and not contiguous and fit:
+        vector = gcd4(
+            sizes[0], x.offset, out.offset, step, out_step, *x_strides[1:], *out_strides[1:]
+        )
         work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
     else:
-        vector = unit and gcd4(columns, x.offset, out.offset, *mine, *theirs)
+        vector = contiguous and gcd4(columns, x.offset, out.offset, *x_strides, *out_strides)
         work = spread(lowering.traits, rows, columns, vector, cache=True)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "out_offset": out.offset,
         "rows": rows,
         "columns": columns,
-        **by_dim("x_stride", mine),
-        **by_dim("out_stride", theirs),
+        **by_dim("x_stride", x_strides),
+        **by_dim("out_stride", out_strides),
         **by_dim("size", sizes[:-1]),
     }
     if "COLUMN" in work.macros or not vector:

@@ -1,5 +1,4 @@
-"""Reductions with more to them than a sum: the place of an extreme, variance, norms, logarithms of
-sums."""
+"""Reductions beyond sums: indices of extremes, variance, norms, logarithms of sums of exponentials."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def reduce(
     keepdim: bool,
     dtype: DType,
 ) -> Value:
-    """Emits `purevk.reduce`; a 0-d tensor is taken as one of one element."""
+    """Emits `purevk.reduce`. A 0-d tensor counts as one of one element."""
     if not x.type.rank:
         flat = builder.emit("aten.view.default", x, (1,))
         made = builder.emit(NAME, flat, kind, (0,), False, dtype, None)

@@ -33,9 +33,8 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     if not x.type.rank:
         return x, constant(builder, 0, (), DType.int64)
     at = wrap(dim, x.type.rank)
-    values, places = builder.emit_all(SORT, x, at, False, x.type.dims[at], DType.int64)
-    # How many equal elements end here: the elements of a run lie between its first place, found by
-    # halves, and its last.
+    values, order = builder.emit_all(SORT, x, at, False, x.type.dims[at], DType.int64)
+    # How many equal elements end here: bisection finds the first element of the run.
     here = coordinates(x.type.rank, **{f"d{at}": "m"})
     body = (
         f"{acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)}); int low = 0, high = i{at};"
@@ -44,7 +43,7 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     )
     runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
     best = builder.emit("aten.argmax.default", runs, at, True)
-    made = [builder.emit("aten.gather.default", each, at, best) for each in (values, places)]
+    made = [builder.emit("aten.gather.default", each, at, best) for each in (values, order)]
     values, indices = (
         builder.emit("aten.view.default", each, result.type.dims)
         for each, result in zip(made, node.results)
@@ -84,14 +83,12 @@ def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, hi
     inside = builder.emit(
         "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), wide
     )
-    place = builder.emit(
-        "aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, first, 1), float(bins)
+    bin = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, first, 1), float(bins))
+    bin = builder.emit(
+        "aten.clamp.default", builder.emit("aten.div.Tensor", bin, width), 0, bins - 1
     )
-    place = builder.emit(
-        "aten.clamp.default", builder.emit("aten.div.Tensor", place, width), 0, bins - 1
-    )
-    place = builder.emit("aten._to_copy.default", place, DType.int32)
-    made = builder.emit("aten.index_put.default", counts, (place,), inside, True)
+    bin = builder.emit("aten._to_copy.default", bin, DType.int32)
+    made = builder.emit("aten.index_put.default", counts, (bin,), inside, True)
     return builder.emit("aten._to_copy.default", made, dtype)
 
 
@@ -107,8 +104,8 @@ def _refuse_histogram(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _edges(builder: Builder, x: Value, bins: int, ends: Sequence[float] | None) -> Value:
-    """The bounds of equal bins from the least to the largest element, or between two numbers; a
-    unit apart if these are equal."""
+    """The bounds of equal bins from the least to the largest element, or between two numbers. If
+    these are equal, the bins span 1."""
     if ends is None and is_empty(x.type):
         ends = (0, 1)
     if ends is None:
@@ -127,11 +124,11 @@ def _edges(builder: Builder, x: Value, bins: int, ends: Sequence[float] | None) 
     return mapped(builder, body, inputs, x.type.with_dims((bins + 1,)))
 
 
-def _counted(
+def _binned(
     builder: Builder, x: Value, edges: Sequence[Value], weight: Value | None, density: bool
 ) -> Value:
-    """How many of the rows of x (or how much of their weight) lie between the edges of each column;
-    the last one counts."""
+    """How many rows of x (or how much of their weight) are between the edges of each column. The last
+    edge is included."""
     bins = [each.type.dims[0] - 1 for each in edges]
     total = _dims.product(bins)
     zeros = constant(builder, 0.0, (total + 1,), x.type.dtype)
@@ -157,28 +154,28 @@ def _counted(
 def _filled(
     builder: Builder, zeros: Value, x: Value, edges: Sequence[Value], weight: Value | None
 ) -> Value:
-    """The counts, and in the last place those of the rows that are outside."""
+    """The counts of the bins, and last that of the rows outside of all bins."""
     count, total = x.type.dims[0], zeros.type.dims[0] - 1
-    body = "int place = 0; bool inside = true;"
+    body = "int bin = 0; bool inside = true;"
     for d in range(len(edges)):
         body += (
             f" {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{"
             f" int m = (low + high) / 2;"
             f" if (EDGE{d}(m) <= v) low = m + 1; else high = m; }} inside = inside && low > 0 && v"
             f" <= EDGE{d}(edge{d}_size_0 - 1);"
-            f" place = place * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
+            f" bin = bin * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
         )
     inputs = {"X": x} | {f"EDGE{d}": each for d, each in enumerate(edges)}
     type = TensorType(DType.int32, (count,))
-    places = mapped(
-        builder, body + " r = inside ? place : total;", inputs, type, numbers={"total": total}
+    bin = mapped(
+        builder, body + " r = inside ? bin : total;", inputs, type, numbers={"total": total}
     )
     given = (
         builder.emit("aten.view.default", weight, (count,))
         if weight is not None
         else constant(builder, 1.0, (count,), x.type.dtype)
     )
-    return builder.emit("aten.index_put.default", zeros, (places,), given, True)
+    return builder.emit("aten.index_put.default", zeros, (bin,), given, True)
 
 
 def _rows(builder: Builder, x: Value, width: Size) -> Value:
@@ -203,7 +200,7 @@ def _of_counts(
 ) -> tuple[Value, Value]:
     x = _rows(builder, x, len(bins))
     edges = _all_edges(builder, x, bins, ends)
-    return _counted(builder, x, edges, weight, density), edges[0]
+    return _binned(builder, x, edges, weight, density), edges[0]
 
 
 rewrite(
@@ -219,7 +216,7 @@ rewrite(
     "aten.histogram.bins_tensor",
     lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
     lambda builder, node, x, bins, *rest: (
-        _counted(builder, _rows(builder, x, 1), [bins], *rest),
+        _binned(builder, _rows(builder, x, 1), [bins], *rest),
         builder.emit("aten.alias.default", bins),
     ),
     supports=_refuse_histogram,
@@ -245,7 +242,7 @@ rewrite(
     lambda x, bins, weight=None, density=False: x.with_dims(
         tuple(each.dims[0] - 1 for each in bins)
     ),
-    lambda builder, node, x, bins, *rest: _counted(
+    lambda builder, node, x, bins, *rest: _binned(
         builder, _rows(builder, x, len(bins)), bins, *rest
     ),
     supports=_refuse_histogram,

@@ -14,13 +14,13 @@ from purevk.ops.sort.sort import sort
 
 
 def _bisect(right: bool, there: str, value: str, count: Size) -> str:
-    """Statements that find how many elements of a sorted row, whose element m is at `there`, come
-    before a value."""
+    """Statements that count, by bisection, the elements of a sorted row before a value. Element m
+    of the row has the coordinates `there`."""
     after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
     if not isinstance(count, int):
         return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = T_R(low);"  # noqa: E501
-    # As many steps for every value: nothing waits for the slowest, and several places can be looked
-    # for at a time.
+    # Every value takes as many steps, so no invocation waits for others, and several searches can
+    # overlap.
     steps = (1 << n for n in reversed(range(count.bit_length())))
     step = "if (low + {0} <= count) {{ int m = low + {0} - 1; if ({1}) low += {0}; }}"
     return " ".join(

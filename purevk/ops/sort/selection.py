@@ -18,15 +18,14 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.select"
 RANKS = ("first", "kth", "median", "nanmedian")
-_ITEMS_OF_FEW = (
-    32  # elements that an invocation keeps where few are wanted: hardly one is read twice
-)
-_FEW = 64  # elements that are put in order by comparing all with all
+# Elements that an invocation keeps if few are wanted. Then hardly any is read twice.
+_ITEMS_OF_FEW = 32
+_FEW = 64  # elements that are sorted by comparing all pairs
 
 
-class _Plan:
-    """How many invocations take a row, and what they keep in shared memory; `fits`: whether there
-    is enough of that."""
+class _Work:
+    """How many invocations take a row, and what they keep in shared memory. `fits`: whether there
+    is enough shared memory."""
 
     def __init__(
         self, traits: DeviceTraits, length: int, count: int, wide: bool, rank: str = "first"
@@ -38,8 +37,8 @@ class _Plan:
             1024 if traits.max_shared_memory >= 32768 else 256,
             traits.max_invocations,
         )
-        # With four times as many groups as are wanted, hardly more than these are up to the bound
-        # that the groups give.
+        # With four times as many groups as wanted elements, hardly more elements than are wanted
+        # are up to the bound that the groups give.
         groups = max(32, power_of_two(4 * count))
         few = groups <= 128 and not wide and profile.has_fast_shared_memory
         most = _ITEMS_OF_FEW if few else profile.max_select_items
@@ -64,7 +63,7 @@ class _Plan:
 
 
 def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bool:
-    """Whether the `count` first elements along a dim are found by this kernel."""
+    """Whether this kernel suits the `count` first elements along a dim."""
     length = _dims.upper(x.dims[dim])
     if (
         not isinstance(count, int)
@@ -73,14 +72,14 @@ def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bo
         or 2 * count > length
     ):
         return False
-    return _Plan(traits, length, count, x.dtype.acc == "int64_t").fits
+    return _Work(traits, length, count, x.dtype.acc == "int64_t").fits
 
 
 def emit_select(
     lowering: Lowering,
     x: Operand,
     values: Operand,
-    places: Operand,
+    indices: Operand,
     dim: int,
     descending: bool,
     count: Size,
@@ -91,8 +90,8 @@ def emit_select(
     traits, length = lowering.traits, x.dims[dim]
     parts = _parts(traits, x, dim, count) if rank == "first" else 1
     if parts > 1:
-        # The first of parts of the rows, then those of these: parts and what they give are in the
-        # order of indices.
+        # The first elements of parts of the rows, and then the first of these. Both keep the order
+        # of the indices.
         part = -(-length // parts)
         rows = _dims.product(size for d, size in enumerate(x.dims) if d != dim)
         rest = tuple(size for d, size in enumerate(x.dims) if d != dim)
@@ -110,18 +109,18 @@ def emit_select(
                 some[1].storage, some[1].layout, TensorType(DType.int32, (rows, parts * count))
             ),
             values,
-            places,
+            indices,
             dim,
             descending,
             count,
             rank,
         )
         return
-    _emit(lowering, x, None, values, places, dim, descending, count, rank)
+    _emit(lowering, x, None, values, indices, dim, descending, count, rank)
 
 
 def _parts(traits: DeviceTraits, x: Operand, dim: int, count: Size) -> int:
-    """Into how many parts rows are cut, where they are long and too few to keep the device busy."""
+    """Into how many parts rows are cut if they are long, and too few to keep the device busy."""
     length, numel = x.dims[dim], x.type.numel
     if (
         not traits.profile.needs_many_invocations
@@ -150,9 +149,9 @@ def _permuted(operand: Operand, order: list[int]) -> Operand:
 def _emit(
     lowering: Lowering,
     x: Operand,
-    indices: Operand | None,
+    source_indices: Operand | None,
     values: Operand,
-    places: Operand,
+    indices: Operand,
     dim: int,
     descending: bool,
     count: Size,
@@ -164,13 +163,28 @@ def _emit(
     rest = [d for d in range(len(x.dims)) if d != dim]
     loop, strides = collapse(
         [x.dims[d] for d in rest],
-        *([each.strides[d] for d in rest] for each in (x, values, places)),
+        *([each.strides[d] for d in rest] for each in (x, values, indices)),
     )
     if len(loop) > 4:
         x = dense(lowering, x)
-        values_at, places_at = lowering.temporary(values.type), lowering.temporary(places.type)
-        _emit(lowering, x, indices, values_at, places_at, dim, descending, count, rank, parts, part)
-        for source, target in ((values_at, values), (places_at, places)):
+        values_copy, indices_copy = (
+            lowering.temporary(values.type),
+            lowering.temporary(indices.type),
+        )
+        _emit(
+            lowering,
+            x,
+            source_indices,
+            values_copy,
+            indices_copy,
+            dim,
+            descending,
+            count,
+            rank,
+            parts,
+            part,
+        )
+        for source, target in ((values_copy, values), (indices_copy, indices)):
             emit_copy(lowering, source, target)
         return
     length = x.dims[dim]
@@ -178,7 +192,7 @@ def _emit(
     rows = _dims.product(loop)
     wide = acc_of(dtype) == "int64_t"
     wanted = _dims.upper(count) if rank == "first" else 1
-    plan = _Plan(traits, _dims.upper(part), wanted, wide, rank)
+    work = _Work(traits, _dims.upper(part), wanted, wide, rank)
     mine = list(reversed(strides[0]))
     step = x.strides[dim]
     vector = (
@@ -187,9 +201,9 @@ def _emit(
         and step == 1
         and gcd4(length, part, x.offset, *mine)
     )
-    full = isinstance(part, int) and part % (plan.local * plan.per) == 0 and length == part * parts
+    full = isinstance(part, int) and part % (work.local * work.per) == 0 and length == part * parts
     texel, binding = bind_x(lowering, x, vector)
-    names = element_macros(dtype, places.dtype)
+    names = element_macros(dtype, indices.dtype)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "rows": rows,
@@ -201,7 +215,7 @@ def _emit(
         "parts": parts,
         "part_length": part,
     }
-    for name, each, theirs in (("values", values, strides[1]), ("indices", places, strides[2])):
+    for name, each, theirs in (("values", values, strides[1]), ("indices", indices, strides[2])):
         params |= {
             f"{name}_offset": each.offset,
             f"{name}_step": each.strides[dim],
@@ -209,34 +223,39 @@ def _emit(
             f"{name}_part": count * each.strides[dim],
         }
     groups = rows * parts
-    # Short rows are taken in turn: there would be more workgroups than can be started in the time.
+    # A workgroup takes several short rows, one after the other: starting more workgroups costs more.
     per_core = traits.profile.max_workgroups_per_core
-    if plan.local <= 64 and per_core:
+    if work.local <= 64 and per_core:
         groups = _dims.minimum(groups, per_core * traits.processors)
     lowering.dispatch(
         "sort/select.comp",
-        [binding, *([(indices, "r")] if indices else []), (values, "w"), (places, "w")],
+        [
+            binding,
+            *([(source_indices, "r")] if source_indices else []),
+            (values, "w"),
+            (indices, "w"),
+        ],
         macros={
             **names,
             **texel,
             "VEC4": int(vector),
-            "LOCAL": plan.local,
-            "BINS": plan.bins,
-            "PER": plan.per,
-            "CACHED": (1 if traits.profile.prefers_unrolled_code else 2) if plan.cached else 0,
+            "LOCAL": work.local,
+            "BINS": work.bins,
+            "PER": work.per,
+            "CACHED": (1 if traits.profile.prefers_unrolled_code else 2) if work.cached else 0,
             "FULL": int(full),
             "DESCENDING": int(descending),
             "RANK": RANKS.index(rank),
-            "LIST": plan.list,
-            "LIMIT": plan.limit,
-            "BITONIC": int(plan.bitonic),
-            "SUBGROUP": int(plan.subgroup),
-            "INDEXED": int(indices is not None),
+            "LIST": work.list,
+            "LIMIT": work.limit,
+            "BITONIC": int(work.bitonic),
+            "SUBGROUP": int(work.subgroup),
+            "INDEXED": int(source_indices is not None),
             "WIDE_KEY": int(wide),
-            "GROUPS": plan.groups,
+            "GROUPS": work.groups,
         },
         params=params,
-        constants={"local_size_x": plan.local},
+        constants={"local_size_x": work.local},
         specialize=lowering.fixed(params),
         grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,
@@ -285,9 +304,12 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 def select(
     builder: Builder, x: Value, dim: int, rank: str, number: Size = 1
 ) -> tuple[Value, Value]:
-    """The element of each row along a dim (which stays, with size 1) that has a rank, and its
-    index: "kth": the `number`-th from 1 on; "median": the lower median, or the first NaN;
-    "nanmedian": the lower median of all but NaNs."""
+    """The element of a rank in each row along a dim, which keeps size 1, and its index.
+
+    Args:
+        rank: "kth": the `number`-th element, from 1 on; "median": the lower median, or the first
+            NaN; "nanmedian": the lower median of all but NaNs.
+    """
     if rank != "kth" and not x.type.dtype.is_float:
         rank, number = "kth", (x.type.dims[dim] + 1) // 2
     index = DType.int64 if "int64" in builder.traits.features else DType.int32

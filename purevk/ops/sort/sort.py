@@ -1,9 +1,10 @@
-"""Sorting along a dim, and what follows from it: topk, median, kthvalue, bucketize.
+"""Sorting along a dim, and what follows from it: topk, median, kthvalue.
 
-Few elements of a row are selected without sorting it (`selection.py`). Short rows: every element
-counts those before it. Longer ones that fit into a GPU's shared memory are sorted there
-(`sort_rows.comp`). Otherwise blocks are sorted in shared memory (`sort.comp`) and merged by a
-bitonic network; for the k first of a row only those of each block go on to the next round.
+If few elements of a row are wanted, they are selected without sorting it (`selection.py`). In short
+rows, each element counts the elements before it. Longer rows that fit into a GPU's shared memory are
+sorted there (`sort_rows.comp`). Otherwise blocks are sorted in shared memory (`sort.comp`) and
+merged by a bitonic network. For the first k of a row, only the first k of each block go on to the
+next round.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ def _shape(
 def _lower(lowering: Lowering, node: Node) -> None:
     x = lowering.operand(node.tensor("x"))
     dim, descending, count = node.int("dim"), node.bool("descending"), node.size("count")
-    values, places = (lowering.operand(value) for value in node.results)
+    values, indices = (lowering.operand(value) for value in node.results)
     if is_empty(values.type):
         return
     if can_select(lowering.traits, x.type, dim, count):
-        emit_select(lowering, x, values, places, dim, descending, count)
+        emit_select(lowering, x, values, indices, dim, descending, count)
     elif _dims.upper(x.dims[dim]) <= SHORT:
-        _count_before(lowering, x, values, places, dim, descending)
-    elif not _sort_rows(lowering, x, values, places, dim, descending, count):
-        _Sorter(lowering, x, values, places, dim, descending, count).run()
+        _count_before(lowering, x, values, indices, dim, descending)
+    elif not _sort_rows(lowering, x, values, indices, dim, descending, count):
+        _Sorter(lowering, x, values, indices, dim, descending, count).run()
 
 
 def _count_before(
-    lowering: Lowering, x: Operand, values: Operand, places: Operand, dim: int, descending: bool
+    lowering: Lowering, x: Operand, values: Operand, indices: Operand, dim: int, descending: bool
 ) -> None:
     rank = len(x.dims)
     mine, other, to = (
@@ -63,14 +64,14 @@ def _count_before(
         f" for (int j = 0; j < x_size_{dim}; j++) if (pv_before(X({other}), j, v, i{dim}, {flag})) before++;"
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )
-    emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, places], x.dims)
+    emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, indices], x.dims)
 
 
 def _sort_rows(
     lowering: Lowering,
     x: Operand,
     values: Operand,
-    places: Operand,
+    indices: Operand,
     dim: int,
     descending: bool,
     count: Size,
@@ -81,7 +82,7 @@ def _sort_rows(
     rest = [d for d in range(len(x.dims)) if d != dim]
     loop, strides = collapse(
         [x.dims[d] for d in rest],
-        *([each.strides[d] for d in rest] for each in (x, values, places)),
+        *([each.strides[d] for d in rest] for each in (x, values, indices)),
     )
     block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
     levels = 3 if block >> 3 <= traits.max_invocations else 4
@@ -95,7 +96,7 @@ def _sort_rows(
         or shared > traits.max_shared_memory
     ):
         return False
-    names = element_macros(x.dtype, places.dtype)
+    names = element_macros(x.dtype, indices.dtype)
     rows = _dims.product(loop)
     params: dict[str, Size] = {
         "x_offset": x.offset,
@@ -106,7 +107,7 @@ def _sort_rows(
         **by_dim("size", reversed(loop), 3, fill=1),
         "keep": count,
     }
-    for name, each, steps in (("values", values, strides[1]), ("indices", places, strides[2])):
+    for name, each, steps in (("values", values, strides[1]), ("indices", indices, strides[2])):
         params |= {
             f"{name}_offset": each.offset,
             f"{name}_step": each.strides[dim],
@@ -114,7 +115,7 @@ def _sort_rows(
         }
     lowering.dispatch(
         "sort/sort_rows.comp",
-        [(x, "r"), (values, "w"), (places, "w")],
+        [(x, "r"), (values, "w"), (indices, "w")],
         macros={
             **names,
             "LEVELS": levels,
@@ -143,15 +144,15 @@ class _Sorter:
         lowering: Lowering,
         x: Operand,
         values: Operand,
-        places: Operand,
+        indices: Operand,
         dim: int,
         descending: bool,
         count: Size,
     ) -> None:
-        self.lowering, self.values, self.places, self.dim, self.count = (
+        self.lowering, self.values, self.indices, self.dim, self.count = (
             lowering,
             values,
-            places,
+            indices,
             dim,
             count,
         )
@@ -175,7 +176,7 @@ class _Sorter:
         keys, indices = self._first(few) if few else self._all()
         # Back to the order of the results' dims.
         rest = [size for d, size in enumerate(self.values.dims) if d != self.dim]
-        for source, target in ((keys, self.values), (indices, self.places)):
+        for source, target in ((keys, self.values), (indices, self.indices)):
             width = source.dims[1]
             sizes = (*rest, self.count)
             inner = Layout.dense((*rest, width)).strides

@@ -1,0 +1,211 @@
+"""Embeddings: rows of a table, bags of rows, and tables whose rows have a largest norm."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ops.builder import Builder
+from purevk.ops.index.gather import NAME, GatherDims, refuse_index
+from purevk.ops.mapped import mapped, mapped_all
+from purevk.ops.registry import Operator, Rewrite, ShapeError, register, rewrite
+from purevk.tuning import DeviceTraits
+
+
+def _embedding_shape(
+    weight: TensorType,
+    indices: TensorType,
+    padding_idx: Size = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorType:
+    if weight.rank != 2:
+        raise ShapeError(f"an embedding table has rank 2, not {weight.rank}")
+    return weight.with_dims((*indices.dims, weight.dims[1]))
+
+
+def _expand_embedding(builder: Builder, node: Node) -> Value:
+    weight, indices = node.tensor("weight"), node.tensor("indices")
+    rows, width = weight.type.dims
+    limit = builder.traits.max_storage_range
+    if weight.type.nbytes > limit and isinstance(rows, int) and isinstance(width, int):
+        fit = limit // (width * weight.type.dtype.itemsize)
+        return _embedding_in_parts(builder, weight, indices, rows, max(fit // 64 * 64, 1))
+    rank = indices.type.rank
+    dims = GatherDims((None,) * rank + (1,), (*range(rank, 0, -1), None), (0,))
+    return builder.emit(NAME, weight, (indices,), node.result.type.dims, dims)
+
+
+def _embedding_in_parts(
+    builder: Builder, weight: Value, indices: Value, rows: int, count: int
+) -> Value:
+    """The embedding of a table of `rows` rows that one binding cannot span. Each part of `count`
+    rows gives its own rows, and a comparison picks them."""
+    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    made: Value | None = None
+    for start in range(0, rows, count):
+        part = builder.emit("aten.slice.Tensor", weight, 0, start, min(start + count, rows), 1)
+        own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
+        found = builder.emit("aten.embedding.default", part, own)
+        if made is not None:
+            later = builder.emit("aten.ge.Tensor", column, start)
+            found = builder.emit("aten.where.self", later, found, made)
+        made = found
+    if made is None:
+        raise ShapeError("an embedding table has no rows")
+    return made
+
+
+register(
+    Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, refuse_index))
+)
+
+
+# -- bags of embeddings --------------------------------------------------------------------------
+def _bag_shape(
+    weight: TensorType,
+    indices: TensorType,
+    offsets: TensorType,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorType | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorType, ...]:
+    bags = offsets.dims[0] - int(include_last_offset)
+    fast = mode == 0 and padding_idx < 0 and weight.dtype in (DType.float32, DType.float16)
+    best: tuple[Size, ...] = (bags, weight.dims[1]) if mode == 2 else (bags,)
+    return (
+        weight.with_dims((bags, weight.dims[1])),
+        offsets.with_dims((0,) if fast else indices.dims),
+        offsets.with_dims((bags,)),
+        offsets.with_dims(best),
+    )
+
+
+def _bag(
+    builder: Builder,
+    node: Node,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    weights: Value | None,
+    include_last_offset: bool,
+    padding: int,
+) -> tuple[Value, ...]:
+    out, to_bag, sizes, best = (value.type for value in node.results)
+    inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
+    numbers = {"padding": padding, "count": indices.type.dims[0]}
+    span = (
+        "int from = int(START(i0)), to = i0 + 1 < start_size_0 ? int(START(i0 + 1)) : count;"
+        " to = min(to, count); from = max(from, 0);"
+    )
+    entry = "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue; e = pv_index(e, table_size_0);"
+    each = "TABLE(e, i1)"
+    if weights is not None:
+        inputs["WEIGHT"] = weights
+        each += " * WEIGHT(m)"
+    if mode == 2:
+        step = f"float v = {each}; if (n == 0 || v > r || pv_isnan(v)) {{ r = v; r1 = e; }} n++;"
+    else:
+        step = f"r += {each}; n++;"
+    finish = " if (n > 0) r /= float(n);" if mode == 1 else ""
+    start = " r1 = 0;" if mode == 2 else ""
+    body = f"{span} int n = 0; r = 0.0;{start} for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
+    types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
+    made = mapped_all(builder, body, inputs, *types, numbers=numbers)
+    count = f"{span} r = 0; for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
+    some = {"INDEX": indices, "START": offsets}
+    lengths = builder.emit(
+        "aten._to_copy.default",
+        mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers),
+        sizes.dtype,
+    )
+    if to_bag.dims == (0,):
+        bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
+    else:
+        find_bag = "r = -1; for (int k = 0; k < start_size_0; k++) if (int(START(k)) <= i0) r = k;"
+        bags = mapped(builder, find_bag, {"START": offsets}, to_bag.with_dtype(DType.int32))
+        bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
+    if mode == 2:
+        return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
+    if best.dims != sizes.dims:
+        return (
+            made[0],
+            bags,
+            lengths,
+            builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1),
+        )
+    return made[0], bags, lengths, lengths
+
+
+def _renorm_shape(
+    weight: TensorType, indices: TensorType, max_norm: float, norm_type: float
+) -> TensorType:
+    return weight
+
+
+def _renorm(
+    builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
+    flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
+    marks = builder.emit("aten.full.default", (weight.type.dims[0],), 0, DType.int32)
+    marks = builder.emit(
+        "aten.index_put.default",
+        marks,
+        (flat,),
+        builder.emit("aten.full.default", (), 1, DType.int32),
+        False,
+    )
+    used = builder.emit("aten.gt.Tensor", builder.emit("aten.unsqueeze.default", marks, 1), 0)
+    norm = builder.emit("aten.linalg_vector_norm.default", weight, norm_type, (1,), True, None)
+    long = builder.emit(
+        "aten.logical_and.default", used, builder.emit("aten.gt.Tensor", norm, max_norm)
+    )
+    factor = builder.emit(
+        "aten.div.Tensor", max_norm, builder.emit("aten.add.Tensor", norm, 1e-7, 1)
+    )
+    return builder.emit(
+        "aten.where.self", long, builder.emit("aten.mul.Tensor", weight, factor), weight
+    )
+
+
+rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)
+
+
+def _forward_bag_shape(
+    weight: TensorType,
+    indices: TensorType,
+    offsets: TensorType,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorType | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorType, ...]:
+    """What torch.export records: as many lengths as there are offsets, the last one included."""
+    out, bags, _, best = _bag_shape(
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+    return out, bags, offsets, best
+
+
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    return traits.too_long(node.tensor("indices").type.numel)
+
+
+rewrite("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
+rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)
