@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from purevk.dtypes import DType
 from purevk.ir import Value
 from purevk.lower.copies import emit_copy
+from purevk.lower.declarations import element_features
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.operands import broadcast_strides
@@ -115,10 +116,8 @@ def make_epilogue(
         made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
     made.macros["EXTRA_BUFFERS"] = text
     dtypes = {operand.dtype for operand, _ in made.buffers} | set(expression.dtypes)
-    if any(dtype.itemsize == 1 for dtype in dtypes):
-        made.macros["HAS_8BIT"] = "1"
-    if DType.int64 in dtypes:
-        made.macros["HAS_INT64"] = "1"
+    needed = element_features(dtypes)
+    made.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
     return made
 
 

@@ -1,9 +1,9 @@
-"""Kernels that compute each place of their results by a few statements of GLSL, which may read the
-inputs anywhere.
+"""Lowers `purevk.map`: a few GLSL statements that run once for each element of the result.
 
-Padding, flipping, resampling, scattering and the like are one operator, `purevk.map`: a `MapSpec`
-has the statements, and this file writes what surrounds them (buffers, strides, coordinates) for the
-template `map.comp` and those beside it.
+The statements may read the inputs at any index. So padding, flipping, resampling, scattering and the
+like are this one operator. A `MapSpec` has the statements. This module writes what surrounds them
+(buffers, strides, indices) for the template `map.comp` and those beside it. `ops/mapped.py` has the
+operator, and functions that emit it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.lower.declarations import spec_constant
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_atomics import atomics
 from purevk.lower.rows import in_one_row, next_coordinates
 
-LOCAL_ID = 100  # specialization constant `local_size_x`, which generated declarations leave out
 _VECTOR = {
     DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
     DType.int16: "i16vec4", DType.bool: "u8vec4",
@@ -30,40 +30,44 @@ _VECTOR = {
 
 @dataclass(frozen=True)
 class MapSpec:
-    """The statements, and what they name.
+    """The statements of `purevk.map`, and what they name.
 
-    With an input X of rank 2: `X(a, b)` is an element (bool reads as 0 or 1, half precision as
-    float), `x_size_0` a size, `X_PLACE(a, b)` its number in the buffer. i0, i1, ... are the
-    coordinates of the place, r, r1, ... the results there.
+    They run once for each index of a space, which is that of the first result unless the node gives
+    another. They can name:
 
-    T_R is the type of r. Where an input or a result is float64, `float`, `vec4` and numbers in the
-    statements are of double precision.
+    - `i0`, `i1`, ...: the index.
+    - `r`, `r1`, ...: the elements of the results at this index. `T_R` is the type of `r`.
+    - `X(a, b)`: an element of an input X of rank 2. A bool reads as 0 or 1, float16 as float.
+    - `x_size_0`: a size of X.
+
+    If an input or a result is float64, `float`, `vec4` and numbers in the statements are of double
+    precision.
 
     Attributes:
         body: statements.
         inputs: names of the inputs, in capitals.
         numbers: names of further integers.
-        order: the input whose order of dims in memory the results take over; None: row-major.
+        order: the input whose order of dims in memory the results have; None: row-major.
         lanes: dims of the result along which 4 neighbours may be computed as one vector: for each,
-            the dim of every input that the body reads at just this coordinate, or None for an input
-            that is the same for all four.
+            the dim of every input that the body reads at just this index, or None for an input that
+            is the same for all four.
         template: file of `glsl/`.
         macros: further macros that the template declares.
         helpers: further macros that only the statements name.
-        stores: whether r, r1, ... are stored at the place; otherwise the body writes by `R_PUT(a,
+        stores: whether r, r1, ... are stored at the index; otherwise the body writes by `R_PUT(a,
             b, v)`, `R1_PUT`, ...
         pushed: numbers that are parameters of the dispatch even where they are known, so that one
             pipeline serves many.
-        atomic: several invocations may come to one element of the outputs, which are written by
-            these alone: `R_ADD(a, b, v)` (float32, int32, int64), `R_MAX(a, b, v)` (int32, from 0
-            on), `R_JOIN(a, b, v)` (float32, int32): COMBINE(old, v).
-        flops: operations per place, for profiles.
+        atomic: several invocations may write one element of the outputs. The body writes them only
+            by `R_ADD(a, b, v)` (float32, int32, int64), `R_MAX(a, b, v)` (int32, not negative), or
+            `R_JOIN(a, b, v)` (float32, int32), which stores COMBINE(old, v).
+        flops: operations per index, for profiles.
         walk: the dims in the order in which neighbouring invocations go over them, the innermost
             last; by default that of memory.
-        counted: the first input is a counter, calls and workgroups that are done, to which the
+        counts_calls: the first input is a counter of two words, calls and finished workgroups. The
             dispatch adds its call.
         local: invocations per workgroup, or as many as the device takes; None: as the profile says.
-        fours: it writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the
+        fours: the body writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the
             first a multiple of 4. That dim of the results is dense, its size and their other
             strides and offsets are multiples of 4; elements are floats.
     """
@@ -81,7 +85,7 @@ class MapSpec:
     atomic: bool = False
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
-    counted: bool = False
+    counts_calls: bool = False
     local: int | None = None
     fours: bool = False
 
@@ -104,10 +108,10 @@ def emit_map(
 
     Args:
         numbers: those of `spec.numbers`, by name.
-        over: sizes of the space of places; None: those of the first output.
+        over: sizes of the space of indices; None: those of the first output.
 
     Raises:
-        KernelInterfaceError: the names of the numbers are others.
+        KernelInterfaceError: `numbers` has other names than the statements.
     """
     if set(numbers) != set(spec.numbers):
         raise KernelInterfaceError(
@@ -157,17 +161,17 @@ class _Writer:
         if by_output:
             self._join_dims()
         self.vector = self._lane() if by_output else None
-        # Otherwise, where the results allow it, the statements are made for 4 neighbours, which are
-        # stored as one vector: on a GPU they may go on in the next row.
+        # Otherwise, if the results allow it, the statements run for 4 neighbours, which are stored as
+        # one vector. On a GPU they may continue in the next row.
         self.four = self.vector is None and by_output and self._stores_four()
         self.goes_on = self.vector is None and by_output and not self.four and self._goes_on()
         self.four |= self.goes_on
-        # Otherwise, on a GPU, for this many places, a workgroup's width apart.
+        # Otherwise, on a GPU, they run for so many indices, a workgroup's width apart.
         self.apart = 1
         if self.vector is None and not self.four and self._unrolls() and walked:
             many = 8 if all(operand.dtype.itemsize <= 2 for operand in self.operands) else 4
             self.apart = lowering.items_per_thread(_dims.product(self.sizes), many)
-        # A device that adds floats itself needs no loop of exchanges.
+        # A device with atomic float addition needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic
             and "R_ADD(" in spec.body
@@ -186,8 +190,8 @@ class _Writer:
         self.values.update({f"size_{d}": size for d, size in enumerate(self.sizes)})
 
     def _join_dims(self) -> None:
-        """Makes one of two neighbouring dims that the statements take as they are, where they lie
-        one after the other in all of the tensors: one division less for each place."""
+        """Joins neighbouring dims that the statements use as they are, if each follows the other in
+        memory in all tensors. This saves a division per index."""
         lanes, sizes, kept = dict(self.spec.lanes), list(self.sizes), self.walked[-1:]
         for a in reversed(self.walked[:-1]):
             b = kept[0]
@@ -210,8 +214,8 @@ class _Writer:
         )
 
     def _lane(self) -> tuple[int | None, ...] | None:
-        """For each operand the dim along which it is read or written as vec4, or None where it is
-        not; None if no four neighbours can be computed together."""
+        """For each operand, the dim along which it is read or written as vec4, or None. None in all
+        if no four neighbours can be computed together."""
         inner = self.walked[-1]
         lanes = dict(self.spec.lanes)
         if inner not in lanes:
@@ -236,8 +240,8 @@ class _Writer:
         return dims
 
     def _unrolls(self) -> bool:
-        """Whether the statements may be made for several places one after the other, and the
-        results stored then."""
+        """Whether an invocation may run the statements for several indices, and store the results
+        after them."""
         spec = self.spec
         return (
             spec.stores
@@ -264,8 +268,8 @@ class _Writer:
         return True
 
     def _goes_on(self) -> bool:
-        """Whether a GPU is to make 4 places that follow one another in memory, in one row or
-        two."""
+        """Whether an invocation of a GPU makes 4 elements that follow one another in memory, in one
+        row or two."""
         if not self._unrolls() or self.lowering.items_per_thread(_dims.product(self.sizes), 4) == 1:
             return False
         sizes = [self.sizes[d] for d in self.walked]
@@ -284,8 +288,8 @@ class _Writer:
         wide = any(operand.dtype is DType.float64 for operand in self.operands)
         macros["BODY"] = in_double(self._body()) if wide else self._body()
         macros["T_R"] = self._type(len(self.inputs))
-        if spec.counted:
-            macros["COUNTED"] = "b0"
+        if spec.counts_calls:
+            macros["CALL_COUNTER"] = "b0"
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
@@ -295,9 +299,8 @@ class _Writer:
             (name, size) for name, size in self.values.items() if name in mentioned
         ):
             if isinstance(size, int) and name not in spec.pushed:
-                place = number if number < LOCAL_ID else number + 1
                 constants[name] = size
-                declared.append(f"SPEC_CONSTANT({place}, {name})")
+                declared.append(spec_constant(number, name))
             else:
                 words[name] = size
                 declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
@@ -321,19 +324,19 @@ class _Writer:
         buffers = []
         for number, operand in enumerate(self.operands):
             name = self.names[number]
-            reads = number < len(self.inputs) and not (spec.counted and number == 0)
+            reads = number < len(self.inputs) and not (spec.counts_calls and number == 0)
             buffers.append(
                 (
                     operand,
                     "r"
                     if reads
                     else "rw"
-                    if spec.atomic or spec.counted or f"{name}(" in spec.body
+                    if spec.atomic or spec.counts_calls or f"{name}(" in spec.body
                     else "w",
                 )
             )
         grid = lowering.linear_grid(work, local)
-        if spec.counted:
+        if spec.counts_calls:
             most = traits.profile.max_counting_workgroups_per_core * traits.processors
             grid = (_dims.minimum(_dims.ceil_div(work, local), most), 1, 1)
         lowering.dispatch(
@@ -366,7 +369,7 @@ class _Writer:
         name = self.names[number]
         read = re.search(rf"\b{name}\(", text) is not None
         mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
-        if self.spec.counted and number == 0:
+        if self.spec.counts_calls and number == 0:
             mode = ""
         return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
 
@@ -376,22 +379,21 @@ class _Writer:
         for number, (name, operand) in enumerate(zip(self.names, self.operands)):
             dtype = operand.dtype
             given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
-            place = self._place(name, operand)
-            at = f"b{number}[({place}) >> 2]" if self._as_vector(number) else f"b{number}[{place}]"
-            macros[f"{name}_PLACE({given})"] = f"({place})"
+            index = self._index(name, operand)
+            at = f"b{number}[({index}) >> 2]" if self._as_vector(number) else f"b{number}[{index}]"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
-                macros.update(atomics(name, given, dtype, f"b{number}", place, self.adds_floats))
+                macros.update(atomics(name, given, dtype, f"b{number}", index, self.adds_floats))
             elif number >= len(self.inputs) and spec.fours:
                 value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
                 macros[f"{name}_PUT4({given}, v)"] = (
-                    f"b{number}[({place}) >> 2] = {_VECTOR[dtype]}({value})"
+                    f"b{number}[({index}) >> 2] = {_VECTOR[dtype]}({value})"
                 )
             elif number >= len(self.inputs):
                 macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
         return macros
 
-    def _place(self, name: str, operand: Operand) -> str:
+    def _index(self, name: str, operand: Operand) -> str:
         low = name.lower()
         terms = []
         for d, (size, stride) in enumerate(zip(operand.dims, operand.strides)):
@@ -458,7 +460,7 @@ class _Writer:
         return " ".join(out)
 
     def _split(self, number: str) -> list[str]:
-        """Statements that declare the coordinates of a place from its number."""
+        """Statements that declare the index i0, i1, ... of an element from its number."""
         out = [f"int i{d} = 0;" for d in range(len(self.sizes)) if d not in self.walked]
         out.append(f"int rest = {number};")
         for n, d in enumerate(reversed(self.walked)):
@@ -477,9 +479,9 @@ class _Writer:
         kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
         if self.apart > 1:
             kept += " ".join(
-                f" at{n}[lane] = {self._place_here(n)};" for n in range(len(self.outputs))
+                f" at{n}[lane] = {self._index_here(n)};" for n in range(len(self.outputs))
             )
-            # Places beyond the end repeat the last one.
+            # Elements beyond the end repeat the last one.
             split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
             each = " ".join((*split, *self._results(), self.spec.body, kept))
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
@@ -492,9 +494,9 @@ class _Writer:
             each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
         return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
 
-    def _place_here(self, n: int) -> str:
-        """The number, in its buffer, of result n's element at the coordinates."""
-        return re.sub(r"\bc(\d+)\b", r"i\1", self._place(f"R{n or ''}", self.outputs[n]))
+    def _index_here(self, n: int) -> str:
+        """The index in its buffer of result n's element at i0, i1, ...."""
+        return re.sub(r"\bc(\d+)\b", r"i\1", self._index(f"R{n or ''}", self.outputs[n]))
 
     def _store(self) -> str:
         out = []
@@ -508,7 +510,7 @@ class _Writer:
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
         if self.four:
             for n, operand in enumerate(self.outputs):
-                place = f"int(id) * 4 + r{n or ''}_offset" if self.goes_on else self._place_here(n)
+                index = f"int(id) * 4 + r{n or ''}_offset" if self.goes_on else self._index_here(n)
                 if self.words and operand.dtype.itemsize == 1:
                     made = f"ivec4({', '.join(f'q{n}[{lane}]' for lane in range(4))})"
                     made = f"pv_pack({f'notEqual({made}, ivec4(0))' if operand.dtype is DType.bool else made})"
@@ -517,7 +519,7 @@ class _Writer:
                         self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4)
                     )
                     made = f"{_VECTOR[operand.dtype]}({values})"
-                out.append(f"b{len(self.inputs) + n}[({place}) >> 2] = {made};")
+                out.append(f"b{len(self.inputs) + n}[({index}) >> 2] = {made};")
             return " ".join(out)
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
@@ -525,6 +527,6 @@ class _Writer:
 
 
 def coordinates(rank: int, **changed: str) -> str:
-    """The text "i0, i1, ..." of a place, with other text for some dims: `coordinates(3, d1="0")`.
+    """The text "i0, i1, ..." of an index, with other text for some dims: `coordinates(3, d1="0")`.
     "0" for rank 0."""
     return ", ".join(changed.get(f"d{d}", f"i{d}") for d in range(rank)) or "0"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.lower.declarations import element_features, spec_constant
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.rows import next_coordinates
@@ -17,7 +18,6 @@ VECTOR = {
 }  # fmt: skip
 _ACC_VECTOR = {"float": "vec4", "int": "ivec4", "bool": "bvec4"}
 _UNPACK = {DType.int8: "pv_signed", DType.uint8: "pv_unsigned", DType.bool: "pv_flags"}
-LOCAL_ID = 100  # specialization constant `local_size_x`, which generated declarations leave out
 
 
 def can_vectorize(
@@ -130,9 +130,8 @@ class Writer:
             ):
                 literal[name] = str(size)
             elif isinstance(size, int) and not plain:
-                place = number if number < LOCAL_ID else number + 1
                 constants[name] = size
-                declared.append(f"SPEC_CONSTANT({place}, {name})")
+                declared.append(spec_constant(number, name))
             else:
                 words[name] = size
                 declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
@@ -141,6 +140,7 @@ class Writer:
             (operand, "r" if number < self.first_output else "w")
             for number, operand in enumerate(self.operands)
         ]
+        dtypes = {operand.dtype for operand in self.operands} | set(self.expression.dtypes)
         lowering.dispatch(
             template,
             buffers,
@@ -148,7 +148,7 @@ class Writer:
                 "BUFFERS": " ".join(self._declare(number) for number in range(count)),
                 "DECLARE": " ".join(declared),
                 "BODY": self._statements(literal),
-                **self._extensions(),
+                **element_features(dtypes),
                 **(macros or {}),
             },
             params={"work": work, **words},
@@ -162,19 +162,6 @@ class Writer:
         """Whether the types of all operands have vectors of 4, and the outputs can be written
         so."""
         return can_vectorize(self.loop, self.steps, self.operands, self.first_output)
-
-    def _extensions(self) -> dict[str, str]:
-        dtypes = {operand.dtype for operand in self.operands} | set(self.expression.dtypes)
-        found = {}
-        if dtypes & {DType.int64}:
-            found["HAS_INT64"] = "1"
-        if dtypes & {DType.float64}:
-            found["HAS_FLOAT64"] = "1"
-        if any(dtype.itemsize == 1 for dtype in dtypes):
-            found["HAS_8BIT"] = "1"
-        if any(dtype.itemsize == 2 for dtype in dtypes):
-            found["HAS_16BIT"] = "1"
-        return found
 
     def _as_vector(self, number: int) -> bool:
         operand = self.operands[number]

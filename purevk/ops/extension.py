@@ -15,6 +15,7 @@ from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Arg, Node, Size, Value
 from purevk.lower.copies import dense_operand
+from purevk.lower.declarations import element_features
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of
 from purevk.ops import registry
@@ -381,14 +382,6 @@ class _Buffers:
 
     def macros(self) -> dict[str, str]:
         """All of them, and what the element types need of the compiler."""
-        found = {operand.dtype for operand, _ in self.bindings}
-        needs = {
-            "HAS_INT64": any(dtype is DType.int64 for dtype in found),
-            "HAS_8BIT": any(dtype.itemsize == 1 for dtype in found),
-            "HAS_16BIT": any(dtype.itemsize == 2 for dtype in found),
-        }
-        return {
-            **self._text,
-            "BUFFERS": " ".join(self._declared),
-            **{name: "1" for name, needed in needs.items() if needed},
-        }
+        features = element_features({operand.dtype for operand, _ in self.bindings})
+        features.pop("HAS_FLOAT64", None)  # a template of a user includes double.glslh itself
+        return {**self._text, "BUFFERS": " ".join(self._declared), **features}

@@ -4,11 +4,11 @@
 // statements can name.
 //
 // Macros:
-//   BODY     statements that set r (and r1, ... if there are several results)
-//   COUNTED  a buffer of two words, if defined: calls so far (`calls` for BODY), and workgroups that
-//            are done. The last workgroup adds the call, after all others have read the number. An
-//            invocation then computes several indices
-#pragma purevk macro COUNTED
+//   BODY          statements that set r (and r1, ... if there are several results)
+//   CALL_COUNTER  a buffer of two words, if defined: calls so far (`calls` for BODY), and workgroups
+//                 that are done. The last workgroup adds the call, after all others have read the
+//                 number. An invocation then computes several indices
+#pragma purevk macro CALL_COUNTER
 #include "elementwise/map.glslh"
 
 #ifndef BODY
@@ -16,8 +16,8 @@
 #endif
 
 void main() {
-#ifdef COUNTED
-    const int calls = COUNTED[0];
+#ifdef CALL_COUNTER
+    const int calls = CALL_COUNTER[0];
     for (uint id = MAP_ID; MAP_HAS_WORK(id); id += gl_NumWorkGroups.x * gl_NumWorkGroups.y * gl_WorkGroupSize.x) {
         COORDINATES
         BODY
@@ -26,9 +26,9 @@ void main() {
     barrier();
     if (gl_LocalInvocationIndex == 0u) {
         memoryBarrierBuffer();
-        if (atomicAdd(COUNTED[1], 1) == int(gl_NumWorkGroups.x * gl_NumWorkGroups.y) - 1) {
-            COUNTED[1] = 0;
-            COUNTED[0]++;
+        if (atomicAdd(CALL_COUNTER[1], 1) == int(gl_NumWorkGroups.x * gl_NumWorkGroups.y) - 1) {
+            CALL_COUNTER[1] = 0;
+            CALL_COUNTER[0]++;
         }
     }
 #else

@@ -58,7 +58,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         numbers |= {"low": node.size("low"), "span": node.size("span")}
     names = tuple(numbers)
     lanes = ((len(out.dims) - 1, (None,)),) if out.dims else ()
-    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counted=counted)
+    spec = MapSpec(body, ("CALLS",), names, pushed=names, lanes=lanes, counts_calls=counted)
     emit_map(lowering, spec, [calls], numbers, [out])
     if not counted:
         emit_map(lowering, MapSpec("R_PUT(0, R(0) + 1);", (), stores=False), [], {}, [calls], (1,))
