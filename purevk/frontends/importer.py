@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from purevk.dtypes import DType
@@ -12,9 +11,9 @@ from purevk.errors import (
     FileFormatError,
     GraphError,
     SizeConstraintError,
-    UnsupportedProgramError,
 )
 from purevk.frontends.bounds import SizeBounds
+from purevk.frontends.result_types import Recorded, ResultTypes
 from purevk.ir import (
     Arg,
     Bound,
@@ -43,18 +42,6 @@ from purevk.ops.builder import NameSource
 InputSizes = Sequence[tuple[int | Bound, ...] | None]
 
 
-@dataclass(frozen=True)
-class OpenType:
-    """The type of a result with data-dependent sizes, each a `Bound`."""
-
-    dtype: DType
-    dims: tuple[Size | Bound, ...]
-
-    def __repr__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.dims))}]"
-
-
-Recorded = TensorType | OpenType  # the type that a file states of a result
 # Parameters for which an operator takes a tensor of one element as well as a number.
 _NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s"}
 
@@ -69,10 +56,8 @@ class Importer:
 
     Attributes:
         numbers: tensors that hold a number which an operator gave.
-        traced_elsewhere: the model was traced on a device on which some operators give results of
-            other sizes than on the CPU.
         bounds: bounds and checks of data-dependent sizes.
-        names_of_sizes: names for the data-dependent sizes of the next node, if they have names.
+        types: gives the types of results.
     """
 
     def __init__(self, name: str, where: str, sizes: InputSizes | None = None) -> None:
@@ -84,9 +69,8 @@ class Importer:
         self.labels: dict[Value, Label] = {}
         self.symbols: dict[Symbol, SymbolSource] = {}
         self.numbers: set[Value] = set()
-        self.traced_elsewhere = False
         self.bounds = SizeBounds()
-        self.names_of_sizes: list[str] = []
+        self.types = ResultTypes(where, sizes is not None, self.symbols, self.bounds)
         self.constraints: dict[Guard, None] = {}
         self.ranges: dict[Symbol, tuple[int, int | None]] = {}
         self.signature: Signature | None = None
@@ -95,7 +79,6 @@ class Importer:
         self._shared: dict[tuple[int, int, str, tuple[Size, ...]], Value] = {}
         self._missing: dict[Any, Value] = {}
         self._elements: dict[tuple[Value, int], Dim] = {}
-        self._fresh: set[Symbol] = set()  # symbols of the next node
         self._outer: frozenset[Symbol] = frozenset()  # of a sub-graph: the symbols around it
         self._inner: set[Symbol] = set()  # symbols that belong to sub-graphs
 
@@ -266,16 +249,18 @@ class Importer:
         if definition is not None:
             full = self._complete(definition, args, recorded)
             try:
-                types = self._infer(definition, full, recorded, source)
+                types = self.types.infer(definition, full, recorded, source)
                 if self.sizes is None and not exact:
-                    self._limit(types, recorded, dynamic)
+                    self.types.limit(types, recorded, dynamic)
             except registry.UnknownSizes as error:
-                types = self._data_dependent(definition, error, recorded, dynamic, exact, source)
+                types = self.types.data_dependent(definition, error, recorded, exact, source)
                 if error.types is None:
                     definition = None
         else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
-            types = [self._unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)]
+            types = [
+                self.types.unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)
+            ]
         results = tuple(Value(self.fresh_name(op), type) for type in types)
         name, reason = op if definition is None else definition.name, ""
         if host:
@@ -286,11 +271,7 @@ class Importer:
             self.nodes.append(Node(registry.HOST, (name, reason, full), results, source))
         else:
             self.nodes.append(Node(name, full, results, source, op))
-        for value in results:
-            for dim, size in enumerate(value.type.dims):
-                for symbol in _dims.symbols(size) & self._fresh:
-                    self.symbols[symbol] = SymbolSource(value, dim)
-                    self._fresh.discard(symbol)
+        self.types.define_symbols(results)
         return results
 
     def _takes_number(self, definition: registry.Operator, args: tuple[Arg, ...]) -> bool:
@@ -334,154 +315,6 @@ class Importer:
         if missing:
             raise FileFormatError(f"{definition.name} lacks arguments {missing}", where=self.where)
         return tuple(bound[name] for name in definition.parameters)
-
-    def _infer(
-        self,
-        definition: registry.Operator,
-        full: tuple[Arg, ...],
-        recorded: Sequence[Recorded],
-        source: str,
-    ) -> list[TensorType]:
-        try:
-            inferred = definition.infer(full)
-        except registry.UnknownSizes:
-            raise
-        except registry.ShapeError as error:
-            raise FileFormatError(
-                f"{definition.name} cannot take its arguments",
-                where=f"{self.where}, {source}",
-                why=str(error),
-                next="the file is damaged, or its exporter and purevk disagree on this operator",
-            ) from error
-        except TypeError as error:  # a symbol or a tensor where a plain number is needed
-            raise UnsupportedProgramError(
-                f"{definition.name} cannot take its arguments",
-                where=f"{self.where}, {source}",
-                why=str(error),
-                next="make the number a constant of the model",
-            ) from error
-        types = []
-        for number, type in enumerate(inferred):
-            if number < len(recorded):
-                expected = recorded[number]
-                static = type.is_static and self.sizes is None and not self.traced_elsewhere
-                if type.rank != len(expected.dims) or (static and type.dims != expected.dims):
-                    raise FileFormatError(
-                        f"result {number} of {definition.name} is recorded as {expected}",
-                        where=f"{self.where}, {source}",
-                        why=f"from its arguments it is {type}",
-                        next="the file is damaged, or its exporter and purevk disagree on this operator",
-                    )
-                type = type.with_dtype(expected.dtype)
-            types.append(type)
-        return types
-
-    def _limit(
-        self, types: Sequence[TensorType], recorded: Sequence[Recorded], dynamic: Sequence[bool]
-    ) -> None:
-        """Notes bounds of data-dependent sizes from the bounds that the file states of results."""
-        for type, stated, moves in zip(types, recorded, dynamic):
-            for size, bound in zip(type.dims, stated.dims):
-                if (
-                    moves
-                    and isinstance(size, Dim)
-                    and isinstance(bound, int)
-                    and _dims.upper(size) > bound
-                ):
-                    self.bounds.limit(size, bound)
-
-    def _data_dependent(
-        self,
-        definition: registry.Operator,
-        error: registry.UnknownSizes,
-        recorded: Sequence[Recorded],
-        dynamic: Sequence[bool],
-        exact: bool,
-        source: str,
-    ) -> list[TensorType]:
-        """The types of results with data-dependent sizes. Each of these sizes is a symbol."""
-        if error.types is None:
-            if recorded:
-                return [self._unknown(type, True, exact) for type in recorded]
-            raise FileFormatError(
-                f"{definition.name} gives a tensor of unknown sizes",
-                where=f"{self.where}, {source}",
-                why=str(error),
-                next="export the model with bounds for its results",
-            ) from error
-        known: dict[int, Size] = {}
-        types = []
-        for number, type in enumerate(error.types):
-            stated = recorded[number] if number < len(recorded) else None
-            sizes: list[Size] = []
-            for dim, size in enumerate(type.dims):
-                if isinstance(size, registry.DataDependentSize):
-                    if size.key not in known:
-                        bound = (
-                            None
-                            if stated is None or (self.sizes is not None and not exact)
-                            else stated.dims[dim]
-                        )
-                        known[size.key] = self._data_dependent_size(size, bound, exact)
-                    size = known[size.key]
-                sizes.append(size)
-            types.append(TensorType(type.dtype if stated is None else stated.dtype, tuple(sizes)))
-        return types
-
-    def _data_dependent_size(
-        self, size: registry.DataDependentSize, stated: Size | Bound | None, exact: bool
-    ) -> Size:
-        """A data-dependent size.
-
-        Args:
-            stated: the size or the bound that the file states.
-        """
-        if exact and isinstance(stated, (int, Dim)):
-            return stated
-        upper = None if size.upper is None else _dims.upper(size.upper)
-        if stated is not None and (upper is None or self.sizes is None):
-            bound = stated.upper if isinstance(stated, Bound) else _dims.upper(stated)
-            if size.misstated is not None and bound == _dims.upper(size.misstated):
-                bound = None
-            upper = bound if upper is None else upper if bound is None else min(bound, upper)
-        if upper == 0:
-            return 0
-        symbol = self._fresh_symbol(upper, size.guess)
-        if size.upper is not None:
-            self.bounds.derived.add(symbol)
-        if size.misstated is not None:
-            self.bounds.misstated[symbol] = _dims.upper(size.misstated)
-        return Dim.of(symbol)
-
-    def _unknown(self, type: Recorded, moves: bool, exact: bool) -> TensorType:
-        """The type of a result of an operator without a shape function. Each size above 1 is a
-        symbol of its own if it may change."""
-        if isinstance(type, TensorType) and not exact and not moves and self.sizes is None:
-            return type
-        sizes: list[Size] = []
-        for size in type.dims:
-            if isinstance(size, Bound):
-                size = Dim.of(self._fresh_symbol(size.upper, 64))
-            elif not exact and isinstance(size, int) and size > 1:
-                size = Dim.of(self._fresh_symbol(size, size))
-            sizes.append(size)
-        return TensorType(type.dtype, tuple(sizes))
-
-    def _fresh_symbol(self, upper: int | None, guess: int) -> Symbol:
-        """A symbol for a data-dependent size of the next node.
-
-        Args:
-            upper: its bound; None: there is none.
-            guess: what memory is planned for at first, if there is no bound.
-        """
-        name = self.names_of_sizes.pop(0) if self.names_of_sizes else f"u{len(self.symbols)}"
-        known = expected(name)
-        if known is None:
-            known = Expected(guess, guess, open=True) if upper is None else Expected(upper, upper)
-        symbol = Symbol(name, known.upper, unbacked=True, open=known.open)
-        self.symbols[symbol] = SymbolSource(None)
-        self._fresh.add(symbol)
-        return symbol
 
     def sub_graph(self, name: str) -> Importer:
         """An importer for the nodes of a sub-graph. It shares names, symbols, constants and states

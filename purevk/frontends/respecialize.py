@@ -8,7 +8,8 @@ from typing import Any
 
 from purevk.errors import FileFormatError
 from purevk.frontends.bounds import settled
-from purevk.frontends.importer import Importer, InputSizes, OpenType
+from purevk.frontends.importer import Importer, InputSizes
+from purevk.frontends.result_types import OpenType
 from purevk.ir import (
     Arg,
     Bound,
@@ -268,13 +269,13 @@ class _Respecializer:
                 open = any(symbol.open for symbol in mine)
                 sizes.append(Bound(None if open else upper) if mine else self._arg(size))
             recorded.append(OpenType(value.type.dtype, tuple(sizes)))
-        self.importer.names_of_sizes = [
+        self.importer.types.names = [
             symbol.name for dims in symbols for _, symbol in sorted(dims.items())
         ]
         made = self.importer.emit(
             node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True
         )
-        self.importer.names_of_sizes = []
+        self.importer.types.names = []
         for dims, new in zip(symbols, made):
             for dim, symbol in dims.items():
                 self.symbols[symbol] = new.type.dims[dim]

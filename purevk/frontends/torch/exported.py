@@ -64,7 +64,7 @@ def read_exported(
 
     def read() -> Graph:
         importer = _importer(name, sizes, signature)
-        importer.traced_elsewhere = planned_only
+        importer.types.traced_elsewhere = planned_only
         expressions = Sizes(program, importer, dim_names, exact)
         return Reader(program, importer, expressions, mutable, planned_only).run()
 

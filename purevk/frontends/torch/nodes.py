@@ -11,7 +11,8 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import numbers
-from purevk.frontends.importer import Importer, OpenType, Recorded
+from purevk.frontends.importer import Importer
+from purevk.frontends.result_types import OpenType, Recorded
 from purevk.frontends.torch import higher_order
 from purevk.frontends.torch.decompose import (
     BATCH_NORM,
