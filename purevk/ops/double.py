@@ -15,8 +15,9 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
-from purevk.ops.image.pool_nd import pooled
+from purevk.ops.image.pool_nd import average_images, maximum_images
 from purevk.ops.image.pooling import NAME as POOL
+from purevk.ops.image.pooling import Pool
 from purevk.ops.mapped import mapped, mapped_all, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
@@ -238,22 +239,18 @@ in_double(GROUP_NORM, _group_norm)
 
 
 # -- windows -------------------------------------------------------------------------------------
-def _pool(builder: Builder, node: Node) -> Value | tuple[Value, Value]:
-    indices = node.optional_dtype("indices")
-    made = pooled(
-        builder,
-        node.tensor("x"),
-        node.bool("average"),
-        tuple(node.ints(name) for name in ("kernel", "stride", "padding", "dilation")),
-        node.sizes("sizes"),
-        node.bool("count_include_pad"),
-        node.int("divisor"),
-        indices is not None,
+def _pool(builder: Builder, node: Node) -> tuple[Value, ...]:
+    pool = Pool.of(node)
+    if pool.average:
+        return (
+            average_images(
+                builder, pool.x, pool.window, pool.sizes, pool.count_include_pad, pool.divisor
+            ),
+        )
+    values, *indices = maximum_images(
+        builder, pool.x, pool.window, pool.sizes, pool.indices is not None
     )
-    values, *found = (made,) if isinstance(made, Value) else made
-    if indices is None:
-        return values
-    return values, builder.emit("aten._to_copy.default", found[0], indices)
+    return values, *(builder.emit("aten._to_copy.default", each, pool.indices) for each in indices)
 
 
 def _convolution(builder: Builder, node: Node) -> Value:

@@ -1,32 +1,26 @@
-"""Images as planes (NCHW) or channels last: what a kernel that works on both makes its result, by
-the bytes that conversions around it would move."""
+"""Images as NCHW or NHWC: the order that a kernel for both gives its result, by the bytes that the
+conversions around it would move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from purevk.ir import Layout, Node, Value
+from purevk.ir import Layout, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Operand
 from purevk.tuning import DeviceTraits
 
-FOLLOWED = (
-    "purevk.pointwise",
-    "purevk.pool2d",
-    "purevk.map",
-    "purevk.strips",
-)  # their results lie as their arguments do
-ROW_MAJOR = (
-    "aten.view.default",
-    "aten.cat.default",
-    "purevk.host",
-)  # they flatten, join or give away what is row-major
+# Operators whose results have the order of dims of their arguments.
+RESAMPLE_COARSENED = "purevk.resample_coarsened"
+FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", RESAMPLE_COARSENED)
+# Operators that flatten, join or return a row-major tensor.
+ROW_MAJOR = ("aten.view.default", "aten.cat.default", "purevk.host")
 CONVOLUTION = "purevk.conv2d"
+NHWC = (0, 2, 3, 1)  # the order in memory of the dims of an image, outermost first
 
 
 class LayoutQuery:
-    """What a kernel's `layouts` and `adapt` decide by: `query(value)` is where an argument lies.
+    """What a kernel's `layouts` and `adapt` decide by: `query(value)` is the layout of an argument.
 
     Attributes:
         copied: `copied(value, order)` emits a copy with another order of dims in memory.
@@ -43,13 +37,11 @@ class LayoutQuery:
         users: Mapping[Value, Sequence[Node]],
         outputs: set[Value],
     ) -> None:
-        self._layout, self.copied, self.traits, self.users, self.outputs = (
-            layout,
-            copied,
-            traits,
-            users,
-            outputs,
-        )
+        self._layout = layout
+        self.copied = copied
+        self.traits = traits
+        self.users = users
+        self.outputs = outputs
 
     def __call__(self, value: Value) -> Layout:
         return self._layout(value)
@@ -79,22 +71,21 @@ def keeps_nchw(
     converts: bool,
     can: Callable[[Node, DeviceTraits], bool],
 ) -> bool:
-    """Whether the results of a kernel on images `x` should be planes, as these are.
+    """Whether the results of a kernel on images `x` should be NCHW, as these are.
 
     Args:
-        converts: to work channels last, the kernel copies `x` first; otherwise it reads it as it
-            lies.
-        can: whether a convolution can work on planes, on a device.
+        converts: to make NHWC, the kernel copies `x` first; otherwise it reads NCHW.
+        can: whether a convolution can work on NCHW, on a device.
     """
     traits = query.traits
     if traits is None or not traits.profile.coalesces_accesses or not is_nchw(query(x)):
         return False
-    last, planes = _readers(node.results, query, can, set())
+    nhwc, nchw = _readers(node.results, query, lambda reader: can(reader, traits), set())
     made = 2 * sum(_bytes(value) for value in node.results)
     dispatch = traits.profile.dispatch_cost_bytes
-    cost_planes = last * (made + dispatch)
-    cost_last = 2 * _bytes(x) + (dispatch if converts else 0) + (made + dispatch if planes else 0)
-    return cost_planes <= cost_last
+    cost_nchw = nhwc * (made + dispatch)
+    cost_nhwc = 2 * _bytes(x) + (dispatch if converts else 0) + (made + dispatch if nchw else 0)
+    return cost_nchw <= cost_nhwc
 
 
 def _bytes(value: Value) -> int:
@@ -104,50 +95,49 @@ def _bytes(value: Value) -> int:
 def _readers(
     values: Sequence[Value],
     query: LayoutQuery,
-    can: Callable[[Node, DeviceTraits], bool],
+    can: Callable[[Node], bool],
     seen: set[Value],
 ) -> tuple[int, int]:
-    """How many readers want these images channels last, and how many as planes."""
-    last = planes = 0
+    """How many readers want these images as NHWC, and how many as NCHW."""
+    nhwc = nchw = 0
     for value in values:
         if value in seen:
             continue
         seen.add(value)
-        planes += value in query.outputs
+        nchw += value in query.outputs
         for reader in query.users.get(value, ()):
-            if (
-                reader.op == CONVOLUTION
-                and reader.args[0] is value
-                and not can(reader, query.traits)
-            ):
-                last += 1
+            if reader.op == CONVOLUTION and reader.tensor("x") is value and not can(reader):
+                nhwc += 1
             elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
                 more = _readers(reader.results, query, can, seen)
-                last, planes = last + more[0], planes + more[1]
+                nhwc, nchw = nhwc + more[0], nchw + more[1]
             else:
-                planes += reader.op in ROW_MAJOR or bool(reader.graphs)
-    return last, planes
+                nchw += reader.op in ROW_MAJOR or bool(reader.graphs)
+    return nhwc, nchw
 
 
 def column_rows(
     traits: DeviceTraits,
-    out: Sequence[Any],
+    out: Sequence[Size],
     kernel: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
     width: int = 1,
 ) -> int:
-    """How many outputs of a column an invocation makes: more share more, for as long as all have
-    work; 0 where the windows are too large to be unrolled.
+    """How many outputs of a column one invocation makes. More of them share more reads, as long as
+    all invocations have work. 0 where the window is too large to be unrolled.
 
     Args:
         out: sizes of the result [B, C, H, W].
         width: channels that an invocation makes.
     """
-    loads = lambda rows: ((rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1) * kernel[1]  # noqa: E731
+
+    def loads(rows: int) -> int:
+        return ((rows - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1) * kernel[1]
+
     work = _dims.upper(_dims.product(out)) // width
     profile = traits.profile
-    # Invocations of several channels have more to do each.
+    # An invocation that makes several channels has more work.
     enough = traits.processors * (
         profile.enough_invocations_per_core if width == 1 else profile.min_invocations_per_core
     )

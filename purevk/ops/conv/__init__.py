@@ -1,3 +1,11 @@
 """Convolutions of floating point numbers."""
 
-from purevk.ops.conv import choice, convolution, convolution_nd, nchw, nchw_tiles, shapes  # noqa: F401
+from purevk.ops.conv import (  # noqa: F401
+    arguments,
+    choice,
+    convolution,
+    convolution_nd,
+    nchw,
+    nchw_tiles,
+    shapes,
+)

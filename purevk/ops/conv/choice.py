@@ -40,7 +40,7 @@ def choose(
     if not profile.has_fast_shared_memory:
         return choose_matmul(traits, rows, columns, taps * channels, groups, half, False)
     depth = taps * _dims.upper(_dims.ceil_div(channels, 4)) * 4
-    return choose_gpu(
+    choice: Choice = choose_gpu(
         traits,
         Problem(
             _dims.upper(rows),
@@ -52,6 +52,7 @@ def choose(
             window=True,
         ),
     )
+    return choice
 
 
 @dataclass(frozen=True)

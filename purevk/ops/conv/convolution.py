@@ -1,23 +1,25 @@
-"""Convolutions. Activations lie channels last; a pointwise convolution is then a matrix product."""
+"""Convolutions. Images are NHWC in memory, where a pointwise convolution is a matmul."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.copies import dense, packed
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.copies import dense, dense_operand, packed
+from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.expression import Expression
+from purevk.lower.gpu_tiles import Coopmat, Tiled
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
+from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.choice import choose, choose_depthwise, is_short
 from purevk.ops.conv.convolution_nd import expand as expand_others
 from purevk.ops.conv.nchw import (
     adapt,
-    is_matmul,
     lower_groups,
     lower_matmul,
     reads_nchw,
@@ -25,8 +27,8 @@ from purevk.ops.conv.nchw import (
     spread_last,
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
-from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window, window_parameters
-from purevk.ops.image_layout import LayoutQuery, is_nchw_operand, keeps_nchw
+from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window
+from purevk.ops.image_layout import NHWC, LayoutQuery, is_nchw_operand, keeps_nchw
 from purevk.ops.matmul.choice import (
     Batches,
     add_parts,
@@ -38,19 +40,19 @@ from purevk.ops.matmul.choice import (
 )
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.registry import Kernel, Operator, Rewrite, register
-from purevk.ops.shapes import pair
+from purevk.ops.registry import Kernel, Operator, Order, Rewrite, register
 
 NAME = "purevk.conv2d"
-CHANNELS_LAST = (0, 2, 3, 1)
 
 
 def _expand_convolution(builder: Builder, node: Node) -> Value:
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args[:9]
+    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     spatial = weight.type.rank - 2
-    if transposed or spatial > 2:
+    if node.bool("transposed") or spatial > 2:
         return expand_others(builder, node)
-    stride, padding, dilation = (pair(values, spatial) for values in (stride, padding, dilation))
+    stride, padding, dilation = (
+        node.ints(name, spatial) for name in ("stride", "padding", "dilation")
+    )
     if spatial == 1:
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
         weight = builder.emit("aten.unsqueeze.default", weight, 2)
@@ -59,8 +61,9 @@ def _expand_convolution(builder: Builder, node: Node) -> Value:
         sizes = (*sizes[:2], 1, sizes[2])
     if tuple(sizes) != tuple(x.type.dims):
         x = builder.emit("aten.view.default", x, sizes)
-    packed = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
-    result = builder.emit(NAME, x, packed, bias, stride, padding, dilation, groups, None, ())
+    dense = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
+    groups = node.int("groups")
+    result = builder.emit(NAME, x, dense, bias, stride, padding, dilation, groups, None, ())
     if result.type.dims != node.result.type.dims:
         result = builder.emit("aten.view.default", result, node.result.type.dims)
     return result
@@ -95,11 +98,11 @@ def _clamped_shape(
 
 
 def _expand_clamped(builder: Builder, node: Node) -> Value:
-    low, high = node.args[9:]
+    low, high = node.optional_float("output_min"), node.optional_float("output_max")
     result = builder.emit("aten.convolution.default", *node.args[:9])
     # The exporter writes the largest double for "no bound".
-    low = None if low is None or low <= -3.4028235e38 else float(low)
-    high = None if high is None or high >= 3.4028235e38 else float(high)
+    low = None if low is None or low <= -3.4028235e38 else low
+    high = None if high is None or high >= 3.4028235e38 else high
     if low is None and high is None:
         return result
     return builder.emit("aten.clamp.default", result, low, high)
@@ -115,13 +118,13 @@ def _conv2d_shape(
     x: TensorType,
     weight: TensorType,
     bias: TensorType | None,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
     groups: int,
-    epilogue: Any = None,
-    extras: tuple = (),
-    spread: tuple = (1, 1),
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
+    spread: tuple[int, int] = (1, 1),
 ) -> TensorType:
     """With `spread` (y, x), which only 1 x 1 windows take, the channels (dy, dx, c) of an output
     are the channels c of y * x pixels."""
@@ -137,218 +140,213 @@ def _conv2d_shape(
 def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
     """An operand [B, C, H, W] whose pixels follow one another in memory, channels dense, and the
     elements from one pixel to the next; copied if it is not so."""
-    _, channels, height, width = x.dims
+    batches, channels, height, width = x.dims
     batch, channel, row, pixel = x.strides
-    one = lambda size: isinstance(size, int) and size == 1  # noqa: E731
-    if one(width):
-        pixel = row if not one(height) else (batch if not one(x.dims[0]) else channels)
-    fits = isinstance(x.offset, int) and (
-        one(channels) or (isinstance(channel, int) and channel == 1)
-    )
-    fits = (
-        fits
-        and (one(height) or row == width * pixel)
-        and (one(x.dims[0]) or batch == height * width * pixel)
-    )
-    fits = fits and not (isinstance(pixel, int) and pixel == 0)
-    if not fits:
-        x = dense(lowering, x, CHANNELS_LAST)
+    if _is(width, 1):
+        pixel = row if not _is(height, 1) else (batch if not _is(batches, 1) else channels)
+    fits = isinstance(x.offset, int) and (_is(channels, 1) or _is(channel, 1))
+    fits = fits and (_is(height, 1) or row == width * pixel)
+    fits = fits and (_is(batches, 1) or batch == height * width * pixel)
+    if not fits or _is(pixel, 0):
+        x = dense(lowering, x, NHWC)
         pixel = channels
     return x, pixel
 
 
-def _conv2d_lower(lowering: Lowering, node: Node) -> None:
-    (
-        x_value,
-        weight_value,
-        bias_value,
-        stride,
-        padding,
-        dilation,
-        groups,
-        epilogue,
-        extras,
-        spread,
-    ) = node.args
-    out = lowering.operand(node.result)
-    plain = is_matmul(tuple(weight_value.type.dims[:2]), stride, padding, groups)
-    bias = packed(lowering, bias_value)
-    x = lowering.operand(x_value)
-    planes = is_nchw_operand(x) and is_nchw_operand(out) and runs_in_nchw(node, lowering.traits)
-    if planes or reads_nchw(lowering.traits, node, x):
-        tiles = tiles_of(lowering.traits, node) if planes else None
-        if tiles is not None:
-            weight = packed(lowering, weight_value)
-            lower_tiles(
-                lowering,
-                tiles,
-                x,
-                weight,
-                bias,
-                out,
-                epilogue,
-                extras,
-                (stride, padding, dilation),
-                groups,
-                spread,
-            )
-        elif plain:
-            lower_matmul(lowering, x, weight_value, bias, out, epilogue, extras, spread)
-        else:
-            weight = packed(lowering, weight_value)
-            lower_groups(
-                lowering,
-                x,
-                weight,
-                bias,
-                out,
-                epilogue,
-                extras,
-                (stride, padding, dilation),
-                groups,
-            )
-        return
-    weight = packed(lowering, weight_value)
-    x, pixel = pixels(lowering, x)
-    batches, channels, height, width = x.dims
-    kh, kw, group_in, out_channels = weight.dims
-    _, _, out_height, out_width = out.dims
-    rows = batches * out_height * out_width // (spread[0] * spread[1])
-    depthwise = groups == channels and out_channels == channels and group_in == 1 and groups > 1
-    group_out = out_channels if depthwise else out_channels // groups
-    vector_out = gcd4(group_out)
-    vector_a = gcd4(pixel, x.offset, channels if depthwise else group_in)
-    vector_b = gcd4(group_out, out_channels)
-    half = x.dtype is weight.dtype is DType.float16
-    if plain:
-        choice = choose_matmul(
-            lowering.traits, rows, out_channels, channels, 1, half, False, (vector_a, vector_b)
-        )
-    elif depthwise:
-        choice = choose_depthwise(
-            lowering.traits, channels, out_width, batches * out_height, dilation[1]
-        )
-    else:
-        choice = choose(
-            lowering.traits, rows, group_out, kh * kw, group_in, groups, half, (vector_a, vector_b)
-        )
-    columns = "N" if plain or choice.splits > 1 else "pixel_o"
-    place, channel = (
-        (f"m * {columns} + n", "n") if spread == (1, 1) else spread_last(x, out, spread)
-    )
-    made = make_epilogue(
-        lowering,
-        epilogue,
-        extras,
-        out,
-        first_extra(choice, bias),
-        "b, m, n",
-        place,
-        (1, channel),
-        vector_out,
-    )
-    if plain:
+def _is(size: Size, number: int) -> bool:
+    """Whether a size is known to be this number."""
+    return isinstance(size, int) and size == number
+
+
+@dataclass(frozen=True)
+class _Nhwc:
+    """A convolution of NHWC images.
+
+    Attributes:
+        pixel: elements of `x` from one pixel to the next.
+        vectors: whether `x`, the weight and the result are read and written 4 elements at a time.
+    """
+
+    conv: Conv2d
+    x: Operand
+    pixel: Size
+    weight: Operand
+    bias: Operand | None
+    out: Operand
+    vectors: tuple[bool, bool, bool]
+
+    @property
+    def rows(self) -> Size:
+        """Outputs of one channel, before they are spread."""
+        batches, _, height, width = self.out.dims
+        spread = self.conv.spread
+        return batches * height * width // (spread[0] * spread[1])
+
+    @property
+    def half(self) -> bool:
+        return self.x.dtype is self.weight.dtype is DType.float16
+
+    @property
+    def flops(self) -> Size:
+        _, _, channels, columns = self.weight.dims
+        return 2 * self.rows * columns * self.conv.window.taps * channels
+
+    @property
+    def params(self) -> dict[str, Size]:
+        """The parameters that the templates share."""
+        batches, _, height, width = self.x.dims
+        _, _, out_height, out_width = self.out.dims
+        columns = self.weight.dims[3]
+        return {
+            "batches": batches,
+            "H": height,
+            "W": width,
+            "OH": out_height,
+            "OW": out_width,
+            "pixel_a": self.pixel,
+            "pixel_o": columns,
+            "ldb": columns,
+            **self.conv.window.params,
+            "offset_a": self.x.offset,
+            "offset_b": self.weight.offset,
+            "offset_o": self.out.offset,
+            "offset_bias": self.bias.offset if self.bias is not None else 0,
+        }
+
+    def epilogue(self, lowering: Lowering, splits: int, columns: str) -> Epilogue:
+        """The epilogue, for a kernel whose results have rows of `columns` elements."""
+        element, channel = f"m * {columns} + n", "n"
+        spread = self.conv.spread
         if spread != (1, 1):
-            made.macros["PLACE(b, m, n)"] = f"({place})"
-        _as_matmul(lowering, choice, x, pixel, weight, bias, out, made, rows)
-        return
-    if choice.splits > 1:
-        _in_parts(
+            element, channel = spread_last(self.x, self.out, spread)
+        made = make_epilogue(
             lowering,
-            choice,
-            x,
-            pixel,
-            weight,
-            bias,
-            out,
-            made,
-            (stride, padding, dilation),
-            (vector_a, vector_b, vector_out),
+            self.conv.epilogue,
+            self.conv.extras,
+            self.out,
+            first_extra(splits, self.bias),
+            "b, m, n",
+            element,
+            (1, channel),
+            self.vectors[2],
         )
+        if spread != (1, 1):
+            made.macros["PLACE(b, m, n)"] = f"({element})"
+        return made
+
+
+def _conv2d_lower(lowering: Lowering, node: Node) -> None:
+    conv, traits = Conv2d.of(node), lowering.traits
+    out = lowering.operand(node.result)
+    bias = packed(lowering, conv.bias)
+    x = lowering.operand(conv.x)
+    nchw = is_nchw_operand(x) and is_nchw_operand(out) and runs_in_nchw(node, traits)
+    if nchw or reads_nchw(traits, conv, x, node.result.type):
+        tiles = tiles_of(traits, conv, node.result.type) if nchw else None
+        if tiles is not None:
+            weight = dense_operand(lowering, conv.weight)
+            lower_tiles(lowering, conv, tiles, x, weight, bias, out)
+        elif conv.is_matmul:
+            lower_matmul(lowering, conv, x, bias, out)
+        else:
+            lower_groups(lowering, conv, x, dense_operand(lowering, conv.weight), bias, out)
         return
-    macros, buffers = bind(lowering, x, weight, bias, out, (vector_a, vector_b, vector_out))
-    macros |= made.macros
-    buffers += made.buffers
-    window = window_parameters((kh, kw), stride, padding, dilation)
-    common: dict[str, Size] = {
-        "batches": batches,
-        "H": height,
-        "W": width,
-        "OH": out_height,
-        "OW": out_width,
-        "pixel_a": pixel,
-        "pixel_o": out_channels,
-        "ldb": out_channels,
-        **window,
-        "offset_a": x.offset,
-        "offset_b": weight.offset,
-        "offset_o": out.offset,
-        "offset_bias": bias.offset if bias is not None else 0,
-    }
-    flops = 2 * rows * out_channels * kh * kw * group_in
-    if depthwise:
-        params = {**common, "C": channels}
-        lowering.dispatch(
-            "conv/conv2d_dw.comp",
-            buffers,
-            macros={**macros, **choice.macros()},
-            params=params,
-            specialize=lowering.fixed(params, window),
-            grid=choice.grid(batches, channels, out_height, out_width),
-            flops=flops,
-        )
-        return
-    template = (
-        "conv/conv2d.comp" if choice.template == "matmul/matmul.comp" else "conv/conv2d_tiled.comp"
+    weight = dense_operand(lowering, conv.weight)
+    x, pixel = pixels(lowering, x)
+    channels, groups = x.dims[1], conv.groups
+    _, _, group_in, columns = weight.dims
+    depthwise = groups == channels and columns == channels and group_in == 1 and groups > 1
+    group_out = columns if depthwise else columns // groups
+    vectors = (
+        gcd4(pixel, x.offset, channels if depthwise else group_in),
+        gcd4(group_out, columns),
+        gcd4(group_out),
     )
-    params = {**common, "IC": group_in, "OC": group_out}
+    images = _Nhwc(conv, x, pixel, weight, bias, out, vectors)
+    if conv.is_matmul:
+        _lower_as_matmul(lowering, images)
+    elif depthwise:
+        _lower_depthwise(lowering, images)
+    else:
+        _lower_window(lowering, images)
+
+
+def _lower_depthwise(lowering: Lowering, images: _Nhwc) -> None:
+    """Each output channel is made from the input channel of its number."""
+    batches, channels, _, _ = images.x.dims
+    _, _, height, width = images.out.dims
+    window = images.conv.window
+    choice = choose_depthwise(
+        lowering.traits, channels, width, batches * height, window.dilation[1]
+    )
+    made = images.epilogue(lowering, choice.splits, "pixel_o")
+    macros, buffers = bind(
+        lowering, images.x, images.weight, images.bias, images.out, images.vectors
+    )
+    params = {**images.params, "C": channels}
     lowering.dispatch(
-        template,
-        buffers,
-        macros={**macros, **choice.macros()},
+        "conv/conv2d_dw.comp",
+        [*buffers, *made.buffers],
+        macros={**macros, **made.macros, **choice.macros()},
         params=params,
-        specialize=lowering.fixed(params, ("IC", *window) if is_short(group_in) else window),
-        grid=choice.grid(rows, group_out, groups),
-        subgroup_size=choice.subgroup,
-        flops=flops,
+        specialize=lowering.fixed(params, window.params),
+        grid=choice.grid(batches, channels, height, width),
+        flops=images.flops,
     )
 
 
-def _in_parts(
-    lowering: Lowering,
-    choice: Any,
-    x: Operand,
-    pixel: Size,
-    weight: Operand,
-    bias: Operand | None,
-    out: Operand,
-    epilogue: Any,
-    window: tuple,
-    vectors: tuple[bool, bool, bool],
+def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
+    """An implicit matmul: the rows of its first matrix are the windows of the images."""
+    window, groups = images.conv.window, images.conv.groups
+    _, _, group_in, columns = images.weight.dims
+    group_out = columns // groups
+    choice = choose(
+        lowering.traits,
+        images.rows,
+        group_out,
+        window.taps,
+        group_in,
+        groups,
+        images.half,
+        images.vectors[:2],
+    )
+    made = images.epilogue(lowering, choice.splits, "N" if choice.splits > 1 else "pixel_o")
+    if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
+        _lower_in_parts(lowering, choice, images, made)
+        return
+    macros, buffers = bind(
+        lowering, images.x, images.weight, images.bias, images.out, images.vectors
+    )
+    params = {**images.params, "IC": group_in, "OC": group_out}
+    registers = choice.template == "matmul/matmul.comp"
+    lowering.dispatch(
+        "conv/conv2d.comp" if registers else "conv/conv2d_tiled.comp",
+        [*buffers, *made.buffers],
+        macros={**macros, **made.macros, **choice.macros()},
+        params=params,
+        specialize=lowering.fixed(
+            params, ("IC", *window.params) if is_short(group_in) else window.params
+        ),
+        grid=choice.grid(images.rows, group_out, groups),
+        subgroup_size=choice.subgroup,
+        flops=images.flops,
+    )
+
+
+def _lower_in_parts(
+    lowering: Lowering, choice: Tiled | Coopmat, images: _Nhwc, epilogue: Epilogue
 ) -> None:
     """A convolution of one group with the depth split among workgroups, and a second dispatch that
     adds the parts up."""
-    batches, channels, height, width = x.dims
-    kh, kw, _, columns = weight.dims
-    _, _, out_height, out_width = out.dims
-    rows = batches * out_height * out_width
-    depth = kh * kw * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
+    _, _, channels, columns = images.weight.dims
+    rows, vectors = images.rows, images.vectors
+    depth = images.conv.window.taps * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
     parts = parts_of(lowering, choice.splits, 1, rows, columns)
-    macros, buffers = bind(lowering, x, weight, None, parts, vectors)
-    params: dict[str, Size] = {
-        "batches": batches,
-        "H": height,
-        "W": width,
+    macros, buffers = bind(lowering, images.x, images.weight, None, parts, vectors)
+    params = {
+        **images.params,
         "IC": channels,
-        "OH": out_height,
-        "OW": out_width,
         "OC": columns,
-        "pixel_a": pixel,
-        "pixel_o": columns,
-        "ldb": columns,
-        **window_parameters((kh, kw), *window),
-        "offset_a": x.offset,
-        "offset_b": weight.offset,
         "offset_o": 0,
         "offset_bias": 0,
         "splits": choice.splits,
@@ -362,13 +360,13 @@ def _in_parts(
         specialize=lowering.fixed(params),
         grid=choice.grid(rows, columns, 1),
         subgroup_size=choice.subgroup,
-        flops=2 * rows * columns * kh * kw * channels,
+        flops=images.flops,
     )
     add_parts(
         lowering,
         parts,
-        bias,
-        out,
+        images.bias,
+        images.out,
         epilogue,
         choice.splits,
         (rows, columns, columns),
@@ -377,30 +375,20 @@ def _in_parts(
     )
 
 
-def _as_matmul(
-    lowering: Lowering,
-    choice: Any,
-    x: Operand,
-    pixel: Size,
-    weight: Operand,
-    bias: Operand | None,
-    out: Operand,
-    epilogue: Any,
-    rows: Size,
-) -> None:
-    """A 1 x 1 window: rows are pixels."""
-    k, n = weight.dims[2], weight.dims[3]
-    a = Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k)))
-    b = Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n)))
-    flat = Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n)))
+def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
+    """A 1 x 1 window: the rows of the matmul are pixels."""
+    x, weight, out, pixel = images.x, images.weight, images.out, images.pixel
+    rows, (_, _, k, n) = images.rows, weight.dims
+    choice = choose_matmul(lowering.traits, rows, n, k, 1, images.half, False, images.vectors[:2])
+    made = images.epilogue(lowering, choice.splits, "N")
     emit(
         choice,
         lowering,
-        a=a,
-        b=b,
-        bias=bias,
-        out=flat,
-        epilogue=epilogue,
+        a=Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k))),
+        b=Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n))),
+        bias=images.bias,
+        out=Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n))),
+        epilogue=made,
         sizes=(rows, n, k),
         strides=(pixel, n, n),
         batches=Batches(),
@@ -409,10 +397,10 @@ def _as_matmul(
     )
 
 
-def _conv2d_layouts(node: Node, query: LayoutQuery) -> tuple:
-    planes = query.traits is not None and runs_in_nchw(node, query.traits)
-    planes = planes and keeps_nchw(node, node.args[0], query, True, runs_in_nchw)
-    return (None if planes else CHANNELS_LAST,)
+def _conv2d_layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
+    nchw = query.traits is not None and runs_in_nchw(node, query.traits)
+    nchw = nchw and keeps_nchw(node, node.tensor("x"), query, True, runs_in_nchw)
+    return (None if nchw else NHWC,)
 
 
 register(

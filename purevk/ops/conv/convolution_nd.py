@@ -2,19 +2,21 @@
 
 Volumes: the elements along the depth of a window become channels.
 
-Transposed: with stride s, the outputs whose place has the same remainder by s are one ordinary
-convolution of the input with every s-th element of the kernel, mirrored. All these convolutions are
-one, with s times as many channels (along each dim), and a kernel of 1 / s of the length; its
-channels are then interleaved. No product with an inserted zero is computed.
+Transposed: with stride s, the outputs whose index has the same remainder by s are one ordinary
+convolution of the input with every s-th element of the kernel, mirrored. One convolution computes
+all of these: it has s times as many channels (along each dim), and a kernel of 1 / s of the length.
+Its channels are then interleaved. Nothing is multiplied by an inserted zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
-from purevk.ir import Layout, Node, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
+from purevk.ops.conv.arguments import Ints
 from purevk.ops.conv.shapes import _convolution_shape, _refuse
 from purevk.ops.mapped import mapped
 from purevk.ops.movement.rearrange import pad
@@ -30,18 +32,18 @@ def _windows_shape(x: TensorType, dim: int, kernel: int, stride: int, dilation: 
 def _windows_layout(
     layout: Layout,
     x: TensorType,
-    results: tuple,
-    value: Any,
+    results: tuple[TensorType, ...],
+    value: Value,
     dim: int,
     kernel: int,
     stride: int,
     dilation: int,
-) -> tuple:
+) -> tuple[Layout]:
     strides = tuple(step * stride if d == dim else step for d, step in enumerate(layout.strides))
     return (Layout(layout.offset, (*strides, layout.strides[dim] * dilation)),)
 
 
-# A dim seen as windows on it: the places in a window are a new last dim.
+# A dim seen as overlapping windows: the elements of a window are a new last dim.
 register(Operator("purevk.windows", _windows_shape, View(_windows_layout)))
 
 
@@ -49,15 +51,15 @@ def convolve_volume(
     builder: Builder,
     x: Value,
     weight: Value,
-    bias: Any,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
+    bias: Value | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
     groups: int,
 ) -> Value:
     """A convolution of [batch, channels, depth, height, width]."""
     batch, channels = x.type.dims[:2]
-    kernel = weight.type.dims[2]
+    kernel = _dims.specialize(weight.type.dims[2])
     if padding[0]:
         x = pad(builder, x, (0, 0, 0, 0, padding[0], padding[0]))
     seen = builder.emit("purevk.windows", x, 2, kernel, stride[0], dilation[0])
@@ -91,18 +93,18 @@ def convolve_transposed(
     builder: Builder,
     x: Value,
     weight: Value,
-    bias: Any,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
-    extra: tuple,
+    bias: Value | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    extra: tuple[int, ...],
     groups: int,
     result: TensorType,
 ) -> Value:
     """A transposed convolution; `x` and `result` have a batch dim."""
     count = weight.type.rank - 2
     weight = _spread_kernel(builder, weight, dilation)
-    lengths = weight.type.dims[2:]
+    lengths = [_dims.specialize(size) for size in weight.type.dims[2:]]
     parts = [-(-length // step) for length, step in zip(lengths, stride)]
     weight = pad(
         builder,
@@ -110,7 +112,7 @@ def convolve_transposed(
         [n for k in reversed(range(count)) for n in (0, parts[k] * stride[k] - lengths[k])],
     )
     mirrored = _mirrored(builder, weight, parts, stride, groups)
-    phases = _product(stride)
+    phases = math.prod(stride)
     before = []
     for d in range(count):
         if phases == 1 and lengths[d] - 1 - padding[d] >= 0 and not extra[d]:
@@ -164,8 +166,8 @@ def _is_spread(
     before: Sequence[int],
     groups: int,
 ) -> bool:
-    """Whether each pixel of an image becomes a block of its own, which a matrix product can write
-    where it belongs."""
+    """Whether each pixel of an image becomes a block of its own, which a matmul can write to its
+    final location."""
     sizes = result.dims
     return (
         len(stride) == 2
@@ -175,19 +177,12 @@ def _is_spread(
         and all(isinstance(size, int) for size in (*x.type.dims[1:], *sizes[1:]))
         and sizes[1] % 4 == 0
         and all(sizes[2 + d] == x.type.dims[2 + d] * stride[d] for d in range(2))
-        and _product(stride) > 1
+        and math.prod(stride) > 1
     )
 
 
-def _product(numbers: Sequence[int]) -> int:
-    made = 1
-    for number in numbers:
-        made *= number
-    return made
-
-
 def _spread_kernel(builder: Builder, weight: Value, dilation: Sequence[int]) -> Value:
-    """A kernel with zeros between its elements, for what dilation does."""
+    """The kernel of a dilated convolution, with zeros between its elements."""
     for d, step in enumerate(dilation, 2):
         if step > 1:
             sizes = weight.type.dims
@@ -207,7 +202,7 @@ def _mirrored(
     part...]."""
     count = len(parts)
     inner, outer = weight.type.dims[:2]
-    split = [groups, inner // groups, outer]
+    split: list[Size] = [groups, inner // groups, outer]
     for part, step in zip(parts, stride):
         split += [part, step]
     weight = builder.emit("aten.view.default", weight, tuple(split))
@@ -215,7 +210,7 @@ def _mirrored(
     order = (0, *(4 + 2 * k for k in range(count)), 2, 1, *(3 + 2 * k for k in range(count)))
     weight = builder.emit("aten.permute.default", weight, order)
     return builder.emit(
-        "aten.view.default", weight, (groups * _product(stride) * outer, inner // groups, *parts)
+        "aten.view.default", weight, (groups * math.prod(stride) * outer, inner // groups, *parts)
     )
 
 
@@ -229,23 +224,25 @@ def _interleave(
     groups: int,
 ) -> Value:
     rank = result.rank
-    places, numbers, phase = [], {}, "0"
+    split: list[str] = []
+    numbers: dict[str, Size] = {}
+    phase = "0"
     for n, (step, shift, first) in enumerate(zip(stride, padding, skip)):
         d = n + 2
         numbers.update({f"step_{d}": step, f"shift_{d}": shift, f"first_{d}": first})
-        places.append(f"int u{d} = i{d} + shift_{d}, t{d} = u{d} / step_{d};")
+        split.append(f"int u{d} = i{d} + shift_{d}, t{d} = u{d} / step_{d};")
         phase = f"({phase} * step_{d} + u{d} - t{d} * step_{d})"
     numbers["width"] = result.dims[1] // groups
-    numbers["phases"] = _product(stride)
+    numbers["phases"] = math.prod(stride)
     if groups == 1:
         channel = f"{phase} * width + i1"
     else:
         channel = f"(i1 / width * phases + {phase}) * width + i1 % width"
     at = ", ".join(["i0", channel, *(f"t{d} + first_{d}" for d in range(2, rank))])
-    lanes = {1: (1,)} if groups == 1 else {}
+    lanes: dict[int, tuple[int]] = {1: (1,)} if groups == 1 else {}
     return mapped(
         builder,
-        " ".join(places) + f" r = X({at});",
+        " ".join(split) + f" r = X({at});",
         {"X": x},
         result,
         numbers=numbers,
@@ -256,15 +253,17 @@ def _interleave(
 
 def expand(builder: Builder, node: Node) -> Value:
     """A transposed convolution, or one of volumes."""
-    x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args[:9]
+    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     count = weight.type.rank - 2
-    stride, padding, dilation = (pair(values, count) for values in (stride, padding, dilation))
-    extra = pair(extra or (0,), count)
-    type = node.result.type
+    stride, padding, dilation = (
+        node.ints(name, count) for name in ("stride", "padding", "dilation")
+    )
+    groups, type = node.int("groups"), node.result.type
     if x.type.rank == count + 1:
         x = builder.emit("aten.unsqueeze.default", x, 0)
     whole = type if type.rank == count + 2 else type.with_dims((1, *type.dims))
-    if transposed:
+    if node.bool("transposed"):
+        extra = pair(node.ints("output_padding") or (0,), count)
         made = convolve_transposed(
             builder, x, weight, bias, stride, padding, dilation, extra, groups, whole
         )
@@ -280,15 +279,13 @@ def _plain_shape(
     x: TensorType,
     weight: TensorType,
     bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
     groups: int = 1,
 ) -> TensorType:
     count = weight.rank - 2
-    if isinstance(padding, str):
-        padding = 0 if padding == "valid" else None
-    if padding is None:
+    if padding == "same":
         lead = x.dims[: x.rank - count - 1]
         return x.with_dims((*lead, weight.dims[0], *x.dims[x.rank - count :]))
     return _convolution_shape(
@@ -296,7 +293,7 @@ def _plain_shape(
         weight,
         bias,
         pair(stride, count),
-        pair(padding, count),
+        pair(0 if isinstance(padding, str) else padding, count),
         pair(dilation, count),
         False,
         (0,) * count,
@@ -309,16 +306,17 @@ def _plain(
     node: Node,
     x: Value,
     weight: Value,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    bias: Value | None,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
     groups: int,
 ) -> Value:
     count = weight.type.rank - 2
     stride, dilation = pair(stride, count), pair(dilation, count)
     if padding == "same":
-        totals = [dilation[d] * (weight.type.dims[2 + d] - 1) for d in range(count)]
+        lengths = [_dims.specialize(size) for size in weight.type.dims[2:]]
+        totals = [step * (length - 1) for step, length in zip(dilation, lengths)]
         if any(total % 2 for total in totals):
             x = pad(
                 builder,
@@ -327,8 +325,8 @@ def _plain(
             )
             padding = 0
         else:
-            padding = [total // 2 for total in totals]
-    padding = pair(0 if padding == "valid" else padding, count)
+            padding = tuple(total // 2 for total in totals)
+    padding = pair(0 if isinstance(padding, str) else padding, count)
     return builder.emit(
         "aten.convolution.default",
         x,
@@ -343,17 +341,13 @@ def _plain(
     )
 
 
-def _refuse_plain(node: Node, traits: Any) -> str | None:
-    return _refuse(Node(node.op, (*node.args[:6], False), node.results), traits)
-
-
 for _count in (1, 2, 3):
     rewrite(
         f"aten.conv{_count}d.default",
         _plain_shape,
         _plain,
         f"aten.conv{_count}d.padding",
-        supports=_refuse_plain,
+        supports=_refuse,
     )
 
 
@@ -361,11 +355,11 @@ def _back_shape(
     x: TensorType,
     weight: TensorType,
     bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
     groups: int = 1,
-    dilation: Any = 1,
+    dilation: Ints = 1,
 ) -> TensorType:
     count = weight.rank - 2
     stride, padding, extra, dilation = (
@@ -379,12 +373,12 @@ def _back(
     node: Node,
     x: Value,
     weight: Value,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    extra: Any,
+    bias: Value | None,
+    stride: Ints,
+    padding: Ints,
+    extra: Ints,
     groups: int,
-    dilation: Any,
+    dilation: Ints,
 ) -> Value:
     count = weight.type.rank - 2
     stride, padding, extra, dilation = (
@@ -395,6 +389,6 @@ def _back(
     )
 
 
-rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse_plain)
-rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse_plain)
-rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse_plain)
+rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse)
+rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse)
+rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse)

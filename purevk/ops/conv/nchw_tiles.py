@@ -1,29 +1,28 @@
-"""Convolutions over planes (NCHW) by tiles in shared memory, for GPUs: many channels, or groups of
+"""Convolutions of NCHW images by tiles in shared memory, for GPUs: many channels, or groups of
 some."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size
+from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
-from purevk.ops.conv.shapes import window_parameters
+from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.tuning import DeviceTraits
 
 LEAST_COLUMNS = 8
 _INVOCATIONS = 128
-_ENOUGH = 1  # workgroups a processor, at least
-_LEAST_USED = 0.8  # of the places of all tiles
+_ENOUGH = 1  # workgroups per multiprocessor, at least
+_LEAST_USED = 0.8  # of the outputs of all tiles
 
 
 @dataclass(frozen=True)
-class PlaneTiles:
+class NchwTiles:
     """The macros of `conv2d_nchw_tiled.comp`."""
 
     outs: int
@@ -51,77 +50,68 @@ class PlaneTiles:
 
     @property
     def columns(self) -> int:
-        """Of a workgroup."""
+        """Output channels of a workgroup."""
         return self.outs * self.groups_o
 
     @property
     def width(self) -> int:
-        """Places of a workgroup along x."""
+        """Outputs of a workgroup along x."""
         return 4 * self.groups_x * (self.blocks if self.along_x else 1)
 
     @property
     def height(self) -> int:
-        """Places of a workgroup along y."""
+        """Outputs of a workgroup along y."""
         return self.groups_y * (1 if self.along_x else self.blocks)
 
     @property
     def threads(self) -> int:
         return self.groups_o * self.groups_x * self.groups_y
 
-    def shared(self, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
+    def shared(self, window: Window) -> int:
         """Bytes of shared memory, at most."""
-        wide = (self.width - 1) * stride[1] + (kernel[1] - 1) * dilation[1] + 1 + 3
-        high = (self.height - 1) * stride[0] + (kernel[0] - 1) * dilation[0] + 1
-        return self.depth * (16 * high * -(-wide // 4) + 4 * kernel[0] * kernel[1] * self.columns)
+        high = (self.height - 1) * window.stride[0] + window.span[0]
+        wide = (self.width - 1) * window.stride[1] + window.span[1] + 3
+        return self.depth * (16 * high * -(-wide // 4) + 4 * window.taps * self.columns)
 
 
 def choose_tiles(
     traits: DeviceTraits,
     out: Sequence[int],
     columns: int,
-    channels: int,
+    channels: Size,
     groups: int,
-    window: tuple[Sequence[int], ...],
-    spread: Sequence[int],
-) -> PlaneTiles | None:
-    """The tiles for places `out` [B, H, W] of `columns` in each of `groups`, from `channels` each;
-    None where other kernels are better.
-
-    Args:
-        window: kernel, stride and dilation along y and x.
-    """
+    window: Window,
+    spread: tuple[int, int],
+) -> NchwTiles | None:
+    """The tiles for outputs `out` [B, H, W] of `columns` channels in each of `groups`, from
+    `channels` each; None where other kernels are better."""
     batches, height, width = out
-    kernel, stride, dilation = window
-    taps, phases = kernel[0] * kernel[1], spread[0] * spread[1]
+    taps, phases = window.taps, spread[0] * spread[1]
     blocks, along_x = 2, height == 1
     outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
     most = _INVOCATIONS // groups_o
-    # Windows of neighbouring lines overlap: tiles are rather square where there are any.
+    # The windows of neighbouring rows overlap. Square tiles read each element fewer times.
     widest = most if along_x or taps == 1 else 16 if most > 32 else 8
-    places = _places(most, widest, blocks, height, width)
-    if places is None:
+    split = _split(most, widest, blocks, height, width)
+    if split is None:
         return None
-    groups_x, groups_y = places
+    groups_x, groups_y = split
     depth, unrolled, ahead = _steps(taps, groups_o)
     while True:
-        tiles = PlaneTiles(
+        tiles = NchwTiles(
             outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead
         )
         if depth == 1 or (
-            depth // 2 < channels
-            and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory
+            depth // 2 < channels and tiles.shared(window) <= traits.max_shared_memory
         ):
             break
         depth //= 2
-    span_y, span_x = (
-        (kernel[0] - 1) * dilation[0] + 1,
-        3 * stride[1] + (kernel[1] - 1) * dilation[1] + 1,
-    )
-    lines = blocks * span_y if along_x else (blocks - 1) * stride[0] + span_y
+    span_y, span_x = window.span
+    rows = blocks * span_y if along_x else (blocks - 1) * window.stride[0] + span_y
     fits = (
-        lines * span_x <= traits.profile.max_tile_window_elements
+        rows * (3 * window.stride[1] + span_x) <= traits.profile.max_tile_window_elements
         and tiles.threads <= traits.max_invocations
-        and tiles.shared(kernel, stride, dilation) <= traits.max_shared_memory
+        and tiles.shared(window) <= traits.max_shared_memory
         and outs % spread[1] == 0
         and (phases == 1 or tiles.columns % (4 * phases) == 0)
     )
@@ -135,9 +125,10 @@ def choose_tiles(
     return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
 
 
-def _places(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
-    """The blocks of places that a workgroup has along x and y, at most `most`; None where much of
-    the tiles would have no work: images of 14 x 14 take as long as converted for other kernels."""
+def _split(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
+    """The groups of invocations that a workgroup has along x and y, at most `most`. None where
+    large parts of the tiles would have no work: images of 14 x 14 take as long as when they are
+    converted for other kernels."""
     along_x = height == 1
     first = min(most, widest, power_of_two(-(-width // (4 * blocks if along_x else 4))))
     for groups_x in (first, first // 2, first // 4):
@@ -158,8 +149,8 @@ def _places(most: int, widest: int, blocks: int, height: int, width: int) -> tup
 
 
 def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
-    """Channels of a step, those whose products are unrolled, and whether a step's reads are on
-    their way during the step before: as measured on an H200."""
+    """Channels of a step, those whose arithmetic is unrolled, and whether a step's reads start
+    during the step before, as measured on an H200."""
     if taps == 1:
         return 32, 16, False
     if groups_o == 1:
@@ -167,25 +158,27 @@ def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
     return 8, (8 if taps <= 4 else 2), True
 
 
-def tiles_of(traits: DeviceTraits, node: Node) -> PlaneTiles | None:
-    """The tiles of a convolution node, if it should run by them where its input and its result are
-    planes."""
-    x, weight, _, stride, _, dilation, groups, _, _, spread = node.args
-    kh, kw, group_in, columns = weight.type.dims
-    units = traits.matrix_shape is not None and x.type.dtype is weight.type.dtype is DType.float16
-    few = columns // groups < LEAST_COLUMNS or group_in < 4
-    if not traits.profile.has_fast_shared_memory or units or few:
+def tiles_of(traits: DeviceTraits, conv: Conv2d, result: TensorType) -> NchwTiles | None:
+    """The tiles of a convolution, if it should run by them where its input and its result are
+    NCHW."""
+    _, _, group_in, channels = conv.weight.type.dims
+    coopmat = (
+        traits.matrix_shape is not None
+        and conv.x.type.dtype is conv.weight.type.dtype is DType.float16
+    )
+    few = channels // conv.groups < LEAST_COLUMNS or group_in < 4
+    if not traits.profile.has_fast_shared_memory or coopmat or few:
         return None
-    batches, _, height, width = node.result.type.dims
+    batches, _, height, width = result.dims
+    spread = conv.spread
     sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]
     if not all(sizes):
         return None
-    return choose_tiles(
-        traits, sizes, columns // groups, group_in, groups, ((kh, kw), stride, dilation), spread
-    )
+    columns = _dims.specialize(channels) // conv.groups
+    return choose_tiles(traits, sizes, columns, group_in, conv.groups, conv.window, spread)
 
 
-def _pairs(traits: DeviceTraits, tiles: PlaneTiles) -> bool:
+def _pairs(traits: DeviceTraits, tiles: NchwTiles) -> bool:
     """Whether neighbours of a subgroup are neighbours along x."""
     whole = traits.subgroup_size > 1 and tiles.threads % traits.subgroup_size == 0
     return whole and tiles.groups_x % 2 == 0 and traits.has("subgroup_shuffle")
@@ -193,33 +186,29 @@ def _pairs(traits: DeviceTraits, tiles: PlaneTiles) -> bool:
 
 def lower_tiles(
     lowering: Lowering,
-    tiles: PlaneTiles,
+    conv: Conv2d,
+    tiles: NchwTiles,
     x: Operand,
     weight: Operand,
     bias: Operand | None,
     out: Operand,
-    epilogue: Any,
-    extras: tuple,
-    window: tuple[tuple, tuple, tuple],
-    groups: int,
-    spread: tuple[int, int],
 ) -> None:
-    """The kernel; input and result are planes."""
+    """The kernel; input and result are NCHW."""
     batches, _, height, width = x.dims
-    kh, kw, group_in, columns = weight.dims
-    stride, padding, dilation = window
-    places_y, places_x = out.dims[2] // spread[0], out.dims[3] // spread[1]
-    vector = gcd4(places_x, out.offset)
+    _, _, group_in, columns = weight.dims
+    groups, spread = conv.groups, conv.spread
+    out_y, out_x = out.dims[2] // spread[0], out.dims[3] // spread[1]
+    vector = gcd4(out_x, out.offset)
     pairs = (
         vector
         and spread[1] == 2
-        and _dims.gcd_of(places_x) % 8 == 0
+        and _dims.gcd_of(out_x) % 8 == 0
         and _pairs(lowering.traits, tiles)
     )
     made = make_epilogue(
         lowering,
-        epilogue,
-        extras,
+        conv.epilogue,
+        conv.extras,
         out,
         3 + (bias is not None),
         "at, n",
@@ -228,7 +217,7 @@ def lower_tiles(
         vector,
         (1, "n"),
     )
-    macros = {
+    macros: dict[str, str | int] = {
         "T_A": x.dtype.glsl,
         "T_B": weight.dtype.glsl,
         "T_OUT": out.dtype.glsl,
@@ -246,7 +235,7 @@ def lower_tiles(
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers.append((bias, "r"))
-    tiles_x, tiles_y = _dims.ceil_div(places_x, tiles.width), _dims.ceil_div(places_y, tiles.height)
+    tiles_x, tiles_y = _dims.ceil_div(out_x, tiles.width), _dims.ceil_div(out_y, tiles.height)
     params: dict[str, Size] = {
         "offset_a": x.offset,
         "offset_b": weight.offset,
@@ -257,8 +246,8 @@ def lower_tiles(
         "all_columns": columns,
         "H": height,
         "W": width,
-        "OH": places_y,
-        "OW": places_x,
+        "OH": out_y,
+        "OW": out_x,
         "tiles_x": tiles_x,
         **{name: x.strides[d] for d, name in enumerate(("image_a", "channel_a", "row_a"))},
     }
@@ -268,11 +257,11 @@ def lower_tiles(
         macros=macros,
         params=params,
         specialize=params,
-        constants=window_parameters((kh, kw), stride, padding, dilation),
+        constants=conv.window.params,
         grid=(
             tiles_x * tiles_y,
             _dims.ceil_div(columns // groups, tiles.columns) * groups,
             batches,
         ),
-        flops=2 * out.type.numel * kh * kw * group_in,
+        flops=2 * out.type.numel * conv.window.taps * group_in,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
@@ -11,31 +10,17 @@ from purevk.ir import dims as _dims
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import pair
+from purevk.tuning import DeviceTraits
 
 
-def _window(size: Size, kernel: int, stride: int, padding: int, dilation: int) -> Size:
+def _window(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
     return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
 
 
 def _transposed_window(
-    size: Size, kernel: int, stride: int, padding: int, dilation: int, extra: int
+    size: Size, kernel: Size, stride: int, padding: int, dilation: int, extra: int
 ) -> Size:
     return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
-
-
-def window_parameters(
-    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> dict[str, int]:
-    """The window of a convolution as its kernels declare it."""
-    return {
-        "KH": kernel[0],
-        "KW": kernel[1],
-        **{
-            f"{name}_{axis}": size
-            for name, sizes in (("stride", stride), ("pad", padding), ("dilation", dilation))
-            for axis, size in zip("yx", sizes)
-        },
-    }
 
 
 def _convolution_shape(
@@ -79,10 +64,11 @@ def _convolution_shape(
     return x.with_dims((*lead, out, *sizes))
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    if node.args[1].type.rank > 5:
-        return f"no kernel for a convolution of {node.args[1].type.rank - 2} dims"
-    long = traits.too_long(_dims.product(node.args[1].type.dims[2:]))
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    weight = node.tensor("weight").type
+    if weight.rank > 5:
+        return f"no kernel for a convolution of {weight.rank - 2} dims"
+    long = traits.too_long(_dims.product(weight.dims[2:]))
     return long or (
-        None if node.args[0].type.dtype is DType.float64 else supports_float(node, traits)
+        None if node.tensor("x").type.dtype is DType.float64 else supports_float(node, traits)
     )

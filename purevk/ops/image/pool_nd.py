@@ -1,10 +1,10 @@
-"""Pooling over windows of any number of dims, and over windows that divide the input evenly
+"""Pooling over windows of any number of dims: fixed ones, and those that divide the input evenly
 (adaptive)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -12,53 +12,67 @@ from purevk.ir import dims as _dims
 from purevk.lower.elements import extreme
 from purevk.lower.map import acc_of, coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.image.pooling import _out
+from purevk.ops.conv.arguments import Ints, Window
+from purevk.ops.image.pooling import pooled_size
 from purevk.ops.index.indexing import scatter_along
 from purevk.ops.mapped import mapped, mapped_all, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
+from purevk.tuning import DeviceTraits
+
+# What an adaptive pooling is asked for: None keeps the size of the input.
+OutputSizes = Sequence[Size | None] | int
 
 
-class _Window:
-    """The windows of a pooling over the last `count` dims: fixed ones, or (adaptive) those that
-    `sizes` ask for."""
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of a pooling.
 
-    def __init__(
-        self,
+    Attributes:
+        dims: the dims that are pooled, the last ones.
+        sizes: those of the result along these.
+        numbers: what fixed windows are described by, for `mapped`.
+        adaptive: the windows follow from the sizes of the result.
+    """
+
+    dims: range
+    sizes: tuple[Size, ...]
+    numbers: dict[str, Size]
+    adaptive: bool
+
+    @classmethod
+    def fixed(
+        cls,
         x: TensorType,
         count: int,
-        kernel: Any = (),
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
+        dilation: Ints = 1,
         ceil_mode: bool = False,
-        sizes: Sequence[Size] | None = None,
-    ) -> None:
-        if x.rank not in (count + 1, count + 2):
-            raise ShapeError(
-                f"pooling over {count} dims takes rank {count + 1} or {count + 2}, not {x.rank}"
-            )
-        self.dims = range(x.rank - count, x.rank)
-        self.adaptive = sizes is not None
-        if sizes is not None:
-            chosen = pair(sizes, count)
-            self.sizes = tuple(
-                x.dims[d] if size is None else size for d, size in zip(self.dims, chosen)
-            )
-            self.numbers: dict[str, Size] = {}
-            return
+    ) -> _Windows:
+        """Windows over the last `count` dims; no `stride` means that of the kernel."""
+        dims = _last_dims(x, count)
         kernel, padding, dilation = pair(kernel, count), pair(padding, count), pair(dilation, count)
         stride = pair(stride, count) if stride else kernel
-        self.sizes = tuple(
-            _out(x.dims[d], kernel[n], stride[n], padding[n], dilation[n], ceil_mode)
-            for n, d in enumerate(self.dims)
+        sizes = tuple(
+            pooled_size(x.dims[d], kernel[n], stride[n], padding[n], dilation[n], ceil_mode)
+            for n, d in enumerate(dims)
         )
         named = {"kernel": kernel, "stride": stride, "pad": padding, "dilation": dilation}
-        self.numbers = {
-            f"{name}_{d}": values[n]
-            for name, values in named.items()
-            for n, d in enumerate(self.dims)
+        numbers: dict[str, Size] = {
+            f"{name}_{d}": values[n] for name, values in named.items() for n, d in enumerate(dims)
         }
+        return cls(dims, sizes, numbers, False)
+
+    @classmethod
+    def even(cls, x: TensorType, count: int, sizes: OutputSizes) -> _Windows:
+        """Windows that divide the last `count` dims of the input into `sizes` parts."""
+        dims = _last_dims(x, count)
+        chosen = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        chosen = chosen * count if len(chosen) == 1 else chosen
+        wanted = tuple(x.dims[d] if size is None else size for d, size in zip(dims, chosen))
+        return cls(dims, wanted, {}, True)
 
     def type(self, x: TensorType) -> TensorType:
         return x.with_dims((*x.dims[: self.dims.start], *self.sizes))
@@ -90,129 +104,148 @@ class _Window:
         )
 
     def product(self, text: str) -> str:
+        """GLSL: the product over the pooled dims of `text`, in which "{d}" is the dim."""
         return " * ".join(text.format(d=d) for d in self.dims)
 
     def read(self, rank: int) -> str:
+        """GLSL: the element of the input at the indices of the loops."""
         return f"X({coordinates(rank, **{f'd{d}': f'k{d}' for d in self.dims})})"
+
+
+def _last_dims(x: TensorType, count: int) -> range:
+    if x.rank not in (count + 1, count + 2):
+        raise ShapeError(
+            f"pooling over {count} dims takes rank {count + 1} or {count + 2}, not {x.rank}"
+        )
+    return range(x.rank - count, x.rank)
 
 
 def _average(
     builder: Builder,
     x: Value,
-    window: _Window,
+    windows: _Windows,
     include_pad: bool = True,
     divisor: int | None = None,
 ) -> Value:
     if divisor:
-        by = str(int(divisor))
+        by = str(divisor)
     else:
-        by = window.product("full_{d}" if include_pad else "max(to_{d} - from_{d}, 0)")
-    body = f"{window.bounds()} r = T_R(0); {window.loops()} r += {window.read(x.type.rank)}; r = r / {_number(x.type.dtype)}({by});"  # noqa: E501
-    lanes = others(window.dims, x.type.rank)
+        by = windows.product("full_{d}" if include_pad else "max(to_{d} - from_{d}, 0)")
+    number = "float" if x.type.dtype.is_float else acc_of(x.type.dtype)
+    body = (
+        f"{windows.bounds()} r = T_R(0); {windows.loops()} r += {windows.read(x.type.rank)};"
+        f" r = r / {number}({by});"
+    )
+    lanes = others(windows.dims, x.type.rank)
     return mapped(
-        builder, body, {"X": x}, window.type(x.type), numbers=window.numbers, order=0, lanes=lanes
+        builder, body, {"X": x}, windows.type(x.type), numbers=windows.numbers, order=0, lanes=lanes
     )
 
 
-def _number(dtype: DType) -> str:
-    return "float" if dtype.is_float else acc_of(dtype)
-
-
-def _maximum(builder: Builder, x: Value, window: _Window, with_index: bool) -> Any:
-    """The maxima, and if asked for their places, as int32."""
-    type, acc = window.type(x.type), acc_of(x.type.dtype)
-    place = flat = "0"
-    for d in window.dims:
-        place, flat = f"({place} * x_size_{d} + from_{d})", f"({flat} * x_size_{d} + k{d})"
+def _maximum(builder: Builder, x: Value, windows: _Windows, with_index: bool) -> tuple[Value, ...]:
+    """The maxima and, if asked for, their indices, as int32."""
+    type, acc = windows.type(x.type), acc_of(x.type.dtype)
+    start = flat = "0"
+    for d in windows.dims:
+        start, flat = f"({start} * x_size_{d} + from_{d})", f"({flat} * x_size_{d} + k{d})"
     nan = " || pv_isnan(v)" if x.type.dtype.is_float else ""
-    keep, first = (f" r1 = {flat};", f" r1 = {place};") if with_index else ("", "")
+    keep, first = (f" r1 = {flat};", f" r1 = {start};") if with_index else ("", "")
     body = (
-        f"{window.bounds()} r = {extreme('LOWEST', acc)};{first} {window.loops()} {{ {acc} v ="
-        f" {window.read(x.type.rank)};"
+        f"{windows.bounds()} r = {extreme('LOWEST', acc)};{first} {windows.loops()} {{ {acc} v ="
+        f" {windows.read(x.type.rank)};"
         f" if (v > r{nan}) {{ r = v;{keep} }} }}"
     )
     types = (type, type.with_dtype(DType.int32)) if with_index else (type,)
-    return mapped_all(builder, body, {"X": x}, *types, numbers=window.numbers, order=0)
+    return mapped_all(builder, body, {"X": x}, *types, numbers=windows.numbers, order=0)
 
 
-def pooled(
+def average_images(
     builder: Builder,
     x: Value,
-    average: bool,
-    window: tuple,
-    sizes: tuple,
+    window: Window,
+    sizes: tuple[Size, Size],
     include_pad: bool,
     divisor: int,
-    with_index: bool,
-) -> Any:
-    """Pooling of images by (kernel, stride, padding, dilation) to `sizes`; maxima with their
-    places, as int32, if asked for."""
-    whole = _Window(x.type, 2, *window)
-    whole.sizes = tuple(sizes)
-    return (
-        _average(builder, x, whole, include_pad, divisor)
-        if average
-        else _maximum(builder, x, whole, with_index)
-    )
+) -> Value:
+    """Average pooling of images to `sizes`."""
+    return _average(builder, x, _images(x.type, window, sizes), include_pad, divisor)
+
+
+def maximum_images(
+    builder: Builder, x: Value, window: Window, sizes: tuple[Size, Size], with_index: bool
+) -> tuple[Value, ...]:
+    """Maximum pooling of images to `sizes`: the maxima and, if asked for, their indices, as
+    int32."""
+    return _maximum(builder, x, _images(x.type, window, sizes), with_index)
+
+
+def _images(x: TensorType, window: Window, sizes: tuple[Size, Size]) -> _Windows:
+    windows = _Windows.fixed(x, 2, window.kernel, window.stride, window.padding, window.dilation)
+    return replace(windows, sizes=sizes)
 
 
 def _pools(count: int) -> None:
-    def refuse(node: Node, traits: Any) -> str | None:
-        return traits.too_long(_dims.product(pair(node.args[1], count)))
+    def refuse(node: Node, traits: DeviceTraits) -> str | None:
+        return traits.too_long(_dims.product(node.ints("kernel_size", count)))
 
     def average_shape(
         x: TensorType,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> TensorType:
-        return _Window(x, count, kernel_size, stride, padding, 1, ceil_mode).type(x)
+        return _Windows.fixed(x, count, kernel_size, stride, padding, 1, ceil_mode).type(x)
 
     def average(
         builder: Builder,
         node: Node,
         x: Value,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil: bool,
-        include: bool,
-        divisor: Any = None,
+        kernel: Ints,
+        stride: Ints,
+        padding: Ints,
+        ceil_mode: bool,
+        include_pad: bool,
+        divisor: int | None = None,
     ) -> Value:
-        return _average(
-            builder,
-            x,
-            _Window(x.type, count, kernel, stride, padding, 1, ceil),
-            bool(include),
-            divisor,
-        )
+        windows = _Windows.fixed(x.type, count, kernel, stride, padding, 1, ceil_mode)
+        return _average(builder, x, windows, include_pad, divisor)
 
     def maximum_shape(
         x: TensorType,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
+        dilation: Ints = 1,
         ceil_mode: bool = False,
     ) -> TensorType:
-        return _Window(x, count, kernel_size, stride, padding, dilation, ceil_mode).type(x)
+        return _Windows.fixed(x, count, kernel_size, stride, padding, dilation, ceil_mode).type(x)
 
     def both_shape(
         x: TensorType,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = 0,
+        dilation: Ints = 1,
         ceil_mode: bool = False,
-    ) -> tuple:
+    ) -> tuple[TensorType, TensorType]:
         values = maximum_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
         return values, values.with_dtype(DType.int64)
 
-    def maximum(builder: Builder, node: Node, x: Value, *window: Any) -> Any:
-        return _maximum(builder, x, _Window(x.type, count, *window), len(node.results) == 2)
+    def maximum(
+        builder: Builder,
+        node: Node,
+        x: Value,
+        kernel: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        ceil_mode: bool,
+    ) -> tuple[Value, ...]:
+        windows = _Windows.fixed(x.type, count, kernel, stride, padding, dilation, ceil_mode)
+        return _maximum(builder, x, windows, len(node.results) == 2)
 
     rewrite(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
     rewrite(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
@@ -224,29 +257,30 @@ _pools(3)
 
 
 def _adaptive(count: int) -> None:
-    def refuse(node: Node, traits: Any) -> str | None:
-        ends = zip(node.args[0].type.dims[-count:], node.results[0].type.dims[-count:])
-        windows = [_dims.upper(size) // max(_dims.upper(out), 1) + 2 for size, out in ends]
-        alone = len(node.results) == 1 and all(
-            out == 1 for out in node.results[0].type.dims[-count:]
-        )  # a mean
-        return None if alone else traits.too_long(_dims.product(windows))
+    def refuse(node: Node, traits: DeviceTraits) -> str | None:
+        sizes, wanted = node.tensor("x").type.dims[-count:], node.result.type.dims[-count:]
+        if len(node.results) == 1 and all(size == 1 for size in wanted):
+            return None  # a mean
+        windows = [
+            _dims.upper(size) // max(_dims.upper(out), 1) + 2 for size, out in zip(sizes, wanted)
+        ]
+        return traits.too_long(_dims.product(windows))
 
-    def average_shape(x: TensorType, output_size: Any) -> TensorType:
-        return _Window(x, count, sizes=output_size).type(x)
+    def average_shape(x: TensorType, output_size: OutputSizes) -> TensorType:
+        return _Windows.even(x, count, output_size).type(x)
 
-    def average(builder: Builder, node: Node, x: Value, sizes: Any) -> Value:
-        window = _Window(x.type, count, sizes=sizes)
-        if all(isinstance(size, int) and size == 1 for size in window.sizes):
-            return builder.emit("aten.mean.dim", x, tuple(window.dims), True)
-        return _average(builder, x, window)
+    def average(builder: Builder, node: Node, x: Value, sizes: OutputSizes) -> Value:
+        windows = _Windows.even(x.type, count, sizes)
+        if all(isinstance(size, int) and size == 1 for size in windows.sizes):
+            return builder.emit("aten.mean.dim", x, tuple(windows.dims), True)
+        return _average(builder, x, windows)
 
-    def maximum_shape(x: TensorType, output_size: Any) -> tuple[TensorType, TensorType]:
+    def maximum_shape(x: TensorType, output_size: OutputSizes) -> tuple[TensorType, TensorType]:
         values = average_shape(x, output_size)
         return values, values.with_dtype(DType.int64)
 
-    def maximum(builder: Builder, node: Node, x: Value, sizes: Any) -> Any:
-        return _maximum(builder, x, _Window(x.type, count, sizes=sizes), True)
+    def maximum(builder: Builder, node: Node, x: Value, sizes: OutputSizes) -> tuple[Value, ...]:
+        return _maximum(builder, x, _Windows.even(x.type, count, sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
     rewrite(
@@ -259,18 +293,26 @@ for _count in (1, 2, 3):
     _adaptive(_count)
 
 
-# -- the way back --------------------------------------------------------------------------------
+# -- the inverse of maximum pooling ---------------------------------------------------------------
 def _unpool(count: int) -> None:
     def shape(
         x: TensorType,
         indices: TensorType,
         output_size: Sequence[Size],
-        stride: Any = (),
-        padding: Any = (),
+        stride: Ints = (),
+        padding: Ints = (),
     ) -> TensorType:
         return x.with_dims((*x.dims[: x.rank - count], *output_size))
 
-    def expand(builder: Builder, node: Node, x: Value, indices: Value, *rest: Any) -> Value:
+    def expand(
+        builder: Builder,
+        node: Node,
+        x: Value,
+        indices: Value,
+        output_size: Sequence[Size],
+        stride: Ints = (),
+        padding: Ints = (),
+    ) -> Value:
         type = node.result.type
         lead = type.dims[: type.rank - count]
         flat = [builder.emit("aten.view.default", value, (*lead, -1)) for value in (x, indices)]

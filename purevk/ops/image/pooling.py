@@ -1,27 +1,37 @@
-"""Pooling over windows."""
+"""Pooling of images over windows."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import Lowering
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import bind_x
 from purevk.ops.builder import Builder
-from purevk.ops.conv.convolution import CHANNELS_LAST, runs_in_nchw
-from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
-from purevk.ops.shapes import pair
+from purevk.ops.conv.arguments import Ints, Window
+from purevk.ops.conv.nchw import runs_in_nchw
+from purevk.ops.image_layout import NHWC, LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
+from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.pool2d"
+# What a maximum starts from, by the type that is computed in.
+_LOWEST = {
+    "float": "uintBitsToFloat(0xff800000u)",
+    "int": "(-2147483647 - 1)",
+    "int64_t": "PV_INT64_MIN",
+}
 
 
-def _out(
+def pooled_size(
     size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
 ) -> Size:
+    """The size of the result along one dim."""
     span = size + (2 * padding - dilation * (kernel - 1) - 1)
     if not ceil_mode:
         return span // stride + 1
@@ -30,105 +40,119 @@ def _out(
     return count - 1 if (count - 1) * stride >= size + padding else count
 
 
+@dataclass(frozen=True)
+class Pool:
+    """The arguments of a `purevk.pool2d` node.
+
+    Attributes:
+        sizes: rows and columns of the result.
+        divisor: what averages are divided by; 0: the elements of the window.
+        indices: the dtype of the indices of the maxima, if they are wanted.
+    """
+
+    x: Value
+    average: bool
+    window: Window
+    sizes: tuple[Size, Size]
+    count_include_pad: bool
+    divisor: int
+    indices: DType | None
+
+    @classmethod
+    def of(cls, node: Node) -> Pool:
+        height, width = node.sizes("sizes", 2)
+        return cls(
+            node.tensor("x"),
+            node.bool("average"),
+            Window.make(
+                *(node.ints(name, 2) for name in ("kernel", "stride", "padding", "dilation"))
+            ),
+            (height, width),
+            node.bool("count_include_pad"),
+            node.int("divisor"),
+            node.optional_dtype("indices"),
+        )
+
+    @property
+    def params(self) -> dict[str, int]:
+        """The window as the templates declare it."""
+        window = self.window
+        return {
+            "kernel_h": window.kernel[0],
+            "kernel_w": window.kernel[1],
+            "stride_h": window.stride[0],
+            "stride_w": window.stride[1],
+            "pad_h": window.padding[0],
+            "pad_w": window.padding[1],
+            "dilation_h": window.dilation[0],
+            "dilation_w": window.dilation[1],
+        }
+
+
 def _pool_shape(
     x: TensorType,
     average: bool,
-    kernel: tuple,
-    stride: tuple,
-    padding: tuple,
-    dilation: tuple,
-    sizes: tuple,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    sizes: tuple[Size, Size],
     count_include_pad: bool = True,
     divisor: int = 0,
     indices: DType | None = None,
-) -> Any:
+) -> TensorType | tuple[TensorType, TensorType]:
     result = x.with_dims((*x.dims[:2], *sizes))
     return result if indices is None else (result, result.with_dtype(indices))
 
 
 def _pool_lower(lowering: Lowering, node: Node) -> None:
-    (
-        x_value,
-        average,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        sizes,
-        count_include_pad,
-        divisor,
-        indices,
-    ) = node.args
-    x, out = lowering.operand(x_value), lowering.operand(node.results[0])
+    pool, traits = Pool.of(node), lowering.traits
+    x, out = lowering.operand(pool.x), lowering.operand(node.results[0])
     if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
-    batches, channels, height, width = x.dims
-    n, c, h, w = (0, 1, 2, 3)
-    last = isinstance(x.strides[c], int) and x.strides[c] == 1
-    acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
-    lowest = {
-        "float": "uintBitsToFloat(0xff800000u)",
-        "int": "(-2147483647 - 1)",
-        "int64_t": "PV_INT64_MIN",
-    }[acc]
-    macros: dict[str, Any] = {
-        "T_X": x.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "ACC": acc,
-        "AVERAGE": int(average),
-        "LOWEST": lowest,
-        **({"HAS_INT64": 1} if x.dtype is DType.int64 else {}),
-        "COUNT_INCLUDE_PAD": int(count_include_pad),
-        "INDICES": int(indices is not None),
-    }
-    second = None
-    if indices is not None:
-        second = lowering.operand(node.results[1])
-        # An index is not negative and takes 32 bits, so that no arithmetic of 64 is needed.
-        wide = {"T_INDEX": "uvec2", "TO_INDEX(v)": "uvec2(uint(v), 0u)"}
-        macros |= wide if indices is DType.int64 else {"T_INDEX": "int"}
-    window = {
-        f"{name}_{axis}": size
-        for name, sizes_ in zip(
-            ("kernel", "stride", "pad", "dilation"), (kernel, stride, padding, dilation)
-        )
-        for axis, size in zip("hw", sizes_)
-    }
-    common: dict[str, Size] = {
-        "C": channels,
-        "H": height,
-        "W": width,
-        "OH": sizes[0],
-        "OW": sizes[1],
-        **({"divisor": divisor} if average else {}),
-        **({"index_offset": second.offset} if second is not None else {}),
-    }
-    flops = out.type.numel * kernel[0] * kernel[1]
-    rows = column_rows(lowering.traits, out.dims, kernel, stride, dilation)
+    second = lowering.operand(node.results[1]) if pool.indices is not None else None
+    window = pool.window
+    rows = column_rows(traits, out.dims, window.kernel, window.stride, window.dilation)
     if is_nchw_operand(x) and is_nchw_operand(out) and rows:
-        buffers = [(x, "r"), (out, "w"), *([(second, "w")] if second is not None else [])]
-        params = {
-            "x_offset": x.offset,
-            "out_offset": out.offset,
-            "planes": batches * channels,
-            **common,
-            "x_n": x.strides[n],
-            "x_c": x.strides[c],
-            "x_h": x.strides[h],
-        }
-        local = min(256, lowering.traits.max_invocations)
-        work = batches * channels * _dims.ceil_div(sizes[0], rows) * sizes[1]
-        lowering.dispatch(
-            "image/pool_nchw.comp",
-            buffers,
-            macros={**macros, "ROWS": rows},
-            params=params,
-            constants={**window, "local_size_x": local},
-            specialize=params,
-            grid=lowering.linear_grid(work, local),
-            flops=flops,
-        )
-        return
+        _lower_nchw(lowering, pool, x, out, second, rows)
+    else:
+        _lower_strided(lowering, pool, x, out, second)
+
+
+def _lower_nchw(
+    lowering: Lowering, pool: Pool, x: Operand, out: Operand, indices: Operand | None, rows: int
+) -> None:
+    """One invocation makes `rows` outputs of a column."""
+    batches, channels, _, _ = x.dims
+    params = {
+        "x_offset": x.offset,
+        "out_offset": out.offset,
+        "planes": batches * channels,
+        **_params(pool, x, indices),
+        "x_n": x.strides[0],
+        "x_c": x.strides[1],
+        "x_h": x.strides[2],
+    }
+    local = min(256, lowering.traits.max_invocations)
+    work = batches * channels * _dims.ceil_div(pool.sizes[0], rows) * pool.sizes[1]
+    lowering.dispatch(
+        "image/pool_nchw.comp",
+        [(x, "r"), (out, "w"), *([(indices, "w")] if indices is not None else [])],
+        macros={**_macros(pool, x, out), "ROWS": rows},
+        params=params,
+        constants={**pool.params, "local_size_x": local},
+        specialize=params,
+        grid=lowering.linear_grid(work, local),
+        flops=out.type.numel * pool.window.taps,
+    )
+
+
+def _lower_strided(
+    lowering: Lowering, pool: Pool, x: Operand, out: Operand, indices: Operand | None
+) -> None:
+    """One invocation makes one output, or four channels of one pixel, in any layout."""
+    channels = x.dims[1]
+    last = isinstance(x.strides[1], int) and x.strides[1] == 1
     vector = (
         last
         and x.dtype in (DType.float32, DType.float16)
@@ -136,48 +160,87 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
             channels,
             x.offset,
             out.offset,
-            *(x.strides[d] for d in (n, h, w)),
-            *(out.strides[d] for d in (n, h, w)),
+            *(operand.strides[d] for operand in (x, out) for d in (0, 2, 3)),
         )
     )
     profile = lowering.traits.profile
-    most = profile.max_unrolled_window if profile.overlaps_loads else 0
-    unrolled = kernel[0] * kernel[1] <= most
-    macros |= {"CHANNELS_LAST": int(last), "VEC4": int(vector), "UNROLLED": int(unrolled)}
+    unrolled = profile.overlaps_loads and pool.window.taps <= profile.max_unrolled_window
     texel, binding = bind_x(lowering, x, vector)
-    macros |= texel
-    buffers = [binding, (out, "w"), *([(second, "w")] if second is not None else [])]
-    count = out.type.numel
-    local = 64
-    order = {"n": n, "h": h, "w": w, "c": c}
+    count, local = out.type.numel, 64
+    axes = {"n": 0, "h": 2, "w": 3, "c": 1}
     params = {
         "x_offset": x.offset,
         "out_offset": out.offset,
         "outputs": count,
-        **common,
-        **window,
-        **{f"x_{axis}": x.strides[d] for axis, d in order.items()},
-        **{f"out_{axis}": out.strides[d] for axis, d in order.items()},
+        **_params(pool, x, indices),
+        **pool.params,
+        **{f"x_{axis}": x.strides[d] for axis, d in axes.items()},
+        **{f"out_{axis}": out.strides[d] for axis, d in axes.items()},
     }
     lowering.dispatch(
         "image/pool.comp",
-        buffers,
-        macros=macros,
+        [binding, (out, "w"), *([(indices, "w")] if indices is not None else [])],
+        macros={
+            **_macros(pool, x, out),
+            "CHANNELS_LAST": int(last),
+            "VEC4": int(vector),
+            "UNROLLED": int(unrolled),
+            **texel,
+        },
         params=params,
         constants={"local_size_x": local},
-        specialize=lowering.fixed(params, window),
+        specialize=lowering.fixed(params, pool.params),
         grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
-        flops=flops,
+        flops=count * pool.window.taps,
     )
 
 
-def _pool_layouts(node: Node, query: LayoutQuery) -> tuple:
-    planes = keeps_nchw(node, node.args[0], query, False, runs_in_nchw)
-    return (None if planes else CHANNELS_LAST,) * len(node.results)
+def _macros(pool: Pool, x: Operand, out: Operand) -> dict[str, str | int]:
+    """The macros that both templates have."""
+    acc = "float" if x.dtype.is_float else "int64_t" if x.dtype is DType.int64 else "int"
+    macros: dict[str, str | int] = {
+        "T_X": x.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "ACC": acc,
+        "AVERAGE": int(pool.average),
+        "LOWEST": _LOWEST[acc],
+        "COUNT_INCLUDE_PAD": int(pool.count_include_pad),
+        "INDICES": int(pool.indices is not None),
+    }
+    if x.dtype is DType.int64:
+        macros["HAS_INT64"] = 1
+    if pool.indices is DType.int64:
+        # An index is not negative and takes 32 bits, so that no arithmetic of 64 is needed.
+        macros |= {"T_INDEX": "uvec2", "TO_INDEX(v)": "uvec2(uint(v), 0u)"}
+    elif pool.indices is not None:
+        macros["T_INDEX"] = "int"
+    return macros
 
 
-def _pool_adapt(node: Node, orders: tuple, query: LayoutQuery) -> Node:
-    """The node without the indices, where nobody reads these."""
+def _params(pool: Pool, x: Operand, indices: Operand | None) -> dict[str, Size]:
+    """The parameters that both templates have."""
+    _, channels, height, width = x.dims
+    params = {
+        "C": channels,
+        "H": height,
+        "W": width,
+        "OH": pool.sizes[0],
+        "OW": pool.sizes[1],
+    }
+    if pool.average:
+        params["divisor"] = pool.divisor
+    if indices is not None:
+        params["index_offset"] = indices.offset
+    return params
+
+
+def _pool_layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
+    nchw = keeps_nchw(node, node.tensor("x"), query, False, runs_in_nchw)
+    return (None if nchw else NHWC,) * len(node.results)
+
+
+def _pool_adapt(node: Node, orders: tuple[Order | None, ...], query: LayoutQuery) -> Node:
+    """The node without the indices, if nobody reads them."""
     if len(node.results) == 1 or query.read(node.results[1]):
         return node
     return Node(NAME, (*node.args[:-1], None), node.results[:1], node.source, node.alias)
@@ -192,41 +255,45 @@ register(
 )
 
 
-def _window(
-    x: TensorType, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-) -> tuple:
+# -- operators of torch ---------------------------------------------------------------------------
+def _sizes(x: TensorType, window: Window, ceil_mode: bool) -> tuple[Size, Size]:
+    """Rows and columns of the result."""
     if x.rank not in (3, 4):
         raise ShapeError(f"2-D pooling takes rank 3 or 4, not {x.rank}")
-    kernel, padding, dilation = pair(kernel), pair(padding), pair(dilation)
-    stride = pair(stride) if stride else kernel
-    sizes = tuple(
-        _out(x.dims[x.rank - 2 + d], kernel[d], stride[d], padding[d], dilation[d], ceil_mode)
+    height, width = (
+        pooled_size(
+            x.dims[x.rank - 2 + d],
+            window.kernel[d],
+            window.stride[d],
+            window.padding[d],
+            window.dilation[d],
+            ceil_mode,
+        )
         for d in range(2)
     )
-    return kernel, stride, padding, dilation, sizes
+    return height, width
 
 
 def _max_shape(
     x: TensorType,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> TensorType:
-    return x.with_dims(
-        (*x.dims[:-2], *_window(x, kernel_size, stride, padding, dilation, ceil_mode)[4])
-    )
+    window = Window.make(kernel_size, stride or kernel_size, padding, dilation)
+    return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))
 
 
 def _max_indices_shape(
     x: TensorType,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
     ceil_mode: bool = False,
-) -> tuple:
+) -> tuple[TensorType, TensorType]:
     values = _max_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
     return values, values.with_dtype(DType.int64)
 
@@ -245,19 +312,39 @@ def _like(builder: Builder, value: Value, node_result: Value) -> Value:
     )
 
 
-def _expand_max(builder: Builder, node: Node) -> Any:
-    x = node.args[0]
-    kernel, stride, padding, dilation, sizes = _window(x.type, *node.args[1:6])
-    images = _as_images(builder, x)
-    window = (images, False, kernel, stride, padding, dilation, sizes)
-    if len(node.results) == 1:
-        return _like(builder, builder.emit(NAME, *window), node.result)
-    values, indices = builder.emit_all(NAME, *window, True, 0, node.results[1].type.dtype)
-    return _like(builder, values, node.results[0]), _like(builder, indices, node.results[1])
+def _emit(
+    builder: Builder,
+    node: Node,
+    average: bool,
+    dilation: Sequence[int],
+    count_include_pad: bool = True,
+    divisor: int = 0,
+) -> tuple[Value, ...]:
+    """Emits `purevk.pool2d` for a node of torch."""
+    x, kernel = node.tensor("x"), node.ints("kernel_size", 2)
+    window = Window.make(kernel, node.ints("stride") or kernel, node.ints("padding"), dilation)
+    made = builder.emit_all(
+        NAME,
+        _as_images(builder, x),
+        average,
+        window.kernel,
+        window.stride,
+        window.padding,
+        window.dilation,
+        _sizes(x.type, window, node.bool("ceil_mode")),
+        count_include_pad,
+        divisor,
+        node.results[1].type.dtype if len(node.results) == 2 else None,
+    )
+    return tuple(_like(builder, value, result) for value, result in zip(made, node.results))
 
 
-def _refuse_long(node: Node, traits: Any) -> str | None:
-    return traits.too_long(_dims.product(pair(node.args[1])))
+def _expand_max(builder: Builder, node: Node) -> tuple[Value, ...]:
+    return _emit(builder, node, False, node.ints("dilation", 2))
+
+
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    return traits.too_long(math.prod(node.ints("kernel_size", 2)))
 
 
 register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long)))
@@ -272,34 +359,20 @@ register(
 
 def _average_shape(
     x: TensorType,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> TensorType:
-    return x.with_dims((*x.dims[:-2], *_window(x, kernel_size, stride, padding, 1, ceil_mode)[4]))
+    window = Window.make(kernel_size, stride or kernel_size, padding, 1)
+    return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))
 
 
-def _expand_average(builder: Builder, node: Node) -> Value:
-    x, kernel, stride, padding, ceil_mode, include, divisor = node.args
-    kernel, stride, padding, dilation, sizes = _window(
-        x.type, kernel, stride, padding, 1, ceil_mode
-    )
-    made = builder.emit(
-        NAME,
-        _as_images(builder, x),
-        True,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        sizes,
-        bool(include),
-        divisor or 0,
-    )
-    return _like(builder, made, node.result)
+def _expand_average(builder: Builder, node: Node) -> tuple[Value, ...]:
+    divisor = node.optional_int("divisor_override") or 0
+    return _emit(builder, node, True, (1, 1), node.bool("count_include_pad"), divisor)
 
 
 register(
@@ -308,8 +381,8 @@ register(
 
 
 def _expand_max_backward(builder: Builder, node: Node) -> Value:
-    """What came in at the largest elements adds up there."""
-    slopes, x, *_, indices = node.args
+    """Gradients are added up at the elements that were the maxima."""
+    slopes, x, indices = node.tensor("slopes"), node.tensor("x"), node.tensor("indices")
     *lead, height, width = x.type.dims
     flat = [
         builder.emit("aten.view.default", each, (*lead, each.type.dims[-2] * each.type.dims[-1]))

@@ -1,9 +1,10 @@
-"""Images of other sizes, and images read at places that a grid gives."""
+"""Resizing of images, and sampling at the coordinates of a grid."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.image.resample_coarsened import resized, sampled
 from purevk.ops.mapped import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
+from purevk.tuning import DeviceTraits
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -27,29 +29,35 @@ def _scaled(size: Size, factor: float) -> Size:
     return size * numerator // denominator
 
 
-def _out_sizes(x: TensorType, count: int, size: Any, factors: Any) -> tuple[Size, ...]:
+def _resized(
+    x: TensorType, count: int, sizes: Sequence[Size] | None, factors: Sequence[float] | None
+) -> TensorType:
+    """The type of the result, from its sizes or from factors."""
     if x.rank != count + 2:
         raise ShapeError(f"cannot resize {count} dims of {x}")
-    if size is not None:
-        return tuple(size)
-    return tuple(_scaled(x.dims[2 + d], factors[d]) for d in range(count))
+    if sizes is None:
+        if factors is None:
+            raise ShapeError(f"neither sizes nor scale factors are given to resize {x}")
+        sizes = tuple(_scaled(size, factor) for size, factor in zip(x.dims[2:], factors))
+    return x.with_dims((*x.dims[:2], *sizes))
 
 
 def _step(
     x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str
 ) -> float | None:
-    """How far apart neighbours of the result are in the input along dim d, in the precision in
-    which torch computes it; None: it depends on the call."""
+    """The distance in the input of neighbours of the result along dim d, in the precision in which
+    torch computes it; None: it depends on the call."""
     real = (
         np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
     )
     size = x.dims[d]
-    known = isinstance(size, int) and isinstance(out, int)
-    if align:
-        return float(real(size - 1) / real(out - 1) if out > 1 else 0.0) if known else None
-    if factor is not None and factor > 0:
+    if not align and factor is not None and factor > 0:
         return float(real(1.0 / factor))
-    return float(real(size) / real(out) if out else 0.0) if known else None
+    if not isinstance(size, int) or not isinstance(out, int):
+        return None
+    if align:
+        return float(real(size - 1) / real(out - 1)) if out > 1 else 0.0
+    return float(real(size) / real(out)) if out else 0.0
 
 
 def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> str:
@@ -163,8 +171,8 @@ def _resize(
     )
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    dtype = node.args[0].type.dtype
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    dtype = node.inputs[0].type.dtype
     return None if dtype.is_float else f"no kernel for interpolation of {dtype.name}"
 
 
@@ -174,17 +182,19 @@ def _resizes(name: str, count: int, kind: str) -> None:
     scales = ", ".join(f"scales_{d}=None" for d in "dhw"[3 - count :])
     aligned = "" if plain else "align_corners=False, "
 
-    def sized(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
-        return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, None)))
+    def sized(x: TensorType, output_size: Sequence[Size], *rest: Any) -> TensorType:
+        return _resized(x, count, output_size, None)
 
-    def expand(builder: Builder, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+    def expand(builder: Builder, node: Node, x: Value, size: Sequence[Size], *rest: Any) -> Value:
         align, factors = (False, rest) if plain else (bool(rest[0]), rest[1:])
         return _resize(builder, node, x, count, kind, align, factors)
 
-    def vec(x: TensorType, output_size: Any, *rest: Any) -> TensorType:
-        return x.with_dims((*x.dims[:2], *_out_sizes(x, count, output_size, rest[-1])))
+    def vec(x: TensorType, output_size: Sequence[Size] | None, *rest: Any) -> TensorType:
+        return _resized(x, count, output_size, rest[-1])
 
-    def expand_vec(builder: Builder, node: Node, x: Value, size: Any, *rest: Any) -> Value:
+    def expand_vec(
+        builder: Builder, node: Node, x: Value, size: Sequence[Size] | None, *rest: Any
+    ) -> Value:
         align, factors = (False, rest[0]) if plain else (bool(rest[0]), rest[1])
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
@@ -203,10 +213,8 @@ def _resizes(name: str, count: int, kind: str) -> None:
     )
 
 
-def _signed(function: Any, parameters: str) -> Any:
+def _signed(function: Callable[..., TensorType], parameters: str) -> Callable[..., TensorType]:
     """A shape function with the given parameters, which it takes by position."""
-    import inspect
-
     made = []
     for text in parameters.split(", "):
         name, has_default, default = text.partition("=")
@@ -254,15 +262,15 @@ def _grid(
     dims = range(2, rank)
     if grid.type.dtype is not x.type.dtype:
         grid = builder.emit("aten._to_copy.default", grid, x.type.dtype)
-    where = ", ".join(["i0", *(f"i{d}" for d in dims)])
+    pixel = ", ".join(["i0", *(f"i{d}" for d in dims)])
     out = []
     for d in dims:
         # The last dim of the grid has the coordinate of the last dim first.
-        place = f"pv_unnormalize(GRID({where}, {rank - 1 - d}), x_size_{d}, {flag})"
+        source = f"pv_unnormalize(GRID({pixel}, {rank - 1 - d}), x_size_{d}, {flag})"
         if mode != 2:
-            place = f"pv_bring_back({place}, x_size_{d}, {padding}, {flag})"
-        out.append(f"float p{d} = {place};")
-    places = " ".join(out)
+            source = f"pv_bring_back({source}, x_size_{d}, {padding}, {flag})"
+        out.append(f"float p{d} = {source};")
+    locate = " ".join(out)
     if mode == 1:
         out += [f"int q{d} = int(roundEven(p{d}));" for d in dims]
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
@@ -299,7 +307,7 @@ def _grid(
     body, flops = " ".join(out), 2 ** (count + 2)
     if mode == 0 and count == 2:
         plain = MapSpec(body, ("X", "GRID"), order=0, lanes=((1, (1, None)),), flops=flops)
-        made = sampled(builder, x, grid, node.result.type, plain, places)
+        made = sampled(builder, x, grid, node.result.type, plain, locate)
         if made is not None:
             return made
     return mapped(
@@ -313,8 +321,8 @@ def _grid(
     )
 
 
-def _refuse_grid(node: Node, traits: Any) -> str | None:
-    if node.args[0].type.rank == 5 and node.args[2] == 2:
+def _refuse_grid(node: Node, traits: DeviceTraits) -> str | None:
+    if node.tensor("x").type.rank == 5 and node.int("interpolation_mode") == 2:
         return "no cubic sampling of volumes"
     return _refuse(node, traits)
 
@@ -329,13 +337,13 @@ def _affine_shape(theta: TensorType, size: Sequence[Size], align_corners: bool) 
 
 
 def _affine(builder: Builder, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
-    """Places on a regular grid between -1 and 1, moved by a matrix."""
+    """The coordinates of a regular grid between -1 and 1, transformed by a matrix."""
     count = len(size) - 2
     span = {
         d: f"(float(r_size_{d}) - 1.0)" if align else f"float(r_size_{d})"
         for d in range(1, count + 1)
     }
-    places = []
+    statements = []
     for k in range(count):
         d = count - k
         first = (
@@ -343,12 +351,13 @@ def _affine(builder: Builder, node: Node, theta: Value, size: Sequence[Size], al
             if align
             else f"(2.0 * float(i{d}) + 1.0 - {span[d]}) / {span[d]}"
         )
-        places.append(f"float g{k} = r_size_{d} > 1 ? {first} : 0.0;")
+        statements.append(f"float g{k} = r_size_{d} > 1 ? {first} : 0.0;")
     terms = " + ".join(
         [f"THETA(i0, i{count + 1}, {k}) * g{k}" for k in range(count)]
         + [f"THETA(i0, i{count + 1}, {count})"]
     )
-    return mapped(builder, " ".join(places) + f" r = {terms};", {"THETA": theta}, node.result.type)
+    body = " ".join(statements) + f" r = {terms};"
+    return mapped(builder, body, {"THETA": theta}, node.result.type)
 
 
 rewrite("aten.affine_grid_generator.default", _affine_shape, _affine, supports=_refuse)

@@ -1,62 +1,73 @@
-"""Resampling of planes (NCHW) by strips: an invocation makes several rows of a column, of several
-channels, that share places, weights and what they read."""
+"""Resampling of NCHW images with thread coarsening: an invocation makes several rows of a column, in
+several channels. They share coordinates, weights and the elements that they read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
-from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
-from purevk.ops.image_layout import is_nchw_operand
+from purevk.ops.image_layout import RESAMPLE_COARSENED as NAME
+from purevk.ops.image_layout import LayoutQuery, is_nchw_operand
 from purevk.ops.mapped import same_order
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.registry import Kernel, Operator, Order, register
 from purevk.tuning import DeviceTraits
 
-NAME = "purevk.strips"
-# Rows and planes that an invocation makes, by the columns.
-_STRIPS = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
+# Rows and channels that an invocation makes, by its columns.
+_COARSENING = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
 
 
 def _shape(
-    plain: MapSpec, strips: MapSpec, over: tuple, inputs: tuple, type: TensorType
+    plain: MapSpec,
+    coarsened: MapSpec,
+    over: tuple[int, ...],
+    inputs: tuple[TensorType, ...],
+    type: TensorType,
 ) -> tuple[TensorType, ...]:
     return (type,)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    plain, strips, over, values, _ = node.args
-    inputs, out = [lowering.operand(value) for value in values], lowering.operand(node.result)
-    fits = not strips.fours or gcd4(out.offset, *out.strides[:3])
-    if is_nchw_operand(inputs[0]) and is_nchw_operand(out) and _follow(inputs[0]) and fits:
-        emit_map(lowering, strips, inputs, {}, [out], over)
+    coarsened = node.attribute("coarsened", MapSpec)
+    inputs = [lowering.operand(value) for value in node.tensors("inputs")]
+    out = lowering.operand(node.result)
+    fits = not coarsened.fours or gcd4(out.offset, *out.strides[:3])
+    if is_nchw_operand(inputs[0]) and is_nchw_operand(out) and _joins(inputs[0]) and fits:
+        emit_map(lowering, coarsened, inputs, {}, [out], node.sizes("over"))
     else:
-        emit_map(lowering, plain, inputs, {}, [out])
+        emit_map(lowering, node.attribute("plain", MapSpec), inputs, {}, [out])
 
 
-def _follow(x: Operand) -> bool:
-    """Whether the planes of one image follow those of another, so that they are one dim."""
+def _joins(x: Operand) -> bool:
+    """Whether images and channels are one dim: the channels of one image follow those of
+    another."""
     batches, channels = x.dims[:2]
     return (isinstance(batches, int) and batches == 1) or x.strides[0] == channels * x.strides[1]
 
 
-def _orders(node: Node, layout_of: Any) -> tuple:
-    value = node.args[3][0]
-    return (same_order(value, layout_of(value)),)
+def _orders(node: Node, query: LayoutQuery) -> tuple[Order | None]:
+    value = node.tensors("inputs")[0]
+    return (same_order(value, query(value)),)
 
 
 register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
 
 
-def _known(*sizes: Size) -> bool:
-    return all(isinstance(size, int) and size > 0 for size in sizes)
+def _known(sizes: Sequence[Size]) -> tuple[int, ...] | None:
+    """The sizes, if they are known and not 0."""
+    known = tuple(size for size in sizes if isinstance(size, int) and size > 0)
+    return known if len(known) == len(sizes) else None
+
+
+def _enough(traits: DeviceTraits) -> int:
+    """Invocations that keep the device busy."""
+    return traits.profile.enough_invocations_per_core * traits.processors
 
 
 def resized(
@@ -68,41 +79,46 @@ def resized(
     scales: Sequence[float | None],
     align: bool,
 ) -> Value | None:
-    """The resizing of images that `plain` says, so that planes are made by strips where that is
-    faster; None where it is not.
+    """Resizes images as `plain` does, with thread coarsening. None where that is not faster.
 
     Args:
         taps: elements along each dim that make one of the result: 2, or 4 by cubic weights.
-        scales: how far apart neighbours of the result are in the input, along y and x; None:
+        scales: the distance in the input of neighbours of the result, along y and x; None:
             unknown.
     """
+    sizes, traits = _known(type.dims), builder.traits
     down, across = scales
-    if not _known(*x.type.dims, *type.dims) or down is None or across is None or not 0 < down <= 1:
+    if _known(x.type.dims) is None or sizes is None or not traits.profile.prefers_unrolled_code:
         return None
-    images, (height, width) = x.type.dims[0] * x.type.dims[1], type.dims[2:]
-    traits: DeviceTraits = builder.traits
-    enough = traits.profile.enough_invocations_per_core * traits.processors
+    if down is None or across is None or not 0 < down <= 1 or type.dtype is DType.float64:
+        return None
+    batches, channels, height, width = sizes
+    images, enough = batches * channels, _enough(traits)
     columns = 4 if width % 4 == 0 and 0 < across <= 1 else 1
-    sizes = next(
+    coarsening = next(
         (
-            (rows, planes)
-            for rows, planes in _STRIPS[columns]
-            if images % planes == 0
+            (rows, each)
+            for rows, each in _COARSENING[columns]
+            if images % each == 0
             and height >= rows
-            and images // planes * -(-height // rows) * (width // columns) >= enough
+            and images // each * -(-height // rows) * (width // columns) >= enough
         ),
         None,
     )
-    if not traits.profile.prefers_unrolled_code or sizes is None or type.dtype is DType.float64:
+    if coarsening is None:
         return None
-    rows, planes = sizes
-    over = (images // planes, -(-height // rows), width // columns)
+    rows, each = coarsening
+    over = (images // each, -(-height // rows), width // columns)
     body = _resize(
-        taps, _along(2, rows, taps, down, align), _along(3, columns, taps, across, align), planes
+        taps, _along(2, rows, taps, down, align), _along(3, columns, taps, across, align), each
     )
-    flops = plain.flops * rows * columns * planes
+    flops = plain.flops * rows * columns * each
     spec = MapSpec(body, ("X",), stores=False, fours=columns == 4, flops=flops)
     return builder.emit(NAME, plain, spec, over, (x,), type)
+
+
+# An element of the span of `_Along`, or one of two, by a condition.
+Tap = int | tuple[int, int, str]
 
 
 @dataclass(frozen=True)
@@ -113,52 +129,57 @@ class _Along:
         text: statements that declare what the others name.
         count: how many they are.
         span: elements of the input that they read, from q{dim}_0 on.
-        taps: for each neighbour, the number of each element, or two with the condition under which
-            it is the second.
+        taps: for each neighbour, the index of each element in the span, or two with the condition
+            under which it is the second.
         weights: for each neighbour, the text of each element's weight.
     """
 
     text: str
     count: int
     span: int
-    taps: tuple[tuple[tuple[int, int, str] | int, ...], ...]
+    taps: tuple[tuple[Tap, ...], ...]
     weights: tuple[tuple[str, ...], ...]
 
 
 def _repeats(step: float, count: int, align: bool) -> bool:
-    """Whether `count` neighbours have the same places between elements everywhere, without
+    """Whether each group of `count` neighbours has the same fractional coordinates, without
     rounding."""
     return not align and math.frexp(step)[0] == 0.5 and step < 1 and step * count >= 1
 
 
 def _along(d: int, count: int, taps: int, step: float, align: bool) -> _Along:
     before, first = taps // 2 - 1, f"i{d - 1} * {count}"
-    weigh = _cubic_weights if taps == 4 else lambda t: (1.0 - t, t)
-    q = lambda number, place: f"int q{d}_{number} = clamp({place}, 0, x_size_{d} - 1);"  # noqa: E731
+    weigh = _cubic_weights if taps == 4 else _linear_weights
+
+    def q(index: int, coordinate: str) -> str:
+        return f"int q{d}_{index} = clamp({coordinate}, 0, x_size_{d} - 1);"
+
     if _repeats(step, count, align):
-        places = [(n + 0.5) * step - 0.5 for n in range(count)]
-        low = [math.floor(place) for place in places]
+        sources = [(n + 0.5) * step - 0.5 for n in range(count)]
+        low = [math.floor(source) for source in sources]
         span = low[-1] - low[0] + taps
         text = [f"int a{d} = i{d - 1} * {int(step * count)};"]
         text += [q(t, f"a{d} + {t + low[0] - before}") for t in range(span)]
-        each = tuple(tuple(n - low[0] + k for k in range(taps)) for n in low)
+        same = tuple(tuple(n - low[0] + k for k in range(taps)) for n in low)
         weights = tuple(
-            tuple(f"({weight!r})" for weight in weigh(place - n)) for place, n in zip(places, low)
+            tuple(f"({weight!r})" for weight in weigh(source - n))
+            for source, n in zip(sources, low)
         )
-        return _Along(" ".join(text), count, span, each, weights)
+        return _Along(" ".join(text), count, span, same, weights)
     flag, vector = "true" if align else "false", f"vec{taps}"
     weights_of = "pv_cubic_weights({})" if taps == 4 else "pv_linear_weights({})"
-    # The places of neighbours differ by `step`, rounded down or up.
+    # The elements of neighbours are `step` apart, rounded down or up.
     low = [math.floor(n * step) for n in range(count)]
     span = low[-1] + 1 + taps if count > 1 else taps
     text = [f"int a{d} = int(floor(pv_source({first}, ({step!r}), {flag})));"]
     text += [q(t, f"a{d} + {t - before}") for t in range(span)]
-    each = []
+    each: list[tuple[Tap, ...]] = []
     for n in range(count):
-        # A place between two elements by rounding alone counts for the one that it is meant for.
-        up, place = f"up{d}_{n}", f"pv_source({first} + {n}, ({step!r}), {flag})"
+        # Rounding may move a coordinate below an element. It counts as the element that is meant.
+        up, source = f"up{d}_{n}", f"pv_source({first} + {n}, ({step!r}), {flag})"
+        above = "false" if n == 0 else f"int(floor(p{d}_{n})) - a{d} > {low[n]}"
         text.append(
-            f"float p{d}_{n} = {place}; bool {up} = {'false' if n == 0 else f'int(floor(p{d}_{n})) - a{d} > {low[n]}'};"
+            f"float p{d}_{n} = {source}; bool {up} = {above};"
             f" {vector} w{d}_{n} = {weights_of.format(f'p{d}_{n} - float(a{d} + {low[n]} + ({up} ? 1 : 0))')};"
         )
         each.append(
@@ -168,18 +189,28 @@ def _along(d: int, count: int, taps: int, step: float, align: bool) -> _Along:
     return _Along(" ".join(text), count, span, tuple(each), weights)
 
 
+def _linear_weights(t: float) -> tuple[float, ...]:
+    """`pv_linear_weights`."""
+    return 1.0 - t, t
+
+
 def _cubic_weights(t: float) -> tuple[float, ...]:
     """`pv_cubic_weights`."""
     a = -0.75
-    near = lambda x: ((a + 2) * x - (a + 3)) * x * x + 1  # noqa: E731
-    far = lambda x: ((a * x - 5 * a) * x + 8 * a) * x - 4 * a  # noqa: E731
+
+    def near(x: float) -> float:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: float) -> float:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
     return (far(t + 1), near(t), near(1 - t), far(2 - t))
 
 
 def _joined(name: str, along: _Along, n: int) -> str:
-    """The sum for neighbour `n`, where `name` and a number are the text of an element."""
+    """The sum for neighbour `n`; `name` and an index are the text of an element."""
 
-    def one(tap: tuple[int, int, str] | int) -> str:
+    def one(tap: Tap) -> str:
         return (
             f"{name}{tap}"
             if isinstance(tap, int)
@@ -191,7 +222,7 @@ def _joined(name: str, along: _Along, n: int) -> str:
     )
 
 
-def _resize(taps: int, down: _Along, across: _Along, planes: int) -> str:
+def _resize(taps: int, down: _Along, across: _Along, channels: int) -> str:
     loop = []
     for t in range(down.span):
         loop += [f"float x{t}_{k} = X(0, plane, q2_{t}, q3_{k});" for k in range(across.span)]
@@ -210,46 +241,47 @@ def _resize(taps: int, down: _Along, across: _Along, planes: int) -> str:
         loop.append(f"if (top + {row} < r_size_2) {put};")
     return (
         f"int top = i1 * {down.count}; {down.text} {across.text}"
-        f" for (int k = 0; k < {planes}; k++) {{ int plane = i0 * {planes} + k; {' '.join(loop)} }}"
+        f" for (int k = 0; k < {channels}; k++) {{ int plane = i0 * {channels} + k; {' '.join(loop)} }}"
     )
 
 
 def sampled(
-    builder: Builder, x: Value, grid: Value, type: TensorType, plain: MapSpec, places: str
+    builder: Builder, x: Value, grid: Value, type: TensorType, plain: MapSpec, locate: str
 ) -> Value | None:
-    """The bilinear sampling of images at places of a grid that `plain` says, so that the places
-    serve several planes; None where that is not faster.
+    """Samples images bilinearly as `plain` does, with thread coarsening: several channels share the
+    coordinates. None where that is not faster.
 
     Args:
-        places: statements that declare p2 and p3, the place along y and x, at i0, i2, i3.
+        locate: statements that declare p2 and p3, the coordinates in the input along y and x for
+            the element i0, i2, i3 of the result.
     """
-    if not _known(*x.type.dims, *type.dims) or type.dtype is DType.float64:
+    source, sizes, traits = _known(x.type.dims), _known(type.dims), builder.traits
+    if source is None or sizes is None or type.dtype is DType.float64:
         return None
-    batches, channels, height, width = type.dims
-    traits: DeviceTraits = builder.traits
-    enough = traits.profile.enough_invocations_per_core * traits.processors
-    planes = next(
+    batches, channels, height, width = sizes
+    enough = _enough(traits)
+    each = next(
         (
             count
             for count in (4, 2)
-            if channels % count == 0 and _dims.product(type.dims) // count >= enough
+            if channels % count == 0 and math.prod(sizes) // count >= enough
         ),
         None,
     )
-    if not traits.profile.prefers_unrolled_code or planes is None:
+    if not traits.profile.prefers_unrolled_code or each is None:
         return None
-    staged = _staged(traits, x.type, type)
+    staged = _staged(traits, source, sizes)
     if staged is not None:
         count, local, rounds = staged
-        (high, wide), number = x.type.dims[2:], height * width
+        (high, wide), pixels = source[2:], height * width
         spec = MapSpec(
-            _sample_staged(places, count, local, rounds, (high, wide), number),
+            _sample_staged(locate, count, local, rounds, (high, wide), pixels),
             ("X", "GRID"),
             stores=False,
             template="elementwise/map_shared.comp",
             macros=(("SHARED", f"shared {_LANES[count]} kept[{(high + 2) * (wide + 2)}];"),),
             local=local,
-            flops=plain.flops * count * rounds * number // local,
+            flops=plain.flops * count * rounds * pixels // local,
         )
         return builder.emit(
             NAME, plain, spec, (batches, channels // (count * rounds), 1, local), (x, grid), type
@@ -258,31 +290,32 @@ def sampled(
         f"(in{n} ? X(i0, c, q2{up}, q3{across}) : 0.0) * u{n}"
         for n, (up, across) in enumerate(_CORNERS)
     )
-    each = f"int c = i1 * {planes} + k; R_PUT(i0, c, i2, i3, {terms});"
-    body = f"{places} {_AROUND} UNROLL for (int k = 0; k < {planes}; k++) {{ {each} }}"
-    # Places may be anywhere: the more of them a workgroup has, the more of what it brings to its
-    # processor serves many.
-    spec = MapSpec(body, ("X", "GRID"), stores=False, flops=plain.flops * planes, local=1024)
+    put = f"int c = i1 * {each} + k; R_PUT(i0, c, i2, i3, {terms});"
+    body = f"{locate} {_AROUND} UNROLL for (int k = 0; k < {each}; k++) {{ {put} }}"
+    # Coordinates may be anywhere. A large workgroup reuses more of what it brings into the cache of
+    # its multiprocessor.
+    spec = MapSpec(body, ("X", "GRID"), stores=False, flops=plain.flops * each, local=1024)
     return builder.emit(
-        NAME, plain, spec, (batches, channels // planes, height, width), (x, grid), type
+        NAME, plain, spec, (batches, channels // each, height, width), (x, grid), type
     )
 
 
 _CORNERS = tuple((up, across) for up in (0, 1) for across in (0, 1))
 _LANES = {1: "float", 2: "vec2"}
-_STAGED_GROUPS = 0.9  # workgroups a processor, at least
+_STAGED_GROUPS = 0.9  # workgroups per multiprocessor, at least
 
 
 def _around() -> str:
-    """Statements for the place p2, p3: the elements q20, q21 x q30, q31 around it, whether each is
-    there, its weight."""
+    """Statements for the coordinates p2, p3: the elements q20, q21 x q30, q31 around them, whether
+    each is inside the image, and its weight."""
     out = []
     for d in (2, 3):
         out.append(f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});")
         for step in (0, 1):
-            place = f"a{d} + {step}"
+            at = f"a{d} + {step}"
             out.append(
-                f"int q{d}{step} = clamp({place}, 0, x_size_{d} - 1); bool in{d}{step} = q{d}{step} == {place};"
+                f"int q{d}{step} = clamp({at}, 0, x_size_{d} - 1);"
+                f" bool in{d}{step} = q{d}{step} == {at};"
             )
     for n, (up, across) in enumerate(_CORNERS):
         vertical, horizontal = ("w2" if up else "(1.0 - w2)"), ("w3" if across else "(1.0 - w3)")
@@ -293,20 +326,22 @@ def _around() -> str:
 _AROUND = _around()
 
 
-def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int, int, int] | None:
-    """Planes that a workgroup keeps in shared memory, its invocations, and how often it does so,
-    where all places read from there; else None."""
-    (high, wide), places = x.dims[2:], _dims.product(type.dims[2:])
+def _staged(
+    traits: DeviceTraits, source: Sequence[int], sizes: Sequence[int]
+) -> tuple[int, int, int] | None:
+    """Channels that a workgroup keeps in shared memory, its invocations, and how many times it
+    does so, if all samples are to be read from there; else None."""
+    (high, wide), pixels = source[2:], math.prod(sizes[2:])
     room = min(traits.profile.staged_image_bytes, traits.max_shared_memory)
-    local = next((n for n in (1024, 512, 256) if n <= min(places, traits.max_invocations)), None)
+    local = next((n for n in (1024, 512, 256) if n <= min(pixels, traits.max_invocations)), None)
     count = next(
-        (n for n in (2, 1) if type.dims[1] % n == 0 and 4 * n * (high + 2) * (wide + 2) <= room),
+        (n for n in (2, 1) if sizes[1] % n == 0 and 4 * n * (high + 2) * (wide + 2) <= room),
         None,
     )
-    if count is None or local is None or places < high * wide:
+    if count is None or local is None or pixels < high * wide:
         return None
-    # All workgroups at once, each reading what it will sample next while it samples.
-    images, sets = type.dims[0], type.dims[1] // count
+    # All workgroups run together. Each reads what it will sample next while it samples.
+    images, sets = sizes[0], sizes[1] // count
     least = _STAGED_GROUPS * traits.processors
     rounds = next(
         (n for n in (16, 8, 4, 2, 1) if sets % n == 0 and images * sets // n >= least), None
@@ -315,25 +350,28 @@ def _staged(traits: DeviceTraits, x: TensorType, type: TensorType) -> tuple[int,
 
 
 def _sample_staged(
-    places: str, count: int, local: int, rounds: int, size: tuple[int, int], number: int
+    locate: str, count: int, local: int, rounds: int, size: tuple[int, int], pixels: int
 ) -> str:
-    """The statements of a workgroup: it copies planes with zeros around them to shared memory, and
-    makes all `number` places of theirs, so many times for planes after one another."""
+    """The statements of a workgroup: `rounds` times, it copies `count` channels with zeros around
+    them to shared memory, and samples all `pixels` of the result from there."""
     high, wide = size
-    vector, line, turns = _LANES[count], wide + 2, -(-number // local)
-    loads, together = -(-high * wide // local), next(n for n in (2, 1) if turns % n == 0)
-    if_there = lambda name, limit: f"if ({name} < {limit}) " if limit % local else ""  # noqa: E731
+    vector, row, iterations = _LANES[count], wide + 2, -(-pixels // local)
+    loads, together = -(-high * wide // local), next(n for n in (2, 1) if iterations % n == 0)
+
+    def if_below(name: str, limit: int) -> str:
+        return f"if ({name} < {limit}) " if limit % local else ""
+
     read = ", ".join(f"X(i0, c + {k}, y, x)" for k in range(count))
     spot = f"int at = mine + n * {local}, y = at / {wide}, x = at - y * {wide};"
-    each = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_there('at', high * wide)}"
+    each = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_below('at', high * wide)}"
     fetch, keep = (
         f"{each} next[n] = {vector}({read}); }}",
-        f"{each} kept[(y + 1) * {line} + x + 1] = next[n]; }}",
+        f"{each} kept[(y + 1) * {row} + x + 1] = next[n]; }}",
     )
     zeros = (
-        f"for (int at = mine; at < {2 * line + 2 * high}; at += {local}) {{ int side = at - {2 * line};"
-        f" kept[at < {line} ? at : at < {2 * line} ? at + {high * line}"
-        f" : ((side >> 1) + 1) * {line} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
+        f"for (int at = mine; at < {2 * row + 2 * high}; at += {local}) {{ int side = at - {2 * row};"
+        f" kept[at < {row} ? at : at < {2 * row} ? at + {high * row}"
+        f" : ((side >> 1) + 1) * {row} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
     )
     around = " ".join(
         f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d}), q{d}0 = clamp(a{d}, -1, {limit}) + 1,"
@@ -341,17 +379,17 @@ def _sample_staged(
         for d, limit in ((2, high), (3, wide))
     )
     rows = [
-        f"(kept[q2{up} * {line} + q30] * (1.0 - w3) + kept[q2{up} * {line} + q31] * w3)"
+        f"(kept[q2{up} * {row} + q30] * (1.0 - w3) + kept[q2{up} * {row} + q31] * w3)"
         for up in (0, 1)
     ]
     puts = " ".join(
         f"R_PUT(i0, c + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count)
     )
     sample = (
-        f"[[dont_unroll]] for (int turn = 0; turn < {turns}; turn += {together}) {{"
+        f"[[dont_unroll]] for (int turn = 0; turn < {iterations}; turn += {together}) {{"
         f" UNROLL for (int n = 0; n < {together}; n++) {{ int at = mine + (turn + n) * {local};"
-        f" {if_there('at', number)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
-        f" {places} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
+        f" {if_below('at', pixels)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
+        f" {locate} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
     )
     return (
         f"int mine = i3, c = i1 * {count * rounds}; {vector} next[{loads}]; {fetch} {zeros}"

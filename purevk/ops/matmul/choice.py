@@ -1,9 +1,8 @@
-"""Which matrix product kernel a device runs for given sizes, with which tiles."""
+"""Which matmul kernel a device runs for given sizes, with which tiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
@@ -18,8 +17,8 @@ from purevk.tuning import DeviceTraits
 
 @dataclass(frozen=True)
 class Registers:
-    """`matmul.comp`: a register tile an invocation, what a subgroup shares goes by shuffles. For
-    software devices."""
+    """`matmul.comp`: each invocation has a tile in registers, and a subgroup shares what it reads by
+    shuffles. For software devices."""
 
     subgroup_size: int
     lanes_m: int
@@ -65,7 +64,7 @@ Choice = Tiled | Coopmat | Vector | Registers
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a product: number z is the inner one z % inner of the outer one z // inner.
+    """The batches of a matmul: number z is the inner one z % inner of the outer one z // inner.
 
     Attributes:
         count: all of them.
@@ -95,7 +94,7 @@ def choose(
     transposed: bool,
     vectors: tuple[bool, bool] = (True, True),
 ) -> Choice:
-    """The kernel for a product of [m, k] and [k, n].
+    """The kernel for a matmul of [m, k] and [k, n].
 
     Args:
         half: both operands are float16.
@@ -104,8 +103,10 @@ def choose(
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
-    sizes = (_dims.upper(size) for size in (m, n, k, batches))
-    return choose_gpu(traits, Problem(*sizes, half, transposed, vectors))
+    upper = _dims.upper
+    problem = Problem(upper(m), upper(n), upper(k), upper(batches), half, transposed, vectors)
+    choice: Choice = choose_gpu(traits, problem)
+    return choice
 
 
 def choose_registers(
@@ -144,14 +145,14 @@ def bind(
     bias: Operand | None,
     out: Operand,
     vectors: tuple[bool, bool, bool],
-) -> tuple[dict[str, Any], list[tuple[Operand, str]]]:
+) -> tuple[dict[str, str | int], list[tuple[Operand, str]]]:
     """The macros of `matmul_io.glslh` but for the epilogue's, and the bindings up to the output.
 
     Args:
         vectors: whether A, B and the output are read and written 4 elements at a time.
     """
     texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
-    macros: dict[str, Any] = {
+    macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
         "T_B": b.dtype.glsl,
         "T_OUT": out.dtype.glsl,
@@ -171,9 +172,9 @@ def bind(
     return macros, buffers
 
 
-def first_extra(choice: Choice, bias: Operand | None) -> int:
+def first_extra(splits: int, bias: Operand | None) -> int:
     """The binding of the epilogue's first buffer: it belongs to the dispatch that ends the work."""
-    return (2 if choice.splits > 1 else 3) + (bias is not None)
+    return (2 if splits > 1 else 3) + (bias is not None)
 
 
 def emit(
@@ -185,22 +186,23 @@ def emit(
     bias: Operand | None,
     out: Operand,
     epilogue: Epilogue,
-    sizes: tuple,
-    strides: tuple,
+    sizes: tuple[Size, Size, Size],
+    strides: tuple[Size, Size, Size],
     batches: Batches,
     transposed: bool,
-    vectors: tuple,
+    vectors: tuple[bool, bool, bool],
     flops: Size | None = None,
 ) -> None:
-    """Appends the dispatches of a product.
+    """Appends the dispatches of a matmul.
 
     Args:
-        sizes: m, n, k. strides: from one row to the next of A, B (or column, if transposed) and the
+        sizes: m, n, k.
+        strides: elements from one row to the next of A, B (or column, if transposed) and the
             result.
-        batches: the products that share these sizes.
+        batches: the matmuls of these sizes.
         vectors: whether A, B and the result are read and written 4 elements at a time.
         epilogue: made with `first_extra`.
-        flops: None: those of a product.
+        flops: None: those of a matmul.
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     flops = 2 * m * n * k * batches.count if flops is None else flops
@@ -221,7 +223,7 @@ def emit(
         "offset_a": a.offset,
         "offset_b": b.offset,
     }
-    if choice.splits > 1:
+    if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
         parts = parts_of(lowering, choice.splits, batches.count, m, n)
         macros, buffers = bind(lowering, a, b, None, parts, (vectors[0], vectors[1], gcd4(n)))
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
@@ -261,13 +263,13 @@ def emit(
     )
 
 
-def split_size(k: Size, choice: Choice) -> Size:
+def split_size(k: Size, choice: Tiled | Coopmat) -> Size:
     """K of one part: a multiple of the step."""
     return _dims.ceil_div(_dims.ceil_div(k, choice.splits), choice.tile_k) * choice.tile_k
 
 
 def parts_of(lowering: Lowering, splits: int, batches: Size, m: Size, n: Size) -> Operand:
-    """Where the sums of the parts of K are kept."""
+    """Temporary memory for the sums of the parts of K."""
     return lowering.temporary(TensorType(DType.float32, (splits, batches, m, n)))
 
 
@@ -282,10 +284,10 @@ def add_parts(
     batches: Batches,
     vector: bool,
 ) -> None:
-    """The second dispatch of a product whose K was split: `sizes` are m, n and the stride of the
+    """The second dispatch of a matmul whose K was split: `sizes` are m, n and the stride of the
     result's rows."""
     m, n, ldo = sizes
-    macros: dict[str, Any] = {
+    macros: dict[str, str | int] = {
         "VEC4_A": int(gcd4(n)),
         "VEC4_OUT": int(vector),
         "T_OUT": out.dtype.glsl,

@@ -1,13 +1,12 @@
-"""Matrix products: all of them are one operator of purevk's own, with a bias and an epilogue."""
+"""Matmuls: all of them become `purevk.matmul`, which has a bias and an epilogue."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
@@ -19,12 +18,16 @@ from purevk.lower.numbers import gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
-from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
+from purevk.ops.matmul.choice import Batches, Choice, choose, emit, first_extra
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
+Choose = Callable[
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool]], Choice
+]  # the parameters are those of `choose`
 
 
 def _product(a: TensorType, b: TensorType) -> TensorType:
@@ -38,8 +41,8 @@ def _matmul_shape(
     a: TensorType,
     b: TensorType,
     bias: TensorType | None = None,
-    epilogue: Any = None,
-    extras: tuple = (),
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
     product = _product(a, b)
     return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
@@ -48,7 +51,7 @@ def _matmul_shape(
 _KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
 
 
-def supports_float(node: Node, traits: Any) -> str | None:
+def supports_float(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in node.inputs:
         if value.type.dtype not in _KERNEL_TYPES:
@@ -63,7 +66,7 @@ class _Matrix:
         self.operand = operand
         lead = len(sizes) - (len(operand.dims) - 2)
         strides = operand.strides
-        self.batch = [
+        self.batch: list[Size] = [
             0 if d < lead or (operand.dims[d - lead] == 1 and size != 1) else strides[d - lead]
             for d, size in enumerate(sizes)
         ]
@@ -106,7 +109,15 @@ def batch_loops(
 
 
 def _matmul_lower(lowering: Lowering, node: Node) -> None:
-    lower_matmul(lowering, node, *node.args)
+    lower_matmul(
+        lowering,
+        node,
+        node.tensor("a"),
+        node.tensor("b"),
+        node.optional_tensor("bias"),
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+    )
 
 
 def lower_matmul(
@@ -115,26 +126,26 @@ def lower_matmul(
     a_value: Value,
     b_value: Value,
     bias_value: Value | None,
-    epilogue: Any,
-    extras: tuple,
-    choose: Callable[..., Any] = choose,
+    epilogue: Expression | None,
+    extras: tuple[Value, ...],
+    choose: Choose = choose,
     operations: int = 2,
 ) -> None:
-    """Appends the dispatches of a product, by the kernel that `choose` takes; `operations` are
-    those of a pair of elements."""
+    """Appends the dispatches of a matmul, by the kernel that `choose` returns. Each pair of elements
+    takes `operations` operations."""
     out = lowering.operand(node.result)
     a, b = lowering.operand(a_value), lowering.operand(b_value)
-    batch_sizes = out.dims[:-2]
+    batch_sizes: tuple[Size, ...] = out.dims[:-2]
     m, n, k = out.dims[-2], out.dims[-1], a.dims[-1]
-    if any(isinstance(size, int) and size == 0 for size in (*out.dims,)):
+    if any(isinstance(size, int) and size == 0 for size in out.dims):
         return
     # A's rows are dense, or it is copied; B may be dense along either dim.
     if not _one(a.strides[-1], k) or not isinstance(a.offset, int):
         a = dense(lowering, a)
     if not (_one(b.strides[-1], n) or _one(b.strides[-2], k)) or not isinstance(b.offset, int):
         b = dense(lowering, b)
-    # The product with one column is that of one row with the transposed matrix, which GPUs read at
-    # the speed of memory.
+    # A matmul with one column is that of one row with the transposed matrix, which GPUs read at
+    # copy bandwidth.
     column = (
         bias_value is None
         and _one(0, n)
@@ -180,8 +191,8 @@ def lower_matmul(
         lowering,
         epilogue,
         extras,
-        lowering.operand(node.result) if joined is None else _like(node, out, lowering),
-        first_extra(choice, bias),
+        lowering.operand(node.result),
+        first_extra(choice.splits, bias),
         "b, m, n",
         "(b * M + m) * N + n",
         (last - column, "n"),
@@ -210,11 +221,6 @@ def _turned(operand: Operand) -> Operand:
     (*lead, row, column), (*batch, rows, columns) = operand.strides, operand.dims
     layout = Layout(operand.offset, (*lead, column, row))
     return Operand(operand.storage, layout, TensorType(operand.dtype, (*batch, columns, rows)))
-
-
-def _like(node: Node, out: Operand, lowering: Lowering) -> Operand:
-    """The result with its own dims, for operands of the epilogue."""
-    return lowering.operand(node.result)
 
 
 def _join_rows(a: Operand, b: Operand, out: Operand) -> tuple[Operand, Operand] | None:
@@ -269,26 +275,30 @@ _SQUARE_ROOT = Expression((DType.float32,), (), (Step("sqrt($0)", (0,), DType.fl
 
 
 def _distances_lower(lowering: Lowering, node: Node) -> None:
-    a, b, p = node.args
+    p = node.float("p")
 
     def choose(
-        traits: Any,
+        traits: DeviceTraits,
         m: Size,
         n: Size,
         k: Size,
         batches: Size,
         half: bool,
         transposed: bool,
-        vectors: tuple,
-    ) -> Any:
+        vectors: tuple[bool, bool],
+    ) -> Choice:
         return choose_distance(
             traits,
             METRICS[p],
-            *(_dims.upper(size) for size in (m, n, k, batches)),
+            _dims.upper(m),
+            _dims.upper(n),
+            _dims.upper(k),
+            _dims.upper(batches),
             transposed,
             vectors,
         )
 
+    a, b = node.tensor("a"), node.tensor("b")
     lower_matmul(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)
 
 
@@ -302,19 +312,17 @@ register(
 )
 
 
-# -- what is a matrix product --------------------------------------------------------------------
+# -- operators of torch -----------------------------------------------------------------------------
 def _multiply(builder: Builder, a: Value, b: Value) -> Value:
-    """The product of matrices; whole numbers and double precision have a kernel of their own."""
+    """A matmul. Integers and double precision have a kernel of their own."""
     dtype = promote_types(a.type.dtype, b.type.dtype)
     if dtype in _KERNEL_TYPES:
         return builder.emit(NAME, a, b, None, None, ())
-
     return multiply_elements(builder, a, b, dtype)
 
 
 def _expand_mm(builder: Builder, node: Node) -> Value:
-    a, b = node.args[:2]
-    return _multiply(builder, a, b)
+    return _multiply(builder, node.tensor("a"), node.tensor("b"))
 
 
 register(Operator("aten.mm.default", _product, Rewrite(_expand_mm)))
@@ -334,7 +342,7 @@ def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
 
 
 def _expand_matmul(builder: Builder, node: Node) -> Value:
-    a, b = node.args
+    a, b = node.tensor("a"), node.tensor("b")
     left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
     product = _multiply(builder, left, right)
@@ -351,15 +359,14 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
 
 
 def _expand_linear(builder: Builder, node: Node) -> Value:
-    x, weight, bias = node.args
+    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     k, n = weight.type.dims[1], weight.type.dims[0]
     rows = _dims.product(x.type.dims[:-1])
     flat = builder.emit("aten.view.default", x, (rows, k))
     limit = builder.traits.max_storage_range
     if weight.type.nbytes > limit and weight.type.is_static:
-        product = _linear_in_parts(
-            builder, flat, weight, bias, limit // (k * weight.type.dtype.itemsize)
-        )
+        row_bytes = _dims.specialize(k) * weight.type.dtype.itemsize
+        product = _linear_in_parts(builder, flat, weight, bias, limit // row_bytes)
         return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
     packed = builder.emit("aten.permute.default", weight, (1, 0))
     if x.type.dtype not in _KERNEL_TYPES:
@@ -375,9 +382,10 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
 def _linear_in_parts(
     builder: Builder, flat: Value, weight: Value, bias: Value | None, count: int
 ) -> Value:
-    """A product with a weight that one binding cannot span: `count` rows of the weight at a
-    time."""
-    n, count, parts = weight.type.dims[0], max(count // 64 * 64, 1), []
+    """A linear layer whose weight is larger than one binding can span: one matmul for every `count`
+    rows of the weight."""
+    n, count = _dims.specialize(weight.type.dims[0]), max(count // 64 * 64, 1)
+    parts: list[Value] = []
     for start in range(0, n, count):
         end = min(start + count, n)
         rows = builder.emit(
@@ -394,21 +402,22 @@ register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear))
 
 
 def _addmm_shape(
-    bias: TensorType, a: TensorType, b: TensorType, beta: Any = 1, alpha: Any = 1
+    bias: TensorType, a: TensorType, b: TensorType, beta: Scalar = 1, alpha: Scalar = 1
 ) -> TensorType:
     return _product(a, b)
 
 
 def _expand_addmm(builder: Builder, node: Node) -> Value:
-    bias, a, b, beta, alpha = node.args
+    bias, a, b = node.tensor("bias"), node.tensor("a"), node.tensor("b")
+    beta, alpha = node.scalar("beta"), node.scalar("alpha")
     plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
     if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
         return builder.emit(NAME, a, b, bias, None, ())
     product = _multiply(builder, a, b)
     if alpha != 1:
-        product = builder.emit(
-            "aten.mul.Tensor", product, float(alpha) if a.type.dtype.is_float else alpha
-        )
+        if isinstance(alpha, int) and a.type.dtype.is_float:
+            alpha = float(alpha)
+        product = builder.emit("aten.mul.Tensor", product, alpha)
     return builder.emit("aten.add.Tensor", product, bias, beta)
 
 
@@ -416,14 +425,14 @@ register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
 
 
 def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:
-    """A matrix product in a type that the matrix kernels lack: one invocation an element; long rows
-    in parts."""
+    """A matmul in a type that the matmul kernels lack: one invocation per element, long rows in
+    parts."""
     type = _product(a.type, b.type)
     depth, most = a.type.dims[-1], builder.traits.max_iterations
     if _dims.upper(depth) > most:
-        halves = [(0, depth // 2), (depth // 2, depth)]
+        halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]
 
-        def cut(value, dim, ends):
+        def cut(value: Value, dim: int, ends: tuple[Size, Size]) -> Value:
             return builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)
 
         parts = [

@@ -1,17 +1,19 @@
-"""Recurrent layers, step by step: a product for the inputs of all steps, then one for the state of
-each."""
+"""Recurrent layers, step by step: one linear layer for the inputs of all steps, then one for the
+state of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import ShapeError, rewrite
+from purevk.tuning import DeviceTraits
 
-Step = Callable[[Any, Value, tuple[Value, ...], "_Weights"], tuple[Value, ...]]
+# Gets what the input adds to the gates, and the state before; returns the state after.
+Step = Callable[[Builder, Value, tuple[Value, ...], "_Weights"], tuple[Value, ...]]
 
 
 class _Weights:
@@ -19,7 +21,8 @@ class _Weights:
 
     def __init__(self, params: Sequence[Value], biases: bool, projected: bool) -> None:
         self.inner, self.outer = params[:2]
-        self.inner_bias, self.outer_bias = params[2:4] if biases else (None, None)
+        self.inner_bias = params[2] if biases else None
+        self.outer_bias = params[3] if biases else None
         self.projection = params[-1] if projected else None
 
 
@@ -45,7 +48,6 @@ def _mul(builder: Builder, a: Value, b: Value) -> Value:
 def _lstm_step(
     builder: Builder, x: Value, state: tuple[Value, ...], weights: _Weights
 ) -> tuple[Value, ...]:
-    """`x`: what the input adds to the gates."""
     h, c = state
     gates = _gates(
         builder, _add(builder, x, _linear(builder, h, weights.outer, weights.outer_bias)), 4
@@ -98,12 +100,12 @@ def _layer(
 ) -> tuple[list[Value], tuple[Value, ...]]:
     """The outputs of all steps of `x` [steps, batch, features], and the last state."""
     gates = _linear(builder, x, weights.inner, weights.inner_bias)
-    count = x.type.dims[0]
-    outputs: list[Any] = [None] * count
-    for t in reversed(range(count)) if backwards else range(count):
+    steps = range(_dims.specialize(x.type.dims[0]))
+    outputs: list[Value] = []
+    for t in reversed(steps) if backwards else steps:
         state = step(builder, builder.emit("aten.select.int", gates, 0, t), state, weights)
-        outputs[t] = state[0]
-    return outputs, state
+        outputs.append(state[0])
+    return outputs[::-1] if backwards else outputs, state
 
 
 def _run(
@@ -113,29 +115,29 @@ def _run(
     params: Sequence[Value],
     biases: bool,
     layers: int,
-    both_ways: bool,
+    bidirectional: bool,
     batch_first: bool,
     step: Step,
 ) -> tuple[Value, ...]:
-    """`first`: for each part of the state, [layers * directions, batch, features]. Returns the
-    outputs and the last states."""
+    """All layers. `first` has for each part of the state [layers * directions, batch, features].
+    Returns the outputs and the last states."""
     unbatched = x.type.rank == 2
     if unbatched:
         x = builder.emit("aten.unsqueeze.default", x, 1)
         first = [builder.emit("aten.unsqueeze.default", value, 1) for value in first]
     elif batch_first:
         x = builder.emit("aten.transpose.int", x, 0, 1)
-    directions = 2 if both_ways else 1
+    directions = 2 if bidirectional else 1
     projected = len(params) == layers * directions * (5 if biases else 3)
     each = (4 if biases else 2) + projected
     finals: list[tuple[Value, ...]] = []
     for layer in range(layers):
         outputs = []
-        for way in range(directions):
-            n = layer * directions + way
+        for direction in range(directions):
+            n = layer * directions + direction
             weights = _Weights(params[n * each : (n + 1) * each], biases, projected)
             state = tuple(builder.emit("aten.select.int", value, 0, n) for value in first)
-            made, state = _layer(builder, x, state, weights, step, way == 1)
+            made, state = _layer(builder, x, state, weights, step, direction == 1)
             finals.append(state)
             outputs.append(made)
         rows = [
@@ -159,16 +161,16 @@ def _stack(builder: Builder, values: Sequence[Value]) -> Value:
     )
 
 
-def _sizes(x: TensorType, hidden: TensorType, both_ways: bool) -> TensorType:
-    return x.with_dims((*x.dims[:-1], hidden.dims[-1] * (2 if both_ways else 1)))
+def _sizes(x: TensorType, hidden: TensorType, bidirectional: bool) -> TensorType:
+    return x.with_dims((*x.dims[:-1], hidden.dims[-1] * (2 if bidirectional else 1)))
 
 
-def _refuse(node: Node, traits: Any) -> str | None:
-    x, batch_first = node.args[0].type, bool(node.args[-1])
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    x, batch_first = node.tensor("x").type, node.bool("batch_first")
     steps: Size = x.dims[1 if batch_first and x.rank == 3 else 0]
     if not isinstance(steps, int):
         return "no kernel for a sequence whose length is known only at a call"
-    if node.args[5] and node.args[6]:
+    if node.float("dropout") and node.bool("train"):
         return "no kernel for dropout while training"
     return supports_float(node, traits)
 
@@ -189,14 +191,25 @@ def _lstm_shape(
     return _sizes(x, hx[0], bidirectional), hx[0], hx[1]
 
 
-rewrite(
-    "aten.lstm.input",
-    _lstm_shape,
-    lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first: _run(
-        builder, x, hx, params, biases, layers, both, batch_first, _lstm_step
-    ),
-    supports=_refuse,
-)
+def _lstm(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    hx: tuple[Value, ...],
+    params: tuple[Value, ...],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Value, ...]:
+    return _run(
+        builder, x, hx, params, has_biases, num_layers, bidirectional, batch_first, _lstm_step
+    )
+
+
+rewrite("aten.lstm.input", _lstm_shape, _lstm, supports=_refuse)
 
 
 def _rnn_shape(
@@ -213,40 +226,80 @@ def _rnn_shape(
     return _sizes(x, hx, bidirectional), hx
 
 
-for _name, _step in {
-    "gru": _gru_step, "rnn_tanh": _plain_step("aten.tanh.default"), "rnn_relu": _plain_step("aten.relu.default"),
-}.items():  # fmt: skip
-    rewrite(
-        f"aten.{_name}.input",
-        _rnn_shape,
-        lambda builder, node, x, hx, params, biases, layers, dropout, train, both, batch_first, step=_step: (
-            _run(builder, x, (hx,), params, biases, layers, both, batch_first, step)
-        ),
-        supports=_refuse,
-    )
-
-
 # -- cells ---------------------------------------------------------------------------------------
 def _cell(
-    builder: Builder, x: Value, state: tuple[Value, ...], params: Sequence[Any], step: Step
+    builder: Builder,
+    x: Value,
+    state: tuple[Value, ...],
+    params: Sequence[Value | None],
+    step: Step,
 ) -> tuple[Value, ...]:
     present = [value for value in params if value is not None]
     weights = _Weights(present, len(present) == 4, False)
     return step(builder, _linear(builder, x, weights.inner, weights.inner_bias), state, weights)
 
 
-rewrite(
-    "aten.lstm_cell.default",
-    lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: (hx[0], hx[1]),
-    lambda builder, node, x, hx, *params: _cell(builder, x, tuple(hx), params, _lstm_step),
-    supports=supports_float,
-)
-for _name, _step in {
-    "gru_cell": _gru_step, "rnn_tanh_cell": _plain_step("aten.tanh.default"), "rnn_relu_cell": _plain_step("aten.relu.default"),  # noqa: E501
-}.items():  # fmt: skip
-    rewrite(
-        f"aten.{_name}.default",
-        lambda x, hx, w_ih, w_hh, b_ih=None, b_hh=None: hx,
-        lambda builder, node, x, hx, *params, step=_step: _cell(builder, x, (hx,), params, step),
-        supports=supports_float,
-    )
+def _lstm_cell_shape(
+    x: TensorType,
+    hx: Sequence[TensorType],
+    w_ih: TensorType,
+    w_hh: TensorType,
+    b_ih: TensorType | None = None,
+    b_hh: TensorType | None = None,
+) -> tuple[TensorType, ...]:
+    return hx[0], hx[1]
+
+
+def _lstm_cell(
+    builder: Builder, node: Node, x: Value, hx: tuple[Value, ...], *params: Value | None
+) -> tuple[Value, ...]:
+    return _cell(builder, x, hx, params, _lstm_step)
+
+
+rewrite("aten.lstm_cell.default", _lstm_cell_shape, _lstm_cell, supports=supports_float)
+
+
+def _cell_shape(
+    x: TensorType,
+    hx: TensorType,
+    w_ih: TensorType,
+    w_hh: TensorType,
+    b_ih: TensorType | None = None,
+    b_hh: TensorType | None = None,
+) -> TensorType:
+    return hx
+
+
+# -- layers and cells whose state is one tensor ---------------------------------------------------
+def _register(name: str, step: Step) -> None:
+    """A layer and its cell."""
+
+    def layer(
+        builder: Builder,
+        node: Node,
+        x: Value,
+        hx: Value,
+        params: tuple[Value, ...],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[Value, ...]:
+        return _run(
+            builder, x, (hx,), params, has_biases, num_layers, bidirectional, batch_first, step
+        )
+
+    def cell(
+        builder: Builder, node: Node, x: Value, hx: Value, *params: Value | None
+    ) -> tuple[Value, ...]:
+        return _cell(builder, x, (hx,), params, step)
+
+    rewrite(f"aten.{name}.input", _rnn_shape, layer, supports=_refuse)
+    rewrite(f"aten.{name}_cell.default", _cell_shape, cell, supports=supports_float)
+
+
+_register("gru", _gru_step)
+_register("rnn_tanh", _plain_step("aten.tanh.default"))
+_register("rnn_relu", _plain_step("aten.relu.default"))

@@ -12,10 +12,10 @@ from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
-from purevk.ops.conv.convolution import CHANNELS_LAST, pixels
+from purevk.ops.conv.convolution import pixels
 from purevk.ops.conv.shapes import _transposed_window, _window
 from purevk.ops.elementwise.program import REAL
-from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.quantized.arithmetic import emit_quantize
 from purevk.ops.quantized.choice import integer_tile
 from purevk.ops.quantized.matmul import by_rows
@@ -260,7 +260,7 @@ def _weight(lowering: Lowering, value: Value) -> Operand:
 
 
 def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
-    return (CHANNELS_LAST,)
+    return (NHWC,)
 
 
 register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts, supports=supports)))
