@@ -1,13 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float. An invocation owns
+// softmax(scale * q k^T + mask) v in one pass with a running maximum, in float. An invocation takes
 // RQ queries.
 //
 // Bindings, parameters and macros: attention_io.glslh. More macros:
-//   SG  subgroup size (8), = local_size_x. The subgroup loads SG keys or values at once and shares
-//   them by shuffles.
-//       1: no subgroup operations; local_size_x is LX (8).
-//   RQ  queries an invocation (1)   WY  subgroups a workgroup (1)
+//   SG  subgroup size (8), = local_size_x. The subgroup loads SG keys or values together and shares
+//     them by shuffles. 1: no subgroup operations; local_size_x is LX (8).
+//   RQ  queries per invocation (1)
+//   WY  subgroups per workgroup (1)
 // Grid: (ceil(S / (LX * RQ * WY)), Hq, B), where LX is SG, or 8 if SG is 1.
 #include "core/common.glslh"
 #ifndef SG

@@ -7,17 +7,19 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// softmax(scale * q k^T + mask) v of halves on matrix units, in one pass with a running maximum:
-// scores, their softmax and the sums are float. Scores and sums stay in a subgroup's fragments,
-// which lie as fragments.glslh says: the device must have been seen to do it so. Then the scores
-// are in their places to be the left operand of the second product.
+// softmax(scale * q k^T + mask) v of halves on matrix cores, in one pass with a running maximum.
+// Scores, their softmax and the sums are float. Scores and sums stay in a subgroup's fragments,
+// whose elements are in the order that fragments.glslh states; the device must have been tested for
+// that. The scores are then in the right order for the left operand of the second matmul.
 //
-// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM a
+// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM is a
 // multiple of 16, VALUE_DIM of 8. More macros:
-//   FRAGMENTS_M  of 16 queries, of a subgroup (1)   SUBS  subgroups a workgroup (4)
-//   KEYS  keys a step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
-//   multiples of 32 * SUBS MATRIX_UNITS 0: the same arithmetic step by step, for tests on devices
-//   without matrix units. Any element type.
+//   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
+//   SUBS  subgroups per workgroup (4)
+//   KEYS  keys per step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
+//     multiples of 32 * SUBS
+//   MATRIX_UNITS  0: the same arithmetic step by step, for tests on devices without matrix cores,
+//     with any element type
 // Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16)
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "core/common.glslh"
@@ -37,7 +39,7 @@ layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) 
 #define LOCAL (32 * SUBS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
-// Lines are 8 longer than they need be, so that neighbouring ones lie in different banks.
+// Rows are padded by 8, so that neighbouring rows are in different banks.
 #define KEY_LINE (HEAD_DIM + 8)
 #define VALUE_LINE (VALUE_DIM + 8)
 #define TILE_V (KEYS * KEY_LINE)
@@ -58,8 +60,8 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
 shared float16_t tiles[TILES_SIZE];
 
-// The right operand, 16 x 8, for MULTIPLY: of the keys, whose columns are lines of the tile, or of
-// the values, whose rows are.
+// The right operand, 16 x 8, for MULTIPLY: keys, whose columns are rows of the tile, or values,
+// whose rows are.
 #define RIGHT_KEYS(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, at, KEY_LINE, gl_CooperativeMatrixLayoutColumnMajor)
 #define RIGHT_VALUES(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
@@ -79,8 +81,8 @@ shared float lefts[LOCAL * 8];
 #define RIGHT_KEYS(at) ivec3 right = ivec3(at, 1, KEY_LINE)
 #define RIGHT_VALUES(at) ivec3 right = ivec3(at, VALUE_LINE, 1)
 #define MULTIPLY(sums, left) multiply(sums, left, right)
-// Adds the product of a fragment and the numbers of the tiles from right.x on, in steps of y along
-// its rows and z along columns.
+// Multiplies a fragment by the elements of the tiles from right.x on, in steps of y along rows and
+// z along columns, and adds the result.
 void multiply(inout float sums[4], float left[8], ivec3 right) {
     barrier();
     UNROLL for (int i = 0; i < 8; i++) lefts[(SUB * 32 + LANE) * 8 + i] = left[i];
@@ -95,7 +97,7 @@ void multiply(inout float sums[4], float left[8], ivec3 right) {
 }
 #endif
 
-// Scores are in units of log 2, unless a mask adds numbers, which may be the lowest that there are.
+// Scores are multiples of log 2, unless a mask adds numbers, which may be the lowest floats.
 #if MASK == 1
 #define UNIT 1.0
 #define POWER exp

@@ -1,16 +1,16 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Attention of few queries over many keys, as in decoding with a cache: a workgroup takes one query
-// of one head, and a part of the keys. Parts of one query are joined by attention_join.comp. LANES
-// invocations side by side read a row of K and the row of V that belongs to it, of KEYS keys at a
-// time, all before the first is used: much is under way from memory.
+// Attention of few queries over many keys, as in decoding with a cache. A workgroup takes one query
+// of one head, and all keys or a part of them; attention_join.comp joins the parts. LANES
+// invocations side by side read a row of K and the same row of V. They read KEYS rows before they
+// use the first, so that many loads are in flight.
 //
 // Bindings, parameters and macros: attention_io.glslh. More macros:
 //   LOCAL  local size (128), a multiple of LANES
-//   SHUFFLE 1: lanes add up by subgroup shuffles: subgroups of a multiple of LANES
-//   SPLIT 1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
-//   of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
-//   attention_join.comp
+//   SHUFFLE  1: lanes add up by subgroup shuffles; the subgroup size is a multiple of LANES
+//   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
+//     of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
+//     attention_join.comp
 // Grid: (S * splits, Hq, B); splits is 1 without SPLIT
 #include "core/common.glslh"
 #ifndef LOCAL
@@ -43,7 +43,7 @@ const int KEYS = max(1, min(4, 8 / max(QUADS_K, QUADS_V)));
 shared vec4 sums[LOCAL];
 shared vec2 ends[SHARES];
 #if !SHUFFLE
-shared float products[KEYS * LOCAL];
+shared float partial_scores[KEYS * LOCAL];
 #endif
 
 void main() {
@@ -87,19 +87,19 @@ void main() {
         float score[KEYS];
         float top = highest;
         UNROLL for (int u = 0; u < KEYS; u++) {
-            float product = 0.0;
-            UNROLL for (int j = 0; j < QUADS_K; j++) product += dot(q[j], k[u * QUADS_K + j]);
+            float partial = 0.0;
+            UNROLL for (int j = 0; j < QUADS_K; j++) partial += dot(q[j], k[u * QUADS_K + j]);
 #if SHUFFLE
-            UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) product += subgroupShuffleXor(product, 1u << step);
-            score[u] = product;
+            UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) partial += subgroupShuffleXor(partial, 1u << step);
+            score[u] = partial;
         }
 #else
-            products[u * LOCAL + id] = product;
+            partial_scores[u * LOCAL + id] = partial;
         }
         barrier();
         UNROLL for (int u = 0; u < KEYS; u++) {
             score[u] = 0.0;
-            UNROLL for (int i = 0; i < LANES; i++) score[u] += products[u * LOCAL + share * LANES + i];
+            UNROLL for (int i = 0; i < LANES; i++) score[u] += partial_scores[u * LOCAL + share * LANES + i];
         }
         barrier();
 #endif

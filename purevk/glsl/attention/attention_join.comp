@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Joins the shares of attention_decode.comp (SPLIT 1).
+// Joins the parts that attention_decode.comp (SPLIT 1) made.
 //
 // Bindings: 0 shares, float [B, Hq, S, splits, DV + 4], 1 out.
 // Macros: T_OUT. Local size 128; DV is at most 512.

@@ -4,16 +4,17 @@
 // memory: for GPUs.
 //
 // Bindings, parameters and macros: attention_io.glslh. More macros:
-//   QUERIES  queries a workgroup (32)   KEYS  keys a step (32)
-//   LANES    invocations that share a query (16), a power of two; KEYS is a multiple of 4 and of
-//   LANES GROUPS   groups of so many (8); QUERIES is a multiple. Each group has QUERIES / GROUPS
-//   queries. SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by
-//   shuffles (0). The subgroup size
-//            is then a multiple of LANES, and the local size one of the subgroup size.
+//   QUERIES  queries per workgroup (32)
+//   KEYS  keys per step (32), a multiple of 4 and of LANES
+//   LANES  invocations that share a query (16), a power of two
+//   GROUPS  groups of LANES invocations (8); QUERIES is a multiple. Each group has QUERIES / GROUPS
+//     queries.
+//   SHUFFLE  1: lanes of a group are neighbours in one subgroup and exchange maxima by shuffles.
+//     The subgroup size is then a multiple of LANES, and the local size one of the subgroup size.
+//     (0)
 // Local size LANES * GROUPS.
-// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4) + KEYS * (VALUE_DIM +
-// 4)
-//   + QUERIES * (KEYS + 4)).
+// Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4)
+//   + KEYS * (VALUE_DIM + 4) + QUERIES * (KEYS + 4)).
 // Grid: (ceil(S / QUERIES), Hq, B)
 #include "core/common.glslh"
 #ifndef QUERIES
@@ -37,7 +38,7 @@ layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) 
 #define LOCAL (LANES * GROUPS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
-// Lines of an odd number of vec4, so that neighbours lie in different banks.
+// Rows of an odd number of vec4, so that neighbours are in different banks.
 #define QUERY_LINE (D4 + 1)
 #define KEY_LINE (D4 | 1)
 #define VALUE_LINE (DV4 | 1)
@@ -69,7 +70,7 @@ void group_barrier() {
 #endif
 }
 
-// Keys and values of the next step travel from memory to registers while those at hand are used.
+// Keys and values of the next step are read to registers while the present ones are used.
 #define K_SLOTS ((KEYS * D4 + LOCAL - 1) / LOCAL)
 #define V_SLOTS ((KEYS * DV4 + LOCAL - 1) / LOCAL)
 vec4 next_k[K_SLOTS], next_v[V_SLOTS];

@@ -1,17 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution as an implicit matmul: rows are output pixels, columns are output channels, K
-// runs over the taps and the input channels of a group. Activations are NHWC. A 1-D convolution has
-// H = KH = 1.
+// 2-D convolution as an implicit matmul, with tiles in registers. Rows are output pixels, columns
+// are output channels, and K runs over the taps and the input channels of a group. Images are NHWC.
+// A 1-D convolution has H = KH = 1.
 //
 // Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS),
-// then out
-//   [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
-// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY; not B_TRANSPOSED) and matmul_io.glslh.
-//   VEC4_A needs IC and pixel_a that are multiples of 4; VEC4_B OC and ldb; VEC4_OUT OC and
-//   pixel_o; and each the offset.
-// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
-// all. Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
+//   then out [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
+// Macros: those of matmul_tile.glslh (without B_TRANSPOSED) and of matmul_io.glslh.
+//   VEC4_A    IC, pixel_a and offset_a are multiples of 4
+//   VEC4_B    OC, ldb and offset_b are
+//   VEC4_OUT  OC, pixel_o and offset_o are
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, and n = output channel among
+// those of all groups.
+// Grid: as matmul.comp with M = batches * OH * OW, N = OC, batches = groups.
 #include "core/common.glslh"
 
 PARAM(0, batches)
@@ -87,13 +88,13 @@ void main() {
     tile_row = TILE_ROW;
     tile_col = TILE_COL;
     int M = batches * OH * OW;
-    // Input position and address of tap (0, 0) for each row that this invocation loads.
+    // Input coordinates and address of tap (0, 0) for each row that this invocation loads.
     int y0[A_LOADS], x0[A_LOADS], at0[A_LOADS];
     UNROLL for (int g = 0; g < A_LOADS; g++) {
         int m = min(A_ROW(g), M - 1);
-        int line = m / OW, image = line / OH;
-        y0[g] = (line - image * OH) * stride_y - pad_y;
-        x0[g] = (m - line * OW) * stride_x - pad_x;
+        int row = m / OW, image = row / OH;
+        y0[g] = (row - image * OH) * stride_y - pad_y;
+        x0[g] = (m - row * OW) * stride_x - pad_x;
         at0[g] = ((image * H + y0[g]) * W + x0[g]) * pixel_a + group * IC + offset_a;
     }
     tile_clear();

@@ -1,17 +1,18 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Depthwise 2-D convolution, one filter a channel, NHWC. An invocation makes PX neighbours along x
-// of one vec4 of channels.
+// Depthwise 2-D convolution: one filter per channel, NHWC. One invocation makes PX neighbours along
+// x, of 4 channels.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out [B, OH, OW,
-// C],
-//   then what EXTRA_BUFFERS declares.
-// Macros: PX (4), matmul_io.glslh. VEC4_A, VEC4_B, VEC4_OUT need C, pixel_a, ldb, pixel_o and the
-//   offsets to be multiples of 4.
-//   WINDOW 1 (default 0): each column of the window is read once instead of once a tap. Needs
-//   dilation x 1, and KW and the x stride as specialization constants.
+// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out
+//   [B, OH, OW, C], then what EXTRA_BUFFERS declares.
+// Macros: those of matmul_io.glslh, and
+//   PX  outputs per invocation (4)
+//   WINDOW  1: each column of the window is read once instead of once per tap. Needs a dilation of
+//     1 along x, and KW and the stride along x as specialization constants. (0)
+//   LX  the local size (64)
+//   VEC4_A, VEC4_B, VEC4_OUT  C, pixel_a, ldb, pixel_o and the offsets are multiples of 4
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
-// Local size is 64 x 1 x 1 (LX). Grid: (ceil(ceil(C / 4) * ceil(OW / PX) / LX), OH, batches)
+// Grid: (ceil(ceil(C / 4) * ceil(OW / PX) / LX), OH, batches)
 #include "core/common.glslh"
 
 PARAM(0, batches)

@@ -1,23 +1,23 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution of few input channels, or of few in each group (one: depthwise), over planes
-// (NCHW): an invocation makes ROWS outputs, one below the other, of EACH channels of a group. What
-// it reads of a channel of the input serves them all.
+// 2-D convolution of NCHW images with few input channels, in all or in each group (one: depthwise).
+// One invocation makes ROWS outputs of a column, in EACH channels of a group. They share what it
+// reads of an input channel.
 //
 // Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense,
-// then what EXTRA_BUFFERS
-//   declares.
+//   then what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements.
 // Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
-// matmul_io.glslh.
-//   VEC4_B 1: EACH, OC and offset_b are multiples of 4
-//   LAST 1: the result lies channels last
-//   VEC4_OUT 1: (LAST) it is written 4 elements at a time: EACH, OC_total and offset_o are
-//   multiples of 4
-//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
-//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of four channels.
-// Grid: invocations = batches * OC_total / EACH * ceil(OH / ROWS) * OW, along x and what x cannot
-// hold along y.
+//   matmul_io.glslh.
+//   VEC4_B  1: EACH, OC and offset_b are multiples of 4
+//   NHWC  1: the result is NHWC
+//   VEC4_OUT  1: (NHWC) 4 elements are written together: EACH, OC_total and offset_o are multiples
+//     of 4
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias, at element `at` of the
+//     result, in channel n
+//   EPILOGUE4(v, at, n)  (VEC4_OUT) the same for the vec4 of four channels
+// Grid: batches * OC_total / EACH * ceil(OH / ROWS) * OW invocations, along x and, if that is too
+//   small, along y.
 #include "core/common.glslh"
 #include "core/math.glslh"
 #pragma purevk macro HAS_8BIT
@@ -49,8 +49,8 @@
 #ifndef BIAS
 #define BIAS 0
 #endif
-#ifndef LAST
-#define LAST 0
+#ifndef NHWC
+#define NHWC 0
 #endif
 #ifndef VEC4_OUT
 #define VEC4_OUT 0
@@ -175,7 +175,7 @@ void main() {
 #endif
     UNROLL for (int r = 0; r < ROWS; r++) {
         if (oy + r < OH) {
-#if LAST
+#if NHWC
         int from = ((image * OH + oy + r) * OW + ox) * channels + first;
         const int step = 1;
 #else

@@ -1,38 +1,36 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// 2-D convolution over planes (NCHW) by tiles in shared memory: for GPUs, and many channels or
+// 2-D convolution of NCHW images by tiles in shared memory: for GPUs, and for many channels or
 // groups of some.
 //
-// A workgroup makes OUTS * GROUPS_O columns (output channels) of GROUPS_Y x GROUPS_X places, an
-// invocation OUTS columns of BLOCKS places, each 4 neighbours along x. It goes over the input
-// channels in steps of DEPTH; the part of a channel that the windows of the workgroup cover lies in
-// shared memory once for all taps, and an invocation reads what its windows cover of it once: with
-// 2 blocks 24 words for the 576 products of a channel and 3 x 3 taps, and 72 of weights.
+// A workgroup makes OUTS * GROUPS_O columns (output channels) for GROUPS_Y x GROUPS_X blocks of
+// outputs. An invocation makes OUTS columns of BLOCKS quads; a quad is 4 outputs side by side. A
+// workgroup goes over the input channels in steps of DEPTH. The part of a channel that its windows
+// cover is in shared memory once for all taps. An invocation reads what its windows cover once:
+// with 2 blocks, 24 words for the 576 multiplications of a channel and 3 x 3 taps, and 72 words of
+// weights.
 //
 // Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups]
-// (if BIAS), then out,
-//   dense planes, then what EXTRA_BUFFERS declares.
+//   (if BIAS), then out, dense NCHW, then what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements.
-// Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; UNROLLED channels a time (divides
-// DEPTH); T_A, T_B,
-//   T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in matmul_io.glslh.
-//   AHEAD 1: what a step takes from memory is read during the step before, which takes registers.
-//   ALONG_X 1: the BLOCKS of an invocation lie side by side, 4 * GROUPS_X apart; 0: one below the
-//   other.
-//   VEC4_A 1: offset_a, W, image_a, channel_a and row_a are multiples of 4.
-//   VEC4_B 1: offset_b, columns and all_columns are, and the channels of each pixel of a spread.
-//   VEC4_OUT 1: offset_o and OW are multiples of 4.
-//   SPREAD_Y, SPREAD_X: column (dy, dx, c) of a place is channel c of pixel (dy, dx) of a block of
-//   so many of the result.
-//     OUTS is a multiple of SPREAD_X, OUTS * GROUPS_O of 4 * SPREAD_Y * SPREAD_X; one group only,
-//     VEC4_B 1.
-//   PAIRS 1: (SPREAD_X 2, VEC4_OUT) OW is a multiple of 8; neighbours of a subgroup exchange what
-//   they store, so that
-//     it is whole sectors of memory.
-//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias at element `at` of the
-//   result, channel n. EPILOGUE4(v, at, n) (VEC4_OUT) the same for the vec4 of the elements from
-//   `at` on.
-// Shared memory, bytes: as ops/conv/nchw_tiles.py counts.
+// Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; T_A, T_B, T_BIAS, T_OUT, BIAS and
+//   EXTRA_BUFFERS as in matmul_io.glslh.
+//   UNROLLED  channels whose arithmetic is unrolled (divides DEPTH)
+//   AHEAD  1: a step's reads from memory start during the step before, which takes registers
+//   ALONG_X  1: the BLOCKS of an invocation are side by side, 4 * GROUPS_X apart; 0: they are one
+//     below the other
+//   VEC4_A  1: offset_a, W, image_a, channel_a and row_a are multiples of 4
+//   VEC4_B  1: offset_b, columns and all_columns are, and the channels of each pixel of a spread
+//   VEC4_OUT  1: offset_o and OW are multiples of 4
+//   SPREAD_Y, SPREAD_X  each output becomes a block of SPREAD_Y x SPREAD_X pixels of the result:
+//     its column (dy, dx, c) is channel c of pixel (dy, dx). OUTS is a multiple of SPREAD_X, OUTS *
+//     GROUPS_O of 4 * SPREAD_Y * SPREAD_X. Needs a single group and VEC4_B 1.
+//   PAIRS  1: (SPREAD_X 2, VEC4_OUT) OW is a multiple of 8. Neighbours of a subgroup exchange what
+//     they store, so that each stores whole sectors of memory.
+//   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias, at element `at` of the
+//     result, in channel n
+//   EPILOGUE4(v, at, n)  (VEC4_OUT) the same for the vec4 of the elements from `at` on
+// Shared memory, bytes: `NchwTiles.shared` of ops/conv/nchw_tiles.py.
 // Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
 #include "core/common.glslh"
 #include "core/math.glslh"
@@ -111,8 +109,8 @@
 #define EPILOGUE4(v, at, n) (v)
 #endif
 
-#define PLACES (GROUPS_X * GROUPS_Y)
-#define LOCAL (PLACES * GROUPS_O)
+#define QUADS_OF_TILE (GROUPS_X * GROUPS_Y)
+#define LOCAL (QUADS_OF_TILE * GROUPS_O)
 #define TILE_O (OUTS * GROUPS_O)
 #define PHASES (SPREAD_Y * SPREAD_X)
 #define BLOCKS_X (ALONG_X != 0 ? BLOCKS : 1)
@@ -131,7 +129,7 @@ PARAM(7, H)
 PARAM(8, W)
 PARAM(9, OH)
 PARAM(10, OW)
-PARAM(11, tiles_x)  // tiles of places along x
+PARAM(11, tiles_x)  // tiles along x
 SPEC_CONSTANT(12, KH)
 SPEC_CONSTANT(13, KW)
 SPEC_CONSTANT(14, stride_y)
@@ -172,8 +170,8 @@ const int LEAD = VEC4_A != 0 ? (4 - pad_x % 4) % 4 : 0;
 const int TILE_W4 = ((4 * GROUPS_X * BLOCKS_X - 1) * stride_x + (KW - 1) * dilation_x + 1 + LEAD + 3) / 4;
 const int SPAN_Y = (KH - 1) * dilation_y + 1, SPAN_X = 3 * stride_x + (KW - 1) * dilation_x + 1;
 const int TILE_H = (GROUPS_Y * BLOCKS_Y - 1) * stride_y + SPAN_Y;
-// Lines that the windows of an invocation cover, and vec4 of each.
-const int LINES = ALONG_X != 0 ? BLOCKS * SPAN_Y : (BLOCKS - 1) * stride_y + SPAN_Y;
+// Rows that the windows of an invocation cover, and vec4 of each.
+const int ROWS = ALONG_X != 0 ? BLOCKS * SPAN_Y : (BLOCKS - 1) * stride_y + SPAN_Y;
 const int QUADS = (LEAD + SPAN_X + 3) / 4;
 #if VEC4_A
 const int A_COUNT = DEPTH * TILE_H * TILE_W4;
@@ -208,13 +206,13 @@ void fetch_a(int base, int c0, int y0, int x0) {
     UNROLL for (int s = 0; s < A_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
 #if VEC4_A
-        int line = i / TILE_W4, x = x0 + (i - line * TILE_W4) * 4;
+        int row = i / TILE_W4, x = x0 + (i - row * TILE_W4) * 4;
         next_a[s] = vec4(0.0);
 #else
-        int line = i / (TILE_W4 * 4), x = x0 + i - line * (TILE_W4 * 4);
+        int row = i / (TILE_W4 * 4), x = x0 + i - row * (TILE_W4 * 4);
         next_a[s] = 0.0;
 #endif
-        int c = line / TILE_H, y = y0 + line - c * TILE_H;
+        int c = row / TILE_H, y = y0 + row - c * TILE_H;
         if (i < A_COUNT && c0 + c < IC && y >= 0 && y < H && x >= 0 && x < W) {
             int at = base + (c0 + c) * channel_a + y * row_a + x;
 #if VEC4_A
@@ -232,14 +230,14 @@ void fetch_b(int c0, int group, int first) {
     UNROLL for (int s = 0; s < B_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
 #if VEC4_B
-        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4), c = line / TAPS, tap = line - c * TAPS;
+        int row = i / (TILE_O / 4), j = i - row * (TILE_O / 4), c = row / TAPS, tap = row - c * TAPS;
         int channels = columns / PHASES, phase = j % PHASES, n = first / PHASES + j / PHASES * 4;
         next_b[s] = vec4(0.0);
         if (i < B_COUNT && c0 + c < IC && n < channels) {
             next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n) >> 2]);
         }
 #else
-        int line = i / TILE_O, n = first + i - line * TILE_O, c = line / TAPS, tap = line - c * TAPS;
+        int row = i / TILE_O, n = first + i - row * TILE_O, c = row / TAPS, tap = row - c * TAPS;
         next_b[s] = 0.0;
         if (i < B_COUNT && c0 + c < IC && n < columns) {
             next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + n]);
@@ -261,8 +259,8 @@ void put_tiles() {
     UNROLL for (int s = 0; s < B_SLOTS; s++) {
         int i = int(gl_LocalInvocationIndex) + s * LOCAL;
 #if VEC4_B && PHASES > 1
-        int line = i / (TILE_O / 4), j = i - line * (TILE_O / 4);
-        int at = line * TILE_O + j / PHASES * 4 * PHASES + j % PHASES;
+        int row = i / (TILE_O / 4), j = i - row * (TILE_O / 4);
+        int at = row * TILE_O + j / PHASES * 4 * PHASES + j % PHASES;
         if (i < B_COUNT) {
             UNROLL for (int e = 0; e < 4; e++) tile_b[(at + e * PHASES) >> 2][(at + e * PHASES) & 3] = next_b[s][e];
         }
@@ -274,11 +272,11 @@ void put_tiles() {
     }
 }
 
-// Adds the products of one channel of the tiles: `from` is where the windows begin in it, `b` where
-// its weights do.
+// Adds up one channel of the tiles. `from` is where the windows begin in it, `b` where its weights
+// begin.
 void step(int from, int b) {
-    float v[LINES * SPAN_X];
-    UNROLL for (int l = 0; l < LINES; l++) {
+    float v[ROWS * SPAN_X];
+    UNROLL for (int l = 0; l < ROWS; l++) {
 #if ALONG_X
         int at = from + l % SPAN_Y * TILE_W4 + l / SPAN_Y * GROUPS_X * stride_x;
 #else
@@ -309,7 +307,7 @@ void step(int from, int b) {
     }
 }
 
-// Stores 4 neighbours from element `at` on, of which `count` are there.
+// Stores 4 neighbours from element `at` on, of which `count` exist.
 void put(vec4 v, int at, int n, int count) {
 #if VEC4_OUT
     buf_out[(offset_o + at) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, at, n));
@@ -326,7 +324,7 @@ void main() {
 #else
     int id = int(gl_LocalInvocationIndex);
 #endif
-    int place = id % PLACES, tx = place % GROUPS_X, ty = place / GROUPS_X, to = id / PLACES;
+    int quad = id % QUADS_OF_TILE, tx = quad % GROUPS_X, ty = quad / GROUPS_X, to = id / QUADS_OF_TILE;
     int tile = int(gl_WorkGroupID.x), tile_y = tile / tiles_x, image = int(gl_WorkGroupID.z);
     int x0 = (tile - tile_y * tiles_x) * (4 * GROUPS_X * BLOCKS_X), y0 = tile_y * (GROUPS_Y * BLOCKS_Y);
     int tiles_o = (columns + TILE_O - 1) / TILE_O, group = int(gl_WorkGroupID.y) / tiles_o;
@@ -377,12 +375,12 @@ void main() {
         UNROLL for (int k = 0; k < BLOCKS; k++) {
             int x = x0 + (tx + (ALONG_X != 0 ? k * GROUPS_X : 0)) * 4, y = y0 + ty * BLOCKS_Y + (ALONG_X != 0 ? 0 : k);
             int at = ((image * all + n) * OH * SPREAD_Y + y * SPREAD_Y + dy) * OW * SPREAD_X + x * SPREAD_X;
-            float line[4 * SPREAD_X];
+            float row[4 * SPREAD_X];
             UNROLL for (int d = 0; d < SPREAD_X; d++) {
-                UNROLL for (int e = 0; e < 4; e++) line[e * SPREAD_X + d] = acc[k][o + d][e] + bias[d];
+                UNROLL for (int e = 0; e < 4; e++) row[e * SPREAD_X + d] = acc[k][o + d][e] + bias[d];
             }
 #if PAIRS
-            vec4 low = vec4(line[0], line[1], line[2], line[3]), high = vec4(line[4], line[5], line[6], line[7]);
+            vec4 low = vec4(row[0], row[1], row[2], row[3]), high = vec4(row[4], row[5], row[6], row[7]);
             bool odd = (tx & 1) != 0;
             vec4 other = subgroupShuffleXor(odd ? low : high, 1u);
             if (there && x < OW && y < OH) {
@@ -392,7 +390,7 @@ void main() {
 #else
             if (there && x < OW && y < OH) {
                 UNROLL for (int d = 0; d < SPREAD_X; d++) {
-                    vec4 v = vec4(line[4 * d], line[4 * d + 1], line[4 * d + 2], line[4 * d + 3]);
+                    vec4 v = vec4(row[4 * d], row[4 * d + 1], row[4 * d + 2], row[4 * d + 3]);
                     put(v, at + 4 * d, n, (OW - x) * SPREAD_X - 4 * d);
                 }
             }

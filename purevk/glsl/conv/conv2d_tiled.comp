@@ -4,20 +4,20 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Activations are NHWC.
+// 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Images are NHWC.
 //
 // Bindings and parameters: as conv2d.comp, and with SPLIT_K how K = KH * KW * (IC rounded up to a
-// multiple of 4) is split.
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
-// matmul_io.glslh;
-//   VEC4_* as in conv2d.comp.
-//   SPLIT_K 1: each split's sums go to out, float [splits, groups, batches * OH * OW, OC], without
-//   bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by OC % 4; there batch_o is
-//   OC).
-// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = output channel among
-// all. Local size: LOCAL of matmul_sizes.glslh.
-// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits (z =
-// group * splits + split)
+//   multiple of 4) is split.
+// Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
+//   VEC4_*  as in conv2d.comp
+//   SPLIT_K  1: the sums of each split go to out, float [splits, groups, batches * OH * OW, OC],
+//     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, VEC4_OUT follows from
+//     OC % 4, and there batch_o is OC.
+// The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, and n = output channel among
+// those of all groups.
+// Local size: LOCAL of matmul_sizes.glslh.
+// Grid: (ceil(OC / TILE_N), ceil(batches * OH * OW / TILE_M), groups), or groups * splits
+//   (z = group * splits + split)
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
 
@@ -55,8 +55,8 @@ PARAM(23, split_size)  // K of one split, a multiple of TILE_K
 #include "matmul/matmul_io.glslh"
 
 int first_channel, base_o, pitch, k_last;
-// For the rows that this invocation loads: position and address of tap (0, 0); and the tap and
-// channel at hand.
+// For the rows that this invocation loads: coordinates and address of tap (0, 0), and the present
+// tap and channel.
 int row_y[A_SLOTS], row_x[A_SLOTS], row_at[A_SLOTS];
 int tap_y, tap_x, tap_at, channel;
 bool tap_there;
@@ -73,9 +73,9 @@ int padded_channels() {
 
 void a_row(int slot, int m) {
     m = min(m, batches * OH * OW - 1);
-    int line = m / OW, image = line / OH;
-    row_y[slot] = (line - image * OH) * stride_y - pad_y;
-    row_x[slot] = (m - line * OW) * stride_x - pad_x;
+    int row = m / OW, image = row / OH;
+    row_y[slot] = (row - image * OH) * stride_y - pad_y;
+    row_x[slot] = (m - row * OW) * stride_x - pad_x;
     row_at[slot] += ((image * H + row_y[slot]) * W + row_x[slot]) * pixel_a;
 }
 

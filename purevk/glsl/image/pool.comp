@@ -5,23 +5,23 @@
 // Bindings: 0 x, 1 out, 2 indices (if INDICES), then what EXTRA_BUFFERS declares.
 // Offsets and strides are in elements. Parameters from number 26 on are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), TO_OUT4(v)  element types, the type computed in, and
-//   conversions TEXEL_X 1        x is a uniform texel buffer: rows.glslh
-//   AVERAGE 0        maximum; LOWEST is the least value of ACC; NaN wins, as in torch. Padding is
-//   not looked at AVERAGE 1        average; COUNT_INCLUDE_PAD 1 counts the padding
-//   INDICES 1        h * W + w of the maximum, as T_INDEX through TO_INDEX(v)
-//   ADAPTIVE 1       window i of OH covers floor(i * H / OH) .. ceil((i + 1) * H / OH)
-//   CHANNELS_LAST 1  neighbouring invocations make neighbouring channels; 0: neighbouring columns
-//   VEC4 1           (CHANNELS_LAST) four channels an invocation: strides of c are 1; C, other
-//   strides and offsets are
-//                    multiples of 4
-//   UNROLLED 1       (not with ADAPTIVE) all elements of a window are read at once: for small
-//   windows on GPUs. The
-//                    parameters of the window are specialization constants
+//   T_X, T_OUT  element types
+//   ACC  the type computed in
+//   FROM_X(v), TO_OUT(v), TO_OUT4(v)  conversions
+//   TEXEL_X  1: x is a uniform texel buffer; see rows.glslh
+//   AVERAGE  0: maximum. LOWEST is the least value of ACC; NaN wins, as in torch; padding is
+//     ignored. 1: average. COUNT_INCLUDE_PAD 1 counts the padding.
+//   INDICES  1: h * W + w of the maximum, as T_INDEX through TO_INDEX(v)
+//   ADAPTIVE  1: window i of OH covers floor(i * H / OH) .. ceil((i + 1) * H / OH)
+//   NHWC  1: neighbouring invocations make neighbouring channels; 0: neighbouring columns
+//   VEC4  1: (NHWC) four channels per invocation: strides of c are 1; C, other strides and offsets
+//     are multiples of 4
+//   UNROLLED  1: (not with ADAPTIVE) all elements of a window are read before the first is used:
+//     for small windows on GPUs. The parameters of the window are specialization constants.
 //   EPILOGUE(v, at)  at: the output's element index without the offset
 // ceil_mode is in OH and OW.
-// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535), ceil(groups /
-// 65535), 1).
+// Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535),
+//   ceil(groups / 65535), 1).
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "core/rows.glslh"
@@ -63,8 +63,8 @@
 #ifndef ADAPTIVE
 #define ADAPTIVE 0
 #endif
-#ifndef CHANNELS_LAST
-#define CHANNELS_LAST 1
+#ifndef NHWC
+#define NHWC 1
 #endif
 #ifndef UNROLLED
 #define UNROLLED 0
@@ -131,7 +131,7 @@ bool wins(int64_t v, int64_t best) { return v > best; }
 
 void main() {
     for (int i = ROW_FIRST * EACH; i < outputs; i += ROW_STEP * EACH) {
-#if CHANNELS_LAST
+#if NHWC
         int q = i / C, c = i - q * C, p = q / OW, ow = q - p * OW, n = p / OH, oh = p - n * OH;
 #else
         int q = i / OW, ow = i - q * OW, p = q / OH, oh = q - p * OH, n = p / C, c = p - n * C;

@@ -1,16 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Pooling as pool.comp, over small windows of planes (NCHW): an invocation makes ROWS outputs, one
-// below the other, of a column. Their windows share rows of the input, of which each is read once
-// and reduced to one element.
+// Pooling as pool.comp, for NCHW images and small windows. One invocation makes ROWS outputs of a
+// column. Their windows share rows of the input. Each row is read once and reduced to one element.
 //
 // Bindings: 0 x, 1 out, 2 indices (if INDICES).
 // Offsets and strides are in elements. The stride of w in x is 1, and the results are dense.
 // Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES,
-// T_INDEX, TO_INDEX(v) as
-//   in pool.comp.
-// Every window must meet the input. Grid: invocations = N * C * ceil(OH / ROWS) * OW, as for
-// pool.comp.
+//   T_INDEX, TO_INDEX(v) as in pool.comp.
+// Every window must meet the input.
+// Grid: N * C * ceil(OH / ROWS) * OW invocations, as for pool.comp.
 #undef ROW_PER_INVOCATION
 #define ROW_PER_INVOCATION 1
 #include "core/rows.glslh"
@@ -52,7 +50,7 @@
 
 PARAM(0, x_offset)
 PARAM(1, out_offset)
-PARAM(2, planes)  // N * C
+PARAM(2, channels)  // N * C
 PARAM(3, C)
 PARAM(4, H)
 PARAM(5, W)
@@ -80,8 +78,8 @@ layout(set = 0, binding = 1) writeonly buffer BufOut { T_OUT buf_out[]; };
 
 // Rows of the input that the windows of ROWS outputs span.
 const int SPAN = (ROWS - 1) * stride_h + (kernel_h - 1) * dilation_h + 1;
-// Where the window's elements are neighbours, one beyond an end is as good as the one at the end,
-// which is in the window.
+// Where the window's elements are neighbours, an index beyond an end may be replaced by that of the
+// end, which is in the window too.
 const bool CLAMPED = AVERAGE == 0 && dilation_h == 1 && dilation_w == 1;
 
 #if !AVERAGE
@@ -92,19 +90,19 @@ bool wins(int64_t v, int64_t best) { return v > best; }
 #endif
 #endif
 
-// The first of the window's places from `from` on that is not before the input.
+// The first index of the window, from `from` on, that is not before the input.
 int first_inside(int from, int dilation) { return from < 0 ? from + (dilation - 1 - from) / dilation * dilation : from; }
 
 void main() {
     int id = FLAT_ID, blocks = (OH + ROWS - 1) / ROWS;
-    int q = id / OW, ow = id - q * OW, plane = q / blocks, oh = (q - plane * blocks) * ROWS;
-    if (plane >= planes) return;
-    int n = plane / C, c = plane - n * C;
+    int q = id / OW, ow = id - q * OW, channel = q / blocks, oh = (q - channel * blocks) * ROWS;
+    if (channel >= channels) return;
+    int n = channel / C, c = channel - n * C;
     int base = x_offset + n * x_n + c * x_c;
     int h0 = oh * stride_h - pad_h, w0 = ow * stride_w - pad_w;
     int column[kernel_w];
     UNROLL for (int k = 0; k < kernel_w; k++) column[k] = clamp(w0 + k * dilation_w, 0, W - 1);
-    ACC line[SPAN];
+    ACC row[SPAN];
 #if INDICES
     int at[SPAN];
 #endif
@@ -113,9 +111,9 @@ void main() {
         ACC v[kernel_w];
         UNROLL for (int k = 0; k < kernel_w; k++) v[k] = FROM_X(READ_X(from + column[k]));
 #if AVERAGE
-        line[t] = ACC(0);
+        row[t] = ACC(0);
 #else
-        line[t] = ACC(LOWEST);
+        row[t] = ACC(LOWEST);
 #endif
 #if INDICES
         at[t] = first_inside(w0, dilation_w);
@@ -124,30 +122,30 @@ void main() {
             int x = w0 + k * dilation_w;
             bool inside = CLAMPED || (y >= 0 && y < H && x >= 0 && x < W);
 #if AVERAGE
-            line[t] += inside ? v[k] : ACC(0);
+            row[t] += inside ? v[k] : ACC(0);
 #else
-            bool better = inside && wins(v[k], line[t]);
-            line[t] = better ? v[k] : line[t];
+            bool better = inside && wins(v[k], row[t]);
+            row[t] = better ? v[k] : row[t];
 #if INDICES
             at[t] = better ? column[k] : at[t];
 #endif
 #endif
         }
     }
-    int to = (plane * OH + oh) * OW + ow;
+    int to = (channel * OH + oh) * OW + ow;
     UNROLL for (int r = 0; r < ROWS; r++) {
         int h = h0 + r * stride_h;
-        ACC best = line[r * stride_h];
+        ACC best = row[r * stride_h];
 #if INDICES
         int where = clamp(first_inside(h, dilation_h), 0, H - 1) * W + at[r * stride_h];
 #endif
         UNROLL for (int k = 1; k < kernel_h; k++) {
             int t = r * stride_h + k * dilation_h;
 #if AVERAGE
-            best += line[t];
+            best += row[t];
 #else
-            bool better = wins(line[t], best);
-            best = better ? line[t] : best;
+            bool better = wins(row[t], best);
+            best = better ? row[t] : best;
 #if INDICES
             where = better ? clamp(h0 + t, 0, H - 1) * W + at[t] : where;
 #endif

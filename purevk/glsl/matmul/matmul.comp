@@ -1,18 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float, a register tile an
-// invocation.
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float. Each invocation has a
+// tile in registers.
 //
 // Bindings: 0 A, 1 B, 2 bias (if BIAS), then out, then what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements; the last dim of each operand is contiguous.
-// Macros: matmul_tile.glslh (SG, LANES_M, TM, TN4, WY) and matmul_io.glslh (types, VEC4_*, TEXEL_*,
-// BIAS, EPILOGUE...).
-//   B_TRANSPOSED 1: B is [N, K] in memory.
-//   VEC4_A and, if B_TRANSPOSED, VEC4_B need K % 4 == 0; VEC4_B otherwise, and VEC4_OUT, need N % 4
-//   == 0; all need offsets and row and batch strides that are multiples of 4.
-// Grid: LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches), where LX is SG, or 8
-// if SG is 1
-//       LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
+// Macros: those of matmul_tile.glslh and of matmul_io.glslh, and
+//   B_TRANSPOSED  1: B is [N, K] in memory
+//   VEC4_A  K is a multiple of 4
+//   VEC4_B  N is a multiple of 4, or K if B_TRANSPOSED
+//   VEC4_OUT  N is a multiple of 4
+//   With each VEC4_*, the offset and the row and batch strides are multiples of 4 too.
+// Grid:
+//   LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches); LX is SG, or 8 if SG is 1
+//   LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
 #include "core/common.glslh"
 
 PARAM(0, M)

@@ -8,14 +8,14 @@
 // memory: for GPUs.
 //
 // Bindings and parameters: as matmul.comp, and with SPLIT_K how K is split.
-// Macros: matmul_sizes.glslh (TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N, SLICES, MATRIX_UNITS),
-// matmul_io.glslh,
-//   B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
-//   SPLIT_K 1: each split's sums go to out, float [splits, batches, M, N] from offset_o on,
-//   without bias or epilogue, for matmul_reduce.comp (set T_OUT float, VEC4_OUT by N % 4).
+// Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
+//   B_TRANSPOSED, VEC4_*  as in matmul.comp
+//   SPLIT_K  1: the sums of each split go to out, float [splits, batches, M, N] from offset_o on,
+//     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, and VEC4_OUT follows
+//     from N % 4.
 // Local size: LOCAL of matmul_sizes.glslh.
-// Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits (z = batch * splits +
-// split)
+// Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits
+//   (z = batch * splits + split)
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
 

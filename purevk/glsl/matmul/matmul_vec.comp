@@ -1,19 +1,21 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) for few rows, as in decoding: B
-// is read once, at the speed of memory. A workgroup shares K among its invocations and adds up in
-// shared memory.
+// is read once, at copy bandwidth. The invocations of a workgroup share K, and add up in shared
+// memory.
 //
 // Bindings and parameters: as matmul.comp.
-// Macros: matmul_io.glslh, B_TRANSPOSED; VEC4_* need what they need in matmul.comp.
-//   ROWS  rows of A at a time (1): as many as M, up to 16 or so
-//   CHUNK rows that are added up at a time (1), a divisor of ROWS: shared memory is 16 * CHUNK *
-//   LANES * SLICES bytes DEPTH with B_TRANSPOSED 0 and more than 8 ROWS, a multiple of 4 and of
-//   LANES: steps to read ahead, 2 or 4 (2).
-//         Shared memory is at least 16 * DEPTH * SLICES * (ROWS + 4) bytes.
-//   B_TRANSPOSED 0: LANES (8) invocations side by side, each with 4 columns, and SLICES (16) shares
-//   of K
-//                1: 4 columns a workgroup, SLICES (64) shares of K; LANES is 1
+// Macros: those of matmul_io.glslh, and
+//   B_TRANSPOSED, VEC4_*  as in matmul.comp
+//   ROWS  rows of A that a workgroup takes (1): as many as M, up to 16 or so
+//   CHUNK  rows that are added up together (1), a divisor of ROWS. Shared memory is 16 * CHUNK *
+//     LANES * SLICES bytes.
+//   DEPTH  (B_TRANSPOSED 0, ROWS above 8 and a multiple of 4 and of LANES) steps to read ahead, 2
+//     or 4 (2). Shared memory is at least 16 * DEPTH * SLICES * (ROWS + 4) bytes.
+//   LANES, SLICES
+//     B_TRANSPOSED 0: LANES (8) invocations side by side with 4 columns each, SLICES (16) parts
+//       of K
+//     B_TRANSPOSED 1: 4 columns per workgroup, SLICES (64) parts of K; LANES is 1
 // Local size: LANES * SLICES; SLICES is a power of two.
 // Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED
 #include "core/common.glslh"
@@ -70,9 +72,9 @@ layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 int base_a, base_b;
 vec4 acc[ROWS];
 #define LOCAL (LANES * SLICES)
-// With many rows A goes through shared memory, a step of 4 * SLICES of K at a time, in DEPTH places
-// in turn. Line c * SLICES + s holds k = 4 * s + c by 4 along the rows, so long that what a
-// subgroup reads lies in different banks.
+// With many rows A goes through shared memory, in steps of 4 * SLICES of K. DEPTH buffers hold one
+// step each. Row c * SLICES + s of a buffer holds k = 4 * s + c by 4 along the rows of A. Rows are
+// padded so that what a subgroup reads is in different banks.
 #define STAGED (ROWS > 8 && !B_TRANSPOSED)
 #define A_LINE (ROWS / 4 + 1)
 #define A_PLACE (4 * SLICES * A_LINE)
@@ -83,7 +85,7 @@ shared vec4 parts[LOCAL * CHUNK];
 #endif
 #define PART(slice, row, lane) parts[((slice) * CHUNK + (row)) * LANES + (lane)]
 
-// Adds the slices up, up to 8 at a time, into slice 0.
+// Adds the slices up into slice 0, up to 8 together.
 void add_up() {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int left = SLICES; left > 1; left = (left + 7) / 8) {
@@ -163,14 +165,14 @@ void put(int d) {
     }
 }
 
-// Multiplies what lies in place d, from k0 on, and fetches what goes there next. All of a workgroup
-// do it.
+// Multiplies what is in buffer d, from k0 on, and fetches what goes there next. All invocations of
+// a workgroup do it.
 void multiply_step(int d, int m0, int k0, int n) {
     if (k0 >= K) return;
     put(d);
     vec4 b[4];
     UNROLL for (int c = 0; c < 4; c++) b[c] = next_b[d][c];
-    // There is a barrier for each place: what is put here the next time around meets nobody.
+    // There is a barrier for each buffer: nobody reads this one when it is written again.
     barrier();
     fetch(d, m0, k0 + DEPTH * 4 * SLICES, n);
     int slice = int(gl_LocalInvocationID.y);
@@ -205,7 +207,7 @@ void main() {
     barrier();
 #else
 #if B_TRANSPOSED && ROWS > 8
-    // So much is done with what is read that the next step's values have to be under way meanwhile.
+    // The arithmetic takes so long that the next step's loads have to be in flight meanwhile.
     vec4 next[4];
     UNROLL for (int c = 0; c < 4; c++) next[c] = slice * 4 < K ? load_bt(n + c, slice * 4) : vec4(0.0);
 #endif

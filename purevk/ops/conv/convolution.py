@@ -164,7 +164,7 @@ class _Nhwc:
 
     Attributes:
         pixel: elements of `x` from one pixel to the next.
-        vectors: whether `x`, the weight and the result are read and written 4 elements at a time.
+        vectors: whether `x`, the weight and the result are read and written as vectors of 4.
     """
 
     conv: Conv2d
@@ -231,7 +231,7 @@ class _Nhwc:
             self.vectors[2],
         )
         if spread != (1, 1):
-            made.macros["PLACE(b, m, n)"] = f"({element})"
+            made.macros["ELEMENT(b, m, n)"] = f"({element})"
         return made
 
 

@@ -75,9 +75,9 @@ def spread_last(x: Operand, out: Operand, spread: tuple[int, int]) -> tuple[str,
     """The element of an NHWC result for row m (a pixel of the input) and column n (dy, dx, channel)
     of a matmul, and its channel."""
     channels, width = out.dims[1], x.dims[3]
-    phase, line = f"(n) / {channels}", f"(m) / {width}"
+    phase, source = f"(n) / {channels}", f"(m) / {width}"
     row, column = (
-        f"({line}) * {spread[0]} + ({phase}) / {spread[1]}",
+        f"({source}) * {spread[0]} + ({phase}) / {spread[1]}",
         f"(m) % {width} * {spread[1]} + ({phase}) % {spread[1]}",
     )
     return (
@@ -149,7 +149,7 @@ def lower_matmul(
         (1, channel),
     )
     if not plain:
-        made.macros |= {"PLACE(b, m, n)": f"({element})", "PLACE_STEP": str(conv.spread[1])}
+        made.macros |= {"ELEMENT(b, m, n)": f"({element})", "ELEMENT_STEP": str(conv.spread[1])}
     if bias is not None:
         made.macros["BIAS_OF_ROWS"] = "1"
     emit(
@@ -185,8 +185,8 @@ def lower_groups(
     rows = column_rows(
         lowering.traits, out.dims, window.kernel, window.stride, window.dilation, each
     )
-    last = not is_nchw_operand(out)
-    vector = last and gcd4(each, channels, out.offset)
+    nhwc = not is_nchw_operand(out)
+    vector = nhwc and gcd4(each, channels, out.offset)
     made = make_epilogue(
         lowering,
         conv.epilogue,
@@ -206,7 +206,7 @@ def lower_groups(
         "ROWS": rows,
         "EACH": each,
         "VEC4_B": int(gcd4(each, group_out, weight.offset)),
-        "LAST": int(last),
+        "NHWC": int(nhwc),
         "VEC4_OUT": int(vector),
         **made.macros,
     }

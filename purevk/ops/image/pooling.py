@@ -127,7 +127,7 @@ def _lower_nchw(
     params = {
         "x_offset": x.offset,
         "out_offset": out.offset,
-        "planes": batches * channels,
+        "channels": batches * channels,
         **_params(pool, x, indices),
         "x_n": x.strides[0],
         "x_c": x.strides[1],
@@ -152,9 +152,9 @@ def _lower_strided(
 ) -> None:
     """One invocation makes one output, or four channels of one pixel, in any layout."""
     channels = x.dims[1]
-    last = isinstance(x.strides[1], int) and x.strides[1] == 1
+    nhwc = isinstance(x.strides[1], int) and x.strides[1] == 1
     vector = (
-        last
+        nhwc
         and x.dtype in (DType.float32, DType.float16)
         and gcd4(
             channels,
@@ -182,7 +182,7 @@ def _lower_strided(
         [binding, (out, "w"), *([(indices, "w")] if indices is not None else [])],
         macros={
             **_macros(pool, x, out),
-            "CHANNELS_LAST": int(last),
+            "NHWC": int(nhwc),
             "VEC4": int(vector),
             "UNROLLED": int(unrolled),
             **texel,

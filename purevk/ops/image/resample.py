@@ -111,9 +111,9 @@ def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
         )
     read = "X(i0, i1, clamp(a2 + u - 1, 0, x_size_2 - 1), clamp(a3 + v - 1, 0, x_size_3 - 1))"
     return " ".join(out) + (
-        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R line = T_R(0); for (int v = 0; v < 4;"
-        f" v++) line += {read} * w3[v];"
-        " r += line * w2[u]; }"
+        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R row = T_R(0); for (int v = 0; v < 4;"
+        f" v++) row += {read} * w3[v];"
+        " r += row * w2[u]; }"
     )
 
 
@@ -130,9 +130,9 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
     weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
     return " ".join(out) + (
         f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
-        " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R line = T_R(0);"
-        f" for (int k3 = a3; k3 < b3; k3++) line += X(i0, i1, k2, k3) * {weight[3]};"
-        f" float w = {weight[2]}; total2 += w; r += line * w; }} r = r / (total2 * total3);"
+        " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R row = T_R(0);"
+        f" for (int k3 = a3; k3 < b3; k3++) row += X(i0, i1, k2, k3) * {weight[3]};"
+        f" float w = {weight[2]}; total2 += w; r += row * w; }} r = r / (total2 * total3);"
     )
 
 

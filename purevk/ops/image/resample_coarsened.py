@@ -225,14 +225,12 @@ def _joined(name: str, along: _Along, n: int) -> str:
 def _resize(taps: int, down: _Along, across: _Along, channels: int) -> str:
     loop = []
     for t in range(down.span):
-        loop += [f"float x{t}_{k} = X(0, plane, q2_{t}, q3_{k});" for k in range(across.span)]
+        loop += [f"float x{t}_{k} = X(0, channel, q2_{t}, q3_{k});" for k in range(across.span)]
     for t in range(down.span):
-        loop += [
-            f"float line{n}_{t} = {_joined(f'x{t}_', across, n)};" for n in range(across.count)
-        ]
+        loop += [f"float row{n}_{t} = {_joined(f'x{t}_', across, n)};" for n in range(across.count)]
     for row in range(down.count):
-        sums = [_joined(f"line{n}_", down, row) for n in range(across.count)]
-        at = f"0, plane, top + {row}, i2"
+        sums = [_joined(f"row{n}_", down, row) for n in range(across.count)]
+        at = f"0, channel, top + {row}, i2"
         put = (
             f"R_PUT4({at} * 4, vec4({', '.join(sums)}))"
             if len(sums) == 4
@@ -241,7 +239,7 @@ def _resize(taps: int, down: _Along, across: _Along, channels: int) -> str:
         loop.append(f"if (top + {row} < r_size_2) {put};")
     return (
         f"int top = i1 * {down.count}; {down.text} {across.text}"
-        f" for (int k = 0; k < {channels}; k++) {{ int plane = i0 * {channels} + k; {' '.join(loop)} }}"
+        f" for (int k = 0; k < {channels}; k++) {{ int channel = i0 * {channels} + k; {' '.join(loop)} }}"
     )
 
 
@@ -386,8 +384,8 @@ def _sample_staged(
         f"R_PUT(i0, c + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count)
     )
     sample = (
-        f"[[dont_unroll]] for (int turn = 0; turn < {iterations}; turn += {together}) {{"
-        f" UNROLL for (int n = 0; n < {together}; n++) {{ int at = mine + (turn + n) * {local};"
+        f"[[dont_unroll]] for (int step = 0; step < {iterations}; step += {together}) {{"
+        f" UNROLL for (int n = 0; n < {together}; n++) {{ int at = mine + (step + n) * {local};"
         f" {if_below('at', pixels)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
         f" {locate} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
     )

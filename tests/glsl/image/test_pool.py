@@ -46,7 +46,7 @@ def pool(
     for i, axis in enumerate("nhwc"):
         params |= {f"x_{axis}": x_strides[order[i]], f"out_{axis}": out_strides[order[i]]}
     dtype = x.dtype.type
-    macros = {"T_X": GLSL[dtype], "T_OUT": GLSL[dtype], "CHANNELS_LAST": int(last), **macros}
+    macros = {"T_X": GLSL[dtype], "T_OUT": GLSL[dtype], "NHWC": int(last), **macros}
     buffers = [np.concatenate([np.zeros(4, dtype), stored.reshape(-1)]), Out(shape, dtype, 8)]
     if macros.get("INDICES"):
         buffers.append(Out(shape, np.int64 if macros["T_INDEX"] == "int64_t" else np.int32, 12))

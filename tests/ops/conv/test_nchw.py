@@ -1,5 +1,5 @@
-"""Images that stay planes (NCHW) on a GPU: pooling, products and convolutions in groups without
-conversions around them."""
+"""Images that stay NCHW on a GPU: pooling, matmuls and convolutions in groups without conversions
+around them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.device
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """A GPU of one processor, so that small images give every invocation several outputs."""
+    """A GPU of one multiprocessor, so that small images give every invocation several outputs."""
     context = default_context()
     monkeypatch.setattr(
         context,
@@ -178,8 +178,8 @@ def tile_cases(chosen, sizes):
 
 
 def test_tiles():
-    """Convolutions by tiles of planes in shared memory: rows that are multiples of 4 and others,
-    with what follows them."""
+    """Convolutions by NCHW tiles in shared memory: rows that are multiples of 4 and others, with
+    epilogues."""
     w, b = tensor(8, 8, 2, 2, low=-1, high=1), tensor(8)
     cases = [*tile_cases(TILES[:1], ((31, 63),)), *tile_cases(TILES[2:3], ((32, 64),))]
     cases.append(
@@ -224,19 +224,17 @@ def test_no_conversions():
     assert templates(Case(lambda t: F.conv2d(t, w, None, 1, 1).relu(), (x,))) == [
         "conv/conv2d_nchw_tiled.comp"
     ]
-    x, grouped, product = (
+    x, grouped, pointwise = (
         tensor(2, 8, 18, 20),
         tensor(8, 4, 3, 3, seed=1),
         tensor(12, 8, 1, 1, seed=1),
     )
-    weights = [
-        tensor(8, 8, 7, 7, seed=seed) for seed in (1, 2)
-    ]  # windows too large for tiles of planes
+    weights = [tensor(8, 8, 7, 7, seed=seed) for seed in (1, 2)]  # windows too large for NCHW tiles
     conv = lambda t, k: F.conv2d(t, weights[k], None, 1, 3)  # noqa: E731
     assert templates(Case(lambda t: F.conv2d(t, grouped, None, 1, 1, 1, 2), (x,))) == [
         "conv/conv2d_nchw.comp"
     ]
-    assert len(templates(Case(lambda t: F.conv2d(t, product).relu(), (x,)))) == 1
+    assert len(templates(Case(lambda t: F.conv2d(t, pointwise).relu(), (x,)))) == 1
     # Converted once, by the pooling, rather than before each of its readers.
     found = templates(
         Case(
@@ -248,7 +246,7 @@ def test_no_conversions():
         and sum(name in ("elementwise/pointwise.comp", "movement/transpose.comp") for name in found)
         == 1
     )
-    # What lies channels last stays so.
+    # NHWC images stay NHWC.
     found = templates(Case(lambda t: conv(F.max_pool2d(conv(t, 0), 2), 1), (x,)))
     assert (
         set(found) - {"elementwise/pointwise.comp", "movement/transpose.comp"}
@@ -306,7 +304,7 @@ def test_resizing():
             )
         )
     check(cases)
-    assert "int plane = i0 * 4" in str(
+    assert "int channel = i0 * 4" in str(
         program_macros(lambda t: F.interpolate(t, (34, 38), mode="bicubic"), x)
     )
     assert "R_PUT4" in str(
@@ -352,8 +350,8 @@ def program_macros(fn, *tensors):
 
 
 def test_pixels_that_become_blocks():
-    """Transposed convolutions whose kernel is their stride, as planes and channels last, with what
-    follows them."""
+    """Transposed convolutions whose kernel is their stride, on NCHW and NHWC images, with
+    epilogues."""
     x, cases = tensor(2, 8, 6, 12, low=-1, high=1), []
     dense = tensor(8, 8, 3, 3, seed=3, low=-1, high=1)
     for out, stride, bias in [(8, (2, 2), True), (4, (3, 1), False), (6, (1, 2), True)]:
@@ -363,7 +361,7 @@ def test_pixels_that_become_blocks():
         )
         r = F.conv_transpose2d(x, w, b, stride)
         for name, before in (
-            ("planes", lambda t: t),
+            ("nchw", lambda t: t),
             ("last", lambda t: F.conv2d(t, dense.to(t.dtype), None, 1, 1)),
         ):
             fn = lambda t, w, b, before=before, s=stride: F.conv_transpose2d(before(t), w, b, s)  # noqa: E731
@@ -393,7 +391,7 @@ def test_pixels_that_become_blocks():
 
 
 def test_few_channels():
-    """The first convolution of an image reads its planes as they lie."""
+    """The first convolution of an image reads NCHW."""
     cases = []
     for channels, out, kernel, stride, padding, dilation in [
         (3, 32, (3, 3), 2, 1, 1),
