@@ -7,7 +7,6 @@ import math
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.ir.dims import product
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
@@ -43,13 +42,13 @@ def _attention_shape(
 def _rows(lowering: Lowering, operand: Operand) -> Operand:
     """An operand whose last dim is dense and whose strides and offset are multiples of 4; copied if
     need be."""
-    unit = isinstance(operand.strides[3], int) and operand.strides[3] == 1
+    contiguous = isinstance(operand.strides[3], int) and operand.strides[3] == 1
     outer = [
         s
         for size, s in zip(operand.dims[:3], operand.strides[:3])
         if not (isinstance(size, int) and size == 1)
     ]
-    if unit and isinstance(operand.offset, int) and gcd4(operand.offset, *outer):
+    if contiguous and isinstance(operand.offset, int) and gcd4(operand.offset, *outer):
         return operand
     return dense(lowering, operand)
 
@@ -122,8 +121,8 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         **mask_params,
     }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
-    halves = q.dtype is k.dtype is v.dtype is DType.float16
-    choice = choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, halves)
+    half = q.dtype is k.dtype is v.dtype is DType.float16
+    choice = choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, half)
     choice.emit(
         lowering,
         Attention(buffers, macros, params, out, batches, heads, queries, keys, value_width, flops),
@@ -217,7 +216,7 @@ def _to_four(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     return (
         value
         if rank == 4
-        else builder.emit("aten.reshape.default", value, (product(wanted[:-3]), *wanted[-3:]))
+        else builder.emit("aten.reshape.default", value, (_dims.product(wanted[:-3]), *wanted[-3:]))
     )
 
 

@@ -196,9 +196,9 @@ def choose(
     keys: Size,
     width: int,
     value_width: int,
-    halves: bool = False,
+    half: bool = False,
 ) -> Choice:
-    """The kernel for `queries` queries over up to `keys` keys per head. With `halves`, all three
+    """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
     operands are float16."""
     widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
@@ -233,7 +233,7 @@ def choose(
             64,
         )
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
-    if halves:
+    if half:
         coopmat = _coopmat(traits, _dims.upper(queries), groups, width, value_width)
         if coopmat is not None:
             return coopmat

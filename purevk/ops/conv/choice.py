@@ -14,8 +14,8 @@ from purevk.tuning import DeviceTraits
 
 
 def is_short(channels: Size) -> bool:
-    """Whether one step along K covers the input channels of a tap. With their number known to the
-    driver, the loop over them is gone, which halves the time on software devices."""
+    """Whether one step along K covers the input channels of a tap. If the driver knows their number,
+    it drops the loop over them, which halves the time on software devices."""
     return isinstance(channels, int) and channels <= 4
 
 
@@ -29,11 +29,11 @@ def choose(
     half: bool,
     vectors: tuple[bool, bool] = (True, True),
 ) -> Choice:
-    """The tiles of an implicit matrix product [rows, taps * channels] x [taps * channels, columns]
-    in `groups` groups; `half` and `vectors` as for a matrix product."""
+    """The tiles of an implicit matmul [rows, taps * channels] x [taps * channels, columns] in
+    `groups` groups; `half` and `vectors` as for a matmul."""
     profile = traits.profile
     if not profile.has_fast_shared_memory and is_short(channels):
-        # The loop over a row of taps is unrolled then, which larger tiles do not bear.
+        # The loop over a row of taps is unrolled then. Larger tiles would spill registers.
         return choose_registers(
             traits, rows, columns, 4 * taps, groups, channels == 4, gcd4(columns), 16
         )
@@ -57,7 +57,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Depthwise:
-    """`conv2d_dw.comp`: `pixels` neighbours along x an invocation."""
+    """`conv2d_dw.comp`: `pixels` neighbours along x per invocation."""
 
     pixels: int
     window: bool
@@ -75,9 +75,9 @@ class Depthwise:
 
 
 def choose_depthwise(
-    traits: DeviceTraits, channels: Size, width: Size, lines: Size, dilation: int
+    traits: DeviceTraits, channels: Size, width: Size, rows: Size, dilation: int
 ) -> Depthwise:
-    """The depthwise kernel for `lines` rows (of all images) of `width` outputs."""
+    """The depthwise kernel for `rows` rows (of all images) of `width` outputs."""
     if traits.profile.prefers_texel_reads and traits.max_texels:
         # Reading a column of the window once is left to the driver, which finds equal reads of
         # texel buffers.
@@ -91,8 +91,8 @@ def choose_depthwise(
         return Depthwise(min(cost, key=cost.__getitem__), False)
     if not traits.profile.needs_many_invocations:
         return Depthwise(4, dilation == 1)
-    # More neighbours per invocation for as long as enough invocations are left.
+    # More neighbours per invocation, as long as enough invocations are left.
     wanted = traits.profile.depthwise_invocations_per_core * traits.processors
-    work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(lines)
+    work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(rows)
     pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
     return Depthwise(pixels, dilation == 1)

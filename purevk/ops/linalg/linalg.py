@@ -11,7 +11,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
-from purevk.ops.matmul.matmul import DISTANCES, METRICS, _matmul_any_shape, _product
+from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_shape, matmul_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import broadcast, wrap, wrap_all
@@ -46,7 +46,7 @@ def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
 rewrite("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
 rewrite(
     "aten.mv.default",
-    _matmul_any_shape,
+    matmul_shape,
     lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b),
 )
 
@@ -100,8 +100,8 @@ def _summed(builder: Builder, a: Value, b: Value) -> Value:
     return builder.emit("aten.mm.default", left, right)
 
 
-_added("aten.addmv.default", _multiply, _matmul_any_shape)
-_added("aten.baddbmm.default", _multiply, _product)
+_added("aten.addmv.default", _multiply, matmul_shape)
+_added("aten.baddbmm.default", _multiply, matmul_type)
 _added("aten.addbmm.default", _summed, lambda a, b: a.with_dims((a.dims[1], b.dims[2])))
 _added(
     "aten.addr.default",

@@ -1,3 +1,3 @@
-"""Matrix products, and recurrent layers made of them."""
+"""Matmuls, and recurrent layers made of them."""
 
 from purevk.ops.matmul import choice, matmul, recurrent  # noqa: F401

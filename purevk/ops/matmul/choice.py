@@ -99,7 +99,7 @@ def choose(
     Args:
         half: both operands are float16.
         transposed: the second is dense along k.
-        vectors: whether the operands can be read 4 elements at a time.
+        vectors: whether the operands can be read as vectors of 4.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
@@ -149,7 +149,7 @@ def bind(
     """The macros of `matmul_io.glslh` but for the epilogue's, and the bindings up to the output.
 
     Args:
-        vectors: whether A, B and the output are read and written 4 elements at a time.
+        vectors: whether A, B and the output are read and written as vectors of 4.
     """
     texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
     macros: dict[str, str | int] = {
@@ -200,7 +200,7 @@ def emit(
         strides: elements from one row to the next of A, B (or column, if transposed) and the
             result.
         batches: the matmuls of these sizes.
-        vectors: whether A, B and the result are read and written 4 elements at a time.
+        vectors: whether A, B and the result are read and written as vectors of 4.
         epilogue: made with `first_extra`.
         flops: None: those of a matmul.
     """

@@ -30,7 +30,7 @@ Choose = Callable[
 ]  # the parameters are those of `choose`
 
 
-def _product(a: TensorType, b: TensorType) -> TensorType:
+def matmul_type(a: TensorType, b: TensorType) -> TensorType:
     if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
         raise ShapeError(f"cannot multiply {a} by {b}")
     batch = broadcast(a.dims[:-2], b.dims[:-2])
@@ -44,8 +44,8 @@ def _matmul_shape(
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
-    product = _product(a, b)
-    return product if epilogue is None else product.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+    result = matmul_type(a, b)
+    return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
 _KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
@@ -306,7 +306,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
 register(
     Operator(
         DISTANCES,
-        lambda a, b, p: _product(a, b),
+        lambda a, b, p: matmul_type(a, b),
         Kernel(_distances_lower, supports=supports_float, bfloat16=False),
     )
 )
@@ -325,31 +325,31 @@ def _expand_mm(builder: Builder, node: Node) -> Value:
     return _multiply(builder, node.tensor("a"), node.tensor("b"))
 
 
-register(Operator("aten.mm.default", _product, Rewrite(_expand_mm)))
-register(Operator("aten.bmm.default", _product, Rewrite(_expand_mm)))
+register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm)))
+register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
 
 
-def _matmul_any_shape(a: TensorType, b: TensorType) -> TensorType:
+def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
     left = a if a.rank > 1 else a.with_dims((1, *a.dims))
     right = b if b.rank > 1 else b.with_dims((*b.dims, 1))
-    product = _product(left, right)
-    sizes = list(product.dims)
+    result = matmul_type(left, right)
+    sizes = list(result.dims)
     if a.rank == 1:
         del sizes[-2]
     if b.rank == 1:
         del sizes[-1]
-    return product.with_dims(sizes)
+    return result.with_dims(sizes)
 
 
 def _expand_matmul(builder: Builder, node: Node) -> Value:
     a, b = node.tensor("a"), node.tensor("b")
     left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
-    product = _multiply(builder, left, right)
-    return builder.emit("aten.view.default", product, node.result.type.dims)
+    result = _multiply(builder, left, right)
+    return builder.emit("aten.view.default", result, node.result.type.dims)
 
 
-register(Operator("aten.matmul.default", _matmul_any_shape, Rewrite(_expand_matmul)))
+register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -366,17 +366,17 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
     limit = builder.traits.max_storage_range
     if weight.type.nbytes > limit and weight.type.is_static:
         row_bytes = _dims.specialize(k) * weight.type.dtype.itemsize
-        product = _linear_in_parts(builder, flat, weight, bias, limit // row_bytes)
-        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+        result = _linear_in_parts(builder, flat, weight, bias, limit // row_bytes)
+        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
     packed = builder.emit("aten.permute.default", weight, (1, 0))
     if x.type.dtype not in _KERNEL_TYPES:
-        product = _multiply(builder, flat, packed)
-        product = product if bias is None else builder.emit("aten.add.Tensor", product, bias, 1)
-        return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+        result = _multiply(builder, flat, packed)
+        result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
+        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
     if weight in builder.graph.constants:
         packed = builder.emit("purevk.copy", packed)
-    product = builder.emit(NAME, flat, packed, bias, None, ())
-    return builder.emit("aten.view.default", product, (*x.type.dims[:-1], n))
+    result = builder.emit(NAME, flat, packed, bias, None, ())
+    return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
 
 
 def _linear_in_parts(
@@ -404,7 +404,7 @@ register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear))
 def _addmm_shape(
     bias: TensorType, a: TensorType, b: TensorType, beta: Scalar = 1, alpha: Scalar = 1
 ) -> TensorType:
-    return _product(a, b)
+    return matmul_type(a, b)
 
 
 def _expand_addmm(builder: Builder, node: Node) -> Value:
@@ -413,12 +413,12 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
     if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
         return builder.emit(NAME, a, b, bias, None, ())
-    product = _multiply(builder, a, b)
+    result = _multiply(builder, a, b)
     if alpha != 1:
         if isinstance(alpha, int) and a.type.dtype.is_float:
             alpha = float(alpha)
-        product = builder.emit("aten.mul.Tensor", product, alpha)
-    return builder.emit("aten.add.Tensor", product, bias, beta)
+        result = builder.emit("aten.mul.Tensor", result, alpha)
+    return builder.emit("aten.add.Tensor", result, bias, beta)
 
 
 register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
@@ -427,7 +427,7 @@ register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
 def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:
     """A matmul in a type that the matmul kernels lack: one invocation per element, long rows in
     parts."""
-    type = _product(a.type, b.type)
+    type = matmul_type(a.type, b.type)
     depth, most = a.type.dims[-1], builder.traits.max_iterations
     if _dims.upper(depth) > most:
         halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]

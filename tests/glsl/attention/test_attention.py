@@ -82,7 +82,7 @@ def test_several_queries_per_invocation(queries):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_any_key(kind):
-    """A query that may see no key gets zeros; one whose mask is merely low does not."""
+    """The result of a query that sees no key is zero. A mask that is only low hides no key."""
     mask = np.zeros((1, 1, 13, 17), np.float32)
     mask[..., 2, :], mask[..., 5, :] = -np.inf, np.finfo(np.float32).min
     check(SIZES[0], kind, mask=mask)

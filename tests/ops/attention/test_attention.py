@@ -71,7 +71,7 @@ def test_ranks():
 
 
 def test_widths_without_a_kernel():
-    """Widths that are no multiple of 4 are padded; above 256 the products are written out, with
+    """Widths that are no multiple of 4 are padded; above 256 there are two matmuls, with
     every kind of mask."""
     check(
         _case(unit(1, 2, 5, 6), unit(1, 2, 7, 6, seed=1), unit(1, 2, 7, 9, seed=2)),
@@ -96,9 +96,9 @@ def test_widths_without_a_kernel():
     )
 
 
-def test_a_mask_between_the_products():
+def test_a_mask_between_the_matmuls():
     """Scores with a cap before the mask (as Gemma 2 has them): the mask of bytes is read by the
-    first product itself."""
+    first matmul itself."""
     q, k, v, seen = (
         unit(1, 2, 5, 8),
         unit(1, 2, 5, 8, seed=1),
@@ -114,7 +114,7 @@ def test_a_mask_between_the_products():
 
 
 def test_halves():
-    """Heads of whole fragments, which matrix units take where a device has them: rows and keys that
+    """Heads of whole fragments, which matrix cores take where a device has them: rows and keys that
     fill none, masks, causal."""
     q, k, v = (unit(1, 2, rows, 32, seed=n).half() for n, rows in enumerate((19, 35, 35)))
     mask = unit(1, 1, 19, 35, seed=3)
@@ -126,7 +126,7 @@ def test_halves():
     )
 
 
-def test_the_choice_of_matrix_units():
+def test_the_choice_of_matrix_cores():
     """Wherever the kernel is chosen, its tiles fit its workgroup."""
     features = frozenset({"subgroup_shuffle"})
     traits = DeviceTraits(

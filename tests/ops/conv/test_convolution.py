@@ -15,7 +15,7 @@ IMAGES = {1: (11,), 2: (5, 7), 3: (3, 5, 4)}
 
 
 def case(fn, x, weight, bias=None, **kwargs):
-    # Sums of up to some hundred products in another order.
+    # Sums of up to some hundred numbers in another order.
     return Case(fn, (x, weight, bias), kwargs, atol=2e-5 if x.dtype is torch.float32 else 2e-2)
 
 

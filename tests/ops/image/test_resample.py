@@ -88,7 +88,7 @@ def test_linear(align):
             {"scale_factor": 2, "mode": "bilinear", "align_corners": align},
         )
     ]
-    # Sums of up to 16 products in another order.
+    # Sums of up to 16 numbers in another order.
     for case in cases:
         case.atol = None if case.args[0].dtype is not torch.float32 else 1e-5
     check(cases)

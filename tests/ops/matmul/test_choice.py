@@ -78,10 +78,10 @@ def holds(choice, traits, problem):
                 and choice.subgroup == traits.subgroup_size
             )
             assert choice.sub_m % fm == choice.sub_n % fn == 0 and k % (fk * slices) == 0
-            plane = (m // choice.sub_m) * (n // choice.sub_n)
-            threads = traits.subgroup_size * plane * slices
+            subgroups = (m // choice.sub_m) * (n // choice.sub_n)
+            threads = traits.subgroup_size * subgroups * slices
             shared = 2 * (m * (k + 8) + (n * (k + 8) if problem.transposed else k * (n + 8)))
-            shared += 4 * slices * m * n if slices > 1 else 4 * fm * fn * plane
+            shared += 4 * slices * m * n if slices > 1 else 4 * fm * fn * subgroups
         else:
             assert (
                 m % choice.thread_m
@@ -123,7 +123,7 @@ def test_the_grid_covers_the_result_and_is_within_the_limits(name):
         assert z == problem.batches * choice.splits and max(x, y, z) <= 65535
 
 
-def test_matrix_units_need_the_device_and_halves():
+def test_matrix_cores_need_the_device_and_halves():
     for problem in problems(300, 3):
         if isinstance(choose_gpu(LARGE, problem), Coopmat):
             assert problem.half
@@ -134,7 +134,7 @@ def test_matrix_units_need_the_device_and_halves():
 
 
 def test_sizes_decide():
-    """One row: each invocation reads its own part of B. Few tiles with a long K: all processors
+    """One row: each invocation reads its own part of B. Few tiles with a long K: all multiprocessors
     share them. Many rows: large tiles."""
     assert isinstance(choose_gpu(LARGE, Problem(1, 4096, 4096)), Vector)
     assert choose_gpu(LARGE, Problem(49, 512, 4608, window=True)).splits > 1
@@ -156,7 +156,7 @@ SIZES = [(1, 67, 131), (5, 37, 509), (49, 64, 196), (33, 40, 128)]
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The device of the tests taken for a GPU of 132 processors; what it is asked to choose."""
+    """The device of the tests as a GPU of 132 multiprocessors; what it is asked to choose."""
     context = default_context()
     monkeypatch.setattr(
         context,
@@ -178,7 +178,7 @@ def templates(case):
 
 @pytest.mark.device
 @pytest.mark.parametrize("choice", FORCED, ids=str)
-def test_products(gpu, choice):
+def test_matmuls(gpu, choice):
     gpu(choice)
     cases = []
     for m, n, k in SIZES:
@@ -232,7 +232,7 @@ def test_convolutions(gpu, choice):
 
 @pytest.mark.device
 def test_chosen_kernels_are_right():
-    """What the model itself picks, for a device of many processors."""
+    """What the cost model picks, for a device of many multiprocessors."""
     context = default_context()
     kept, context.traits = (
         context.traits,

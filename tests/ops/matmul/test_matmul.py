@@ -115,7 +115,7 @@ def test_linear_and_addmm(dtype):
 
 
 def test_large_sum():
-    """4096 products: the rounding of a float32 sum, whatever the type of the operands."""
+    """Sums of 4099 numbers: the rounding of a float32 sum, whatever the type of the operands."""
     a, b = unit(3, 4099), unit(4099, 5, seed=1)
     exact = (a.double() @ b.double()).float()
     ah, bh = a.half(), b.half()
