@@ -94,7 +94,7 @@ class Expression:
                 text = _with_operands(step.glsl, operands)
                 if not common[-1] or lane == 0:
                     (once if common[-1] else each[lane]).append(
-                        f"{step.dtype.acc} {name} = {text};"
+                        f"{_declaration(step.dtype)} {name} = {text};"
                     )
                 names[lane].append(name)
         return (
@@ -120,6 +120,21 @@ class Term(NamedTuple):
 _TermStep: TypeAlias = tuple[str, tuple[Term, ...], DType]
 
 
+def times_zero(dtype: DType) -> str:
+    """GLSL for $0 * 0. Compilers take the product for 0, also where $0 is infinite or NaN."""
+    return f"(pv_isnan($0) || pv_isinf($0) ? PV_NAN : pv_copysign({literal(0, dtype)}, $0))"
+
+
+def _declaration(dtype: DType) -> str:
+    """`precise` keeps a compiler from taking x - x for 0 where x is infinite or NaN."""
+    return f"precise {dtype.acc}" if dtype.is_float else dtype.acc
+
+
+_ZEROS = ("(0.0)", "(0.0lf)")  # steps that are the number 0
+# Steps that give 0 if all of their operands are 0.
+_KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", "pv_round_float16($0)", "pv_round_bfloat16($0)")
+
+
 class ExpressionBuilder:
     """Joins expressions. Equal steps are kept once.
 
@@ -135,6 +150,7 @@ class ExpressionBuilder:
         self._scalars: dict[Size, Term] = {}
         self._steps: dict[_TermStep, Term] = {}
         self._names: list[str] = []
+        self._zeros: set[Term] = set()
 
     def input(self, value: Value, dtype: DType) -> Term:
         if value not in self.inputs:
@@ -150,10 +166,18 @@ class ExpressionBuilder:
 
     def step(self, glsl: str, operands: Sequence[Term], dtype: DType, name: str = "") -> Term:
         """Appends a step; `name` is the operator that it computes."""
+        zeros = [operand in self._zeros for operand in operands]
+        if any(zeros) and dtype.is_float:
+            if all(zeros) and glsl in _KEEPS_ZERO:
+                return operands[0]
+            if glsl == "($0 * $1)":
+                glsl, operands = times_zero(dtype), [operands[zeros.index(False)]]
         step: _TermStep = (glsl, tuple(operands), dtype)
         found = self._steps.get(step)
         if found is None:
             found = self._steps[step] = Term("step", len(self._steps))
+            if glsl in _ZEROS:
+                self._zeros.add(found)
             self._names.append(name)
         return found
 

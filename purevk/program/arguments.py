@@ -5,6 +5,7 @@ protocol. Nothing is copied here that need not be."""
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,8 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
             )
         if _is_torch(given):
             any_torch = True
-            array, dtype = _of_torch(given), DType.from_torch(given.dtype)
+            name = name_of_input(graph, position)
+            array, dtype = _of_torch(given, name, where), DType.from_torch(given.dtype)
         else:
             array = _as_array(given, value.type.dtype, name_of_input(graph, position), where)
             dtype = _dtype_of(array)
@@ -248,7 +250,7 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
             arrays.append(None)
             continue
         if _is_torch(each) and each.device.type == "cpu":
-            array, dtype = _of_torch(each), DType.from_torch(each.dtype)
+            array, dtype = _of_torch(each, f"out {position}", where), DType.from_torch(each.dtype)
         elif isinstance(each, np.ndarray):
             array, dtype = each, _dtype_of(each)
             if each.dtype.name in ("bfloat16", "uint16"):
@@ -317,18 +319,52 @@ def _dtype_of(array: np.ndarray) -> DType | None:
 
 
 def _is_torch(given: Any) -> bool:
-    return type(given).__module__.partition(".")[0] == "torch" or hasattr(given, "detach")
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.Tensor)
 
 
-def _of_torch(tensor: Any) -> np.ndarray:
+def _of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
     """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
     import torch
 
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    array: np.ndarray = tensor.numpy()
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if plain.dtype is torch.bfloat16:
+            plain = plain.view(torch.uint16)
+        array: np.ndarray = plain.numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        kind, next = _unreadable(tensor)
+        if kind:
+            why = "a dense tensor of a dtype that purevk has is expected"
+            raise InputError(f"{name} is {kind}", where=where, why=why, next=next) from error
+        raise InputError(
+            f"the elements of {name} cannot be read",
+            where=where,
+            why=f"{type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
+            next="pass a torch.Tensor of its own, such as x.detach().cpu().clone()",
+        ) from error
     return array
+
+
+def _unreadable(tensor: Any) -> tuple[str, str]:
+    """What kind of tensor purevk does not read, and what to do; empty texts if it reads it."""
+    import torch
+
+    if tensor.is_nested:
+        return "a nested tensor", "pad it: torch.nested.to_padded_tensor(x, 0)"
+    if tensor.layout is not torch.strided:
+        name = str(tensor.layout).removeprefix("torch.")
+        return f"a tensor of the layout {name}", "convert it: x.to_dense()"
+    if tensor.device.type == "meta":
+        return "a tensor on the device meta, which has no elements", "pass a tensor on the CPU"
+    if type(tensor).__name__ == "FakeTensor":
+        return "a FakeTensor, which has no elements", "call the program outside of tracing"
+    if tensor.is_quantized:
+        return "a quantized tensor", "pass x.dequantize() or x.int_repr()"
+    if DType.from_torch(tensor.dtype) is None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"a tensor of the dtype {dtype}", "convert it to a dtype that the method expects"
+    return "", ""
 
 
 def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
@@ -342,7 +378,7 @@ def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             )
         return given
     if isinstance(given, (bool, int, float, complex, list, tuple)):
-        array = np.asarray(given)
+        array = _asarray(given, name, where)
         # Numbers without a dtype take the method's, if it is of their kind.
         if array.dtype.kind == "i" and wanted.numpy.kind in "iu" and array.size:
             limits = np.iinfo(wanted.numpy)
@@ -373,7 +409,7 @@ def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
     if any(
         hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
     ):
-        return np.asarray(given)
+        return _asarray(given, name, where)
     try:
         return np.asarray(memoryview(given))
     except TypeError:
@@ -383,6 +419,26 @@ def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
             " the buffer protocol",
         ) from None
+
+
+def _asarray(given: Any, name: str, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(given)
+    except Exception as error:  # `__array__` runs code of others
+        raise InputError(
+            f"{name} cannot be made an array: {type(error).__name__}",
+            where=where,
+            why=str(error).partition("\n")[0],
+            next="pass a numpy array or a torch tensor",
+        ) from error
+    if array.dtype.kind == "O":
+        raise InputError(
+            f"{name} is {type(given).__name__} of Python objects",
+            where=where,
+            why="numpy makes no array of numbers from it",
+            next="pass a numpy array or a torch tensor",
+        )
+    return array
 
 
 def _check(array: np.ndarray, dtype: DType | None, value: Value, name: str, where: str) -> None:

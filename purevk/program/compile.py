@@ -47,7 +47,7 @@ def compile(
             function.
         InputError: `model` is none of the above.
     """
-    from purevk.frontends.torch.module import Weights
+    from purevk.frontends.torch.weights import Weights
 
     if isinstance(model, Mapping):
         if kwargs:

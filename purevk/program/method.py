@@ -207,9 +207,10 @@ class Method:
         if not isinstance(self.source, ExportsAgain):
             raise refused
         _log.info("%s: %s; exporting the module again", self.variants[0].where, refused.what)
-        made = Variant(
-            self.program, self.name, self.source.again(args, kwargs, self.program.bounds)
-        )
+        source = self.source.again(args, kwargs, self.program.bounds)
+        made = Variant(self.program, self.name, source)
+        if self.program.weight_watch is not None:
+            self.program.weight_watch.include(source)
         made.used = self._calls
         self.variants.append(made)
         if len(self.variants) > MAX_VARIANTS:

@@ -29,13 +29,16 @@ _log = logging.getLogger("purevk")
 
 
 class WeightWatch(Protocol):
-    """Knows the tensors of a module that were copied to the device."""
+    """Knows the modules that were compiled, with their tensors and Python values."""
 
     def changed(self) -> bool:
-        """Whether one is another tensor, or was written, since."""
+        """Whether a module is another one than when it was read."""
 
     def update(self, program: Program) -> None:
-        """Has the sources read the tensors as they are now."""
+        """Has the sources read the modules as they are now."""
+
+    def include(self, source: Any) -> None:
+        """Watches the tensors of another export too."""
 
 
 class Program:

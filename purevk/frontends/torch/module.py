@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from purevk.ir import Graph, Signature
 _log = logging.getLogger("purevk")
 
 
+# torch.export patches classes while it traces, so that two threads cannot trace at the same time.
+_tracing = threading.RLock()
+
+
 class ProgramSource:
     """Graphs of a `torch.export.ExportedProgram`.
 
@@ -28,7 +33,9 @@ class ProgramSource:
 
     def __init__(self, name: str, program: Any, mutable: set[str]) -> None:
         self.name, self.mutable = name, mutable
-        self.program = decompose(program)
+        _warn_of_one_tensor_twice(name, program)
+        with _tracing:
+            self.program = decompose(program)
         self.signature: Signature | None = signature_of(program)
         self.mutable |= mutated_buffers(self.program)
 
@@ -38,8 +45,8 @@ class ProgramSource:
         )
 
     def tensors(self) -> dict[str, Any]:
-        """The parameters and buffers by name."""
-        return _tensors_of(self.program)
+        """The parameters, buffers and constants by name."""
+        return tensors_of(self.program)
 
 
 class ModuleSource:
@@ -70,12 +77,12 @@ class ModuleSource:
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         args, kwargs = _distinct((tuple(args), dict(kwargs)))
         self._example, self._shapes = (args, kwargs), dynamic_shapes
-        with torch.no_grad():
+        with _tracing, torch.no_grad():
             exported = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
+            self.program = decompose(exported)
         self.signature = signature_of(exported, module)
-        self.program = decompose(exported)
         self.mutable |= mutated_buffers(self.program)
         self.dim_names = self.declared.names(self._leaves(args, kwargs))
 
@@ -114,8 +121,8 @@ class ModuleSource:
         return self(sizes, exact=False)
 
     def tensors(self) -> dict[str, Any]:
-        """The parameters and buffers by name."""
-        return _tensors_of(self.program)
+        """The parameters, buffers and constants by name."""
+        return tensors_of(self.program)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """The tensors and Python values of a call, each with the parameter that it belongs to."""
@@ -150,6 +157,30 @@ class ModuleSource:
             why=str(failed).strip().partition("\n")[0],
             next="call it as the module itself can be called",
         ) from failed
+
+
+def tensors_of(program: Any) -> dict[str, Any]:
+    """The parameters, buffers and constants of an exported program by name."""
+    import torch
+
+    constants = {
+        name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)
+    }
+    return {**program.state_dict, **constants}
+
+
+def _warn_of_one_tensor_twice(name: str, program: Any) -> None:
+    """torch.export takes two example inputs that are one tensor for one input, in every call."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    leaves = [leaf for leaf in tree_leaves(program.example_inputs) if type(leaf) is torch.Tensor]
+    if len(set(map(id, leaves))) < len(leaves):
+        _log.warning(
+            "%s: the program was exported with one tensor as two example inputs, so torch.export"
+            " reads one of the two wherever either is meant; export it with tensors of their own",
+            name,
+        )
 
 
 class _Declared:
@@ -375,114 +406,3 @@ def _has_dims(spec: Any) -> bool:
     if isinstance(spec, (tuple, list)):
         return any(_has_dims(each) for each in spec)
     return spec is not None
-
-
-# -- weights -------------------------------------------------------------------------------------
-class Weights:
-    """The parameters and buffers of what was compiled, to see when they change.
-
-    A change is seen where torch counts it (`Tensor._version`), where the tensor's memory moves, and
-    where a module has another tensor under the name. Writes through `.data` or through numpy are
-    not.
-    """
-
-    def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
-        self.sources = list(sources)
-        self._read()
-
-    def _read(self) -> None:
-        slots: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-        tensors: dict[int, Any] = {}
-        for source in self.sources:
-            for name, tensor in source.tensors().items():
-                if tensor.is_inference() or tensor.device.type == "meta":
-                    continue
-                tensors[id(tensor)] = tensor
-                found = _slots(getattr(source, "module", None), name)
-                if found and found[-1][0].get(found[-1][1]) is tensor:
-                    slots.update(((id(owner), key), (owner, key)) for owner, key in found)
-        self._tensors = list(tensors.values())
-        self._versions = list(map(_version, self._tensors))
-        self._addresses = list(map(_address, self._tensors))
-        self._types = list(map(_type, self._tensors))
-        self._owners = [owner for owner, _ in slots.values()]
-        self._keys = [key for _, key in slots.values()]
-        self._held = list(map(dict.get, self._owners, self._keys))
-        roots = [getattr(source, "module", None) for source in self.sources]
-        self._modules = [part for root in roots if root is not None for part in root.modules()]
-        self._modes = list(map(_mode, self._modules))
-
-    def changed(self) -> bool:
-        """Whether a tensor is another one, or was written, since it was read."""
-        return (
-            list(map(_version, self._tensors)) != self._versions
-            or list(map(_address, self._tensors)) != self._addresses
-            or self._replaced()
-        )
-
-    def _replaced(self) -> bool:
-        """Whether a module has another tensor, or is in another mode (training or evaluation)."""
-        if list(map(_mode, self._modules)) != self._modes:
-            return True
-        return not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
-
-    def update(self, program: Any) -> None:
-        """Has the sources read the tensors as they are now, and writes buffers that are states on
-        the device and that the user changed."""
-        if self._replaced() or list(map(_type, self._tensors)) != self._types:
-            for source in self.sources:
-                if isinstance(source, ModuleSource):
-                    source.renew()
-        changed = {
-            id(tensor)
-            for tensor, version in zip(self._tensors, self._versions)
-            if tensor._version != version
-        }
-        known = set(map(id, self._tensors))
-        for source in self.sources:
-            for name, tensor in source.tensors().items():
-                written = id(tensor) in changed or id(tensor) not in known
-                # Methods with different states of one name have the method's in front.
-                for key in (name, f"{source.name}.{name}"):
-                    if written and key in program.state:
-                        program.state[key] = tensor.detach().cpu()
-        self._read()
-
-
-def _tensors_of(program: Any) -> dict[str, Any]:
-    import torch
-
-    constants = {
-        name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)
-    }
-    return {**program.state_dict, **constants}
-
-
-_version = operator.attrgetter("_version")
-_mode = operator.attrgetter("training")
-
-
-def _address(tensor: Any) -> int:
-    address: int = tensor.data_ptr()
-    return address
-
-
-def _type(tensor: Any) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape)
-
-
-def _slots(module: Any, name: str) -> list[tuple[dict[str, Any], str]]:
-    """The dicts of modules in which a tensor is found, from the outermost module to its own."""
-    if module is None:
-        return []
-    *path, last = name.split(".")
-    found: list[tuple[dict[str, Any], str]] = []
-    for part in path:
-        if part not in module._modules:
-            return []
-        found.append((module._modules, part))
-        module = module._modules[part]
-    for tensors in (module._parameters, module._buffers, vars(module)):
-        if last in tensors:
-            return [*found, (tensors, last)]
-    return []

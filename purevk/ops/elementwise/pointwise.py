@@ -9,6 +9,7 @@ computing type. What GLSL lacks, or has with fewer digits (`pv_erf`, `pv_exp`, .
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,19 +17,27 @@ from typing import Any, NamedTuple
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Dim, Scalar, Size, TensorType, Value
-from purevk.lower.expression import Expression, ExpressionBuilder, convert, literal
+from purevk.lower.expression import (
+    Expression,
+    ExpressionBuilder,
+    Term,
+    convert,
+    literal,
+    times_zero,
+)
 from purevk.ops.promotion import float_type, result_type
 from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
 
 NAME = "purevk.pointwise"
+# A cast to these rounds at once: what reads the result may be computed in float32 by the same kernel.
+_ROUND = {DType.float16: "pv_round_float16", DType.bfloat16: "pv_round_bfloat16"}
 
 
 Params = Mapping[str, Scalar | str | None]  # names and defaults
 # "promote", "float", "first", "result" or "as is" (see `Pointwise`), a dtype, or a function of the
 # arguments that gives one of these.
 Compute = str | DType | Callable[..., str | DType]
-Term = tuple[Any, ...]  # what `ExpressionBuilder` gives for an input or a step
 
 
 def _define(
@@ -203,6 +212,8 @@ def expression_of(
         result = builder.step(convert("$0", DType.int32, native), [result], native)
     if native is not out:
         result = _converted(builder, result, native, out)
+    if form.compute == "as is" and out in _ROUND and out not in builder.inputs.values():
+        result = builder.step(f"{_ROUND[out]}($0)", [result], out)
     return PointwiseProgram(builder.build([result]), tuple(builder.inputs), tuple(builder.scalars))
 
 
@@ -228,7 +239,7 @@ def _converted(builder: ExpressionBuilder, term: Term, source: DType, target: DT
 # -- functions of real numbers -------------------------------------------------------------------
 for _name, _glsl in {
     "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",
-    "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "(ACC(1) / x)",
+    "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "pv_quotient(ACC(1), x)",
     "sigmoid": "pv_sigmoid(x)", "tanh": "pv_tanh(x)", "sin": "pv_sin(x)", "cos": "pv_cos(x)", "tan": "pv_tan(x)",
     "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
     "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
@@ -358,11 +369,10 @@ binary(
 
 
 def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
-    # Compilers take x * 0 for 0, also where x is infinite or NaN.
-    vanishes = dtype.is_float and isinstance(y, (int, float)) and y == 0
-    return (
-        "(pv_isnan(x) || pv_isinf(x) ? PV_NAN : pv_copysign(ACC(0), x))" if vanishes else "(x * y)"
-    )
+    if not (dtype.is_float and isinstance(y, (int, float)) and y == 0):
+        return "(x * y)"
+    zero = times_zero(dtype).replace("$0", "x")
+    return f"(-{zero})" if math.copysign(1.0, y) < 0 else zero
 
 
 binary("aten.mul.Tensor", _multiply, "aten.mul.Scalar")
@@ -394,7 +404,7 @@ def _pow(y: Arg, dtype: DType, **_: object) -> str:
         3: "(x * x * x)",
         1: "x",
         0.5: "sqrt(x)",
-        -1: "(ACC(1) / x)",
+        -1: "pv_quotient(ACC(1), x)",
         -0.5: "inversesqrt(x)",
     }
     if (

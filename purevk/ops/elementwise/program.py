@@ -9,11 +9,10 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Dim, Scalar, Size, TensorType, Value
-from purevk.lower.expression import Expression, ExpressionBuilder, Step, convert, literal
+from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term, convert, literal
 from purevk.lower.numbers import bits_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
-from purevk.ops.elementwise.pointwise import Term
 
 
 def constant(

@@ -241,7 +241,9 @@ register(
 )
 register(
     Operator(
-        "aten.addcdiv.default", _three_float_shape, Pointwise("(x + ACC(value) * y / z)", "result")
+        "aten.addcdiv.default",
+        _three_float_shape,
+        Pointwise("(x + pv_quotient(ACC(value) * y, z))", "result"),
     )
 )
 

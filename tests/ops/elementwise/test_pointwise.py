@@ -326,6 +326,60 @@ def test_specials_times_zero():
     )
 
 
+SPECIAL_FLOATS = torch.tensor([math.inf, -math.inf, math.nan, -2.0, 0.0, -0.0, 3e38, 1e-40])
+
+
+@pytest.mark.parametrize("zero", (0.0, -0.0))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_division_by_a_zero_that_the_compiler_knows(dtype, zero):
+    """Compilers give any number for x / 0 where they know the 0, and 0 for 0 / x."""
+    x, known = SPECIAL_FLOATS.to(dtype), torch.full((8,), zero, dtype=dtype)
+    functions = (
+        lambda x: x / zero,
+        lambda x: x / torch.full((8,), zero, dtype=dtype),
+        lambda x: torch.full((8,), zero, dtype=dtype) / x,
+        lambda x: zero / x,
+        lambda x: x // zero,
+        lambda x: torch.div(x, zero, rounding_mode="trunc"),
+        lambda x: torch.fmod(x, zero),
+        lambda x: torch.remainder(x, zero),
+        lambda x: torch.addcdiv(x, x, torch.full((8,), zero, dtype=dtype)),
+        lambda x: torch.reciprocal(torch.full((8,), zero, dtype=dtype)) * x,
+    )
+    check([Case(function, (x,), name=str(n)) for n, function in enumerate(functions)])
+    check([Case(torch.div, (x, known), constants=(1,))])
+
+
+def test_no_step_is_simplified_for_finite_numbers_alone():
+    """x * 0, x - x and 0 * x are NaN where x is infinite or NaN, also in the middle of a chain."""
+    functions = (
+        lambda x: (x - x) * 2,
+        lambda x: (x * 0.5 + 0.5 * x) - x,
+        lambda x: torch.zeros(8) * x,
+        lambda x: torch.zeros(8) * torch.zeros(8) * x + 1,
+        lambda x: (x * -0.0) + 1,
+        lambda x: torch.zeros(8).half() * x.half(),
+        lambda x: x / x,
+    )
+    check([Case(function, (SPECIAL_FLOATS,), name=str(n)) for n, function in enumerate(functions)])
+
+
+@pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
+def test_a_cast_rounds_also_within_a_chain(narrow):
+    x = torch.cat([SPECIAL_FLOATS, tensor(500) * 100, tensor(500) * 1e-6])
+    x = torch.cat([x, torch.tensor([65504.0, 65519.9, 65520.0, 1e9, -1e9, 6e-8, 3e-8, 1e-9])])
+    functions = (
+        lambda x: x.to(narrow).float(),
+        lambda x: x.to(narrow).float() - x,
+        lambda x: x.double().to(narrow).float(),
+        lambda x: torch.where(x > 0, x, -x).to(narrow).to(torch.float64),
+    )
+    cases = [
+        Case(function, (x,), rtol=0, atol=0, name=str(n)) for n, function in enumerate(functions)
+    ]
+    check(cases)
+
+
 def test_specials_of_division():
     """Floor division, remainders and powers of NaN, infinity and signed zeros."""
     cases = []
