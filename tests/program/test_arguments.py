@@ -245,6 +245,40 @@ def test_a_number_is_no_tensor() -> None:
         assert got.dtype is torch.int64 and got.tolist() == [0, 3, 6]
 
 
+def test_inputs_without_dense_elements() -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    class Failing:
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            raise ZeroDivisionError("no array")
+
+    x = torch.ones(2, 3)
+    refused = {
+        "sparse_coo": x.to_sparse(),
+        "sparse_csr": x.to_sparse_csr(),
+        "meta": x.to("meta"),
+        "float8_e4m3fn": x.to(torch.float8_e4m3fn),
+        "complex32": x.to(torch.complex32),
+        "quantized": torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "FakeTensor": torch._subclasses.FakeTensorMode().from_tensor(x),
+        "dtype": torch.float32,
+        "ValueError": [[1.0, 2.0], [3.0]],
+        "ZeroDivisionError": Failing(),
+    }
+    with purevk.compile(Twice(), (x,)) as program:
+        for word, given in refused.items():
+            with pytest.raises(InputError, match=word):
+                program(given)
+            if isinstance(given, torch.Tensor):
+                with pytest.raises(InputError, match="out 0"):
+                    program.method("forward")(x, out=given)
+        for given in (torch.nn.Parameter(x), x.clone().requires_grad_(), torch._neg_view(-x)):
+            torch.testing.assert_close(program(given), x * 2)
+
+
 class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
