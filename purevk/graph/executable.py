@@ -79,6 +79,7 @@ class Executable:
             for symbol, source in graph.symbols.items()
             if source.value is None or source.value in graph.inputs
         ]
+        self.closed = False
         self._unbacked = UnbackedSymbols(plan)
 
     def watch(self, guards: Iterable[Guard]) -> None:
@@ -313,6 +314,7 @@ class Executable:
     def close(self) -> None:
         """Releases the memory of calls, and the pipelines that no other program uses. Weights and
         states belong to the program."""
+        self.closed = True
         for inner in self.nested():
             inner.graph.close()
             inner._pipelines = []

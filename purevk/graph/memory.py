@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from purevk import api
 from purevk.graph.shared import Contents
@@ -154,6 +154,16 @@ class DeviceStore:
             commands.destroy()
             pool.destroy()
             back.destroy()
+
+    def keep(self, keys: Container[object]) -> None:
+        """Forgets all tensors but those in `keys`, and destroys the buffers that only these used.
+        No kernel that reads them may still run."""
+        self.ranges = {key: span for key, span in self.ranges.items() if key in keys}
+        used = {id(span.buffer) for span in self.ranges.values()}
+        for buffer in self._buffers:
+            if id(buffer) not in used:
+                buffer.destroy()
+        self._buffers = [buffer for buffer in self._buffers if id(buffer) in used]
 
     def close(self) -> None:
         """Destroys the buffers."""

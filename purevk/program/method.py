@@ -217,6 +217,7 @@ class Method:
             oldest = min(self.variants[1:-1], key=lambda each: each.used)
             self.variants.remove(oldest)
             oldest.close()
+            self.program.release_unused()
             if not self._warned:
                 self._warned = True
                 _log.warning(

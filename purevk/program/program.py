@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from purevk import progress as progress_bars
 from purevk.errors import InputError, PurevkError
 from purevk.graph.context import Context, default_context
 from purevk.graph.drawing import GraphDrawing
+from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Label, Value, map_leaves
 from purevk.program.method import Method
@@ -78,6 +80,7 @@ class Program:
         self.weights = DeviceStore(context.device, "weights")
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
+        self.executables: weakref.WeakSet[Executable] = weakref.WeakSet()
         self._leaves: dict[Any, Value] = {}
         # The bytes of constants: as long as they live, no other constant has their address.
         self._constants: dict[Any, memoryview] = {}
@@ -334,6 +337,22 @@ class Program:
             self._names.add(name)
             self._leaves[key] = value if name == value.name else Value(name, value.type)
         return self._leaves[key]
+
+    def release_unused(self) -> None:
+        """Releases constants that no lowering reads any more."""
+        with self.lock:
+            plans = [
+                inner.plan
+                for executable in list(self.executables)
+                if not executable.closed
+                for inner in executable.nested()
+            ]
+            constants = {value for plan in plans for value in plan.graph.constants}
+            self.weights.keep(constants.union(*(plan.once_kept for plan in plans)))
+            for key, leaf in list(self._leaves.items()):
+                if key[0] == "constant" and leaf not in constants:
+                    # Another constant may get this address as soon as the bytes are released.
+                    del self._leaves[key], self._constants[key]
 
     # -- lifetime ---------------------------------------------------------------------------------
     def check_open(self) -> None:

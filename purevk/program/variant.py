@@ -175,6 +175,7 @@ class Variant:
         executable = Executable(
             program.context, plan, program.weights, program.states, program.progress
         )
+        program.executables.add(executable)
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
         guards = [*log.guards, *graph.constraints]
@@ -187,6 +188,7 @@ class Variant:
             oldest = min(self.specializations[1:-1], key=lambda each: each.used)
             self.specializations.remove(oldest)
             oldest.executable.close()
+            program.release_unused()
         return made
 
     def _refuse_guesses(self, graph: Graph) -> None:

@@ -79,6 +79,25 @@ def test_what_only_a_later_export_reads_is_watched() -> None:
         torch.testing.assert_close(program(x, 2), module(x, 2))
 
 
+def test_constants_of_exports_that_are_gone_are_released() -> None:
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(300, 300)
+
+        def forward(self, x: torch.Tensor, number: float) -> torch.Tensor:
+            return self.linear(x) + torch.tensor([number] * 300)
+
+    module, x = Table(), torch.randn(2, 300)
+    with purevk.compile(module, (x, 0.5)) as program, torch.no_grad():
+        sizes = []
+        for n in range(24):
+            torch.testing.assert_close(program(x, n + 0.25), module(x, n + 0.25))
+            sizes.append((program.weights.nbytes, len(program._constants)))
+        assert max(sizes[12:]) == max(sizes[:12])
+        torch.testing.assert_close(program(x, 0.5), module(x, 0.5))
+
+
 def test_equal_values_are_no_change() -> None:
     module, x = Settings().eval(), torch.randn(3, 4)
     with purevk.compile(module, (x,)) as program:
