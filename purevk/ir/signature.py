@@ -53,6 +53,15 @@ class Tree:
     context: Any = field(default=None, compare=False)
     name: str = ""
 
+    def is_like(self, other: Tree) -> bool:
+        """Whether two trees are equal, and their classes and contexts too."""
+        return (
+            self == other
+            and self.type is other.type
+            and bool(self.context == other.context)
+            and all(map(Tree.is_like, self.items, other.items))
+        )
+
     @property
     def leaves(self) -> int:
         """Number of leaves."""
@@ -114,6 +123,8 @@ def _children(value: Any, tree: Tree, exact: bool = False) -> Sequence[Any]:
         if not isinstance(value, Mapping) or set(value) != set(tree.keys):
             given = list(value) if isinstance(value, Mapping) else type(value).__name__
             raise StructureError(f"a dict with the keys {list(tree.keys)} is expected, not {given}")
+        if exact and tree.type is not None and type(value) is not tree.type:
+            raise StructureError(f"a {tree.type.__name__} is expected, not {type(value).__name__}")
         if exact and tuple(value) != tree.keys:
             raise StructureError(
                 f"a dict with its keys in the order {list(tree.keys)} is expected, not {list(value)}"

@@ -321,6 +321,13 @@ def _alike(one: Graph, two: Graph) -> bool:
     if one.signature != two.signature or one.updates != two.updates:
         return False
     if one.signature is not None and two.signature is not None:
+        if not one.signature.outputs.is_like(two.signature.outputs):
+            return False
+        if not all(
+            each.tree.is_like(other.tree)
+            for each, other in zip(one.signature.parameters, two.signature.parameters)
+        ):
+            return False
         theirs = two.signature.defaults
         if not all(same_literal(value, theirs[k]) for k, value in one.signature.defaults.items()):
             return False

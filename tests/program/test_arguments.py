@@ -245,6 +245,47 @@ def test_a_number_is_no_tensor() -> None:
         assert got.dtype is torch.int64 and got.tolist() == [0, 3, 6]
 
 
+class Box:
+    """A container with a value that torch's pytree takes for a part of its structure."""
+
+    def __init__(self, x: Any, factor: int) -> None:
+        self.x, self.factor = x, factor
+
+
+torch.utils._pytree.register_pytree_node(
+    Box,
+    lambda box: ([box.x], box.factor),
+    lambda children, factor: Box(next(iter(children)), factor),
+    serialized_type_name="tests.Box",
+    flatten_with_keys_fn=lambda box: (
+        [(torch.utils._pytree.GetAttrKey("x"), box.x)],
+        box.factor,
+    ),
+)
+
+
+def test_values_in_the_structure_of_containers() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, box: Box) -> torch.Tensor:
+            return box.x * box.factor if box.x.shape[0] > 4 else box.x - box.factor
+
+    dynamic = {"box": [{0: torch.export.Dim.DYNAMIC}]}
+    with purevk.compile(Branch(), (Box(torch.ones(8), 2),), dynamic) as program:
+        for size, factor in ((8, 2), (8, 5), (2, 2), (2, 5), (6, 5), (6, 2), (3, 5)):
+            box = Box(torch.arange(float(size)), factor)
+            torch.testing.assert_close(program(box), Branch()(box))
+
+
+def test_classes_of_dicts() -> None:
+    class Kind(torch.nn.Module):
+        def forward(self, given: Any) -> Any:
+            return given["a"] if type(given) is dict else given["a"] + 1
+
+    with purevk.compile(Kind(), ({"a": X},)) as program:
+        for given in ({"a": X}, collections.OrderedDict(a=X), {"a": Y}):
+            torch.testing.assert_close(program(given), Kind()(given))
+
+
 def test_inputs_without_dense_elements() -> None:
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
