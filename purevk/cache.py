@@ -19,13 +19,14 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from purevk import knobs
-from purevk.errors import PurevkError
+from purevk.errors import PurevkError, ShaderCompilerError
 from purevk.shaders import shaderc
 from purevk.shaders.cache_entry import (
     FORMAT,
@@ -466,21 +467,33 @@ def default_cache() -> Cache:
         return _caches[wanted]
 
 
-def compile_cached(
-    jobs: Sequence[shaderc.CompileJob],
-    cache: Cache | None = None,
+@dataclass(frozen=True)
+class Compiled:
+    """What `load_or_compile` found.
+
+    Attributes:
+        spirv: by key.
+        fresh: the keys that were not in the cache.
+        seconds: the time that their compilation took.
+    """
+
+    spirv: dict[CacheKey, bytes]
+    fresh: tuple[CacheKey, ...] = ()
+    seconds: float = 0.0
+
+
+def load_or_compile(
+    jobs: Mapping[CacheKey, Callable[[], shaderc.CompileJob]],
+    cache: Cache,
     *,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[bytes]:
-    """The SPIR-V of every job, in order: from the cache, and compiled (and kept) where it is not
-    there.
-
-    Jobs with the same key are compiled once. The compiler is loaded only if something has to be
-    compiled.
+) -> Compiled:
+    """The SPIR-V of every key: from the cache, and compiled (and kept) where it is not there. The
+    compiler is loaded only if something has to be compiled.
 
     Args:
-        cache: None: `default_cache()`.
+        jobs: what to compile for a key; called only where it is compiled.
         threads, progress: as `purevk.shaders.shaderc.compile_many` takes them; the progress counts only
             what is compiled.
 
@@ -488,14 +501,48 @@ def compile_cached(
         ShaderCompilerError: a shader does not compile, or must be compiled and there is no
             compiler.
     """
+    found = {key: spirv for key in jobs if (spirv := cache.get_spirv(key)) is not None}
+    fresh = tuple(key for key in jobs if key not in found)
+    if not fresh:
+        return Compiled(found)
+    start = time.perf_counter()
+    try:
+        results = shaderc.compile_many([jobs[key]() for key in fresh], threads, progress)
+    except ShaderCompilerError as error:
+        if not error.why.startswith("tried"):
+            raise
+        raise ShaderCompilerError(
+            f"kernels are not in the cache and no compiler was found: {len(fresh)}",
+            where=str(cache),
+            why=error.why,
+            next=error.next,
+        ) from error
+    compiler = shaderc.load()
+    for key, spirv in zip(fresh, results):
+        cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
+        found[key] = spirv
+    return Compiled(found, fresh, time.perf_counter() - start)
+
+
+def compile_cached(
+    jobs: Sequence[shaderc.CompileJob],
+    cache: Cache | None = None,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[bytes]:
+    """The SPIR-V of every job, in order; see `load_or_compile`. Jobs with the same key are compiled
+    once.
+
+    Args:
+        cache: None: `default_cache()`.
+    """
     cache = default_cache() if cache is None else cache
     keys = [CacheKey.of(job) for job in jobs]
-    found: dict[CacheKey, bytes | None] = {key: cache.get_spirv(key) for key in dict.fromkeys(keys)}
-    wanted = {key: job for key, job in zip(keys, jobs) if found[key] is None}
-    if wanted:
-        results = shaderc.compile_many(list(wanted.values()), threads, progress)
-        compiler = shaderc.load()
-        for key, spirv in zip(wanted, results):
-            cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
-            found[key] = spirv
-    return [each for key in keys if (each := found[key]) is not None]
+    wanted = {key: partial(_same, job) for key, job in zip(keys, jobs)}
+    found = load_or_compile(wanted, cache, threads=threads, progress=progress).spirv
+    return [found[key] for key in keys]
+
+
+def _same(job: shaderc.CompileJob) -> shaderc.CompileJob:
+    return job

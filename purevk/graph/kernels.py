@@ -8,11 +8,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from purevk import api
-from purevk.cache import Cache
-from purevk.errors import ShaderCompilerError
+from purevk.cache import Cache, load_or_compile
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
 from purevk.shaders.source import CompileJob, find_include_beside
@@ -142,46 +142,21 @@ class KernelStore:
     def _spirv(
         self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None
     ) -> dict[_Source, bytes]:
-        found: dict[_Source, bytes] = {}
-        jobs: dict[_Source, CompileJob] = {}
-        for spec in specs:
-            short = (spec.template, spec.macros)
-            if short in found or short in jobs:
-                continue
-            data = self.cache.get_spirv(self.key(spec))
-            if data is None:
-                jobs[short] = self.job(spec)
-            else:
-                found[short] = data
-        self.report.cached += len(found)
-        if jobs:
-            from purevk.shaders import shaderc
-
-            start = time.perf_counter()
-            try:
-                compiled = shaderc.compile_many(
-                    list(jobs.values()),
-                    progress=None
-                    if progress is None
-                    else lambda done, total: progress("compile", done, total),
-                )
-            except ShaderCompilerError as error:
-                if not error.why.startswith("tried"):
-                    raise
-                raise ShaderCompilerError(
-                    f"kernels are not in the cache and no compiler was found: {len(jobs)}",
-                    where=str(self.cache),
-                    why=error.why,
-                    next=error.next,
-                ) from error
-            meta = {"compiler": shaderc.load().version}
-            for (short, _), data in zip(jobs.items(), compiled):
-                found[short] = data
-                self.report.templates[short[0]] = self.report.templates.get(short[0], 0) + 1
-                self.cache.put_spirv(self._keys[short], data, meta)
-            self.report.compiled += len(jobs)
-            self.report.compile_seconds += time.perf_counter() - start
-        return found
+        keys = {(spec.template, spec.macros): self.key(spec) for spec in specs}
+        jobs = {self.key(spec): partial(self.job, spec) for spec in specs}
+        done = load_or_compile(
+            jobs,
+            self.cache,
+            progress=None if progress is None else partial(progress, "compile"),
+        )
+        report, fresh = self.report, set(done.fresh)
+        for (template, _), key in keys.items():
+            if key in fresh:
+                report.templates[template] = report.templates.get(template, 0) + 1
+        report.cached += len(jobs) - len(fresh)
+        report.compiled += len(fresh)
+        report.compile_seconds += done.seconds
+        return {short: done.spirv[key] for short, key in keys.items()}
 
     def _pipeline_spec(self, spec: KernelSpec, spirv: bytes) -> api.PipelineSpec:
         size = spec.subgroup_size
