@@ -75,16 +75,16 @@ class ModuleSource:
 
         self.name, self.module, self.mutable = name, module, mutable
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
-        args, kwargs = _distinct((tuple(args), dict(kwargs)))
-        self._example, self._shapes = (args, kwargs), dynamic_shapes
+        positional, named = _distinct((tuple(args), dict(kwargs)))
+        self._example, self._shapes = (positional, named), dynamic_shapes
         with _tracing, torch.no_grad():
             exported = torch.export.export(
-                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+                module, positional, named, dynamic_shapes=dynamic_shapes, strict=False
             )
             self.program = decompose(exported)
         self.signature = signature_of(exported, module)
         self.mutable |= mutated_buffers(self.program)
-        self.dim_names = self.declared.names(self._leaves(args, kwargs))
+        self.dim_names = self.declared.names(self._leaves(positional, named))
 
     def renew(self) -> None:
         """Exports the module again for the same example inputs: it has other tensors."""
@@ -210,11 +210,11 @@ class _Declared:
     def normalized(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as torch tensors, without those that are at their defaults at the end."""
+        """The arguments as torch tensors and Python values."""
         from torch.utils._pytree import tree_map
 
-        args, kwargs = tree_map(_as_torch, (tuple(args), dict(kwargs)))
-        return args, kwargs
+        positional, named = tree_map(_as_torch, (tuple(args), dict(kwargs)))
+        return positional, named
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         order = [each.name for each in self.parameters]

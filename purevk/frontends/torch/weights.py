@@ -60,7 +60,7 @@ class Weights:
         self._versions = list(map(_version, self._tensors))
         self._addresses = list(map(_address, self._tensors))
         self._types = list(map(_type, self._tensors))
-        self._owners = [owner for owner, _ in self._slots.values()]
+        self._owners: list[dict[str, Any]] = [owner for owner, _ in self._slots.values()]
         self._keys = [key for _, key in self._slots.values()]
         self._held = list(map(dict.get, self._owners, self._keys))
 
@@ -116,7 +116,7 @@ class _Attributes:
     def __init__(self, modules: Sequence[Any]) -> None:
         import torch
 
-        self._dicts = list(map(vars, modules))
+        self._dicts: list[dict[str, Any]] = [vars(module) for module in modules]
         self._lengths = list(map(len, self._dicts))
         self._hooks = [vars(module)[name] for module in modules for name in _HOOKS]
         self._hook_counts = list(map(len, self._hooks))

@@ -43,7 +43,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
     blocks = _dims.ceil_div(count, 16 * local)
     counts = lowering.temporary(TensorType(DType.int32, (blocks,)))
-    macros = {
+    macros: dict[str, str | int] = {
         **conversions(out.dtype, out.dtype, acc_of(out.dtype)),
         "LOCAL": local,
         "SUBGROUP": int(subgroup),
