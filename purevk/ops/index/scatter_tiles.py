@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Size
@@ -193,7 +193,7 @@ def emit_tiles(
         if parts > _MOST_PARTS or (few and entries * width > 65536):
             return False
     acc = acc_of(dtype)
-    names: dict[str, Any] = conversions(dtype, dtype, acc)
+    names = conversions(dtype, dtype, acc)
     if acc == "int":
         names["INTEGERS"] = "1"
     params = {

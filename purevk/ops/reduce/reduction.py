@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -93,11 +92,11 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     if how.logical and x.dtype is not DType.bool:
         wide = x.dtype.acc
         names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
-    joined: dict[str, Any] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
+    joined: dict[str, str | int] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
     if how.variance or how.logarithm:
         joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
     last = {"FINISH(a, n)": how.finish}
-    macros: dict[str, Any] = {**names, **joined, "LOAD(v)": how.load}
+    macros: dict[str, str | int] = {**names, **joined, "LOAD(v)": how.load}
     outs = [out]
     if how.best:
         macros.update(
@@ -192,7 +191,7 @@ def _emit(
     x: Operand,
     outs: list[Operand],
     walk: _Walk,
-    macros: dict[str, Any],
+    macros: dict[str, str | int],
     parts: int = 1,
     further: Mapping[str, Size] | None = None,
 ) -> None:
@@ -210,11 +209,8 @@ def _emit(
     )
     traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
     moments = macros.get("VARIANCE") or macros.get("LOGARITHM")
-    macros = {
-        **macros,
-        "OUTER_DIMS": len(outer),
-        "REDUCE_DIMS": 1 if isinstance(inner[0], int) and inner[0] == 1 else 2,
-    }
+    reduce_dims = 1 if isinstance(inner[0], int) and inner[0] == 1 else 2
+    macros = {**macros, "OUTER_DIMS": len(outer), "REDUCE_DIMS": reduce_dims}
     outputs = _dims.product(outer) * parts
     length = _dims.ceil_div(inner[0] * inner[1], parts)
     column = walk.columns or (not walk.contiguous and profile.coalesces_accesses)
@@ -273,7 +269,7 @@ def _emit(
         **by_dim("size", outer[:-1]),
         **(further or {}),
     }
-    if macros["REDUCE_DIMS"] > 1:
+    if reduce_dims > 1:
         params |= {"size_r0": inner[0], "stride_r0": inner_steps[0]}
     if column or not vector:
         params["stride_r1"] = inner_steps[1]
@@ -352,7 +348,7 @@ class _Team:
         vector: bool,
         outputs: Size,
         length: Size,
-        macros: dict[str, Any],
+        macros: dict[str, str | int],
     ) -> _Team | None:
         """None if columns are short, or so many that one invocation per column keeps a GPU busy."""
         count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -165,7 +164,7 @@ def emit_scan(
         and gcd4(*others)
         and _reads_vectors(x, out)
     )
-    macros: dict[str, Any] = {
+    macros: dict[str, str | int] = {
         **conversions(x.dtype, out.dtype, acc),
         "INIT": extreme(how.start, acc),
         "COMBINE(a, b)": how.combine,
@@ -193,13 +192,10 @@ def emit_scan(
         macros.update({"ROW_PER_SUBGROUP": 1, "ITEMS": 4})
     elif columns:
         # Joining lanes costs exponentials. With more items there are fewer lanes.
-        macros["ITEMS"] = 16 if how.logarithm else 8
+        items = macros["ITEMS"] = 16 if how.logarithm else 8
+        costly = bool(how.beats or how.logarithm or acc in ("int64_t", "double"))
         local, width = _columns(
-            traits,
-            x.dtype.itemsize * (4 if vector else 1),
-            -(-many // (4 if vector else 1)),
-            long,
-            macros,
+            traits, x.dtype.itemsize, many, long, items, 4 if vector else 1, costly
         )
         macros.update({"WIDTH": width, "COLUMN": 1})
     elif vector:
@@ -244,21 +240,33 @@ def _reads_vectors(x: Operand, out: Operand) -> bool:
 
 
 def _columns(
-    traits: DeviceTraits, nbytes: int, count: int, long: int, macros: dict[str, Any]
+    traits: DeviceTraits,
+    itemsize: int,
+    count: int,
+    length: int,
+    items: int,
+    each: int,
+    costly: bool,
 ) -> tuple[int, int]:
-    """The invocations of a workgroup, and how many neighbouring columns (of `nbytes`) it takes at
-    once: those of one memory transaction, or more if they are short. If steps are costly, it takes
-    half a transaction, so that a multiprocessor has several workgroups, and one computes while
-    others read and write."""
-    double = bool(
-        macros.get("ARG") or macros.get("LOGARITHM") or macros["ACC"] in ("int64_t", "double")
-    )
-    state = (16 if double else 4) * (4 if macros["VEC4"] else 1)
-    most = min(256 if double else 1024, traits.max_invocations, traits.max_shared_memory // state)
+    """The invocations of a workgroup, and how many neighbouring columns it takes at once: those of
+    one memory transaction, or more if they are short. If steps are costly, it takes half a
+    transaction, so that a multiprocessor has several workgroups, and one computes while others
+    read and write.
+
+    Args:
+        itemsize: bytes of an element.
+        count, length: how many columns there are, and the elements of one.
+        items: elements that an invocation takes per iteration.
+        each: columns of one vector.
+        costly: whether the running value is large, and joining two of them is costly.
+    """
+    state = (16 if costly else 4) * each
+    most = min(256 if costly else 1024, traits.max_invocations, traits.max_shared_memory // state)
     most = 1 << most.bit_length() - 1
-    width = max(min(traits.profile.transaction_bytes // (2 if double else 1) // nbytes, 32), 1)
+    nbytes, count = itemsize * each, -(-count // each)
+    width = max(min(traits.profile.transaction_bytes // (2 if costly else 1) // nbytes, 32), 1)
     lanes = most // width
-    while lanes > 1 and (lanes // 2) * macros["ITEMS"] >= long:
+    while lanes > 1 and (lanes // 2) * items >= length:
         lanes //= 2
     while width * lanes < 256 and width * lanes * 2 <= most and width < count:
         width *= 2
