@@ -130,7 +130,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
     "Histograms and segments": (
         "histograms, modes, segment reductions",
-        "sort.histogram",
+        "sort.histogram reduce.segment_reduce",
     ),
     "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
     "Factorizations": (
@@ -158,8 +158,14 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
 }
 
-# Operators that are in another family than the other operators of their module.
-OTHER_FAMILIES = {"et_vk.grid_priors.default": "Creation"}
+# Operators that are in another family than the other operators with shape functions in their module.
+OTHER_FAMILIES = {
+    "aten.rand.default": "Random",
+    "aten.rand_like.default": "Random",
+    "aten.randn.default": "Random",
+    "aten.randn_like.default": "Random",
+    "et_vk.grid_priors.default": "Creation",
+}
 
 
 def family_of(name: str) -> str:
