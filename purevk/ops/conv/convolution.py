@@ -27,7 +27,7 @@ from purevk.ops.conv.nchw import (
     spread_last,
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
-from purevk.ops.conv.shapes import _convolution_shape, _refuse, _window
+from purevk.ops.conv.shapes import convolution_shape, convolved_size, refuse_convolution
 from purevk.ops.image_layout import NHWC, LayoutQuery, is_nchw_operand, keeps_nchw
 from purevk.ops.matmul.choice import (
     Batches,
@@ -72,8 +72,8 @@ def _expand_convolution(builder: Builder, node: Node) -> Value:
 register(
     Operator(
         "aten.convolution.default",
-        _convolution_shape,
-        Rewrite(_expand_convolution, _refuse),
+        convolution_shape,
+        Rewrite(_expand_convolution, refuse_convolution),
         names=("aten._convolution.default",),
     )
 )
@@ -92,7 +92,7 @@ def _clamped_shape(
     output_min: float | None = None,
     output_max: float | None = None,
 ) -> TensorType:
-    return _convolution_shape(
+    return convolution_shape(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
     )
 
@@ -109,7 +109,11 @@ def _expand_clamped(builder: Builder, node: Node) -> Value:
 
 
 register(
-    Operator("et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, _refuse))
+    Operator(
+        "et_vk.conv_with_clamp.default",
+        _clamped_shape,
+        Rewrite(_expand_clamped, refuse_convolution),
+    )
 )
 
 
@@ -129,8 +133,8 @@ def _conv2d_shape(
     """With `spread` (y, x), which only 1 x 1 windows take, the channels (dy, dx, c) of an output
     are the channels c of y * x pixels."""
     kh, kw, _, out = weight.dims
-    height = _window(x.dims[2], kh, stride[0], padding[0], dilation[0])
-    width = _window(x.dims[3], kw, stride[1], padding[1], dilation[1])
+    height = convolved_size(x.dims[2], kh, stride[0], padding[0], dilation[0])
+    width = convolved_size(x.dims[3], kw, stride[1], padding[1], dilation[1])
     dtype = x.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
     return TensorType(
         dtype, (x.dims[0], out // (spread[0] * spread[1]), height * spread[0], width * spread[1])

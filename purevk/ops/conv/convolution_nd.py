@@ -17,7 +17,7 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints
-from purevk.ops.conv.shapes import _convolution_shape, _refuse
+from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.mapped import mapped
 from purevk.ops.movement.rearrange import pad
 from purevk.ops.registry import Operator, View, register, rewrite
@@ -288,7 +288,7 @@ def _plain_shape(
     if padding == "same":
         lead = x.dims[: x.rank - count - 1]
         return x.with_dims((*lead, weight.dims[0], *x.dims[x.rank - count :]))
-    return _convolution_shape(
+    return convolution_shape(
         x,
         weight,
         bias,
@@ -347,7 +347,7 @@ for _count in (1, 2, 3):
         _plain_shape,
         _plain,
         f"aten.conv{_count}d.padding",
-        supports=_refuse,
+        supports=refuse_convolution,
     )
 
 
@@ -365,7 +365,7 @@ def _back_shape(
     stride, padding, extra, dilation = (
         pair(values, count) for values in (stride, padding, output_padding, dilation)
     )
-    return _convolution_shape(x, weight, bias, stride, padding, dilation, True, extra, groups)
+    return convolution_shape(x, weight, bias, stride, padding, dilation, True, extra, groups)
 
 
 def _back(
@@ -389,6 +389,6 @@ def _back(
     )
 
 
-rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=_refuse)
-rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=_refuse)
-rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=_refuse)
+rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=refuse_convolution)
+rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=refuse_convolution)
+rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=refuse_convolution)

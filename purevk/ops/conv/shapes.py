@@ -13,17 +13,17 @@ from purevk.ops.shapes import pair
 from purevk.tuning import DeviceTraits
 
 
-def _window(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
+def convolved_size(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
     return (size + (2 * padding - dilation * (kernel - 1) - 1)) // stride + 1
 
 
-def _transposed_window(
+def transposed_size(
     size: Size, kernel: Size, stride: int, padding: int, dilation: int, extra: int
 ) -> Size:
     return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
 
 
-def _convolution_shape(
+def convolution_shape(
     x: TensorType,
     weight: TensorType,
     bias: TensorType | None,
@@ -54,17 +54,17 @@ def _convolution_shape(
         kernel = weight.dims[2 + d]
         if transposed:
             sizes.append(
-                _transposed_window(
+                transposed_size(
                     x.dims[at + d], kernel, stride[d], padding[d], dilation[d], extra[d]
                 )
             )
         else:
-            sizes.append(_window(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
+            sizes.append(convolved_size(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
     out = weight.dims[1] * groups if transposed else weight.dims[0]
     return x.with_dims((*lead, out, *sizes))
 
 
-def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+def refuse_convolution(node: Node, traits: DeviceTraits) -> str | None:
     weight = node.tensor("weight").type
     if weight.rank > 5:
         return f"no kernel for a convolution of {weight.rank - 2} dims"

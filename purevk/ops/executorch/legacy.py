@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.conv.shapes import _convolution_shape, _refuse
+from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.promotion import result_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
@@ -56,7 +56,7 @@ def _convolved_shape(
     groups: int,
     other: TensorType,
 ) -> TensorType:
-    return _convolution_shape(
+    return convolution_shape(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
     )
 
@@ -84,7 +84,9 @@ def _register(kind: str) -> None:
     )
     register(
         Operator(
-            f"et_vk.conv_with_binary_{kind}.default", _convolved_shape, Rewrite(convolved, _refuse)
+            f"et_vk.conv_with_binary_{kind}.default",
+            _convolved_shape,
+            Rewrite(convolved, refuse_convolution),
         )
     )
 

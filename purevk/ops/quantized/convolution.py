@@ -13,7 +13,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import pixels
-from purevk.ops.conv.shapes import _transposed_window, _window
+from purevk.ops.conv.shapes import convolved_size, transposed_size
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.quantized.arithmetic import emit_quantize
@@ -82,9 +82,9 @@ class Window:
         for d, size in enumerate((height, width)):
             along = (size, self.kernel[d], self.stride[d], self.padding[d], self.dilation[d])
             sizes.append(
-                _transposed_window(*along, self.output_padding[d])
+                transposed_size(*along, self.output_padding[d])
                 if self.transposed
-                else _window(*along)
+                else convolved_size(*along)
             )
         return sizes
 
