@@ -64,7 +64,7 @@ def _segment(
         end = builder.emit("aten.slice.Tensor", given, lead, 1, count, 1)
     first, step = _SEGMENT[kind]
     first = first if initial is None else repr(float(initial))
-    place = ", ".join(f"i{d}" for d in range(lead + 1))
+    segment = ", ".join(f"i{d}" for d in range(lead + 1))
     here = coordinates(data.type.rank, **{f"d{lead}": "k"})
     finish = ""
     if kind == "mean":
@@ -72,7 +72,7 @@ def _segment(
             "" if initial is not None else " else r = PV_NAN;"
         )
     body = (
-        f"int from = max(int(START({place})), 0), to = min(int(END({place})), x_size_{lead}); r = {first};"
+        f"int from = max(int(START({segment})), 0), to = min(int(END({segment})), x_size_{lead}); r = {first};"
         f" for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
     )
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)

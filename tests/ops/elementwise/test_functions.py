@@ -158,12 +158,12 @@ def test_products_of_three():
 
 
 def test_rows_that_are_scaled_and_windows_backward():
-    table, places = tensor(6, 4), torch.tensor([[0, 3], [3, 5]])
+    table, rows = tensor(6, 4), torch.tensor([[0, 3], [3, 5]])
     cases = [
         Case(
             aten.embedding_renorm.default,
-            (table.clone(), places, norm, 2.0),
-            expected=_renormed(table, places, norm),
+            (table.clone(), rows, norm, 2.0),
+            expected=_renormed(table, rows, norm),
         )
         for norm in (0.5, 2.0)
     ]
@@ -178,9 +178,9 @@ def test_rows_that_are_scaled_and_windows_backward():
     check(cases)
 
 
-def _renormed(table, places, norm):
+def _renormed(table, rows, norm):
     made = table.clone()
-    for row in places.unique().tolist():
+    for row in rows.unique().tolist():
         if made[row].norm() > norm:
             made[row] *= norm / (made[row].norm() + 1e-7)
     return made

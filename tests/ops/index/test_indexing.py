@@ -42,7 +42,7 @@ def gpu(monkeypatch):
     )
 
 
-def places(*shape, below, seed=0, dtype=torch.int64, unique=False):
+def random_indices(*shape, below, seed=0, dtype=torch.int64, unique=False):
     """Indices, some counted from the end where torch allows it; without repetition along dim 0 if
     `unique`."""
     generator = torch.Generator().manual_seed(seed)
@@ -70,13 +70,15 @@ def test_scatter():
                 (
                     tensor(7, 5, dtype=dtype),
                     0,
-                    places(3, 5, below=7, unique=True),
+                    random_indices(3, 5, below=7, unique=True),
                     tensor(3, 5, dtype=dtype, seed=1),
                 ),
             )
         )
         cases.append(
-            Case(aten.scatter.value, (tensor(7, 5, dtype=dtype), 1, places(4, 2, below=5), 1))
+            Case(
+                aten.scatter.value, (tensor(7, 5, dtype=dtype), 1, random_indices(4, 2, below=5), 1)
+            )
         )
         if dtype is not torch.bool:
             cases.append(
@@ -85,24 +87,33 @@ def test_scatter():
                     (
                         tensor(7, 5, dtype=dtype),
                         1,
-                        places(6, 9, below=5),
+                        random_indices(6, 9, below=5),
                         tensor(7, 9, dtype=dtype, seed=1),
                     ),
                 )
             )
     x = tensor(4, 5, 6)
     cases += [
-        Case(aten.scatter_add.default, (x, dim, places(3, 4, 5, below=4), tensor(4, 4, 5, seed=2)))
+        Case(
+            aten.scatter_add.default,
+            (x, dim, random_indices(3, 4, 5, below=4), tensor(4, 4, 5, seed=2)),
+        )
         for dim in (0, 1, 2, -1)
     ]
     cases += [
         Case(
-            aten.scatter.reduce, (x, 1, places(3, 4, 5, below=5), tensor(3, 4, 5)), {"reduce": how}
+            aten.scatter.reduce,
+            (x, 1, random_indices(3, 4, 5, below=5), tensor(3, 4, 5)),
+            {"reduce": how},
         )
         for how in ("add", "multiply")
     ]
     cases += [
-        Case(aten.scatter.value_reduce, (x, 1, places(3, 4, 5, below=5), 1.5), {"reduce": how})
+        Case(
+            aten.scatter.value_reduce,
+            (x, 1, random_indices(3, 4, 5, below=5), 1.5),
+            {"reduce": how},
+        )
         for how in ("add", "multiply")
     ]
     cases += [
@@ -120,7 +131,7 @@ def test_scatter_reduce():
                 args = (
                     tensor(3, 7, dtype=dtype),
                     1,
-                    places(3, 9, below=7),
+                    random_indices(3, 9, below=7),
                     tensor(3, 9, dtype=dtype, seed=4),
                     how,
                 )
@@ -137,7 +148,7 @@ def test_scatter_reduce():
 
 def test_index_put():
     x = tensor(5, 6, 7, 3)
-    a, b = places(4, below=5), places(4, below=6, seed=1)
+    a, b = random_indices(4, below=5), random_indices(4, below=6, seed=1)
     cases = []
     for accumulate in (False, True):
         u, v = (a, b) if accumulate else (torch.tensor([0, 4, 2, -2]), torch.tensor([1, 2, -1, 0]))
@@ -193,7 +204,7 @@ def test_many_entries_for_few_rows():
         cases.append(
             Case(
                 aten.scatter_add.default,
-                (tensor(2, 7, dtype=dtype), 1, places(2, count, below=7), source),
+                (tensor(2, 7, dtype=dtype), 1, random_indices(2, count, below=7), source),
                 rtol=loose,
                 atol=loose,
             )
@@ -201,20 +212,21 @@ def test_many_entries_for_few_rows():
         cases.append(
             Case(
                 aten.index_add.default,
-                (tensor(11, dtype=dtype), 0, places(count, below=11), source[0]),
+                (tensor(11, dtype=dtype), 0, random_indices(count, below=11), source[0]),
                 rtol=loose,
                 atol=loose,
             )
         )
         cases.append(
             Case(
-                aten.scatter.src, (tensor(2, 7, dtype=dtype), 1, places(2, count, below=7), source)
+                aten.scatter.src,
+                (tensor(2, 7, dtype=dtype), 1, random_indices(2, count, below=7), source),
             )
         )
     x, rows, columns, values = (
         tensor(13, 11),
-        places(count, below=13),
-        places(count, below=11, seed=1),
+        random_indices(count, below=13),
+        random_indices(count, below=11, seed=1),
         tensor(count),
     )
     last = x.clone()
@@ -222,14 +234,17 @@ def test_many_entries_for_few_rows():
         last[row, column] = value
     cases += [Case(aten.index_put.default, (x, [rows, columns], values), expected=last)]
     cases += [
-        Case(aten.scatter_reduce.two, (tensor(3), 0, places(70001, below=3), tensor(70001), "amax"))
+        Case(
+            aten.scatter_reduce.two,
+            (tensor(3), 0, random_indices(70001, below=3), tensor(70001), "amax"),
+        )
     ]
     for how, dtype in [("amin", torch.float32), ("amax", torch.int32), ("prod", torch.int32)]:
         source = tensor(5000, dtype=dtype)
         cases.append(
             Case(
                 aten.scatter_reduce.two,
-                (tensor(5, dtype=dtype), 0, places(5000, below=5), source, how),
+                (tensor(5, dtype=dtype), 0, random_indices(5000, below=5), source, how),
             )
         )
     check(cases)
@@ -268,7 +283,7 @@ def test_one_index_along_a_dim():
         Case(torch.take, (x, torch.tensor([[0, -1], [17, 100]]))),
     ]
     cases += [
-        Case(F.one_hot, (places(3, 4, below=5), 6)),
+        Case(F.one_hot, (random_indices(3, 4, below=5), 6)),
         Case(aten.index_add.default, (torch.tensor(1.0), 0, torch.tensor([0]), torch.tensor(2.0))),
     ]
     check(cases)
@@ -302,7 +317,7 @@ def test_parts():
 
 def test_bags_of_embeddings():
     table = tensor(11, 6)
-    index = places(13, below=11)
+    index = random_indices(13, below=11)
     starts, ends = torch.tensor([0, 3, 3, 9]), torch.tensor([0, 3, 3, 9, 13])
     cases = [
         Case(
@@ -380,7 +395,7 @@ def test_dynamic_sizes():
 def test_kernels_of_scatter():
     """What the choice between one invocation a row and one an entry rests on."""
     with program_of(
-        lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), places(64, below=64))
+        lambda x, i: x.index_add(0, i, x[i]), (tensor(64, 8), random_indices(64, below=64))
     ) as program:
         made = dispatches(program)
         assert (
@@ -400,7 +415,7 @@ def test_scatter_in_one_dispatch(gpu):
         (1, torch.float16),
     ]:
         index, source = (
-            places(3, 2100, 5, below=x.shape[dim]),
+            random_indices(3, 2100, 5, below=x.shape[dim]),
             tensor(3, 2100, 5, seed=1).mul(100).to(dtype),
         )
         base = x.mul(100).to(dtype)
@@ -416,7 +431,7 @@ def test_scatter_in_one_dispatch(gpu):
                 Case(aten.scatter_add.default, (base, dim, index, source), rtol=1e-4, atol=1e-3)
             )
             cases.append(Case(aten.scatter_reduce.two, (base, dim, index, source, "amax")))
-    cases.append(Case(aten.scatter.value, (x, 1, places(3, 7, 5, below=2100), 2.5)))
+    cases.append(Case(aten.scatter.value, (x, 1, random_indices(3, 7, 5, below=2100), 2.5)))
     rows = torch.tensor([3, -1, 3, 69, 0, 3])
     for dtype in (torch.float32, torch.float16, torch.int64, torch.uint8):
         base, source = wide.mul(50).to(dtype), tensor(6, 512, seed=2).mul(50).to(dtype)
@@ -429,14 +444,14 @@ def test_scatter_in_one_dispatch(gpu):
         )
         if dtype.itemsize >= 4:
             cases.append(Case(aten.index_add.default, (base, 0, rows % 70, source)))
-    many = places(3000, below=70)
+    many = random_indices(3000, below=70)
     cases.append(
         Case(aten.index_add.default, (wide, 0, many, tensor(3000, 512)), rtol=1e-4, atol=1e-3)
     )
     cases.append(
         Case(
             aten.index_add.default,
-            (tensor(300, 64), 0, places(3000, below=300), tensor(3000, 64)),
+            (tensor(300, 64), 0, random_indices(3000, below=300), tensor(3000, 64)),
             rtol=1e-4,
             atol=1e-3,
         )
@@ -458,7 +473,7 @@ def test_scatter_in_one_dispatch(gpu):
     cases.append(Case(aten.index_reduce.default, (wide, 0, rows % 70, tensor(6, 512), "amin")))
     cases.append(Case(aten.index_fill.int_Scalar, (wide, 1, torch.tensor([5, 500]), -1.0)))
     # More indices than one: atomic additions of floats, where the device has them.
-    pairs = [places(3000, below=70), places(3000, below=5, seed=1)]
+    pairs = [random_indices(3000, below=70), random_indices(3000, below=5, seed=1)]
     cases.append(
         Case(
             aten.index_put.default,
@@ -473,14 +488,14 @@ def test_scatter_in_one_dispatch(gpu):
         lambda x, i: x.scatter(1, i % 12, x),
         lambda x, i: x.index_copy(0, i[0], x),
     ):
-        with program_of(run, (tensor(12, 12), places(12, 12, below=12))) as program:
+        with program_of(run, (tensor(12, 12), random_indices(12, 12, below=12))) as program:
             assert [
                 name for name in dispatches(program) if name != "elementwise/pointwise.comp"
             ] == ["index/scatter.comp"]
 
 
 def test_scatter_of_long_columns(gpu):
-    """Columns that shared memory has no room for are joined a few at a time, long ones in parts."""
+    """Columns that shared memory cannot hold are joined in groups, long ones in parts."""
     for n, m, dtype in [
         (1100, 700, torch.float32),
         (3000, 5003, torch.float32),
@@ -489,7 +504,7 @@ def test_scatter_of_long_columns(gpu):
         x, source = (
             tensor(2, size, 10, seed=seed).mul(30).to(dtype) for seed, size in enumerate((n, m))
         )
-        index = places(2, m, 10, below=n)
+        index = random_indices(2, m, 10, below=n)
         cases = [Case(aten.scatter_add.default, (x, 1, index, source), rtol=1e-4, atol=1e-3)]
         cases += [
             Case(aten.scatter_reduce.two, (x, 1, index, source, how), rtol=1e-4)
@@ -531,7 +546,7 @@ def test_reading_with_many_indices():
     cases += [
         Case(
             torch.gather,
-            (tensor(2, 3, 2, 3, 2, 2, 2, 3), 4, places(2, 3, 2, 3, 3, 2, 2, 3, below=2)),
+            (tensor(2, 3, 2, 3, 2, 2, 2, 3), 4, random_indices(2, 3, 2, 3, 3, 2, 2, 3, below=2)),
         )
     ]
     cases += [

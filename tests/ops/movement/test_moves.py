@@ -1,5 +1,5 @@
 """How a GPU moves elements: tiles where neighbours of the source are no neighbours of the result,
-and several places an invocation where no vectors fit."""
+and several elements per invocation if no vectors fit."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_interleaved(dtype):
     ids=lambda dtype: str(dtype)[6:],
 )
 def test_rows_of_odd_length(dtype):
-    """Four places that follow one another are written together, where a row may end between them;
+    """Four neighbouring elements are written together, where a row may end between them;
     dims that lie one after the other are one."""
     x, image = of(dtype, 44, 67).to(dtype), of(dtype, 4, 6, 16, 18).to(dtype)
     cases = [

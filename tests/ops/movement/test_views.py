@@ -147,7 +147,7 @@ def test_view_then_pointwise(family):
 LAYOUTS = {
     "dense": lambda x: x,
     "permuted": lambda x: x.permute(2, 0, 1),
-    "channels last": lambda x: x.permute(0, 2, 1),
+    "NHWC": lambda x: x.permute(0, 2, 1),
     "slice": lambda x: x[:, 1:5],
     "odd slice": lambda x: x[:, :, 1:8],
     "step": lambda x: x[:, ::2, ::3],
@@ -195,7 +195,7 @@ def test_uses_of_layouts(use):
 
 
 def test_random_chains_of_views():
-    """Views of views, in random order, with a pointwise step at a random place."""
+    """Views of views, in random order, with a pointwise step at a random position."""
     import random
 
     random.seed(5)

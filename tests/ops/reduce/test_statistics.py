@@ -1,4 +1,4 @@
-"""Places of extremes, variances, norms and logarithms of sums against torch."""
+"""Indices of extremes, variances, norms and logarithms of sums against torch."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_selection_agrees_with_sorting(kind):
         x = rows_of(kind, length, dtype)
         if dtype is torch.int64:
             x = x * (2**40 + 1)
-        values, places = x.sort(dim=1, stable=True)
+        values, order = x.sort(dim=1, stable=True)
         largest = count % 20 != 0
         first = tuple(each[:, :count] for each in x.sort(dim=1, stable=True, descending=largest))
         cases.append(Case(aten.topk.default, (x, count, 1, largest), expected=first))
@@ -188,7 +188,7 @@ def test_selection_agrees_with_sorting(kind):
                 Case(
                     aten.kthvalue.default,
                     (x, length - 7, 1),
-                    expected=(values[:, length - 8], places[:, length - 8]),
+                    expected=(values[:, length - 8], order[:, length - 8]),
                 )
             )
             continue
@@ -196,7 +196,7 @@ def test_selection_agrees_with_sorting(kind):
         at = torch.where(numbers < length, numbers, (length - 1) // 2)
         cases.append(
             Case(
-                aten.median.dim, (x, 1, True), expected=(values.gather(1, at), places.gather(1, at))
+                aten.median.dim, (x, 1, True), expected=(values.gather(1, at), order.gather(1, at))
             )
         )
         at = (numbers - 1).clamp(min=0) // 2
@@ -204,7 +204,7 @@ def test_selection_agrees_with_sorting(kind):
             Case(
                 aten.nanmedian.dim,
                 (x, 1, True),
-                expected=(values.gather(1, at), places.gather(1, at)),
+                expected=(values.gather(1, at), order.gather(1, at)),
             )
         )
     check(cases)
@@ -241,9 +241,9 @@ def test_rows_are_sorted_in_shared_memory(monkeypatch, descending, dtype):
     )
     with program_of(lambda x: x.sort(dim=1, stable=True, descending=descending), (x,)) as program:
         assert dispatches(program) == ["sort/sort_rows.comp"]
-        values, places = x.sort(dim=1, stable=True, descending=descending)
+        values, order = x.sort(dim=1, stable=True, descending=descending)
         have = program.forward(x)
-        assert torch.equal(have[1], places) and torch.equal(
+        assert torch.equal(have[1], order) and torch.equal(
             have[0].view(torch.int32), values.view(torch.int32)
         )
 
@@ -253,9 +253,9 @@ def test_few_elements_are_bounded_first(monkeypatch, largest):
     gpu(monkeypatch)
     x = torch.cat([distinct(1, 700), *(rows_of(kind, 700, torch.float32) for kind in ROWS)])
     with program_of(lambda x: x.topk(5, 1, largest), (x,)) as program:
-        values, places = (each[:, :5] for each in x.sort(dim=1, stable=True, descending=largest))
+        values, order = (each[:, :5] for each in x.sort(dim=1, stable=True, descending=largest))
         have = program.forward(x)
-        assert torch.equal(have[1], places) and torch.equal(
+        assert torch.equal(have[1], order) and torch.equal(
             have[0].view(torch.int32), values.contiguous().view(torch.int32)
         )
 
