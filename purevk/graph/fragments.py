@@ -17,7 +17,7 @@ from purevk.lower.lowering import KernelSpec
 
 TEMPLATE = "core/fragment_order.comp"
 ANSWER = f"{TEMPLATE} A B"  # its key in the cache. A and B are the operands that are tried
-SPEC = KernelSpec(TEMPLATE, (("MATRIX_UNITS", "1"),), (), ("storage",), 32)
+SPEC = KernelSpec(TEMPLATE, (("COOPMAT", "1"),), (), ("storage",), 32)
 
 
 def fragment_order(kernels: KernelStore) -> Callable[[], bool]:

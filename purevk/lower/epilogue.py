@@ -51,7 +51,7 @@ def make_epilogue(
         full: the element's number in the result, in terms of them.
         column: the dim of the result along which EPILOGUE4 takes neighbours, and its coordinate;
             None if there is none.
-        vector: whether the template stores 4 neighbours at a time.
+        vector: whether the template stores 4 neighbours as a vector.
         row: another dim and its coordinate.
     """
     if expression is None:

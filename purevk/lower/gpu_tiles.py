@@ -1,14 +1,17 @@
-"""Which matrix product kernel a GPU runs, with which tiles: the cheapest of a list, by a model of
-what each takes.
+"""Chooses the matmul kernel and its tiles for a GPU: the cheapest of a list, by a cost model.
 
-The model counts what an invocation does in a step along K, and how many steps follow one another on
-a processor:
+The model counts what an invocation does in a step along K, and how many steps a multiprocessor runs
+one after another:
 
-    start + code + steps * (rounds * latency + load * work) + what ends it
+    start + code + steps * (rounds * latency + load * work) + join
 
-`rounds` are the times that a processor is filled with workgroups, `load` the workgroups a processor
-gets in all. `code` is the time to fetch the unrolled loop: between two runs of a kernel others have
-filled the instruction cache. The coefficients are those of the device's profile (`MatmulCosts`).
+- `rounds`: how often a multiprocessor is filled with workgroups.
+- `load`: workgroups per multiprocessor in all.
+- `code`: the time to fetch the unrolled loop. Between two runs of a kernel, others have filled the
+  instruction cache.
+- `join`: the time to add up the parts of a sum.
+
+The coefficients are those of the device's profile (`MatmulCosts`).
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 
 @dataclass(frozen=True)
 class Problem:
-    """A product to choose a kernel for: upper bounds of its sizes.
+    """A matmul to choose a kernel for, by upper bounds of its sizes.
 
     Attributes:
         m, n, k, batches: sizes.
-        half: both operands are float16, as matrix units need.
+        half: both operands are float16, as matrix cores need.
         transposed: B is dense along K.
-        vectors: whether A and B are read 4 elements at a time.
+        vectors: whether A and B are read as vec4s.
         window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
     """
 
@@ -147,8 +150,8 @@ class Tiled(GpuChoice):
             1 if problem.vectors[1] else 4
         )
         fma = self.tile_k // self.slices * self.thread_m * self.thread_n
-        # Where every processor is full, shared memory is what holds them: a wide tile of an
-        # invocation reads it less often. With thousands of small products more invocations are
+        # If every multiprocessor is full, the kernel is bound by shared memory, which an invocation
+        # with a wide tile reads less often. With thousands of small matmuls, more invocations are
         # worth as much.
         reads = 8 / self.thread_m + 8 / self.thread_n
         if problem.batches > 8 * traits.processors:
@@ -182,7 +185,7 @@ class Distance(Tiled):
 
 @dataclass(frozen=True)
 class Coopmat(GpuChoice):
-    """The same on matrix units: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
+    """The same on matrix cores: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
 
     tile_m: int
     tile_n: int
@@ -196,7 +199,7 @@ class Coopmat(GpuChoice):
 
     def macros(self) -> dict[str, int]:
         return {
-            "MATRIX_UNITS": 1,
+            "COOPMAT": 1,
             "TILE_M": self.tile_m,
             "TILE_N": self.tile_n,
             "TILE_K": self.tile_k,
@@ -259,8 +262,8 @@ class Coopmat(GpuChoice):
         loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (
             1 if problem.vectors[1] else 4
         )
-        products = self.tile_m * self.tile_n * self.tile_k / 4096
-        work = costs.load * loads * self.tile_k / 4 + costs.product * products
+        multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = costs.load * loads * self.tile_k / 4 + costs.product * multiplications
         latency = costs.latency + (
             costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
         )
@@ -276,7 +279,7 @@ class Coopmat(GpuChoice):
 
 @dataclass(frozen=True)
 class Vector(GpuChoice):
-    """`matmul_vec.comp`: B is read for `rows` rows at a time; the workgroup's invocations share
+    """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
     K."""
 
     rows: int
@@ -344,7 +347,7 @@ _TILES = (
     (64, 64, 16, 8, 8, 1),
     (64, 64, 32, 4, 8, 1),
 )
-# Longer code: for products, whose addresses are simple.
+# Longer code: for matmuls, not convolutions, since their addresses are simple.
 _LONG_TILES = (
     (16, 16, 128, 4, 4, 8),
     (32, 32, 128, 4, 4, 4),
@@ -380,7 +383,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
         not problem.window
         and _ceil(problem.m, 64) * _ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
     ):
-        tiles.append(Tiled(64, 128, 32, 8, 8))  # few at a time: a longer step waits less often
+        tiles.append(Tiled(64, 128, 32, 8, 8))  # few workgroups: a longer step waits less often
     if problem.half and traits.matrix_shape is not None:
         tiles += [
             Coopmat(*sizes, 1, traits.matrix_shape, traits.subgroup_size)

@@ -41,7 +41,7 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as a kernel sees it: dims, and where they lie in the bytes of `storage`."""
+    """A tensor as a kernel sees it: dims, and their layout in the bytes of `storage`."""
 
     storage: Value
     layout: Layout
@@ -95,7 +95,7 @@ class Dispatch:
         push: 32-bit words of parameters. With `params_buffer` they go through a buffer that each
             call fills.
         grid: workgroups.
-        label: operator and place in the file, for profiles.
+        label: the operator and its location in the source, for profiles.
         flops, nbytes: arithmetic and memory traffic, for profiles.
     """
 
@@ -142,7 +142,7 @@ class Lowering:
     Attributes:
         traits: the device.
         storages: the value whose bytes hold each value.
-        layouts: where each value lies in them.
+        layouts: the layout of each value in its storage.
         scratch: storages that kernels asked for, with their bytes.
         requirements: what each call has to check.
         windows: values that name parts of storages too large for one binding.
@@ -164,7 +164,7 @@ class Lowering:
         self.requirements.append(Requirement(left, right, message, why, next))
 
     def operand(self, value: Value) -> Operand:
-        """A value as the layout pass placed it."""
+        """A value with the storage and the layout that were assigned to it."""
         operand = Operand(self.storages.get(value, value), self.layout(value), value.type)
         if operand.storage.type.nbytes > self.traits.max_storage_range:
             return self._window(operand)
@@ -311,7 +311,7 @@ class Lowering:
         such as ":rgba32f"; "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
 
         Args:
-            vector: elements are read 4 at a time.
+            vector: elements are read as vec4s.
         """
         form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
         if (

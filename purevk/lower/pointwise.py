@@ -1,12 +1,13 @@
-"""Lowers pointwise programs, and everything that copies elements, onto the template
-`pointwise.comp`.
+"""Lowers pointwise programs, and all copies of elements, to the template `pointwise.comp`.
 
-The iteration runs over the output in the order of its memory; dims that lie densely within one
-another for all operands are one. Where the innermost run is a multiple of 4, an invocation makes 4
-neighbours. A GPU reads and writes elements of one byte as words, and of programs of such elements
-alone an invocation makes 16 neighbours: what it takes to find them is shared, and all accesses are
-of 16 bytes. Where no vectors fit, an invocation of a GPU makes places a workgroup's width apart.
-Inputs whose neighbours lie along another dim go through tiles (`transpose.py`).
+The iteration follows the output's order in memory. Dims that are dense within one another for all
+operands become one.
+
+- If the innermost size is a multiple of 4, an invocation makes 4 neighbours.
+- A GPU reads and writes one-byte elements as words. If all elements have one byte, an invocation makes
+  16 neighbours: they share the index arithmetic, and all accesses have 16 bytes.
+- If no vectors fit, an invocation of a GPU makes elements that are a workgroup's width apart.
+- Inputs with neighbours along another dim go through tiles in shared memory (`transpose.py`).
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ class Writer:
         loop, steps: the sizes of the iteration, and for each of its dims the strides of the
             operands.
         vector: an invocation makes 4 neighbours.
-        apart: otherwise, places of an invocation: a workgroup's width apart, so that neighbours of
-            a workgroup touch neighbours in memory.
+        apart: otherwise, elements per invocation. They are a workgroup's width apart, so that
+            neighbouring invocations touch neighbours in memory.
         words: elements of one byte that are read or written as vectors are so as words.
         wide: an invocation makes 16 neighbours.
-        follow: an invocation makes 4 places that follow one another in the outputs, where a row may
-            end between them.
+        follow: an invocation makes 4 elements that follow one another in the outputs. A row may end
+            between them.
     """
 
     def __init__(
@@ -213,34 +213,36 @@ class Writer:
                 ]
                 out.append(f"int i0_{lane} = r{lane};")
             for k in range(len(self.operands)):
-                out.append(f"int x{k}_{lane} = {self._place(k, literal, f'_{lane}')};")
+                out.append(f"int x{k}_{lane} = {self._index(k, literal, f'_{lane}')};")
         values = [[f"v{k}_{lane}" for k in range(self.first_output)] for lane in range(self.lanes)]
         for lane in range(self.lanes):
             for k in range(self.first_output):
                 out.append(
                     f"{self.operands[k].dtype.acc} v{k}_{lane} = {self._read(k, f'x{k}_{lane}')};"
                 )
-        once, texts, places = self.expression.glsl_of_lanes(
+        once, texts, results = self.expression.glsl_of_lanes(
             values, [False] * self.first_output, self._scalars()
         )
         out += [once, *texts]
         if self.follow:
-            for number, *names in zip(range(self.first_output, len(self.operands)), *places):
+            for number, *names in zip(range(self.first_output, len(self.operands)), *results):
                 out.append(self._store(number, names, f"x{number}_0"))
             return " ".join(out)
         for lane in range(self.lanes):
             stores = " ".join(
-                self._store(number, [places[lane][number - self.first_output]], f"x{number}_{lane}")
+                self._store(
+                    number, [results[lane][number - self.first_output]], f"x{number}_{lane}"
+                )
                 for number in range(self.first_output, len(self.operands))
             )
             out.append(f"if (first + {lane} * int(gl_WorkGroupSize.x) < count) {{ {stores} }}")
         return " ".join(out)
 
     def _work(self, literal: dict[str, str]) -> list[str]:
-        """What is done at the place i0, i1, ..., or for 4 neighbours from there on."""
+        """The statements for the element at i0, i1, ..., or for the 4 neighbours from there on."""
         out: list[str] = []
         for k in range(len(self.operands)):
-            out.append(f"int x{k} = {self._place(k, literal)};")
+            out.append(f"int x{k} = {self._index(k, literal)};")
         lanes: list[list[str]] = [[] for _ in range(self.lanes)]
         inner = len(self.loop) - 1
         same = [
@@ -260,8 +262,8 @@ class Writer:
         each += texts
         outputs = range(self.first_output, len(self.operands))
         for number in outputs:
-            place = number - self.first_output
-            each.append(self._store(number, [names[place] for names in results], f"x{number}"))
+            result = number - self.first_output
+            each.append(self._store(number, [names[result] for names in results], f"x{number}"))
         if not self.wide:
             return out + each
         out += [f"uvec4 p{number};" for number in outputs]
@@ -273,7 +275,7 @@ class Writer:
     def _scalars(self) -> list[str]:
         return [f"c{n}" for n in range(len(self.scalars))]
 
-    def _place(self, k: int, literal: dict[str, str], suffix: str = "") -> str:
+    def _index(self, k: int, literal: dict[str, str], suffix: str = "") -> str:
         terms = []
         for n in range(len(self.loop)):
             stride = literal.get(f"s{n}_{k}", f"s{n}_{k}")

@@ -63,12 +63,12 @@ def choose_tile(
     vector_b: bool = True,
     most: int = 32,
 ) -> tuple[Tile, int]:
-    """The fastest tile for `batches` products [m, k] x [k, n], and the subgroups of a workgroup.
+    """The fastest tile for `batches` matmuls [m, k] x [k, n], and the subgroups of a workgroup.
 
     Args:
         costs: those of the device's profile.
         lanes: the subgroup size. cores: threads that run workgroups.
-        vector_a, vector_b: whether the operand is read 4 elements at a time.
+        vector_a, vector_b: whether the operand is read as vec4s.
         most: vectors of 4 floats that an invocation may sum up.
     """
     best: tuple[float, Tile, int] | None = None

@@ -22,7 +22,7 @@ class RowWork:
         macros: ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL, CACHE, AHEAD (COLUMN and
             WIDTH of columns).
         local: invocations of a workgroup.
-        rows: rows that a workgroup takes at a time.
+        rows: rows that a workgroup takes together.
     """
 
     macros: dict[str, int]
@@ -156,7 +156,7 @@ def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> 
 
 
 def next_coordinates(coordinates: Sequence[str], sizes: Sequence[str]) -> str:
-    """GLSL that makes coordinates, the innermost last, those of the place that follows."""
+    """GLSL that moves coordinates, the innermost last, to the next element."""
     text = ""
     for coordinate, size in zip(coordinates, sizes):
         text = f"{coordinate}++; " + (

@@ -1,9 +1,9 @@
-"""Pointwise programs and copies on a GPU whose inputs lie in another order than their output:
+"""Pointwise programs and copies on a GPU if inputs have another order in memory than the output:
 `transpose.comp`.
 
-The innermost dim of the output is J; K is the dim along which neighbours of such an input lie. Read
-in the order of the output, an input would give one element of each piece of memory that it is asked
-for; tiles in shared memory let both sides touch memory in the order in which it lies.
+J is the innermost dim of the output. K is the innermost dim of such an input. An input that is read
+in the order of the output gives one element per cache line. Tiles in shared memory let both sides
+access memory in its own order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from purevk.lower.pointwise_writer import Writer
 from purevk.tuning import DeviceTraits
 
 TILE = 16384  # bytes of shared memory of one input
-_SHORT = 32  # elements along J from which on lines of memory would be read in pieces
+_SHORT = 32  # elements along J from which on cache lines would be read in pieces
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 
 
@@ -34,7 +34,7 @@ class Tile:
         inputs: the operands that have tiles.
         item: bytes of their elements.
         k, groups: elements along K, and groups of 16 bytes along J.
-        vector: elements that are read at a time.
+        vector: elements per load.
     """
 
     along: int
@@ -140,7 +140,7 @@ def emit_transposed(
         "TILES": len(tile.inputs),
         "J_SIZE": f"d{last}",
         "K_SIZE": f"d{tile.along}",
-        "PLACE": writer.tile_place(),
+        "FIND_TILE": writer.find_tile(),
         "STAGE": writer.stage(),
         "LOADED(v)": "v" if tile.vector * tile.item >= 4 else "uint(v)",
     }
@@ -185,7 +185,7 @@ class _TileWriter(Writer):
                 for size in (operands[n].offset, *(step[n] for step in steps[:-1]))
             ),
         ]
-        self.stored = 16 // tile.item  # elements that a copy stores at a time
+        self.stored = 16 // tile.item  # elements per store of a copy
         while self.stored > 1 and any(_dims.gcd_of(size) % self.stored for size in aligned):
             self.stored //= 2
         if 1 < self.stored * tile.item < 4:
@@ -204,9 +204,9 @@ class _TileWriter(Writer):
             return super()._declare(number)
         return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
 
-    def tile_place(self) -> str:
-        """Statements: the tile of a workgroup, and the place along the dims that it does not
-        span."""
+    def find_tile(self) -> str:
+        """Statements that find the tile of a workgroup, and its index along the dims that the tile
+        does not span."""
         last, along = len(self.loop) - 1, self.tile.along
         across, down = (
             f"((d{last} + {self.width - 1}) / {self.width})",
@@ -253,7 +253,7 @@ class _TileWriter(Writer):
         last, along, item = len(self.loop) - 1, self.tile.along, self.tile.item
         span, k = 16 // item, len(self.operands) - 1
         out = [
-            f"uvec4 w = tile[at]; int i{along} = k, i{last} = j; int x{k} = {self._place(k, literal)};"
+            f"uvec4 w = tile[at]; int i{along} = k, i{last} = j; int x{k} = {self._index(k, literal)};"
         ]
         for e in range(0, span, self.stored):
             word, nbytes = e * item // 4, self.stored * item

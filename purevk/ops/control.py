@@ -2,7 +2,7 @@
 
 A sub-graph's inputs are the node's operands, in order. Constants and states of the graphs around it
 are its own under the same values. `reads` and `writes` name the states that the sub-graphs touch,
-so that the node keeps its place among others that do.
+so that the node keeps its order against other nodes that do.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from purevk.tuning import DeviceTraits
 
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
-_own: dict[str, tuple[str, ...]] = {}  # rows registered here, with the dtypes that they take
+_own: dict[str, tuple[str, ...]] = {}  # operators registered here, with the dtypes that they take
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class RegisteredOp:
 
 
 def list_registered_ops() -> tuple[RegisteredOp, ...]:
-    """All operators with a row or a registered CPU function, sorted by name. Every other operator
+    """All operators with a definition or a registered CPU function, sorted by name. Every other operator
     of `torch.ops` runs on the CPU through torch."""
     functions = {executor.name for executor in executors()}
     found = []
-    for row in registry.definitions():
-        form = "cpu" if row.form is None else type(row.form).__name__.lower()
-        origin = "user" if row.name in _own else "purevk"
-        known = any(name in functions for name in (row.name, *row.names))
-        found.append(RegisteredOp(row.name, row.names, form, origin, _own.get(row.name), known))
+    for each in registry.definitions():
+        form = "cpu" if each.form is None else type(each.form).__name__.lower()
+        origin = "user" if each.name in _own else "purevk"
+        known = any(name in functions for name in (each.name, *each.names))
+        found.append(RegisteredOp(each.name, each.names, form, origin, _own.get(each.name), known))
     for name in functions:
         if registry.find(name) is None:
             found.append(RegisteredOp(name, (), "cpu", "user", None, True))
@@ -69,19 +69,19 @@ def list_registered_ops() -> tuple[RegisteredOp, ...]:
 
 
 def unregister(name: str) -> None:
-    """Removes an operator's row, if it has one."""
-    row = registry.find(full_name(name))
-    if row is not None:
-        registry.unregister(row.name)
-        _own.pop(row.name, None)
+    """Removes an operator's definition, if it has one."""
+    definition = registry.find(full_name(name))
+    if definition is not None:
+        registry.unregister(definition.name)
+        _own.pop(definition.name, None)
 
 
-def _register(row: Operator, dtypes: tuple[str, ...], replace: bool) -> None:
+def _register(definition: Operator, dtypes: tuple[str, ...], replace: bool) -> None:
     if replace:
-        for name in (row.name, *row.names):
+        for name in (definition.name, *definition.names):
             unregister(name)
-    registry.register(row)
-    _own[row.name] = dtypes
+    registry.register(definition)
+    _own[definition.name] = dtypes
 
 
 # -- an expression -------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def register_pointwise(
     """Registers an operator on one element at a time, such as
     `register_pointwise("mylib.gate", "x * pv_sigmoid(y * ACC(slope))", "x, y, slope=1.0")`.
 
-    Chains of such operators become one kernel, and join the product or convolution before them.
+    Chains of such operators become one kernel, and join the matmul or convolution before them.
 
     Args:
         name: "namespace.op" or "namespace.op.overload".
@@ -113,7 +113,7 @@ def register_pointwise(
             (the same, integers become float32), or the name of a dtype.
         out: the name of the result's dtype; None: the one that is computed in.
         names: other names of the same operator.
-        replace: take the place of a row of that name.
+        replace: replace the definition of that name.
 
     Raises:
         InputError: the arguments cannot be read.
@@ -127,7 +127,7 @@ def register_pointwise(
             why='one called "x" is expected',
         )
     kind = compute if compute in ("promote", "float") else _dtype(name, compute)
-    row = pointwise_operator(
+    definition = pointwise_operator(
         full_name(name),
         glsl,
         parameters,
@@ -136,7 +136,7 @@ def register_pointwise(
         [full_name(n) for n in names],
     )
     _register(
-        row,
+        definition,
         tuple(each.name for each in DType if not each.is_complex and each is not DType.float64),
         replace,
     )
@@ -211,7 +211,7 @@ def register_kernel(
         features: optional features of the device that it needs (names as `purevk info` prints
             them).
         names: other names of the same operator.
-        replace: take the place of a row of that name.
+        replace: replace the definition of that name.
 
     Raises:
         InputError: there is no such file, or an unknown dtype.
@@ -357,13 +357,13 @@ class _Buffers:
 
     def result(self, name: str, operand: Operand) -> None:
         """A result; it may be read too."""
-        place = self._add(name, operand, "rw")
+        element = self._add(name, operand, "rw")
         value = {DType.bool: "(v) ? 1 : 0", DType.bfloat16: "pv_bfloat16_bits(v)"}.get(
             operand.dtype, "v"
         )
         if operand.dtype.itemsize < 4:
             value = f"pv_opaque({value})"
-        self._text[f"WRITE_{name}(i, v)"] = f"{place} = {operand.dtype.glsl}({value})"
+        self._text[f"WRITE_{name}(i, v)"] = f"{element} = {operand.dtype.glsl}({value})"
 
     def _add(self, name: str, operand: Operand, mode: str) -> str:
         binding, dtype = len(self.bindings), operand.dtype
@@ -372,13 +372,13 @@ class _Buffers:
         self._declared.append(
             f"layout(set = 0, binding = {binding}) {access}buffer Buffer{binding} {{ {dtype.glsl} b{binding}[]; }};"
         )
-        place = f"b{binding}[i]"
+        element = f"b{binding}[i]"
         if not (isinstance(operand.offset, int) and operand.offset == 0):
             self.offsets[f"{name.lower()}_offset"] = operand.offset
-            place = f"b{binding}[(i) + {name.lower()}_offset]"
-        read = f"({place} != 0)" if dtype is DType.bool else f"{dtype.acc}({place})"
+            element = f"b{binding}[(i) + {name.lower()}_offset]"
+        read = f"({element} != 0)" if dtype is DType.bool else f"{dtype.acc}({element})"
         self._text.update({f"T_{name}": dtype.glsl, f"READ_{name}(i)": read})
-        return place
+        return element
 
     def macros(self) -> dict[str, str]:
         """All of them, and what the element types need of the compiler."""

@@ -16,7 +16,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
     where weights are constant.
 
     The new weights depend on constants alone, so they are computed once, at load. In half precision
-    the product is rounded to half again.
+    they are rounded to half again.
     """
     counts = reader_counts(graph)
     made = graph.producers()

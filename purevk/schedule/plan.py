@@ -71,7 +71,7 @@ class Plan:
 
 
 def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
-    """Places, segments and lowers an optimized graph."""
+    """Assigns storages, splits into segments, and lowers an optimized graph."""
     assignment = assign_storage(graph, context_traits)
     storage_of: Callable[[Value], Value] = lambda value: assignment.storages.get(value, value)  # noqa: E731
     split = split_constant(assignment.graph, storage_of)
@@ -139,8 +139,7 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
 
 
 def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[Symbol]]:
-    """The symbols that come about during a call and whose values a node's dispatches, or its CPU
-    function, cannot do without."""
+    """The unbacked symbols whose values each node's dispatches, or its CPU function, need."""
     unbacked = graph.unbacked
     if not unbacked:
         return {}

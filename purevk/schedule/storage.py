@@ -1,5 +1,5 @@
-"""Decides where every value lies: which are views of other values' bytes, and the order of dims in
-memory of the rest."""
+"""Assigns a storage and a layout to each value: views share the bytes of other values, and the rest
+have an order of dims in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StorageAssignment:
     Attributes:
         graph: without view nodes; copies are nodes.
         storages: the value whose bytes hold each value; those missing hold their own.
-        layouts: where each value lies in them; those missing are dense and row-major.
+        layouts: the layout of each value in its storage; those missing are dense and row-major.
     """
 
     graph: Graph

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-#ifndef MATRIX_UNITS
-#define MATRIX_UNITS 0
+#ifndef COOPMAT
+#define COOPMAT 0
 #endif
-#if MATRIX_UNITS
+#if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
@@ -18,7 +18,7 @@
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
 //     multiples of 32 * SUBS
-//   MATRIX_UNITS  0: the same arithmetic step by step, for tests on devices without matrix cores,
+//   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
 //     with any element type
 // Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16)
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
@@ -50,7 +50,7 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define K_SLOTS (KEYS * D4 / LOCAL)
 #define V_SLOTS (KEYS * DV4 / LOCAL)
 
-#if MATRIX_UNITS
+#if COOPMAT
 #define SUB int(gl_SubgroupID)
 #define LANE int(gl_SubgroupInvocationID)
 #define LOADED float16_t

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#if defined(COOPMAT) && COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
@@ -143,7 +143,7 @@ void tile_store(int m, int n, vec4 v) {
 }
 
 #define B_TRANSPOSED 0
-#if MATRIX_UNITS
+#if COOPMAT
 #include "matmul/matmul_coopmat.glslh"
 #else
 #include "matmul/matmul_shared.glslh"

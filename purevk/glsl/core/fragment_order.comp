@@ -1,15 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-#ifndef MATRIX_UNITS
-#define MATRIX_UNITS 0
+#ifndef COOPMAT
+#define COOPMAT 0
 #endif
-#if MATRIX_UNITS
+#if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-// Multiplies A, 16 x 16, by B, 16 x 8: both made element by element, and the sums stored so, as
-// fragments.glslh says that they lie. Out is the product only where that is so. MATRIX_UNITS 0: the
-// product, step by step.
+// Tests whether a device has the order of elements in fragments.glslh. Multiplies A, 16 x 16, by B,
+// 16 x 8. Fills the fragments and stores the sums element by element, in this order. `out` is A B only
+// if the device has it.
+//
+// COOPMAT  1: by cooperative matrices; 0: step by step, for comparison
 //
 // Binding: 0 out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
 // Grid: (1). The subgroup has 32 invocations.
@@ -24,7 +26,7 @@ float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }
 
 void main() {
     int lane = int(gl_LocalInvocationIndex);
-#if MATRIX_UNITS
+#if COOPMAT
     coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
     UNROLL for (int i = 0; i < 4; i++) {
         a[2 * i] = float16_t(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
@@ -38,7 +40,7 @@ void main() {
 #endif
     UNROLL for (int i = 0; i < 4; i++) {
         int m = SUM_ROW(lane, i), n = SUM_COLUMN(lane, i);
-#if MATRIX_UNITS
+#if COOPMAT
         float sum = a.length() == 8 && b.length() == 4 && sums.length() == 4 ? sums[i] : 0.0;
 #else
         float sum = 0.0;

@@ -21,8 +21,8 @@
 //   BUFFERS   declarations of the bindings b0, b1, ...
 //   DECLARE   sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
 //   J_SIZE, K_SIZE  the names among those that are the sizes of J and K
-//   PLACE     from `group`, the number of the workgroup: the first element of the tile (k_first,
-//             j_first), and for each tile what STAGE needs
+//   FIND_TILE statements that declare, from `group`, the number of the workgroup, the first element
+//             of the tile (k_first, j_first), and the index along the other dims
 //   STAGE     stage(n, ...) for each tile
 //   BODY      statements for the group of elements j .. at k; `at` is its index in the first tile
 // Parameter `work`: workgroups with work.
@@ -45,7 +45,7 @@
 layout(local_size_x_id = 100) in;  // LOCAL
 RAW_PUSH_CONSTANT(0, work)
 
-#pragma purevk macro BUFFERS ITEM KT JG VECTOR LOCAL CHUNK TILES LOADED DECLARE J_SIZE K_SIZE PLACE STAGE BODY
+#pragma purevk macro BUFFERS ITEM KT JG VECTOR LOCAL CHUNK TILES LOADED DECLARE J_SIZE K_SIZE FIND_TILE STAGE BODY
 #ifndef BUFFERS
 #define ITEM 4
 #define KT 64
@@ -57,7 +57,7 @@ RAW_PUSH_CONSTANT(0, work)
 #define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { uint b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };
 #define LOADED(v) v
 #define DECLARE const int J_SIZE = 64, K_SIZE = 64;
-#define PLACE int j_first = 0, k_first = 0;
+#define FIND_TILE int j_first = 0, k_first = 0;
 #define STAGE STAGE_TILE(0, b0, 0, 64, 1)
 #define BODY b1[(k * 64 + j) >> 2] = tile[at];
 #endif
@@ -130,7 +130,7 @@ uvec4 words(uvec4 v) { return v; }
 void main() {
     int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
     if (group >= push.p[0]) return;
-    PLACE
+    FIND_TILE
     STAGE
     barrier();
     UNROLL for (int n = 0; n < STORES; n++) {

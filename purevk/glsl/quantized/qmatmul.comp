@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-#if defined(MATRIX_UNITS) && MATRIX_UNITS
+#if defined(COOPMAT) && COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
@@ -8,7 +8,7 @@
 // rows.
 //
 // Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
-// matmul_sizes.glslh, with those of MATRIX_UNITS for float16 activations.
+// matmul_sizes.glslh, with those of COOPMAT for float16 activations.
 //   BACKWARD  1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
 //             bias and no epilogue.
 // The group is a multiple of 4. On matrix cores there are no groups.
@@ -31,7 +31,7 @@ int tile_rows() { return M; }
 
 // Values k .. k+3 of row n of W, with their scale. A half represents a quantized value exactly, but
 // not a scaled one. So the sums are scaled on matrix cores.
-#define SCALE_SUMS (MATRIX_UNITS && !GROUPED && !BACKWARD)
+#define SCALE_SUMS (COOPMAT && !GROUPED && !BACKWARD)
 LOADED4 weights(int n, int k) {
 #if SCALE_SUMS
     return LOADED4(qvalues(word_at(offset_w + n * ldw, k)));
@@ -93,7 +93,7 @@ void tile_store(int m, int n, vec4 v) { store4(v, offset_o + m * ldo + n, m, n);
 #endif
 #endif
 
-#if MATRIX_UNITS
+#if COOPMAT
 #include "matmul/matmul_coopmat.glslh"
 #else
 #include "matmul/matmul_shared.glslh"

@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-#ifndef MATRIX_UNITS
-#define MATRIX_UNITS 0
+#ifndef COOPMAT
+#define COOPMAT 0
 #endif
-#if MATRIX_UNITS
+#if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
@@ -32,7 +32,7 @@
 //   SUBS_N    subgroups side by side along the columns (4)
 //   SUBS_K    subgroups that share K (1)
 //   AHEAD     1: the next operands are read before the current ones are multiplied (0)
-//   MATRIX_UNITS  0: the same in scalar arithmetic, for tests on devices without matrix cores
+//   COOPMAT  0: the same in scalar arithmetic, for tests on devices without matrix cores
 // Shared memory, bytes: A_FRAGMENTS * SUBS_K * BLOCKS * (BITS 4: 4096, 8: 2048), 512 * SUBS_N *
 // SUBS_K for the sums, 8 * SUBS_K * ROWS.
 // Grid: (ceil(M / ROWS), ceil(N / (16 * TILES * SUBS_N)))
@@ -79,7 +79,7 @@ layout(local_size_x = 32 * SUBS, local_size_y = 1, local_size_z = 1) in;
 layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_scales[]; };
 #endif
 
-#if MATRIX_UNITS
+#if COOPMAT
 #define EACH UNROLL
 #define PAIR f16vec2
 #define PAIR_OF unpackFloat2x16
@@ -160,13 +160,13 @@ PAIR qvalues_of(uint word, int step, int upper) {
 #endif
 }
 
-#if MATRIX_UNITS == 0
+#if COOPMAT == 0
 shared uvec4 exchange[SUBS * 32];
 #endif
 
 // Transposes the words of four invocations: word v of invocation q becomes word q of invocation v.
 uvec4 transposed4(uvec4 w) {
-#if MATRIX_UNITS
+#if COOPMAT
     bool odd = (gl_SubgroupInvocationID & 1u) != 0u, last = (gl_SubgroupInvocationID & 2u) != 0u;
     uint a = subgroupShuffleXor(odd ? w.x : w.y, 1u), b = subgroupShuffleXor(odd ? w.z : w.w, 1u);
     w = odd ? uvec4(a, w.y, b, w.w) : uvec4(w.x, a, w.z, b);
@@ -184,7 +184,7 @@ uvec4 transposed4(uvec4 w) {
 
 // The number of invocation q of each four.
 float quad_broadcast(float v, int q) {
-#if MATRIX_UNITS
+#if COOPMAT
     return subgroupShuffle(v, (gl_SubgroupInvocationID & ~3u) | uint(q));
 #else
     barrier();
@@ -220,7 +220,7 @@ void fetch(int k0, int n0) {
 
 #include "quantized/qmatmul_coopmat_a.glslh"
 
-#if MATRIX_UNITS
+#if COOPMAT
 #define ACCUMULATOR coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>
 ACCUMULATOR acc[TILES][A_FRAGMENTS];
 #define CLEAR(v) v = ACCUMULATOR(0.0)
@@ -239,7 +239,7 @@ shared vec2 pairs[SUBS * 32 * 4 * STEPS * TILES];
 
 // Multiplies the fragments of one word of each row.
 void multiply_word(uint words[TILES][2], int at, float scales[TILES][2]) {
-#if MATRIX_UNITS
+#if COOPMAT
     coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[STEPS][TILES];
     EACH for (int step = 0; step < STEPS; step++) {
         EACH for (int t = 0; t < TILES; t++) {
@@ -258,7 +258,7 @@ void multiply_word(uint words[TILES][2], int at, float scales[TILES][2]) {
     barrier();
 #endif
     EACH for (int u = 0; u < A_FRAGMENTS; u++) {
-#if MATRIX_UNITS
+#if COOPMAT
         T_PAIRS pairs_of_a = fragments[at + u * 32 + LANE];
         EACH for (int step = 0; step < STEPS; step++) {
             coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> b;

@@ -111,7 +111,7 @@ class Coopmat:
             call.buffers,
             macros={
                 **call.macros,
-                "MATRIX_UNITS": 1,
+                "COOPMAT": 1,
                 "FRAGMENTS_M": self.fragments,
                 "SUBS": self.subgroups,
                 "KEYS": self.keys,

@@ -237,7 +237,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     if not traits.fragment_order():
         return None
     macros = {
-        "MATRIX_UNITS": 1,
+        "COOPMAT": 1,
         "ROWS": rows,
         "SPLIT": int(split),
         "SCALES": scales,

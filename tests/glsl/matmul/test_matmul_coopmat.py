@@ -21,7 +21,7 @@ TILES = [
     (128, 128, 32, 64, 64, 1),
 ]
 HALF = {
-    "MATRIX_UNITS": 1,
+    "COOPMAT": 1,
     "T_A": "float16_t",
     "T_B": "float16_t",
     "VEC4_A": 1,

@@ -89,7 +89,7 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
         **dict.fromkeys(("out_inverse", "out_zero", "out_low"), 0),
         **dict.fromkeys(("offset_a", "offset_w", "offset_o"), 0),
     }
-    macros["MATRIX_UNITS"] = int(coopmat)
+    macros["COOPMAT"] = int(coopmat)
     grid = (ceil_div(m, rows), ceil_div(n, 16 * tiles * subs[0]), 1)
     buffers = [a, held, scales, *extra, Out((m, n), np.float32)]
     template = "quantized/qmatmul_coopmat.comp"
@@ -102,7 +102,7 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
 def test_fragments_are_tried(coopmat):
     made = run_fragment(
-        device(), pipeline(TEMPLATE, {"MATRIX_UNITS": int(coopmat)}, 1, coopmat=coopmat)
+        device(), pipeline(TEMPLATE, {"COOPMAT": int(coopmat)}, 1, coopmat=coopmat)
     )
     np.testing.assert_array_equal(made, expected_product())
 
@@ -112,7 +112,7 @@ def test_the_answer_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(
         fragments,
         "SPEC",
-        replace(fragments.SPEC, macros=(("MATRIX_UNITS", "0"),), subgroup_size=None),
+        replace(fragments.SPEC, macros=(("COOPMAT", "0"),), subgroup_size=None),
     )
     cache, runs = Cache(tmp_path), []
     monkeypatch.setattr(

@@ -343,7 +343,7 @@ def test_coopmat(monkeypatch, device):
             fragment_order=lambda: True,
         )
         form = choose(gpu, matmul)
-        small = {"MATRIX_UNITS": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
+        small = {"COOPMAT": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
         return replace(
             form,
             macros={**form.macros, **small},
