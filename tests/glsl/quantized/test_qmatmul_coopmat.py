@@ -101,9 +101,7 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
 
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
 def test_fragments_are_tried(coopmat):
-    made = run_fragment(
-        device(), pipeline(TEMPLATE, {"COOPMAT": int(coopmat)}, 1, coopmat=coopmat)
-    )
+    made = run_fragment(device(), pipeline(TEMPLATE, {"COOPMAT": int(coopmat)}, 1, coopmat=coopmat))
     np.testing.assert_array_equal(made, expected_product())
 
 
