@@ -7,8 +7,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ _NUMBERS = (bool, int, float, complex)
 _HOST_MEMORY = (1, 3, 11, 13)
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """Inputs as arrays (bfloat16 as uint16), and the kind of result that the caller expects: torch
     tensors, and for arrays of bfloat16 the dtype that an input brought (numpy has none of its
     own)."""
@@ -166,15 +164,21 @@ def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
             name = name_of_input(graph, position)
             array, dtype = _of_torch(given, name, where), DType.from_torch(given.dtype)
         else:
-            array = _as_array(given, value.type.dtype, name_of_input(graph, position), where)
+            array = (
+                given
+                if type(given) is np.ndarray
+                else _as_array(given, value.type.dtype, name_of_input(graph, position), where)
+            )
             dtype = _dtype_of(array)
-            if dtype is None and array.dtype.name == "bfloat16":
+            if dtype is value.type.dtype:
+                pass
+            elif dtype is None and array.dtype.name == "bfloat16":
                 bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
             elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
                 dtype = DType.bfloat16  # the bits, as results give them
         if position in graph.updates:
             _check_writable(given, array, name_of_input(graph, position), where)
-        _check(array, dtype, value, name_of_input(graph, position), where)
+        _check(array, dtype, value, graph, position, where)
         arrays.append(array)
     if graph.updates:
         _refuse_shared_memory(graph, arrays, where)
@@ -328,6 +332,12 @@ def _of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
     import torch
 
     try:
+        if not tensor.requires_grad and tensor.dtype is not torch.bfloat16:
+            try:
+                direct: np.ndarray = tensor.numpy()
+                return direct
+            except (RuntimeError, TypeError):
+                pass  # on another device, or conjugated or negated lazily
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.dtype is torch.bfloat16:
             plain = plain.view(torch.uint16)
@@ -441,13 +451,16 @@ def _asarray(given: Any, name: str, where: str) -> np.ndarray:
     return array
 
 
-def _check(array: np.ndarray, dtype: DType | None, value: Value, name: str, where: str) -> None:
+def _check(
+    array: np.ndarray, dtype: DType | None, value: Value, graph: Graph, position: int, where: str
+) -> None:
     wanted = value.type
     if dtype is wanted.dtype and all(
         not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)
     ):
         if array.ndim == wanted.rank:
             return
+    name = name_of_input(graph, position)
     shown = f"{array.dtype if dtype is None else dtype.name}{list(array.shape)}"
     if dtype is not wanted.dtype:
         raise InputError(
