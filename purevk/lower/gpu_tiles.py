@@ -84,8 +84,49 @@ def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple
     return _ceil(groups, cores * resident), max(1.0, groups / cores)
 
 
+class _TileChoice(GpuChoice):
+    """What the choices share whose workgroups make `tile_m` x `tile_n` results in steps of
+    `tile_k`."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+
+    @property
+    def threads(self) -> int:
+        raise NotImplementedError
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        raise NotImplementedError
+
+    def _loads_evenly(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether all invocations load equally many vec4s of both tiles, within the device's
+        limits."""
+        threads, quads = self.threads, self.tile_k // 4
+        return (
+            threads <= traits.max_invocations
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+            and threads % quads == 0
+            and self.tile_m * quads % threads == 0
+            and self.tile_n * quads % threads == 0
+        )
+
+    def _schedule(self, traits: DeviceTraits, problem: Problem) -> tuple[int, int, float]:
+        """Steps along K, and how often and how much a multiprocessor is filled with workgroups."""
+        tiles = _ceil(problem.m, self.tile_m) * _ceil(problem.n, self.tile_n)
+        groups = tiles * problem.batches * self.splits
+        steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
+        return steps, *_load(traits, groups, self.threads, self.shared(problem.transposed))
+
+    def _loads(self, problem: Problem) -> int:
+        """Loads of both tiles for one element of a vec4 along K."""
+        vector_a, vector_b = problem.vectors
+        return self.tile_m * (1 if vector_a else 4) + self.tile_n * (1 if vector_b else 4)
+
+
 @dataclass(frozen=True)
-class Tiled(GpuChoice):
+class Tiled(_TileChoice):
     """`matmul_tiled.comp`, `conv2d_tiled.comp`: tiles in shared memory."""
 
     tile_m: int
@@ -125,30 +166,13 @@ class Tiled(GpuChoice):
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold."""
-        threads, quads = self.threads, self.tile_k // 4
-        return (
-            threads <= traits.max_invocations
-            and self.shared(problem.transposed) <= traits.max_shared_memory
-            and quads % self.slices == 0
-            and threads % quads == 0
-            and self.tile_m * quads % threads == 0
-            and self.tile_n * quads % threads == 0
-        )
+        return self.tile_k // 4 % self.slices == 0 and self._loads_evenly(traits, problem)
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.tiled
-        groups = (
-            _ceil(problem.m, self.tile_m)
-            * _ceil(problem.n, self.tile_n)
-            * problem.batches
-            * self.splits
-        )
-        steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
-        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
-        loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (
-            1 if problem.vectors[1] else 4
-        )
+        steps, rounds, load = self._schedule(traits, problem)
+        loads = self._loads(problem)
         fma = self.tile_k // self.slices * self.thread_m * self.thread_n
         # If every multiprocessor is full, the kernel is bound by shared memory, which an invocation
         # with a wide tile reads less often. With thousands of small matmuls, more invocations are
@@ -184,7 +208,7 @@ class Distance(Tiled):
 
 
 @dataclass(frozen=True)
-class Coopmat(GpuChoice):
+class Coopmat(_TileChoice):
     """The same on matrix cores: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
 
     tile_m: int
@@ -235,33 +259,19 @@ class Coopmat(GpuChoice):
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold."""
-        threads, quads = self.threads, self.tile_k // 4
         return (
             problem.half
             and self.sub_m % self.shape[0] == 0
             and self.sub_n % self.shape[1] == 0
             and self.tile_k % (self.shape[2] * self.slices) == 0
-            and threads <= traits.max_invocations
-            and self.shared(problem.transposed) <= traits.max_shared_memory
-            and threads % quads == 0
-            and self.tile_m * quads % threads == 0
-            and self.tile_n * quads % threads == 0
+            and self._loads_evenly(traits, problem)
         )
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.coopmat
-        groups = (
-            _ceil(problem.m, self.tile_m)
-            * _ceil(problem.n, self.tile_n)
-            * problem.batches
-            * self.splits
-        )
-        steps = _ceil(_ceil(problem.k, self.splits), self.tile_k)
-        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
-        loads = self.tile_m * (1 if problem.vectors[0] else 4) + self.tile_n * (
-            1 if problem.vectors[1] else 4
-        )
+        steps, rounds, load = self._schedule(traits, problem)
+        loads = self._loads(problem)
         multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
         work = costs.load * loads * self.tile_k / 4 + costs.product * multiplications
         latency = costs.latency + (

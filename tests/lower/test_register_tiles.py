@@ -21,7 +21,7 @@ def test_tiles_cover_what_they_say() -> None:
 
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 @pytest.mark.parametrize("cores", [1, 2, 64])
-def test_every_product_gets_a_tile(lanes: int, cores: int) -> None:
+def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
     for m, n, k in itertools.product(SIZES, repeat=3):
         for most in (16, 32):
             tile, subgroups = choose_tile(

@@ -82,7 +82,7 @@ def test_order():
     run(*cases)
 
 
-def test_places():
+def test_indexing():
     index = torch.tensor([[0, 2, 2, 4, 1], [3, 3, 3, 0, -2 + 5]])
     big, some = odd(6, 5), wide(2, 5)
     chosen = torch.tensor([5, 0, 0, 3])
@@ -250,7 +250,7 @@ def test_windows():
     run(*cases)
 
 
-def test_places_between_elements():
+def test_resampling():
     grid, flat = wide(2, 5, 4, 2) * 0.5, wide(1, 3, 5, 6, 3) * 0.5
     cases = [
         Case(F.interpolate, (image,), {"mode": m, "size": (5, 20), "align_corners": a})

@@ -186,7 +186,7 @@ def test_states_between_nodes():
 
 
 @pytest.mark.parametrize("columns", [5, 8])
-def test_masks_after_a_product(columns):
+def test_masks_after_a_matmul(columns):
     """Booleans that an epilogue reads, by elements and by vectors."""
     a, b, mask = (
         tensor(9, 8),
