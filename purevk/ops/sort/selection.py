@@ -201,6 +201,9 @@ def _emit(
         and step == 1
         and gcd4(length, part, x.offset, *mine)
     )
+    # With subgroup operations, the kernel for a rank never ends on NVIDIA's driver 580 where the
+    # loops over a row have no length that the compiler knows.
+    subgroup = work.subgroup and (rank == "first" or isinstance(part, int))
     full = isinstance(part, int) and part % (work.local * work.per) == 0 and length == part * parts
     texel, binding = bind_x(lowering, x, vector)
     names = element_macros(dtype, indices.dtype)
@@ -249,7 +252,7 @@ def _emit(
             "LIST": work.list,
             "LIMIT": work.limit,
             "BITONIC": int(work.bitonic),
-            "SUBGROUP": int(work.subgroup),
+            "SUBGROUP": int(subgroup),
             "INDEXED": int(source_indices is not None),
             "WIDE_KEY": int(wide),
             "GROUPS": work.groups,

@@ -302,3 +302,12 @@ def test_dynamic_sizes():
             x = distinct(*size)
             for have, want in zip(program.forward(x), run(x)):
                 torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_ranks_of_rows_of_open_length_use_no_subgroups(dynamic):
+    """Such a kernel never ends on a driver of NVIDIA."""
+    with program_of(lambda x: x.median(1).values, (tensor(11, 2500),), dynamic=dynamic) as program:
+        (dispatch,) = program.methods["forward"].executable.plan.dispatches
+        expected = "0" if dynamic or default_context().traits.subgroup_size < 2 else "1"
+        assert dict(dispatch.kernel.macros)["SUBGROUP"] == expected
