@@ -123,7 +123,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
     "Scans": ("cumulative sums, products and extremes", "scan"),
     "Sorting and selection": ("sort, top k, medians, quantiles, searches", "sort selection"),
-    "Indexing": ("gather, scatter, embedding, masks", "gather indexing scatter masked"),
+    "Indexing": ("gather, scatter, embedding, masks", "gather indexing embedding scatter masked"),
     "Data-dependent sizes": (
         "results whose sizes depend on the elements of a tensor",
         "data_dependent",
