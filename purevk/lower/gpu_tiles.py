@@ -16,6 +16,7 @@ The coefficients are those of the device's profile (`MatmulCosts`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -56,18 +57,20 @@ class Problem:
         return self.m * self.n * self.batches >= 1 << 20
 
 
-class GpuChoice:
+class GpuChoice(ABC):
     """What the choices have in common."""
 
     splits = 1
     template = "matmul/matmul_tiled.comp"
     subgroup: int | None = None
 
+    @abstractmethod
     def macros(self) -> dict[str, int]:
-        raise NotImplementedError
+        """The macros of the template that state the tile."""
 
+    @abstractmethod
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        raise NotImplementedError
+        """The workgroups for `batches` results of [m, n]."""
 
 
 def _ceil(a: int, b: int) -> int:
@@ -93,12 +96,13 @@ class _TileChoice(GpuChoice):
     tile_k: int
 
     @property
+    @abstractmethod
     def threads(self) -> int:
-        raise NotImplementedError
+        """Invocations of a workgroup."""
 
+    @abstractmethod
     def shared(self, transposed: bool) -> int:
         """Bytes of shared memory."""
-        raise NotImplementedError
 
     def _loads_evenly(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether all invocations load equally many vec4s of both tiles, within the device's
