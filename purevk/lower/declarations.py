@@ -14,6 +14,18 @@ def spec_constant(number: int, name: str) -> str:
     return f"SPEC_CONSTANT({number if number < _LOCAL_SIZE_ID else number + 1}, {name})"
 
 
+def buffer(number: int | str, name: str, element: str, access: str) -> str:
+    """The declaration of the storage buffer `buf_` + `name`.
+
+    Args:
+        number: of the binding, or an expression of macros.
+        element: GLSL's type of an element.
+        access: "r", "w" or "rw".
+    """
+    kind = {"r": "READONLY_BUFFER", "w": "WRITEONLY_BUFFER", "rw": "BUFFER"}[access]
+    return f"{kind}({number}, {name}, {element})"
+
+
 def element_features(dtypes: Collection[DType]) -> dict[str, str]:
     """The macros that turn on what GLSL needs for elements of these types."""
     needs = {

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from purevk.dtypes import DType
 from purevk.ir import Value
 from purevk.lower.copies import emit_copy
-from purevk.lower.declarations import element_features
+from purevk.lower.declarations import buffer, element_features
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.operands import broadcast_strides
+from purevk.shaders.interface import EXTRA_BINDING
 
 _LANES = {"float": "vec4", "int": "ivec4", "bool": "bvec4", "int64_t": "i64vec4"}
 _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
@@ -20,10 +21,10 @@ _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
 
 @dataclass
 class Epilogue:
-    """Macros, and the buffers that come after the kernel's own."""
+    """Macros, and the buffers extra0, extra1, ... that come after the kernel's own."""
 
     macros: dict[str, str] = field(default_factory=dict)
-    buffers: list[tuple[Operand, str]] = field(default_factory=list)
+    buffers: dict[str, tuple[Operand, str]] = field(default_factory=dict)
     flops: int = 0
 
 
@@ -32,7 +33,6 @@ def make_epilogue(
     expression: Expression | None,
     extras: Sequence[Value],
     out: Operand,
-    first_binding: int,
     arguments: str,
     full: str,
     column: tuple[int, str] | None,
@@ -45,7 +45,6 @@ def make_epilogue(
         expression: the program; its input 0 is the kernel's own result. None: no epilogue.
         extras: its other inputs.
         out: the kernel's result; dense.
-        first_binding: number of the first binding after the kernel's own.
         arguments: the coordinates that the template passes to EPILOGUE after the value, such as "b,
             m, n".
         full: the element's number in the result, in terms of them.
@@ -71,18 +70,16 @@ def make_epilogue(
         offset = operand.offset if isinstance(operand.offset, int) else 0
         if offset:
             at = f"({at}) + {offset}"
-        binding = first_binding + number
         wide = (
             vector and kind in ("full", "column") and operand.dtype in _VECTOR and offset % 4 == 0
         )
         element = _VECTOR[operand.dtype] if wide else operand.dtype.glsl
-        declared.append(
-            f"layout(set = 0, binding = {binding}) readonly buffer Extra{number} {{ {element} extra{number}[]; }};"
-        )
+        name = f"extra{number}"
+        declared.append(buffer(f"{EXTRA_BINDING} + {number}", name, element, "r"))
         acc = operand.dtype.acc
         loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
         if wide:
-            loads4.append(f"vec4 x{number} = vec4(extra{number}[({at}) >> 2]);")
+            loads4.append(f"vec4 x{number} = vec4(buf_{name}[({at}) >> 2]);")
         elif kind in ("full", "column"):
             parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
             loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({parts});")
@@ -90,7 +87,7 @@ def make_epilogue(
             one = _scalar(operand.dtype, number, at)
             loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({one});")
         names.append(f"x{number}")
-        made.buffers.append((operand, "r"))
+        made.buffers[name] = (operand, "r")
     body, (result,) = expression.glsl(names, (), prefix="t")
     typed = ", ".join(
         ["float v"] + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]
@@ -115,7 +112,7 @@ def make_epilogue(
     if not vector:
         made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
     made.macros["EXTRA_BUFFERS"] = text
-    dtypes = {operand.dtype for operand, _ in made.buffers} | set(expression.dtypes)
+    dtypes = {operand.dtype for operand, _ in made.buffers.values()} | set(expression.dtypes)
     needed = element_features(dtypes)
     made.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
     return made
@@ -123,10 +120,8 @@ def make_epilogue(
 
 def _scalar(dtype: DType, number: int, at: str) -> str:
     if dtype is DType.bool:
-        return (
-            f"(int(extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
-        )
-    return f"{dtype.acc}(extra{number}[{at}])"
+        return f"(int(buf_extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
+    return f"{dtype.acc}(buf_extra{number}[{at}])"
 
 
 def _kind(

@@ -6,7 +6,7 @@ that it reads and writes and the grid; sizes in it may be expressions over symbo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -209,7 +209,7 @@ class Lowering:
     def dispatch(
         self,
         template: str,
-        buffers: Sequence[tuple[Operand | Value, str]],
+        buffers: Mapping[str, tuple[Operand | Value, str]],
         *,
         macros: Mapping[str, str | int] | None = None,
         helpers: Mapping[str, str | int] | None = None,
@@ -225,8 +225,9 @@ class Lowering:
         """Appends a dispatch.
 
         Args:
-            buffers: (operand, mode) in the order of the bindings; mode is "r", "w" or "rw", and may
-                end in ":" and a texel format.
+            buffers: (operand, mode) of all buffers that the template declares for these macros, by
+                name; mode is "r", "w" or "rw". For a uniform texel buffer it ends in ":" and a
+                texel format.
             macros: those that the template declares, or some of them.
             helpers: further macros, which only the texts of `macros` name.
             params: all parameters that the template declares for these macros, by name. They are
@@ -236,7 +237,8 @@ class Lowering:
                 known.
 
         Raises:
-            KernelInterfaceError: a name is unknown, missing or declared twice.
+            KernelInterfaceError: a name is unknown, missing or declared twice, or a mode is not as
+                declared.
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
         further = {name: str(value) for name, value in (helpers or {}).items()}
@@ -245,7 +247,9 @@ class Lowering:
         interface.check_macros(text, further)
         text |= further
         takes = interface.kernel(text)
-        takes.check(params, constants, specialize)
+        takes.check(
+            params, constants, specialize, {name: mode for name, (_, mode) in buffers.items()}
+        )
         numbered = {takes.params[name]: size for name, size in params.items()}
         special = {takes.params[name] for name in specialize}
         fixed = {takes.constants[name]: value for name, value in constants.items()}
@@ -260,7 +264,8 @@ class Lowering:
                 words += [0] * (number + 1 - len(words))
                 words[number] = size
         bindings = []
-        for operand, mode in buffers:
+        for slot in takes.buffers:
+            operand, mode = buffers[slot]
             access, _, form = mode.partition(":")
             storage = (
                 operand.storage
@@ -279,7 +284,7 @@ class Lowering:
             nbytes = sum(
                 (
                     operand.type.numel * operand.dtype.itemsize
-                    for operand, _ in buffers
+                    for operand, _ in buffers.values()
                     if isinstance(operand, Operand)
                 ),
                 0,

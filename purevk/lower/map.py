@@ -16,7 +16,7 @@ from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.declarations import spec_constant
+from purevk.lower.declarations import buffer, spec_constant
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_atomics import atomics
@@ -289,7 +289,7 @@ class _Writer:
         macros["BODY"] = in_double(self._body()) if wide else self._body()
         macros["T_R"] = self._type(len(self.inputs))
         if spec.counts_calls:
-            macros["CALL_COUNTER"] = "b0"
+            macros["CALL_COUNTER"] = self._buffer(0)
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
@@ -321,20 +321,10 @@ class _Writer:
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
         constants["local_size_x"] = local
-        buffers = []
-        for number, operand in enumerate(self.operands):
-            name = self.names[number]
-            reads = number < len(self.inputs) and not (spec.counts_calls and number == 0)
-            buffers.append(
-                (
-                    operand,
-                    "r"
-                    if reads
-                    else "rw"
-                    if spec.atomic or spec.counts_calls or f"{name}(" in spec.body
-                    else "w",
-                )
-            )
+        buffers = {
+            name.lower(): (operand, self._access(number, text))
+            for number, (name, operand) in enumerate(zip(self.names, self.operands))
+        }
         grid = lowering.linear_grid(work, local)
         if spec.counts_calls:
             most = traits.profile.max_counting_workgroups_per_core * traits.processors
@@ -365,13 +355,19 @@ class _Writer:
             else dtype.glsl
         )
         if self.spec.atomic and number >= len(self.inputs):
-            return f"layout(set = 0, binding = {number}) buffer Buffer{number} {{ {'float' if self.adds_floats else 'uint'} b{number}[]; }};"  # noqa: E501
-        name = self.names[number]
-        read = re.search(rf"\b{name}\(", text) is not None
-        mode = "readonly" if number < len(self.inputs) else "" if read else "writeonly"
-        if self.spec.counts_calls and number == 0:
-            mode = ""
-        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+            element = "float" if self.adds_floats else "uint"
+        return buffer(number, self.names[number].lower(), element, self._access(number, text))
+
+    def _access(self, number: int, text: str) -> str:
+        """How the statements use an operand; `text`: all that may name it."""
+        if number < len(self.inputs):
+            return "rw" if self.spec.counts_calls and number == 0 else "r"
+        read = self.spec.atomic or re.search(rf"\b{self.names[number]}\(", text) is not None
+        return "rw" if read else "w"
+
+    def _buffer(self, number: int) -> str:
+        """GLSL's name of an operand's buffer."""
+        return f"buf_{self.names[number].lower()}"
 
     def _accessors(self) -> dict[str, str]:
         macros: dict[str, str] = {}
@@ -380,14 +376,15 @@ class _Writer:
             dtype = operand.dtype
             given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
             index = self._index(name, operand)
-            at = f"b{number}[({index}) >> 2]" if self._as_vector(number) else f"b{number}[{index}]"
+            element = self._buffer(number)
+            at = f"{element}[({index}) >> 2]" if self._as_vector(number) else f"{element}[{index}]"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
-                macros.update(atomics(name, given, dtype, f"b{number}", index, self.adds_floats))
+                macros.update(atomics(name, given, dtype, element, index, self.adds_floats))
             elif number >= len(self.inputs) and spec.fours:
                 value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
                 macros[f"{name}_PUT4({given}, v)"] = (
-                    f"b{number}[({index}) >> 2] = {_VECTOR[dtype]}({value})"
+                    f"{element}[({index}) >> 2] = {_VECTOR[dtype]}({value})"
                 )
             elif number >= len(self.inputs):
                 macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
@@ -504,7 +501,7 @@ class _Writer:
             for n, operand in enumerate(self.outputs):
                 number = len(self.inputs) + n
                 out.append(
-                    f"b{number}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};"
+                    f"{self._buffer(number)}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};"
                 )
             inside = "if (first + lane * int(gl_WorkGroupSize.x) < count_all)"
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
@@ -519,7 +516,7 @@ class _Writer:
                         self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4)
                     )
                     made = f"{_VECTOR[operand.dtype]}({values})"
-                out.append(f"b{len(self.inputs) + n}[({index}) >> 2] = {made};")
+                out.append(f"{self._buffer(len(self.inputs) + n)}[({index}) >> 2] = {made};")
             return " ".join(out)
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")

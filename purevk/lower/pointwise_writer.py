@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.declarations import element_features, spec_constant
+from purevk.lower.declarations import buffer, element_features, spec_constant
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.rows import next_coordinates
@@ -136,10 +136,10 @@ class Writer:
                 words[name] = size
                 declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
         constants["local_size_x"] = local
-        buffers = [
-            (operand, "r" if number < self.first_output else "w")
+        buffers = {
+            self._name(number): (operand, self._access(number))
             for number, operand in enumerate(self.operands)
-        ]
+        }
         dtypes = {operand.dtype for operand in self.operands} | set(self.expression.dtypes)
         lowering.dispatch(
             template,
@@ -176,8 +176,19 @@ class Writer:
         element = VECTOR[dtype] if self._as_vector(number) else dtype.glsl
         if number in self.words:
             element = "uvec4" if self.wide else "uint"
-        mode = "readonly" if number < self.first_output else "writeonly"
-        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+        return buffer(number, self._name(number), element, self._access(number))
+
+    def _name(self, number: int) -> str:
+        """The name of an operand's buffer: in0, in1, ..., out0, ...."""
+        first = self.first_output
+        return f"in{number}" if number < first else f"out{number - first}"
+
+    def _access(self, number: int) -> str:
+        return "r" if number < self.first_output else "w"
+
+    def _buffer(self, number: int) -> str:
+        """GLSL's name of an operand's buffer."""
+        return f"buf_{self._name(number)}"
 
     def _statements(self, literal: dict[str, str]) -> str:
         rank = len(self.loop)
@@ -252,7 +263,7 @@ class Writer:
         each: list[str] = []
         for k in range(self.first_output):
             if self.wide and k in self.words:
-                out.append(f"uvec4 p{k} = b{k}[x{k} >> 4];")
+                out.append(f"uvec4 p{k} = {self._buffer(k)}[x{k} >> 4];")
             for lane, name in enumerate(
                 self._load(k, literal, each if self.wide and not same[k] else out)
             ):
@@ -270,7 +281,7 @@ class Writer:
         # Not a loop: the optimizer unrolls those, and the copies of a `precise` operation lose that
         # property.
         out += [f"{{ const int w = {w}; {' '.join(each)} }}" for w in range(4)]
-        return out + [f"b{number}[x{number} >> 4] = p{number};" for number in outputs]
+        return out + [f"{self._buffer(number)}[x{number} >> 4] = p{number};" for number in outputs]
 
     def _scalars(self) -> list[str]:
         return [f"c{n}" for n in range(len(self.scalars))]
@@ -289,10 +300,10 @@ class Writer:
     def _read(self, k: int, at: str) -> str:
         dtype = self.operands[k].dtype
         if dtype is DType.bool:
-            return f"(b{k}[{at}] != uint8_t(0))"
+            return f"({self._buffer(k)}[{at}] != uint8_t(0))"
         if dtype is DType.bfloat16:
-            return f"uintBitsToFloat(uint(b{k}[{at}]) << 16)"
-        return f"{dtype.acc}(b{k}[{at}])"
+            return f"uintBitsToFloat(uint({self._buffer(k)}[{at}]) << 16)"
+        return f"{dtype.acc}({self._buffer(k)}[{at}])"
 
     def _load(self, k: int, literal: dict[str, str], out: list[str]) -> list[str]:
         dtype = self.operands[k].dtype
@@ -302,15 +313,18 @@ class Writer:
             out.append(f"{acc} v{k} = {self._read(k, f'x{k}')};")
             return [f"v{k}"] * self.lanes
         if k in self.words:
-            out.append(
-                f"{_ACC_VECTOR[acc]} v{k} = {_UNPACK[dtype]}({f'p{k}[w]' if self.wide else f'b{k}[x{k} >> 2]'});"
-            )
+            word = f"p{k}[w]" if self.wide else f"{self._buffer(k)}[x{k} >> 2]"
+            out.append(f"{_ACC_VECTOR[acc]} v{k} = {_UNPACK[dtype]}({word});")
             return [f"v{k}.{c}" for c in "xyzw"]
         if self._as_vector(k):
             if dtype is DType.bool:
-                out.append(f"bvec4 v{k} = notEqual(uvec4(b{k}[x{k} >> 2]), uvec4(0u));")
+                out.append(
+                    f"bvec4 v{k} = notEqual(uvec4({self._buffer(k)}[x{k} >> 2]), uvec4(0u));"
+                )
             else:
-                out.append(f"{_ACC_VECTOR[acc]} v{k} = {_ACC_VECTOR[acc]}(b{k}[x{k} >> 2]);")
+                out.append(
+                    f"{_ACC_VECTOR[acc]} v{k} = {_ACC_VECTOR[acc]}({self._buffer(k)}[x{k} >> 2]);"
+                )
             return [f"v{k}.{c}" for c in "xyzw"]
         names = []
         for lane in range(4):
@@ -328,7 +342,7 @@ class Writer:
     def _store(self, number: int, names: list[str], at: str) -> str:
         dtype = self.operands[number].dtype
         if number in self.words:
-            word = f"p{number}[w]" if self.wide else f"b{number}[{at} >> 2]"
+            word = f"p{number}[w]" if self.wide else f"{self._buffer(number)}[{at} >> 2]"
             return f"{word} = pv_pack({_ACC_VECTOR[dtype.acc]}({', '.join(names)}));"
         if not self.first_output and dtype.itemsize < 4:
             names = [f"pv_opaque({name})" for name in names]
@@ -336,7 +350,7 @@ class Writer:
             values = ", ".join(
                 f"uint8_t({name})" if dtype is DType.bool else name for name in names
             )
-            return f"b{number}[{at} >> 2] = {VECTOR[dtype]}({values});"
+            return f"{self._buffer(number)}[{at} >> 2] = {VECTOR[dtype]}({values});"
         if dtype is DType.bfloat16:
-            return f"b{number}[{at}] = uint16_t(pv_bfloat16_bits({names[0]}));"
-        return f"b{number}[{at}] = {dtype.glsl}({names[0]});"
+            return f"{self._buffer(number)}[{at}] = uint16_t(pv_bfloat16_bits({names[0]}));"
+        return f"{self._buffer(number)}[{at}] = {dtype.glsl}({names[0]});"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.lower.declarations import buffer
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import power_of_two
@@ -197,12 +198,12 @@ class _TileWriter(Writer):
 
     def _declare(self, number: int) -> str:
         if number in self.tile.inputs:
-            element, mode = _RAW[self.tile.item * self.tile.vector], "readonly"
+            element = _RAW[self.tile.item * self.tile.vector]
         elif self.copies:
-            element, mode = _RAW[self.tile.item * self.stored], "writeonly"
+            element = _RAW[self.tile.item * self.stored]
         else:
             return super()._declare(number)
-        return f"layout(set = 0, binding = {number}) {mode} buffer Buffer{number} {{ {element} b{number}[]; }};"
+        return buffer(number, self._name(number), element, self._access(number))
 
     def find_tile(self) -> str:
         """Statements that find the tile of a workgroup, and its index along the dims that the tile
@@ -232,7 +233,7 @@ class _TileWriter(Writer):
             ]
             first = " + ".join([self._number(self.operands[n].offset, f"o{n}"), *others])
             step = self.steps[along][n]
-            out.append(f"STAGE_TILE({number}, b{n}, {first}, s{last}_{n}, {step})")
+            out.append(f"STAGE_TILE({number}, {self._buffer(n)}, {first}, s{last}_{n}, {step})")
         return " ".join(out)
 
     def _number(self, size: Size, name: str) -> str:
@@ -260,7 +261,9 @@ class _TileWriter(Writer):
             value = {16: "w", 8: f"w.{'xyzw'[word : word + 2]}", 4: f"w.{'xyzw'[word]}"}.get(nbytes)
             if value is None:
                 value = f"{_RAW[nbytes]}(pv_opaque(w.{'xyzw'[word]} >> {e * item % 4 * 8}))"
-            out.append(f"if (j + {e} < J_SIZE) b{k}[(x{k} + {e}) / {self.stored}] = {value};")
+            out.append(
+                f"if (j + {e} < J_SIZE) {self._buffer(k)}[(x{k} + {e}) / {self.stored}] = {value};"
+            )
         return " ".join(out)
 
     def _load(self, k: int, literal: dict[str, str], out: list[str]) -> list[str]:

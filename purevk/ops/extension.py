@@ -15,14 +15,14 @@ from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Arg, Node, Size, Value
 from purevk.lower.copies import dense_operand
-from purevk.lower.declarations import element_features
+from purevk.lower.declarations import buffer, element_features
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import pointwise_operator
 from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
-from purevk.shaders.interface import macro_name
+from purevk.shaders.declarations import macro_name
 from purevk.shaders.templates import add_template, template_interface
 from purevk.tuning import DeviceTraits
 
@@ -316,7 +316,7 @@ class _Template:
         known = template_interface(self.template).macros
         lowering.dispatch(
             self.template,
-            buffers.bindings,
+            buffers.by_name,
             macros={name: text for name, text in given.items() if macro_name(name) in known},
             helpers={name: text for name, text in given.items() if macro_name(name) not in known},
             params=params,
@@ -333,11 +333,11 @@ def _word(value: Size | float) -> Size:
 
 
 class _Buffers:
-    """The bindings of a dispatch, their declarations and the macros that read and write them."""
+    """The buffers of a dispatch, their declarations and the macros that read and write them."""
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        self.bindings: list[tuple[Operand, str]] = []
+        self.by_name: dict[str, tuple[Operand, str]] = {}
         self.offsets: dict[str, Size] = {}
         self._text: dict[str, str] = {}
         self._declared: list[str] = []
@@ -366,22 +366,20 @@ class _Buffers:
         self._text[f"WRITE_{name}(i, v)"] = f"{element} = {operand.dtype.glsl}({value})"
 
     def _add(self, name: str, operand: Operand, mode: str) -> str:
-        binding, dtype = len(self.bindings), operand.dtype
-        self.bindings.append((operand, mode))
-        access = "readonly " if mode == "r" else ""
-        self._declared.append(
-            f"layout(set = 0, binding = {binding}) {access}buffer Buffer{binding} {{ {dtype.glsl} b{binding}[]; }};"
-        )
-        element = f"b{binding}[i]"
+        buffer_name, dtype = name.lower(), operand.dtype
+        self._declared.append(buffer(len(self.by_name), buffer_name, dtype.glsl, mode))
+        self.by_name[buffer_name] = (operand, mode)
+        self._text[f"b{len(self.by_name) - 1}"] = f"buf_{buffer_name}"
+        element = f"buf_{buffer_name}[i]"
         if not (isinstance(operand.offset, int) and operand.offset == 0):
-            self.offsets[f"{name.lower()}_offset"] = operand.offset
-            element = f"b{binding}[(i) + {name.lower()}_offset]"
+            self.offsets[f"{buffer_name}_offset"] = operand.offset
+            element = f"buf_{buffer_name}[(i) + {buffer_name}_offset]"
         read = f"({element} != 0)" if dtype is DType.bool else f"{dtype.acc}({element})"
         self._text.update({f"T_{name}": dtype.glsl, f"READ_{name}(i)": read})
         return element
 
     def macros(self) -> dict[str, str]:
         """All of them, and what the element types need of the compiler."""
-        features = element_features({operand.dtype for operand, _ in self.bindings})
+        features = element_features({operand.dtype for operand, _ in self.by_name.values()})
         features.pop("HAS_FLOAT64", None)  # a template of a user includes double.glslh itself
         return {**self._text, "BUFFERS": " ".join(self._declared), **features}

@@ -1,4 +1,5 @@
-"""Kernels take their parameters by name: no source of `ops/` and `lower/` passes them by position."""
+"""Kernels take their parameters and buffers by name: no source of `ops/` and `lower/` passes them by
+position."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ SOURCES = sorted(
     for folder in ("ops", "lower")
     for path in (ROOT / folder).rglob("*.py")
 )
-BY_NAME = ("params", "constants", "specialize")  # keywords of Lowering.dispatch
+BY_NAME = ("buffers", "params", "constants", "specialize")  # arguments of Lowering.dispatch
 PARAMETERS = re.compile(r"(^|_)(params|push)$")
 SEQUENCE = re.compile(r"\b(list|List|tuple|Tuple|Sequence)\[.*\b(Size|int)\b")
-# Numbers in generated GLSL: outside of PARAM, SPEC_CONSTANT and PUSH_CONSTANT there are none.
-NUMBER_IN_TEXT = re.compile(r"\bpush\.p\b|\bconstant_id\b|\bPARAM_\d|\bPUSH_\d")
+# Numbers in generated GLSL: outside of PARAM, BUFFER and so on there are none.
+NUMBER_IN_TEXT = re.compile(r"\bpush\.p\b|\bconstant_id\b|\bbinding *=|\bPARAM_\d|\bPUSH_\d")
 LISTS = (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp, ast.Set, ast.SetComp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -64,7 +65,7 @@ def by_position(node: ast.expr) -> bool:
             map(by_position, merged)
         )
     if isinstance(node, ast.DictComp):
-        return not is_string(node.key) and not isinstance(node.key, ast.Name)
+        return not is_string(node.key) and not isinstance(node.key, (ast.Name, ast.Call))
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return any(
             by_position(each) if isinstance(each, ast.Starred) else not is_string(each)
@@ -119,7 +120,8 @@ def positional(source: str) -> list[str]:
         for node in inside(scope):
             if not (isinstance(node, ast.Call) and called(node) == "dispatch"):
                 continue
-            for keyword in node.keywords:
+            second = [ast.keyword("buffers", given) for given in node.args[1:2]]
+            for keyword in (*second, *node.keywords):
                 given = keyword.value
                 values = [given, *(assigned(scope, given.id) if type(given) is ast.Name else ())]
                 if keyword.arg in BY_NAME and any(map(by_position, values)):
@@ -168,6 +170,10 @@ def test_no_parameter_by_position(source: str) -> None:
         "params[24] = 0  # for a dispatch",
         "push[-1] = 0  # for a dispatch",
         "def emit(lowering: Lowering, params: list[Size]): ...",
+        "lowering.dispatch('a.comp', [(x, 'r'), (out, 'w')])",
+        "lowering.dispatch('a.comp', buffers=[*buffers, (out, 'w')])",
+        "buffers = [(x, 'r')]\nlowering.dispatch('a.comp', buffers)",
+        "text = f'layout(set = 0, binding = {n}) buffer B {{ float b[]; }};'  # of a dispatch",
         "macros = {'BODY': 'b0[id] = float(push.p[1]);'}  # of a dispatch",
         "text = f'layout(constant_id = {n}) const int {name} = 1;'  # of a dispatch",
     ],
@@ -181,6 +187,8 @@ def test_positions_are_found(text: str) -> None:
     [
         "lowering.dispatch('a.comp', params={'M': m, **({'bias': b} if b else {})})",
         "params = {f'size_{d}': s for d, s in enumerate(sizes)}\nlowering.dispatch('a', params=params)",
+        "lowering.dispatch('a.comp', {'x': (x, 'r'), **epilogue.buffers})",
+        "buffers = {'x': (x, 'r')}\nbuffers['out'] = (out, 'w')\nlowering.dispatch('a.comp', buffers)",
         "lowering.dispatch('a.comp', specialize=('KH', 'KW'), constants={'local_size_x': 64})",
         "lowering.dispatch('a.comp', specialize=lowering.fixed(params, window))",
         "lowering.dispatch('a.comp', specialize=params if known else ())",

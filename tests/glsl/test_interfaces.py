@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
+from purevk.ir import TensorType, Value
 from purevk.lower.lowering import Lowering
+from purevk.shaders.interface import BufferSlot
 from purevk.shaders.source import GLSL_FOLDER, source_files
 from purevk.shaders.templates import template_interface
 from purevk.tuning import DeviceTraits
@@ -37,16 +40,36 @@ def spec_ids(code: bytes) -> set[int]:
 
 
 def lower(template: str, **given) -> None:
-    Lowering(DeviceTraits(frozenset()), {}, {}).dispatch(template, [], grid=(1, 1, 1), **given)
+    Lowering(DeviceTraits(frozenset()), {}, {}).dispatch(template, grid=(1, 1, 1), **given)
+
+
+VALUE = Value("v", TensorType(DType.float32, (4,)))
+
+
+def mode(slot: BufferSlot) -> str:
+    return f"{slot.access}:r32f" if slot.texel else slot.access
+
+
+def decorated(code: bytes, decoration: int) -> dict[int, int]:
+    """The number that a decoration with one (Binding 33) gives to ids of a SPIR-V module."""
+    words, at, found = np.frombuffer(code, np.uint32), 5, {}
+    while at < len(words):
+        count, op = int(words[at]) >> 16, int(words[at]) & 0xFFFF
+        if op == 71 and words[at + 2] == decoration:
+            found[int(words[at + 1])] = int(words[at + 3])
+        at += count
+    return found
 
 
 def test_wrong_names_are_refused() -> None:
     """For each template without macros: all names are taken, and none may lack or be too many."""
+    other_value = {"params": 1, "constants": 1, "buffers": (VALUE, "r")}
     for template in TEMPLATES:
         takes = template_interface(template).kernel({})
         given = {
             "params": dict.fromkeys(takes.params, 1),
             "constants": dict.fromkeys(takes.constants, 1),
+            "buffers": {name: (VALUE, mode(slot)) for name, slot in takes.buffers.items()},
         }
         lower(template, **given)
         lower(template, **given, specialize=set(takes.params) - takes.push_only)
@@ -56,7 +79,16 @@ def test_wrong_names_are_refused() -> None:
                 with pytest.raises(KernelInterfaceError, match=rf"missing \w+: {name}\n"):
                     lower(template, **{**given, kind: less})
             with pytest.raises(KernelInterfaceError, match=r"unknown \w+: no_such_name\n"):
-                lower(template, **{**given, kind: {**names, "no_such_name": 1}})
+                lower(template, **{**given, kind: {**names, "no_such_name": other_value[kind]}})
+        for name, slot in takes.buffers.items():
+            wrong = "r:r32f" if not slot.texel else "r"
+            if not slot.texel and slot.access != "rw":
+                wrong = "rw"
+            with pytest.raises(
+                KernelInterfaceError, match=f"the buffer {name} is used as '{wrong}'"
+            ):
+                changed = {**given["buffers"], name: (VALUE, wrong)}
+                lower(template, **{**given, "buffers": changed})
         with pytest.raises(KernelInterfaceError, match="unknown macros: NO_SUCH_MACRO"):
             lower(template, **given, macros={"NO_SUCH_MACRO": 1})
 
@@ -67,6 +99,15 @@ def test_the_compiler_sees_the_same_constants(template: str) -> None:
     declared = {takes.params[name] for name in set(takes.params) - takes.push_only}
     # The optimizer drops those that are not used.
     assert spec_ids(compile_template(template, {})) <= declared | set(takes.constants.values())
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_compiler_sees_the_same_bindings(template: str) -> None:
+    takes = template_interface(template).kernel({})
+    bindings = {slot.binding for slot in takes.buffers.values()}
+    # The optimizer drops those that are not used.
+    assert set(decorated(compile_template(template, {}), 33).values()) <= bindings
+    assert bindings or not takes.params, "a kernel has a buffer"
 
 
 def test_every_macro_of_a_condition_is_declared() -> None:
@@ -84,11 +125,12 @@ def test_every_macro_of_a_condition_is_declared() -> None:
 
 
 def test_numbers_stand_in_declarations_only() -> None:
-    """No line takes a specialization constant without declaring its name."""
+    """No line takes a specialization constant or a binding without declaring its name."""
     for path in GLSL_FOLDER.rglob("*.*"):
         if path.name not in ("common.glslh", "params.glslh"):
             text = path.read_text(encoding="utf-8")
             assert not re.findall(r"\bPARAM_\d+|\bconstant_id\b", text), path.name
+            assert "binding =" not in text, path.name
 
 
 def test_the_ladder_is_current() -> None:

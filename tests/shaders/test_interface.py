@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import pytest
 
+from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError, ShaderCompilerError
+from purevk.ir import TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.shaders.interface import TemplateInterface
 from purevk.shaders.templates import add_template
@@ -36,6 +38,14 @@ SPEC_CONSTANT(5, wide)
 #endif
 #pragma purevk macro FLAT  BODY
 layout(local_size_x_id = 100) in;
+#define OUTPUT (1 + WIDE)   // read by a binding alone
+WRITEONLY_BUFFER(OUTPUT, out, VEC4_OF(T))
+#if WIDE
+TEXEL_BUFFER( 1 , table )
+#endif
+// READONLY_BUFFER(7, in_a_comment, float)
+READONLY_BUFFER(0, x, float) BUFFER_VIEW(0, x, x4, vec4)
+#define EXTRA_BINDING (OUTPUT + 1)
 """
 IO = """\
 #ifndef PUREVK_IO_GLSLH
@@ -80,6 +90,27 @@ def test_declarations_of_a_kernel(macros: dict[str, str], params: str, constants
     assert shown(made.constants) == set(constants.split())
 
 
+@pytest.mark.parametrize(
+    ("macros", "buffers"),
+    [
+        ({}, "x=0:r out=1:w"),
+        ({"RANK": "3"}, "x=0:r table=1:r:texel out=2:w"),
+        ({"BODY": "BUFFER(EXTRA_BINDING + 0, extra, int) v;"}, "x=0:r out=1:w extra=2:rw"),
+        ({"BODY": "BUFFER(EXTRA_BINDING, e, int)", "RANK": "3"},
+         "x=0:r table=1:r:texel out=2:w e=3:rw"),
+    ],
+)  # fmt: skip
+def test_buffers_of_a_kernel(macros: dict[str, str], buffers: str) -> None:
+    found = parse().kernel(macros).buffers
+    assert (
+        " ".join(
+            f"{name}={slot.binding}:{slot.access}{':texel' if slot.texel else ''}"
+            for name, slot in found.items()
+        )
+        == buffers
+    )
+
+
 def test_macros_of_a_template() -> None:
     made = parse()
     assert made.macros == {"RANK", "FLAT", "BODY", "LOAD", "BIAS"}
@@ -111,6 +142,11 @@ def test_a_file_counts_once() -> None:
         ("#if (1\nPARAM(0, a)\n#endif", "cannot be evaluated"),
         ("#define A (B)\n#if A\nPARAM(0, a)\n#endif", "cannot be evaluated"),
         ("#if 1.5\nPARAM(0, a)\n#endif", "cannot be evaluated"),
+        ("BUFFER(0, a, float)\nBUFFER(1, a, float)", "the buffer a is declared twice"),
+        ("BUFFER(0, a, float)\nREADONLY_BUFFER(0, b, int)", "without gaps: a 0, b 0"),
+        ("BUFFER(0, a, float)\nTEXEL_BUFFER(2, b)", "without gaps: a 0, b 2"),
+        ("BUFFER(1 + NO_SUCH_MACRO, a, float)", "NO_SUCH_MACRO' cannot be evaluated"),
+        ("BUFFER(EXTRA_BINDING, a, float)", "EXTRA_BINDING' cannot be evaluated"),
     ],
 )
 def test_texts_that_are_wrong(text: str, message: str) -> None:
@@ -158,7 +194,10 @@ class TestDispatches:
     """Names of a dispatch are compared with the template when it is lowered."""
 
     NAME = add_template("interface_test", TEXT.replace('#include "io.glslh"\n', ""))
+    VALUE = Value("v", TensorType(DType.float32, (4,)))
+    BUFFERS: ClassVar[dict[str, tuple[Value, str]]] = {"out": (VALUE, "w"), "x": (VALUE, "r")}
     GOOD: ClassVar[dict[str, dict]] = {
+        "buffers": BUFFERS,
         "params": {"x_offset": 3, "rows": 4, "last": 5},
         "constants": {"local_size_x": 64},
         "macros": {"BODY": "X(0)"},
@@ -167,9 +206,14 @@ class TestDispatches:
 
     def lower(self, **changed):
         lowering = Lowering(DeviceTraits(frozenset()), {}, {})
-        lowering.dispatch(self.NAME, [], grid=(1, 1, 1), **{**self.GOOD, **changed})
+        lowering.dispatch(self.NAME, grid=(1, 1, 1), **{**self.GOOD, **changed})
         (made,) = lowering.dispatches
         return made
+
+    def test_bindings_come_from_the_template(self) -> None:
+        made = self.lower()
+        assert [binding.write for binding in made.bindings] == [False, True]
+        assert made.kernel.bindings == ("storage", "storage")
 
     def test_numbers_come_from_the_template(self) -> None:
         made = self.lower(specialize=["rows"])
@@ -198,6 +242,11 @@ class TestDispatches:
             ({"specialize": ["stride"]}, "cannot become constants: stride"),
             ({"macros": {"RANKS": 2}}, "unknown macros: RANKS"),
             ({"helpers": {"RANK": 2}}, "declares these macros itself: RANK"),
+            ({"buffers": {"x": (VALUE, "r")}}, "missing buffers: out"),
+            ({"buffers": {**BUFFERS, "y": (VALUE, "r")}}, "unknown buffers: y"),
+            ({"buffers": {**BUFFERS, "x": (VALUE, "rw")}}, "the buffer x is used as 'rw'"),
+            ({"buffers": {**BUFFERS, "out": (VALUE, "r")}}, "the buffer out is used as 'r'"),
+            ({"buffers": {**BUFFERS, "x": (VALUE, "r:r32f")}}, "the buffer x is used as 'r:r32f'"),
         ],
     )
     def test_wrong_names(self, changed: dict, message: str) -> None:

@@ -3,7 +3,7 @@
 // softmax(scale * q k^T + mask) v in one pass with a running maximum, in float. An invocation takes
 // RQ queries.
 //
-// Bindings, parameters and macros: attention_io.glslh. More macros:
+// Buffers, parameters and macros: attention_io.glslh. More macros:
 //   SG  subgroup size (8), = local_size_x. The subgroup loads SG keys or values together and shares
 //     them by shuffles. 1: no subgroup operations; local_size_x is LX (8).
 //   RQ  queries per invocation (1)
@@ -32,7 +32,7 @@
 #endif
 
 #include "attention/attention_io.glslh"
-layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
 
 void main() {

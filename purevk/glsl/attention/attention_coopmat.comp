@@ -12,7 +12,7 @@
 // whose elements are in the order that fragments.glslh states; the device must have been tested for
 // that. The scores are then in the right order for the left operand of the second matmul.
 //
-// Bindings, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM is a
+// Buffers, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM is a
 // multiple of 16, VALUE_DIM of 8. More macros:
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   SUBS  subgroups per workgroup (4)
@@ -35,7 +35,7 @@
 
 #include "attention/attention_io.glslh"
 #include "core/fragments.glslh"
-layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #define LOCAL (32 * SUBS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 

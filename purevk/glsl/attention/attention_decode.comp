@@ -5,7 +5,7 @@
 // invocations side by side read a row of K and the same row of V. They read KEYS rows before they
 // use the first, so that many loads are in flight.
 //
-// Bindings, parameters and macros: attention_io.glslh. More macros:
+// Buffers, parameters and macros: attention_io.glslh. More macros:
 //   LOCAL  local size (128), a multiple of LANES
 //   SHUFFLE  1: lanes add up by subgroup shuffles; the subgroup size is a multiple of LANES
 //   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
@@ -29,9 +29,9 @@
 PARAM(26, splits)
 PARAM(27, split_size)  // keys of one split
 #if SPLIT
-layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { vec4 buf_out[]; };
+WRITEONLY_BUFFER(OUT_BINDING, out, vec4)
 #else
-layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #endif
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 

@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : enable
 // Joins the parts that attention_decode.comp (SPLIT 1) made.
 //
-// Bindings: 0 shares, float [B, Hq, S, splits, DV + 4], 1 out.
+// Buffers: shares, float [B, Hq, S, splits, DV + 4], and out.
 // Macros: T_OUT. Local size 128; DV is at most 512.
 // Grid: (S, Hq, B)
 #include "core/common.glslh"
@@ -20,8 +20,8 @@ PARAM(5, o_row)
 PARAM(6, offset_shares)  // of the shares in their buffer, in elements
 PARAM(7, offset_o)  // of out
 
-layout(set = 0, binding = 0) readonly buffer BufShares { vec4 buf_shares[]; };
-layout(set = 0, binding = 1) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+READONLY_BUFFER(0, shares, vec4)
+WRITEONLY_BUFFER(1, out, VEC4_OF(T_OUT))
 layout(local_size_x = 128, local_size_y = 1, local_size_z = 1) in;
 
 shared vec4 sums[128];

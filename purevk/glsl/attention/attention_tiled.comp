@@ -3,7 +3,7 @@
 // softmax(scale * q k^T + mask) v in one pass with a running maximum, in float, by tiles in shared
 // memory: for GPUs.
 //
-// Bindings, parameters and macros: attention_io.glslh. More macros:
+// Buffers, parameters and macros: attention_io.glslh. More macros:
 //   QUERIES  queries per workgroup (32)
 //   KEYS  keys per step (32), a multiple of 4 and of LANES
 //   LANES  invocations that share a query (16), a power of two
@@ -34,7 +34,7 @@
 #endif
 
 #include "attention/attention_io.glslh"
-layout(set = 0, binding = OUT_BINDING) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #define LOCAL (LANES * GROUPS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 

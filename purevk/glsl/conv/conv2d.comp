@@ -4,8 +4,8 @@
 // are output channels, and K runs over the taps and the input channels of a group. Images are NHWC.
 // A 1-D convolution has H = KH = 1.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS),
-//   then out [B, OH, OW, OC_total], then what EXTRA_BUFFERS declares.
+// Buffers: a (the input [B, H, W, C]), b (the weight [KH, KW, IC, OC_total]), bias [OC_total] (if
+//   BIAS), out [B, OH, OW, OC_total], and what EXTRA_BUFFERS declares.
 // Macros: those of matmul_tile.glslh (without B_TRANSPOSED) and of matmul_io.glslh.
 //   VEC4_A    IC, pixel_a and offset_a are multiples of 4
 //   VEC4_B    OC, ldb and offset_b are

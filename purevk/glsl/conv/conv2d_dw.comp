@@ -3,8 +3,8 @@
 // Depthwise 2-D convolution: one filter per channel, NHWC. One invocation makes PX neighbours along
 // x, of 4 channels.
 //
-// Bindings: 0 input [B, H, W, C], 1 weight [KH, KW, C], 2 bias [C] (if BIAS), then out
-//   [B, OH, OW, C], then what EXTRA_BUFFERS declares.
+// Buffers: a (the input [B, H, W, C]), b (the weight [KH, KW, C]), bias [C] (if BIAS), out
+//   [B, OH, OW, C], and what EXTRA_BUFFERS declares.
 // Macros: those of matmul_io.glslh, and
 //   PX  outputs per invocation (4)
 //   WINDOW  1: each column of the window is read once instead of once per tap. Needs a dilation of

@@ -4,8 +4,8 @@
 // One invocation makes ROWS outputs of a column, in EACH channels of a group. They share what it
 // reads of an input channel.
 //
-// Bindings: 0 input, 1 weight [KH, KW, IC, OC_total], 2 bias [OC_total] (if BIAS), then out, dense,
-//   then what EXTRA_BUFFERS declares.
+// Buffers: a (the input), b (the weight [KH, KW, IC, OC_total]), bias [OC_total] (if BIAS), out (dense),
+//   and what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements.
 // Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
 //   matmul_io.glslh.
@@ -91,20 +91,21 @@ PARAM(20, image_a)  // strides of the input; that of the column is 1
 PARAM(21, channel_a)
 PARAM(22, row_a)
 
-layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+READONLY_BUFFER(0, a, T_A)
 #if VEC4_B
-layout(set = 0, binding = 1) readonly buffer BufB { VEC4_OF(T_B) buf_b[]; };
+READONLY_BUFFER(1, b, VEC4_OF(T_B))
 #else
-layout(set = 0, binding = 1) readonly buffer BufB { T_B buf_b[]; };
+READONLY_BUFFER(1, b, T_B)
 #endif
 #if BIAS
-layout(set = 0, binding = 2) readonly buffer BufBias { T_BIAS buf_bias[]; };
+READONLY_BUFFER(2, bias, T_BIAS)
 #endif
 #if VEC4_OUT
-layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(2 + BIAS, out, VEC4_OF(T_OUT))
 #else
-layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { T_OUT buf_out[]; };
+WRITEONLY_BUFFER(2 + BIAS, out, T_OUT)
 #endif
+#define EXTRA_BINDING (3 + BIAS)
 EXTRA_BUFFERS
 
 layout(local_size_x_id = 100) in;

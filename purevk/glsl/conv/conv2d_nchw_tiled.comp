@@ -10,8 +10,8 @@
 // with 2 blocks, 24 words for the 576 multiplications of a channel and 3 x 3 taps, and 72 words of
 // weights.
 //
-// Bindings: 0 input, 1 weight [KH, KW, IC, columns of all groups], 2 bias [columns of all groups]
-//   (if BIAS), then out, dense NCHW, then what EXTRA_BUFFERS declares.
+// Buffers: a (the input), b (the weight [KH, KW, IC, columns of all groups]), bias [columns of all
+//   groups] (if BIAS), out (dense NCHW), and what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements.
 // Macros: OUTS, GROUPS_O, GROUPS_X, GROUPS_Y, BLOCKS, DEPTH; T_A, T_B, T_BIAS, T_OUT, BIAS and
 //   EXTRA_BUFFERS as in matmul_io.glslh.
@@ -143,23 +143,24 @@ PARAM(21, channel_a)
 PARAM(22, row_a)
 
 #if VEC4_A
-layout(set = 0, binding = 0) readonly buffer BufA { VEC4_OF(T_A) buf_a[]; };
+READONLY_BUFFER(0, a, VEC4_OF(T_A))
 #else
-layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+READONLY_BUFFER(0, a, T_A)
 #endif
 #if VEC4_B
-layout(set = 0, binding = 1) readonly buffer BufB { VEC4_OF(T_B) buf_b[]; };
+READONLY_BUFFER(1, b, VEC4_OF(T_B))
 #else
-layout(set = 0, binding = 1) readonly buffer BufB { T_B buf_b[]; };
+READONLY_BUFFER(1, b, T_B)
 #endif
 #if BIAS
-layout(set = 0, binding = 2) readonly buffer BufBias { T_BIAS buf_bias[]; };
+READONLY_BUFFER(2, bias, T_BIAS)
 #endif
 #if VEC4_OUT
-layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+WRITEONLY_BUFFER(2 + BIAS, out, VEC4_OF(T_OUT))
 #else
-layout(set = 0, binding = 2 + BIAS) writeonly buffer BufOut { T_OUT buf_out[]; };
+WRITEONLY_BUFFER(2 + BIAS, out, T_OUT)
 #endif
+#define EXTRA_BINDING (3 + BIAS)
 EXTRA_BUFFERS
 
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;

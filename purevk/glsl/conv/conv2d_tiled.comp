@@ -6,7 +6,7 @@
 #endif
 // 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Images are NHWC.
 //
-// Bindings and parameters: as conv2d.comp, and with SPLIT_K how K = KH * KW * (IC rounded up to a
+// Buffers and parameters: as conv2d.comp, and with SPLIT_K how K = KH * KW * (IC rounded up to a
 //   multiple of 4) is split.
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   VEC4_*  as in conv2d.comp

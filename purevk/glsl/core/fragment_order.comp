@@ -13,13 +13,13 @@
 //
 // COOPMAT  1: by cooperative matrices; 0: step by step, for comparison
 //
-// Binding: 0 out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
+// Buffer: out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
 // Grid: (1). The subgroup has 32 invocations.
 #include "core/common.glslh"
 #include "core/fragments.glslh"
 
 layout(local_size_x = 32, local_size_y = 1, local_size_z = 1) in;
-layout(set = 0, binding = 0) writeonly buffer BufOut { float buf_out[]; };
+WRITEONLY_BUFFER(0, out, float)
 
 float a_at(int m, int k) { return float((7 * m + 13 * k) % 17 - 8); }
 float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }

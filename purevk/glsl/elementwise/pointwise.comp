@@ -4,7 +4,7 @@
 // the text of the pointwise program. The defaults add 1 to a float array.
 //
 // Macros:
-//   BUFFERS  declarations of the bindings b0, b1, ...
+//   BUFFERS  declarations of the buffers in0, in1, ..., out0, ...
 //   DECLARE  sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
 //   BODY     statements; `id` is the number of the invocation
 // Parameter `work`: invocations with work.
@@ -29,13 +29,13 @@ layout(local_size_x_id = 100) in;
 RAW_PUSH_CONSTANT(0, work)
 
 #ifndef BUFFERS
-#define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { float b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { float b1[]; };
+#define BUFFERS READONLY_BUFFER(0, in0, float) WRITEONLY_BUFFER(1, out0, float)
 #endif
 #ifndef DECLARE
 #define DECLARE
 #endif
 #ifndef BODY
-#define BODY b1[id] = b0[id] + 1.0;
+#define BODY buf_out0[id] = buf_in0[id] + 1.0;
 #endif
 
 BUFFERS

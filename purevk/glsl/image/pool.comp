@@ -2,8 +2,7 @@
 #extension GL_GOOGLE_include_directive : enable
 // Max pooling (with or without indices) and average pooling over windows of H x W; 1-D is H = 1.
 //
-// Bindings: 0 x, 1 out, 2 indices (if INDICES), then what EXTRA_BUFFERS declares.
-// Offsets and strides are in elements. Parameters from number 26 on are free for EXTRA_BUFFERS.
+// Buffers: x, out and, if INDICES, index. Offsets and strides are in elements.
 // Macros:
 //   T_X, T_OUT  element types
 //   ACC  the type computed in
@@ -18,7 +17,6 @@
 //     are multiples of 4
 //   UNROLLED  1: (not with ADAPTIVE) all elements of a window are read before the first is used:
 //     for small windows on GPUs. The parameters of the window are specialization constants.
-//   EPILOGUE(v, at)  at: the output's element index without the offset
 // ceil_mode is in OH and OW.
 // Grid: groups = ceil(outputs / (VEC4 ? 4 : 1) / local_size_x), (min(groups, 65535),
 //   ceil(groups / 65535), 1).
@@ -69,12 +67,6 @@
 #ifndef UNROLLED
 #define UNROLLED 0
 #endif
-#ifndef EPILOGUE
-#define EPILOGUE(v, at) (v)
-#endif
-#ifndef EXTRA_BUFFERS
-#define EXTRA_BUFFERS
-#endif
 
 PARAM(0, x_offset)
 PARAM(1, out_offset)
@@ -110,16 +102,15 @@ PARAM(25, index_offset)
 #endif
 
 #if VEC4
-layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+BUFFER(1, out, VEC4_OF(T_OUT))
 #define EACH 4
 #else
-layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+BUFFER(1, out, T_OUT)
 #define EACH 1
 #endif
 #if INDICES
-layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
+BUFFER(2, index, T_INDEX)
 #endif
-EXTRA_BUFFERS
 
 #if !AVERAGE
 bool wins(float v, float best) { return v > best || pv_isnan(v); }
@@ -214,10 +205,9 @@ void main() {
         int at = n * out_n + oh * out_h + ow * out_w + c * out_c;
 #if VEC4
         buf_out[(out_offset + at) >> 2] =
-            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(best[0], (at)), EPILOGUE(best[1], (at + 1)), EPILOGUE(best[2], (at + 2)),
-                                 EPILOGUE(best[3], (at + 3))));
+            TO_OUT4(VEC4_OF(ACC)(best[0], best[1], best[2], best[3]));
 #else
-        buf_out[out_offset + at] = TO_OUT(EPILOGUE(best[0], at));
+        buf_out[out_offset + at] = TO_OUT(best[0]);
 #endif
 #if INDICES
         UNROLL for (int j = 0; j < EACH; j++) buf_index[index_offset + at + j] = TO_INDEX(where[j]);

@@ -3,7 +3,7 @@
 // Pooling as pool.comp, for NCHW images and small windows. One invocation makes ROWS outputs of a
 // column. Their windows share rows of the input. Each row is read once and reduced to one element.
 //
-// Bindings: 0 x, 1 out, 2 indices (if INDICES).
+// Buffers: x, out and, if INDICES, index.
 // Offsets and strides are in elements. The stride of w in x is 1, and the results are dense.
 // Macros: ROWS; T_X, T_OUT, ACC, FROM_X(v), TO_OUT(v), AVERAGE, LOWEST, COUNT_INCLUDE_PAD, INDICES,
 //   T_INDEX, TO_INDEX(v) as in pool.comp.
@@ -72,9 +72,9 @@ PARAM(19, divisor)  // 0: the number of elements
 #endif
 #if INDICES
 PARAM(20, index_offset)
-layout(set = 0, binding = 2) writeonly buffer BufIndex { T_INDEX buf_index[]; };
+WRITEONLY_BUFFER(2, index, T_INDEX)
 #endif
-layout(set = 0, binding = 1) writeonly buffer BufOut { T_OUT buf_out[]; };
+WRITEONLY_BUFFER(1, out, T_OUT)
 
 // Rows of the input that the windows of ROWS outputs span.
 const int SPAN = (ROWS - 1) * stride_h + (kernel_h - 1) * dilation_h + 1;

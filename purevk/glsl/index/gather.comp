@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// out[i] = EPILOGUE(x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k], o),
+// out[i] = x[offset + sum_d i_d * x_stride_d + sum_k wrap_k(index_k[i]) * step_k],
 // i = (i3, i2, i1, i0)
 //
 // One formula serves embedding, index_select, gather along a dim and index.Tensor. A dim of the
@@ -11,27 +11,21 @@
 //
 // wrap_k(i) is i + size_k if i < 0, clamped to 0 .. size_k - 1, so that nothing outside x is read.
 //
-// Bindings: 0 x, 1 .. INDICES the index tensors, then out, then what EXTRA_BUFFERS declares.
+// Buffers: x, the index tensors index_0 to index_3 (as many as INDICES says), and out.
 // Offsets and strides are in elements. out is dense, and dim 0 is its innermost. limit_ik is size_k;
-// stride_ik_d is the stride of dim d in index tensor k. Parameters of index tensors beyond INDICES are
-// free for EXTRA_BUFFERS.
+// stride_ik_d is the stride of dim d in index tensor k.
 // Macros:
 //   DIMS            dims of the output, 1 to 4
 //   INDICES         index tensors, 1 to 4
-//   T_X, T_OUT      element types. Without ACC, elements are copied
-//   ACC             type to convert elements to; EPILOGUE is then applied
-//   FROM_X(v)       with ACC: converts an element of x to ACC
-//   TO_OUT(v)       with ACC: converts ACC to an element of out
-//   TO_OUT4(v)      with ACC: the same for a vec4
-//   EPILOGUE(v, o)  with ACC: what is stored as element o
+//   T_X, T_OUT      element types
 //   TEXEL_X         1: x is a uniform texel buffer (rows.glslh)
 //   T_INDEX         type of the index tensors: int, int64_t, ...
 //   INDEX_WORDS     2: the index tensors are int64, T_INDEX is int, and only low words are read.
 //                   This needs no 64-bit integers. An index beyond 32 bits counts as its low word.
 //                   Offsets and strides are still those of the int64 elements
-//   ITEMS           without ACC: elements per invocation, a workgroup's width apart; default 1
-//   PARTS           without ACC: parts of x that are read one after the other; default 1. Elements
-//                   of one part are then found in a cache
+//   ITEMS           elements per invocation, a workgroup's width apart; default 1
+//   PARTS           parts of x that are read one after the other; default 1. Elements of one part
+//                   are then found in a cache
 //   PART            log2 of the elements of such a part
 //   VEC4            1: x and out are read and written as vec4. Dim 0 has stride 1 in x and 0 in the
 //                   index tensors. Its size, all other strides of x, the steps and both offsets are
@@ -45,30 +39,13 @@
 #ifndef T_OUT
 #define T_OUT T_X
 #endif
-#ifdef ACC
-#ifndef FROM_X
-#define FROM_X(v) ACC(v)
-#endif
-#ifndef TO_OUT
-#define TO_OUT(v) T_OUT(v)
-#endif
-#ifndef TO_OUT4
-#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
-#endif
-#ifndef EPILOGUE
-#define EPILOGUE(v, o) (v)
-#endif
-#endif
-#ifndef EXTRA_BUFFERS
-#define EXTRA_BUFFERS
-#endif
 #ifndef T_INDEX
 #define T_INDEX int
 #endif
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
 #endif
-#pragma purevk macro ACC PART
+#pragma purevk macro PART
 #ifndef ITEMS
 #define ITEMS 1
 #endif
@@ -109,7 +86,7 @@ PARAM(15, stride_i0_2)
 #if DIMS > 3
 PARAM(16, stride_i0_3)
 #endif
-layout(set = 0, binding = 1) readonly buffer BufIndex0 { T_INDEX buf_index0[]; };
+READONLY_BUFFER(1, index_0, T_INDEX)
 #endif
 #if INDICES > 1
 PARAM(17, offset_i1)
@@ -125,7 +102,7 @@ PARAM(22, stride_i1_2)
 #if DIMS > 3
 PARAM(23, stride_i1_3)
 #endif
-layout(set = 0, binding = 2) readonly buffer BufIndex1 { T_INDEX buf_index1[]; };
+READONLY_BUFFER(2, index_1, T_INDEX)
 #endif
 #if INDICES > 2
 PARAM(24, offset_i2)
@@ -141,7 +118,7 @@ PARAM(29, stride_i2_2)
 #if DIMS > 3
 PARAM(30, stride_i2_3)
 #endif
-layout(set = 0, binding = 3) readonly buffer BufIndex2 { T_INDEX buf_index2[]; };
+READONLY_BUFFER(3, index_2, T_INDEX)
 #endif
 #if INDICES > 3
 PARAM(31, offset_i3)
@@ -157,17 +134,16 @@ PARAM(36, stride_i3_2)
 #if DIMS > 3
 PARAM(37, stride_i3_3)
 #endif
-layout(set = 0, binding = 4) readonly buffer BufIndex3 { T_INDEX buf_index3[]; };
+READONLY_BUFFER(4, index_3, T_INDEX)
 #endif
 
 #if VEC4
-layout(set = 0, binding = INDICES + 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+BUFFER(INDICES + 1, out, VEC4_OF(T_OUT))
 #define EACH 4
 #else
-layout(set = 0, binding = INDICES + 1) buffer BufOut { T_OUT buf_out[]; };
+BUFFER(INDICES + 1, out, T_OUT)
 #define EACH 1
 #endif
-EXTRA_BUFFERS
 
 int wrap(T_INDEX i, int limit) {
     T_INDEX high = T_INDEX(limit - 1);
@@ -185,7 +161,7 @@ int wrap(T_INDEX i, int limit) {
 #else
 #define OFFSET_IN(k) (at.x * stride_i##k##_0 + at.y * stride_i##k##_1 + at.z * stride_i##k##_2 + at.w * stride_i##k##_3)
 #endif
-#define INDEXED(k) (wrap(buf_index##k[(offset_i##k + OFFSET_IN(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
+#define INDEXED(k) (wrap(buf_index_##k[(offset_i##k + OFFSET_IN(k)) * INDEX_WORDS], limit_i##k) * step_i##k)
 
 // The element of x that output o is.
 int source_of(int o) {
@@ -252,19 +228,6 @@ int source_of(int o) {
 #endif
 
 void main() {
-#ifdef ACC
-    for (int o = ROW_FIRST * EACH; o < outputs; o += ROW_STEP * EACH) {
-        int from = source_of(o);
-#if VEC4
-        X4 v = READ4_X(from);
-        buf_out[(out_offset + o) >> 2] =
-            TO_OUT4(VEC4_OF(ACC)(EPILOGUE(FROM_X(v.x), (o)), EPILOGUE(FROM_X(v.y), (o + 1)),
-                                 EPILOGUE(FROM_X(v.z), (o + 2)), EPILOGUE(FROM_X(v.w), (o + 3))));
-#else
-        buf_out[out_offset + o] = TO_OUT(EPILOGUE(FROM_X(READ_X(from)), o));
-#endif
-    }
-#else
     // All indices first, then all elements, so that many loads are in flight. Items beyond the end
     // repeat the last element.
     int start = (WORKGROUP * ITEMS * WORKGROUP_SIZE + int(gl_LocalInvocationIndex)) * EACH, step = WORKGROUP_SIZE * EACH;
@@ -286,5 +249,4 @@ void main() {
             if (o < outputs) buf_out[(out_offset + o) / EACH] = STORED(v[p]);
         }
     }
-#endif
 }

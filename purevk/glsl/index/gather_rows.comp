@@ -5,7 +5,7 @@
 //
 // wrap(i) is i + columns if i < 0, clamped to 0 .. columns - 1.
 //
-// Bindings: 0 x, 1 the index tensor, 2 out (dense).
+// Buffers: x, index, out (dense).
 // Offsets and strides are in elements.
 // Macros:
 //   VEC4     1: x is read as vec4. Its columns, offset and stride are multiples of 4
@@ -49,9 +49,9 @@ layout(local_size_x_id = 100) in;
 #define ELEMENTS uint
 #define EACH 1
 #endif
-layout(set = 0, binding = 0) readonly buffer BufX { ELEMENTS buf_x[]; };
-layout(set = 0, binding = 1) readonly buffer BufIndex { T_INDEX buf_index[]; };
-layout(set = 0, binding = 2) writeonly buffer BufOut { uint buf_out[]; };
+READONLY_BUFFER(0, x, ELEMENTS)
+READONLY_BUFFER(1, index, T_INDEX)
+WRITEONLY_BUFFER(2, out, uint)
 
 shared ELEMENTS row_of_x[COLUMNS / EACH];
 

@@ -4,7 +4,7 @@
 // A block is 16 LOCAL elements. A first dispatch (COUNT) counts the true elements of each block. A
 // second one writes out.
 //
-// Bindings: with COUNT: 0 mask, 1 counts. Else: 0 mask, 1 x, 2 source, 3 counts, 4 out.
+// Buffers: with COUNT: mask, counts. Else: mask, x, source, counts, out.
 // Macros:
 //   T_X        element type of x, source and out
 //   ACC        type of the arithmetic
@@ -68,22 +68,22 @@ PARAM(4, out_offset)
 PARAM(5, source_length)
 
 #if WORDS
-layout(set = 0, binding = 0) readonly buffer BufMask { uvec4 buf_mask[]; };
+READONLY_BUFFER(0, mask, uvec4)
 #else
-layout(set = 0, binding = 0) readonly buffer BufMask { uint8_t buf_mask[]; };
+READONLY_BUFFER(0, mask, uint8_t)
 #endif
 #if COUNT
-layout(set = 0, binding = 1) writeonly buffer BufCounts { int buf_counts[]; };
+WRITEONLY_BUFFER(1, counts, int)
 #else
 #if VEC4
 #define T_ITEM VEC4_OF(T_X)
 #else
 #define T_ITEM T_X
 #endif
-layout(set = 0, binding = 1) readonly buffer BufX { T_ITEM buf_x[]; };
-layout(set = 0, binding = 2) readonly buffer BufSource { T_X buf_source[]; };
-layout(set = 0, binding = 3) readonly buffer BufCounts { int buf_counts[]; };
-layout(set = 0, binding = 4) writeonly buffer BufOut { T_ITEM buf_out[]; };
+READONLY_BUFFER(1, x, T_ITEM)
+READONLY_BUFFER(2, source, T_X)
+READONLY_BUFFER(3, counts, int)
+WRITEONLY_BUFFER(4, out, T_ITEM)
 shared uint shared_bits[LOCAL], shared_before[LOCAL];
 #endif
 shared uint whole;

@@ -12,7 +12,7 @@
 // their order, and then reads and writes whole rows. WIDTH invocations share a row, with one column
 // or (VEC4) four columns each.
 //
-// Bindings: 0 x, 1 index, then the source (if SOURCE), then out.
+// Buffers: x, index, source (if SOURCE), out.
 // Offsets and strides are in elements.
 // Macros:
 //   T_X            element type
@@ -93,7 +93,7 @@ PARAM(19, source_inner)
 PARAM(20, parts)  // of n
 PARAM(21, blocks)  // parts of inner
 
-layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
+READONLY_BUFFER(1, index, int)
 #if VEC4
 #define T_ITEM VEC4_OF(T_X)
 #define V X4
@@ -108,11 +108,11 @@ layout(set = 0, binding = 1) readonly buffer BufIndex { int buf_index[]; };
 #define ITEM 1
 #endif
 #if SOURCE
-layout(set = 0, binding = 2) readonly buffer BufSource { T_ITEM buf_source[]; };
-layout(set = 0, binding = 3) buffer BufOut { T_ITEM buf_out[]; };
+READONLY_BUFFER(2, source, T_ITEM)
+BUFFER(3, out, T_ITEM)
 #define ENTRY(e) READ_ITEM(buf_source, source_at + (e) * source_along)
 #else
-layout(set = 0, binding = 2) buffer BufOut { T_ITEM buf_out[]; };
+BUFFER(2, out, T_ITEM)
 #ifndef VALUE
 #define VALUE 0
 #endif

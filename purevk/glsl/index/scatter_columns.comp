@@ -9,7 +9,7 @@
 // their indices (16 bits each) in registers. Shared memory holds 2 of the columns at once. Each pass
 // joins the entries of 2 columns there, and stores the sums back to the registers of the entries.
 //
-// Bindings: 0 x, 1 index, 2 source, 3 out.
+// Buffers: x, index, source, out.
 // Offsets and strides are in elements, and even.
 // Macros:
 //   LOCAL          invocations of a workgroup
@@ -73,10 +73,10 @@ uint bits_of(float v) { return floatBitsToUint(v); }
 #endif
 
 layout(local_size_x_id = 100) in;
-layout(set = 0, binding = 0) readonly buffer BufX { uvec2 buf_x[]; };
-layout(set = 0, binding = 1) readonly buffer BufIndex { INDICES buf_index[]; };
-layout(set = 0, binding = 2) readonly buffer BufSource { uvec2 buf_source[]; };
-layout(set = 0, binding = 3) buffer BufOut { uvec2 buf_out[]; };
+READONLY_BUFFER(0, x, uvec2)
+READONLY_BUFFER(1, index, INDICES)
+READONLY_BUFFER(2, source, uvec2)
+BUFFER(3, out, uvec2)
 
 #define SIDE 4
 #define ABREAST (LOCAL / SIDE)

@@ -3,7 +3,7 @@
 // out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]), in float. Each invocation has a
 // tile in registers.
 //
-// Bindings: 0 A, 1 B, 2 bias (if BIAS), then out, then what EXTRA_BUFFERS declares.
+// Buffers: a, b, bias (if BIAS), out, and what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements; the last dim of each operand is contiguous.
 // Macros: those of matmul_tile.glslh and of matmul_io.glslh, and
 //   B_TRANSPOSED  1: B is [N, K] in memory

@@ -3,8 +3,8 @@
 // The second step of a matmul or convolution that was split along K: out = EPILOGUE(sum of the
 // parts + bias).
 //
-// Bindings: 0 parts, float [splits, batches, M, N], then bias (if BIAS), out, and what
-// EXTRA_BUFFERS declares.
+// Buffers: a (the parts, float [splits, batches, M, N]), bias (if BIAS), out, and what EXTRA_BUFFERS
+// declares.
 // Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N and offset_a that are multiples of 4.
 //   LX: the local size (64).
 // Grid: (ceil(M * ceil(N / 4) / LX), 1, batches)

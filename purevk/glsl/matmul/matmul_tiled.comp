@@ -7,7 +7,7 @@
 // out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared
 // memory: for GPUs.
 //
-// Bindings and parameters: as matmul.comp, and with SPLIT_K how K is split.
+// Buffers and parameters: as matmul.comp, and with SPLIT_K how K is split.
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   B_TRANSPOSED, VEC4_*  as in matmul.comp
 //   SPLIT_K  1: the sums of each split go to out, float [splits, batches, M, N] from offset_o on,

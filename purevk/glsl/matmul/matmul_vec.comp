@@ -4,7 +4,7 @@
 // is read once, at copy bandwidth. The invocations of a workgroup share K, and add up in shared
 // memory.
 //
-// Bindings and parameters: as matmul.comp.
+// Buffers and parameters: as matmul.comp.
 // Macros: those of matmul_io.glslh, and
 //   B_TRANSPOSED, VEC4_*  as in matmul.comp
 //   ROWS  rows of A that a workgroup takes (1): as many as M, up to 16 or so

@@ -18,7 +18,7 @@
 //   CHUNK     vectors that an invocation loads before it stores the first; a divisor of LOADS
 //   TILES     tiles
 //   LOADED(v) what is loaded, as words
-//   BUFFERS   declarations of the bindings b0, b1, ...
+//   BUFFERS   declarations of the buffers in0, in1, ..., out0, ...
 //   DECLARE   sizes, strides and offsets: SPEC_CONSTANT and PUSH_CONSTANT, from word 1 on
 //   J_SIZE, K_SIZE  the names among those that are the sizes of J and K
 //   FIND_TILE statements that declare, from `group`, the number of the workgroup, the first element
@@ -54,12 +54,12 @@ RAW_PUSH_CONSTANT(0, work)
 #define LOCAL 256
 #define CHUNK 16
 #define TILES 1
-#define BUFFERS layout(set = 0, binding = 0) readonly buffer Buffer0 { uint b0[]; }; layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };
+#define BUFFERS READONLY_BUFFER(0, in0, uint) WRITEONLY_BUFFER(1, out0, uvec4)
 #define LOADED(v) v
 #define DECLARE const int J_SIZE = 64, K_SIZE = 64;
 #define FIND_TILE int j_first = 0, k_first = 0;
-#define STAGE STAGE_TILE(0, b0, 0, 64, 1)
-#define BODY b1[(k * 64 + j) >> 2] = tile[at];
+#define STAGE STAGE_TILE(0, buf_in0, 0, 64, 1)
+#define BODY buf_out0[(k * 64 + j) >> 2] = tile[at];
 #endif
 
 #define PER_WORD (ITEM < 4 ? 4 / ITEM : 1)

@@ -5,7 +5,7 @@
 // output channels. K runs over the taps and the input channels of a group, channels fastest, as in
 // the weight [OC, KH * KW * IC].
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles:
+// Buffers, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh. Tiles:
 // qtile.glslh.
 //   ALIGNED  16: IC is a multiple of 16; 4: a multiple of 4. Both need pixels, groups of channels
 //            and the offset of the input at multiples of 4 bytes. 1: anything.

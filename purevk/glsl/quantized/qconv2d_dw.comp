@@ -4,7 +4,7 @@
 // Depthwise 2-D convolution of int8 images. An invocation computes 4 channels of PX pixels. The
 // weight is [KH, KW, channels].
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC
+// Buffers, macros: qmatmul_io.glslh (ACT 1, BITS 8). Parameters: qconv2d_params.glslh; IC is 1, OC
 // is not used, and ldw is the bytes from one tap of the weight to the next.
 //   ALIGNED  4: channels, pixels, taps and offsets are at multiples of 4 bytes; 1: anything
 //   PX       neighbours along x that an invocation computes (2)

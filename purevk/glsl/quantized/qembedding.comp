@@ -3,8 +3,8 @@
 // Rows of a quantized table: out[i, d] = (quantized value - zero point) * scale, for the quantized
 // values of row index[i].
 //
-// Bindings: 0 table (rows of bytes), 1 scales [rows, groups], 2 zero points [rows, groups] if
-// ZEROS, then the indices, then out.
+// Buffers: table (rows of bytes), scale [rows, groups], zero [rows, groups] (the zero points, if
+// ZEROS), index, out.
 // Macros:
 //   BITS         8: int8. 4 and 2: unsigned, stored as value + 8 and value + 2.
 //   HIGH_FIRST   1: the high nibble of a byte has the even value (BITS 4). With BITS 2, the lowest
@@ -62,22 +62,22 @@ PARAM(8, offset_index)
 PARAM(9, offset_out)
 
 layout(local_size_x_id = 100) in;
-layout(set = 0, binding = 0) readonly buffer Table { uint table[]; };
-layout(set = 0, binding = 1) readonly buffer Scales { T_SCALE scales[]; };
+READONLY_BUFFER(0, table, uint)
+READONLY_BUFFER(1, scale, T_SCALE)
 #if ZEROS
-layout(set = 0, binding = 2) readonly buffer Zeros { T_ZERO zeros[]; };
+READONLY_BUFFER(2, zero, T_ZERO)
 #endif
-layout(set = 0, binding = 2 + ZEROS) readonly buffer Indices { int indices[]; };
+READONLY_BUFFER(2 + ZEROS, index, int)
 #if VEC4
-layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { VEC4_OF(T_OUT) dst[]; };
+WRITEONLY_BUFFER(3 + ZEROS, out, VEC4_OF(T_OUT))
 #else
-layout(set = 0, binding = 3 + ZEROS) writeonly buffer Out { T_OUT dst[]; };
+WRITEONLY_BUFFER(3 + ZEROS, out, T_OUT)
 #endif
 
 #if QUADS
 vec4 values(int row, int d) {
     int at = offset_table + row * row_bytes + d * BITS / 8, at_group = row * groups + d / group;
-    uint word = table[at >> 2] >> ((at & 3) * 8);
+    uint word = buf_table[at >> 2] >> ((at & 3) * 8);
     ivec4 qvalues;
     UNROLL for (int c = 0; c < 4; c++) {
 #if BITS == 8
@@ -90,23 +90,23 @@ vec4 values(int row, int d) {
     }
     vec4 numbers = vec4(qvalues);
 #if ZEROS
-    numbers -= float(zeros[at_group]);
+    numbers -= float(buf_zero[at_group]);
 #endif
-    return numbers * float(scales[at_group]);
+    return numbers * float(buf_scale[at_group]);
 }
 #endif
 
 int qvalue(int row, int d) {
 #if BITS == 8
     int at = offset_table + row * row_bytes + d;
-    return bitfieldExtract(int(table[at >> 2]), (at & 3) * 8, 8);
+    return bitfieldExtract(int(buf_table[at >> 2]), (at & 3) * 8, 8);
 #elif BITS == 4
     int at = offset_table + row * row_bytes + (d >> 1);
     int nibble = (d & 1) ^ HIGH_FIRST;
-    return int(bitfieldExtract(table[at >> 2], (at & 3) * 8 + nibble * 4, 4)) - 8;
+    return int(bitfieldExtract(buf_table[at >> 2], (at & 3) * 8 + nibble * 4, 4)) - 8;
 #else
     int at = offset_table + row * row_bytes + (d >> 2);
-    return int(bitfieldExtract(table[at >> 2], (at & 3) * 8 + (d & 3) * 2, 2)) - 2;
+    return int(bitfieldExtract(buf_table[at >> 2], (at & 3) * 8 + (d & 3) * 2, 2)) - 2;
 #endif
 }
 
@@ -114,9 +114,9 @@ float value(int row, int d) {
     int at_group = row * groups + d / group;
     float number = float(qvalue(row, d));
 #if ZEROS
-    number -= float(zeros[at_group]);
+    number -= float(buf_zero[at_group]);
 #endif
-    return number * float(scales[at_group]);
+    return number * float(buf_scale[at_group]);
 }
 
 void main() {
@@ -129,21 +129,21 @@ void main() {
     vec4 v[ITEMS];
     UNROLL for (int p = 0; p < ITEMS; p++) {
         int i = min((first + p * local) / quads, count - 1);
-        row[p] = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+        row[p] = clamp(int(buf_index[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
     }
     UNROLL for (int p = 0; p < ITEMS; p++) v[p] = values(row[p], (first + p * local) % quads * 4);
     UNROLL for (int p = 0; p < ITEMS; p++) {
-        if (first + p * local < count * quads) dst[(offset_out >> 2) + first + p * local] = VEC4_OF(T_OUT)(v[p]);
+        if (first + p * local < count * quads) buf_out[(offset_out >> 2) + first + p * local] = VEC4_OF(T_OUT)(v[p]);
     }
 #else
     int i = first / quads, d = (first - i * quads) * 4;
     if (i >= count) return;
-    int row = clamp(int(indices[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
+    int row = clamp(int(buf_index[(offset_index + i * index_step) * INDEX_WORDS]), 0, rows - 1);
     int at = offset_out + i * D + d;
 #if VEC4
-    dst[at >> 2] = VEC4_OF(T_OUT)(vec4(value(row, d), value(row, d + 1), value(row, d + 2), value(row, d + 3)));
+    buf_out[at >> 2] = VEC4_OF(T_OUT)(vec4(value(row, d), value(row, d + 1), value(row, d + 2), value(row, d + 3)));
 #else
-    for (int c = 0; c < 4 && d + c < D; c++) dst[at + c] = T_OUT(value(row, d + c));
+    for (int c = 0; c < 4 && d + c < D; c++) buf_out[at + c] = T_OUT(value(row, d + c));
 #endif
 #endif
 }

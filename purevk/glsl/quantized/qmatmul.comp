@@ -7,7 +7,7 @@
 // Matmul of float activations with a quantized weight, by tiles in shared memory: for GPUs and many
 // rows.
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
+// Buffers, macros: qmatmul_io.glslh (ACT 0, REQUANT 0). Parameters: qmatmul_params.glslh. Tiles:
 // matmul_sizes.glslh, with those of COOPMAT for float16 activations.
 //   BACKWARD  1: out[m, k] = sum_n A[m, n] W[n, k] instead; A is [M, N], out [M, K]. There is no
 //             bias and no epilogue.

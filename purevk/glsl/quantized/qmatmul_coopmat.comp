@@ -18,7 +18,7 @@
 // If a segment has more than one scale, they exchange words, so that each multiplication is of one
 // group.
 //
-// Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
+// Buffers, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
 //   ROWS      rows of A in a pass: at most 8, or a multiple of 8 (1)
 //   SPLIT     1: an element of A becomes two halves with 22 bits, relative to the largest element
 //             of the row so far. 0: one half.
@@ -76,7 +76,7 @@
 layout(local_size_x = 32 * SUBS, local_size_y = 1, local_size_z = 1) in;
 
 #if SCALES4
-layout(set = 0, binding = 2) readonly buffer BufScales { VEC4_OF(T_SCALE) buf_scales[]; };
+BUFFER_VIEW(2, scale, scales, VEC4_OF(T_SCALE))
 #endif
 
 #if COOPMAT

@@ -3,7 +3,7 @@
 #pragma purevk precise
 // Matmul of int8 activations with a quantized weight, with integer sums, by tiles: for many rows.
 //
-// Bindings, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh.
+// Buffers, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh.
 // The group, if GROUPED, is a multiple of 16.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M))
 #include "core/common.glslh"

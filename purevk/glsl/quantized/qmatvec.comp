@@ -3,7 +3,7 @@
 // Matmul with a quantized weight for few rows, as in decoding. W is read once, at the speed of
 // memory. The invocations of a workgroup share K, and compute COLS columns.
 //
-// Bindings, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
+// Buffers, macros: qmatmul_io.glslh. Parameters: qmatmul_params.glslh. Further macros:
 //   ROWS       rows of A in a pass (1)
 //   COLS       columns of a workgroup, a multiple of 4 (4)
 //   WORDS      words of W that an invocation reads at once: 4, 2 or 1. The words of a row of W, and

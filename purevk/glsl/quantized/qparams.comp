@@ -3,7 +3,7 @@
 // Scale and zero point of each row, from its smallest and its largest number. A workgroup takes one
 // row.
 //
-// Bindings: 0 x [rows, K], 1 scales [rows], 2 zero points [rows].
+// Buffers: a [rows, K], scale [rows], zero [rows] (the zero points).
 // Macros:
 //   T_A, T_SCALE, T_ZERO  element types
 //   VEC4_A        1: K, the stride and the offset are multiples of 4
@@ -65,12 +65,12 @@ PARAM(7, offset)  // of x
 
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 #if VEC4_A
-layout(set = 0, binding = 0) readonly buffer BufA { VEC4_OF(T_A) buf_a[]; };
+READONLY_BUFFER(0, a, VEC4_OF(T_A))
 #else
-layout(set = 0, binding = 0) readonly buffer BufA { T_A buf_a[]; };
+READONLY_BUFFER(0, a, T_A)
 #endif
-layout(set = 0, binding = 1) writeonly buffer BufScale { T_SCALE buf_scale[]; };
-layout(set = 0, binding = 2) writeonly buffer BufZero { T_ZERO buf_zero[]; };
+WRITEONLY_BUFFER(1, scale, T_SCALE)
+WRITEONLY_BUFFER(2, zero, T_ZERO)
 
 #if SUBGROUP == 0
 #define PARTS LX

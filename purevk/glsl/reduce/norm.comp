@@ -3,8 +3,8 @@
 // Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col),
 // in float.
 //
-// Bindings: 0 x, then weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, then mean and rstd (if STATS;
-// with RMS only rstd), then what EXTRA_BUFFERS declares.
+// Buffers: x, weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, mean and rstd (if STATS; with RMS only
+// rstd), and what EXTRA_BUFFERS declares.
 // Offsets and strides are in elements. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  element types, float or float16_t; T_W is that of weight and bias
@@ -124,6 +124,7 @@ PARAM(13, groups)
 #endif
 
 #define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)
+#define EXTRA_BINDING (OUT_BINDING + 1 + STATS * (2 - RMS))
 #if VEC4
 #define V vec4
 #define EACH 4
@@ -139,34 +140,33 @@ PARAM(13, groups)
 #endif
 
 // Weight and bias, of the column(s) from i on.
-#if TEXEL_W
-#define W_BUFFER(at, name) layout(set = 0, binding = at) uniform samplerBuffer name;
-#if VEC4 && GROUP != 1
+#if TEXEL_W && VEC4 && GROUP != 1
 #define READ_W(name, i) texelFetch(name, (i) >> 2)
-#else
+#elif TEXEL_W
 #define READ_W(name, i) V(texelFetch(name, i).x)
-#endif
-#else
-#if VEC4 && GROUP != 1
-#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { VEC4_OF(T_W) name[]; };
+#elif VEC4 && GROUP != 1
+#define ELEMENT_W VEC4_OF(T_W)
 #define READ_W(name, i) TO_V(FROM_W, WIDE4_OF(T_W)(name[(i) >> 2]))
 #else
-#define W_BUFFER(at, name) layout(set = 0, binding = at) readonly buffer Buffer_##name { T_W name[]; };
+#define ELEMENT_W T_W
 #define READ_W(name, i) V(FROM_W(name[i]))
 #endif
+#if HAS_WEIGHT && TEXEL_W
+TEXEL_BUFFER(1, weight)
+#elif HAS_WEIGHT
+READONLY_BUFFER(1, weight, ELEMENT_W)
 #endif
-#if HAS_WEIGHT
-W_BUFFER(1, buf_weight)
+#if HAS_BIAS && TEXEL_W
+TEXEL_BUFFER(1 + HAS_WEIGHT, bias)
+#elif HAS_BIAS
+READONLY_BUFFER(1 + HAS_WEIGHT, bias, ELEMENT_W)
 #endif
-#if HAS_BIAS
-W_BUFFER(1 + HAS_WEIGHT, buf_bias)
-#endif
-layout(set = 0, binding = OUT_BINDING) buffer BufOut { ELEMENT(T_OUT) buf_out[]; };
+BUFFER(OUT_BINDING, out, ELEMENT(T_OUT))
 #if STATS
 #if !RMS
-layout(set = 0, binding = OUT_BINDING + 1) buffer BufMean { T_STATS buf_mean[]; };
+BUFFER(OUT_BINDING + 1, mean, T_STATS)
 #endif
-layout(set = 0, binding = OUT_BINDING + (RMS == 1 ? 1 : 2)) buffer BufRstd { T_STATS buf_rstd[]; };
+BUFFER(OUT_BINDING + 2 - RMS, rstd, T_STATS)
 #endif
 // The offset of a row's first element from the first element of x.
 int row_start(int row) {

@@ -3,7 +3,7 @@
 // out[o] = EPILOGUE(FINISH(COMBINE over r of LOAD(x[o, r]), n), o): sum, mean, amax, prod, any,
 // all, argmax, var...
 //
-// Bindings: 0 x, 1 out (if ARG 2: 1 values, 2 indices), then what EXTRA_BUFFERS declares.
+// Buffers: x, out, index (if ARG is 2: out has the values), and what EXTRA_BUFFERS declares.
 // Offsets and strides (in x) are in elements. Of the reduced dims, r0 is the outer and r1 the inner
 // one. Outer dim 0 is the innermost of the output. Parameters from number 16 on are free for
 // EXTRA_BUFFERS.
@@ -160,9 +160,12 @@ PARAM(15, part)  // length of one
 PARAM(15, reduced)  // elements in all
 #endif
 
-layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+BUFFER(1, out, T_OUT)
 #if ARG == 2
-layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
+BUFFER(2, index, T_INDEX)
+#define EXTRA_BINDING 3
+#else
+#define EXTRA_BINDING 2
 #endif
 EXTRA_BUFFERS
 

@@ -3,7 +3,7 @@
 // out[row, i] = COMBINE over j <= i of x[row, j], in this order: cumsum, cumprod, logcumsumexp,
 // cummax, cummin.
 //
-// Bindings: 0 x, 1 out, then 2 the indices (if ARG), or the totals of the parts (if TOTALS).
+// Buffers: x, out, and index (if ARG) or totals (those of the parts, if TOTALS).
 // Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_OUT      element types
@@ -104,16 +104,16 @@ PARAM(19, index_offset)
 #endif
 
 #if VEC4
-layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+BUFFER(1, out, VEC4_OF(T_OUT))
 #else
-layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+BUFFER(1, out, T_OUT)
 #endif
 #if ARG && VEC4
-layout(set = 0, binding = 2) buffer BufIndex { ivec4 buf_index[]; };
+BUFFER(2, index, ivec4)
 #elif ARG
-layout(set = 0, binding = 2) buffer BufIndex { T_INDEX buf_index[]; };
+BUFFER(2, index, T_INDEX)
 #elif TOTALS
-layout(set = 0, binding = 2) buffer BufTotals { ACC buf_totals[]; };
+BUFFER(2, totals, ACC)
 #endif
 
 #if ARG

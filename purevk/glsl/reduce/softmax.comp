@@ -3,7 +3,7 @@
 // out[row, c] = EPILOGUE(softmax over c of LOAD(x[row, c], row, c), row, c), or log_softmax, with
 // sums in float.
 //
-// Bindings: 0 x, 1 out, then what EXTRA_BUFFERS declares.
+// Buffers: x, out, and what EXTRA_BUFFERS declares.
 // Offsets and strides are in elements. Up to three outer dims give the row; outer dim 0 is the
 // innermost. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
@@ -89,9 +89,9 @@ PARAM(13, size_1)
 #endif
 
 #if VEC4
-layout(set = 0, binding = 1) buffer BufOut { VEC4_OF(T_OUT) buf_out[]; };
+BUFFER(1, out, VEC4_OF(T_OUT))
 #else
-layout(set = 0, binding = 1) buffer BufOut { T_OUT buf_out[]; };
+BUFFER(1, out, T_OUT)
 #endif
 #if COLUMN || !VEC4
 PARAM(4, x_column)  // strides along a row
@@ -100,6 +100,7 @@ PARAM(5, out_column)
 #define x_column 1
 #define out_column 1
 #endif
+#define EXTRA_BINDING 2
 EXTRA_BUFFERS
 
 // V: the elements of one load, of EACH columns and ROWS rows. R: one number for each of these rows.

@@ -12,8 +12,8 @@
 // is taken, and at least as many elements as are wanted are not after the bound. If all elements up
 // to the bound fit into the list, nothing is counted.
 //
-// Bindings: 0 x, then 1 the elements' indices in their rows, dense (if INDEXED), then the selected
-// elements and their indices.
+// Buffers: x, from (if INDEXED: the elements' indices in their rows, dense), keys (the selected
+// elements) and indices (theirs).
 // Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY   element types of x and of the result
@@ -130,13 +130,13 @@ PARAM(26, indices_stride_3)
 PARAM(27, indices_part)
 
 #if INDEXED
-layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
+READONLY_BUFFER(1, from, int)
 #define OUTPUT 2
 #else
 #define OUTPUT 1
 #endif
-layout(set = 0, binding = OUTPUT) writeonly buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = OUTPUT + 1) writeonly buffer BufIndices { T_INDEX buf_indices[]; };
+WRITEONLY_BUFFER(OUTPUT, keys, T_KEY)
+WRITEONLY_BUFFER(OUTPUT + 1, indices, T_INDEX)
 
 #define ITEM (VEC4 == 1 ? 4 : 1)
 #if VEC4

@@ -4,8 +4,8 @@
 // step orders the same way: the first step of a merge compares mirrored positions. So positions
 // behind the end of a row can be left out.
 //
-// Bindings: 0 x, then 1 the elements' indices in their rows (if INDEXED or MERGE), then the sorted
-// elements and their indices (int), both dense.
+// Buffers: x, from (if INDEXED or MERGE: the elements' indices in their rows), keys (the sorted
+// elements) and indices (theirs, int), both dense.
 // Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY  element types of x and of the result
@@ -66,12 +66,12 @@ PARAM(13, key_offset)  // of the sorted elements
 PARAM(14, out_length)  // of a row of them
 
 #if INDEXED
-layout(set = 0, binding = 1) readonly buffer BufFrom { int buf_from[]; };
-layout(set = 0, binding = 2) buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 3) buffer BufIndices { int buf_indices[]; };
+READONLY_BUFFER(1, from, int)
+BUFFER(2, keys, T_KEY)
+BUFFER(3, indices, int)
 #else
-layout(set = 0, binding = 1) buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 2) buffer BufIndices { int buf_indices[]; };
+BUFFER(1, keys, T_KEY)
+BUFFER(2, indices, int)
 #endif
 
 shared ACC key[BLOCK];

@@ -10,7 +10,7 @@
 // registers for several steps of it. Every step orders the same way: the first step of a merge
 // compares mirrored positions. Positions behind the end of a row come last.
 //
-// Bindings: 0 x, 1 the sorted elements, 2 their indices.
+// Buffers: x, keys (the sorted elements) and indices (theirs).
 // Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
 //   T_X, T_KEY  element types of x and of the result
@@ -91,8 +91,8 @@ PARAM(21, indices_stride_1)
 PARAM(22, indices_stride_2)
 PARAM(23, indices_stride_3)
 
-layout(set = 0, binding = 1) writeonly buffer BufKeys { T_KEY buf_keys[]; };
-layout(set = 0, binding = 2) writeonly buffer BufIndices { T_INDEX buf_indices[]; };
+WRITEONLY_BUFFER(1, keys, T_KEY)
+WRITEONLY_BUFFER(2, indices, T_INDEX)
 
 #define EACH (1 << LEVELS)
 #define BLOCK (LOCAL * EACH)

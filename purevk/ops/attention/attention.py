@@ -76,11 +76,11 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         "T_OUT": out.dtype.glsl,
         "CAUSAL": int(node.bool("causal")),
     }
-    buffers: list[tuple[Operand, str]] = []
-    for name, operand in (("TEXEL_Q", q), ("TEXEL_K", k), ("TEXEL_V", v)):
+    buffers: dict[str, tuple[Operand, str]] = {}
+    for name, operand in (("q", q), ("k", k), ("v", v)):
         texel = lowering.texel(operand, True)
-        macros[name] = int(bool(texel))
-        buffers.append((operand, "r" + texel))
+        macros[f"TEXEL_{name.upper()}"] = int(bool(texel))
+        buffers[name] = (operand, "r" + texel)
     axes = ("batch", "head", "row", "column")
     mask_params: dict[str, Size] = {
         **{f"mask_{axis}": 0 for axis in axes},
@@ -103,8 +103,8 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
                 "TEXEL_MASK": int(bool(texel)),
             }
         )
-        buffers.append((mask, "r" + texel))
-    buffers.append((out, "w"))
+        buffers["mask"] = (mask, "r" + texel)
+    buffers["out"] = (out, "w")
     operands = {"q": q, "k": k, "v": v, "o": out}
     params: dict[str, Size] = {
         "S": queries,

@@ -16,13 +16,13 @@ class Attention:
     """What all attention kernels take.
 
     Attributes:
-        buffers: the operands; the result is the last.
+        buffers: the operands by name.
         macros: those of `attention_io.glslh`.
         params: those of `attention_io.glslh`.
         width: of the values of a head.
     """
 
-    buffers: list[tuple[Operand, str]]
+    buffers: dict[str, tuple[Operand, str]]
     macros: dict[str, str | int]
     params: dict[str, Size]
     out: Operand
@@ -159,7 +159,7 @@ class Decode:
         }
         lowering.dispatch(
             "attention/attention_decode.comp",
-            [*call.buffers[:-1], (shares, "w")],
+            {**call.buffers, "out": (shares, "w")},
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=split_params,
             specialize=lowering.fixed(split_params),
@@ -177,7 +177,7 @@ class Decode:
         }
         lowering.dispatch(
             "attention/attention_join.comp",
-            [(shares, "r"), (call.out, "w")],
+            {"shares": (shares, "r"), "out": (call.out, "w")},
             macros={"T_OUT": call.out.dtype.glsl},
             params=join_params,
             specialize=lowering.fixed(join_params),

@@ -34,7 +34,6 @@ from purevk.ops.matmul.choice import (
     add_parts,
     bind,
     emit,
-    first_extra,
     parts_of,
     split_size,
 )
@@ -217,7 +216,7 @@ class _Nhwc:
             "offset_bias": self.bias.offset if self.bias is not None else 0,
         }
 
-    def epilogue(self, lowering: Lowering, splits: int, columns: str) -> Epilogue:
+    def epilogue(self, lowering: Lowering, columns: str) -> Epilogue:
         """The epilogue, for a kernel whose results have rows of `columns` elements."""
         element, channel = f"m * {columns} + n", "n"
         spread = self.conv.spread
@@ -228,7 +227,6 @@ class _Nhwc:
             self.conv.epilogue,
             self.conv.extras,
             self.out,
-            first_extra(splits, self.bias),
             "b, m, n",
             element,
             (1, channel),
@@ -283,14 +281,14 @@ def _lower_depthwise(lowering: Lowering, images: _Nhwc) -> None:
     choice = choose_depthwise(
         lowering.traits, channels, width, batches * height, window.dilation[1]
     )
-    made = images.epilogue(lowering, choice.splits, "pixel_o")
+    made = images.epilogue(lowering, "pixel_o")
     macros, buffers = bind(
         lowering, images.x, images.weight, images.bias, images.out, images.vectors
     )
     params = {**images.params, "C": channels}
     lowering.dispatch(
         "conv/conv2d_dw.comp",
-        [*buffers, *made.buffers],
+        {**buffers, **made.buffers},
         macros={**macros, **made.macros, **choice.macros()},
         params=params,
         specialize=lowering.fixed(params, window.params),
@@ -314,7 +312,7 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
         images.half,
         images.vectors[:2],
     )
-    made = images.epilogue(lowering, choice.splits, "N" if choice.splits > 1 else "pixel_o")
+    made = images.epilogue(lowering, "N" if choice.splits > 1 else "pixel_o")
     if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
         _lower_in_parts(lowering, choice, images, made)
         return
@@ -325,7 +323,7 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
     registers = choice.template == "matmul/matmul.comp"
     lowering.dispatch(
         "conv/conv2d.comp" if registers else "conv/conv2d_tiled.comp",
-        [*buffers, *made.buffers],
+        {**buffers, **made.buffers},
         macros={**macros, **made.macros, **choice.macros()},
         params=params,
         specialize=lowering.fixed(
@@ -384,7 +382,7 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
     x, weight, out, pixel = images.x, images.weight, images.out, images.pixel
     rows, (_, _, k, n) = images.rows, weight.dims
     choice = choose_matmul(lowering.traits, rows, n, k, 1, images.half, False, images.vectors[:2])
-    made = images.epilogue(lowering, choice.splits, "N")
+    made = images.epilogue(lowering, "N")
     emit(
         choice,
         lowering,

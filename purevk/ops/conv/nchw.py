@@ -13,7 +13,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand
-from purevk.ops.matmul.choice import Batches, choose, emit, first_extra
+from purevk.ops.matmul.choice import Batches, choose, emit
 from purevk.ops.registry import Order
 from purevk.tuning import DeviceTraits
 
@@ -141,7 +141,6 @@ def lower_matmul(
         conv.epilogue,
         conv.extras,
         out,
-        first_extra(choice.splits, bias),
         "b, m, n",
         element,
         None,
@@ -192,7 +191,6 @@ def lower_groups(
         conv.epilogue,
         conv.extras,
         out,
-        3 + (bias is not None),
         "at, n",
         "at",
         (1, "n"),
@@ -210,10 +208,10 @@ def lower_groups(
         "VEC4_OUT": int(vector),
         **made.macros,
     }
-    buffers = [(x, "r"), (weight, "r")]
+    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
-        buffers.append((bias, "r"))
+        buffers["bias"] = (bias, "r")
     _, _, out_height, out_width = out.dims
     params: dict[str, Size] = {
         "offset_a": x.offset,
@@ -234,7 +232,7 @@ def lower_groups(
     work = batches * (channels // each) * _dims.ceil_div(out_height, rows) * out_width
     lowering.dispatch(
         "conv/conv2d_nchw.comp",
-        [*buffers, (out, "w"), *made.buffers],
+        buffers,
         macros=macros,
         params=params,
         specialize=params,

@@ -210,7 +210,6 @@ def lower_tiles(
         conv.epilogue,
         conv.extras,
         out,
-        3 + (bias is not None),
         "at, n",
         "at",
         None,
@@ -231,10 +230,10 @@ def lower_tiles(
         **tiles.macros(),
         **made.macros,
     }
-    buffers = [(x, "r"), (weight, "r")]
+    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
-        buffers.append((bias, "r"))
+        buffers["bias"] = (bias, "r")
     tiles_x, tiles_y = _dims.ceil_div(out_x, tiles.width), _dims.ceil_div(out_y, tiles.height)
     params: dict[str, Size] = {
         "offset_a": x.offset,
@@ -253,7 +252,7 @@ def lower_tiles(
     }
     lowering.dispatch(
         "conv/conv2d_nchw_tiled.comp",
-        [*buffers, (out, "w"), *made.buffers],
+        buffers,
         macros=macros,
         params=params,
         specialize=params,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
 from purevk.lower.copies import emit_copy
+from purevk.lower.declarations import buffer
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.pointwise import emit_pointwise
@@ -81,11 +82,11 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
     local = 64
     lowering.dispatch(
         "elementwise/pointwise.comp",
-        [(out, "w")],
+        {"out": (out, "w")},
         macros={
-            "BUFFERS": f"layout(set = 0, binding = 0) writeonly buffer Buffer0 {{ {out.dtype.glsl} b0[]; }};",
+            "BUFFERS": buffer(0, "out", out.dtype.glsl, "w"),
             "DECLARE": "",
-            "BODY": f"b0[id] = {out.dtype.glsl}({acc}(id));",
+            "BODY": f"buf_out[id] = {out.dtype.glsl}({acc}(id));",
             **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
         },
         params={"work": count},

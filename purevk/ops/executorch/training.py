@@ -181,7 +181,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
     }
     lowering.dispatch(
         "quantized/qmatmul.comp",
-        [(gradient, "r"), (weight, "r"), (scales, "r"), (out, "w")],
+        {"a": (gradient, "r"), "w": (weight, "r"), "scale": (scales, "r"), "out": (out, "w")},
         macros=macros,
         params=params,
         grid=(_dims.ceil_div(k, 32), _dims.ceil_div(m, 32), 1),

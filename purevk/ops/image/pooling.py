@@ -119,6 +119,11 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         _lower_strided(lowering, pool, x, out, second)
 
 
+def _results(out: Operand, indices: Operand | None) -> dict[str, tuple[Operand, str]]:
+    """The buffers of the results."""
+    return {"out": (out, "w"), **({"index": (indices, "w")} if indices is not None else {})}
+
+
 def _lower_nchw(
     lowering: Lowering, pool: Pool, x: Operand, out: Operand, indices: Operand | None, rows: int
 ) -> None:
@@ -137,7 +142,7 @@ def _lower_nchw(
     work = batches * channels * _dims.ceil_div(pool.sizes[0], rows) * pool.sizes[1]
     lowering.dispatch(
         "image/pool_nchw.comp",
-        [(x, "r"), (out, "w"), *([(indices, "w")] if indices is not None else [])],
+        {"x": (x, "r"), **_results(out, indices)},
         macros={**_macros(pool, x, out), "ROWS": rows},
         params=params,
         constants={**pool.params, "local_size_x": local},
@@ -165,7 +170,7 @@ def _lower_strided(
     )
     profile = lowering.traits.profile
     unrolled = profile.overlaps_loads and pool.window.taps <= profile.max_unrolled_window
-    texel, binding = bind_x(lowering, x, vector)
+    texel, bound = bind_x(lowering, x, vector)
     count, local = out.type.numel, 64
     axes = {"n": 0, "h": 2, "w": 3, "c": 1}
     params = {
@@ -179,7 +184,7 @@ def _lower_strided(
     }
     lowering.dispatch(
         "image/pool.comp",
-        [binding, (out, "w"), *([(indices, "w")] if indices is not None else [])],
+        {"x": bound, **_results(out, indices)},
         macros={
             **_macros(pool, x, out),
             "NHWC": int(nhwc),

@@ -98,7 +98,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     words = 2 if profile.prefers_word_access and indices[0].dtype is DType.int64 else 1
     lowering.dispatch(
         "index/gather.comp",
-        [(x, "r"), *((index, "r") for index in indices), (out, "w")],
+        {
+            "x": (x, "r"),
+            **{f"index_{k}": (index, "r") for k, index in enumerate(indices)},
+            "out": (out, "w"),
+        },
         macros={
             "DIMS": max(len(loop), 1),
             "INDICES": len(indices),
@@ -176,7 +180,7 @@ def _gather_rows(
     }
     lowering.dispatch(
         "index/gather_rows.comp",
-        [(x, "r"), (index, "r"), (out, "w")],
+        {"x": (x, "r"), "index": (index, "r"), "out": (out, "w")},
         macros={
             "VEC4": int(vector),
             "T_INDEX": index.dtype.glsl,

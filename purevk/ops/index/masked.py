@@ -60,12 +60,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     grid = lowering.linear_grid(blocks, 1)
     for counting, buffers in (
-        (1, [(mask, "r"), (counts, "w")]),
-        (0, [(mask, "r"), (x, "r"), (source, "r"), (counts, "r"), (out, "w")]),
+        (1, {"counts": (counts, "w")}),
+        (0, {"x": (x, "r"), "source": (source, "r"), "counts": (counts, "r"), "out": (out, "w")}),
     ):
         lowering.dispatch(
             "index/masked.comp",
-            buffers,
+            {"mask": (mask, "r"), **buffers},
             macros={**macros, "COUNT": counting},
             params=params,
             constants={"local_size_x": local},

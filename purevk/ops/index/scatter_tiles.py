@@ -202,11 +202,11 @@ def emit_tiles(
         "blocks": blocks,
     }
     groups = outer * parts * blocks
-    given = [(source, "r")] if source is not None else []
+    given = {"source": (source, "r")} if source is not None else {}
     moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
     lowering.dispatch(
         "index/scatter.comp",
-        [(x, "r"), (index, "r"), *given, (out, "rw")],
+        {"x": (x, "r"), "index": (index, "r"), **given, "out": (out, "rw")},
         macros={
             **names,
             "INDEX_WORDS": index.dtype.itemsize // 4,
@@ -267,7 +267,7 @@ def _emit_columns(
     count = outer * loops.entries * inner
     lowering.dispatch(
         "index/scatter_columns.comp",
-        [(x, "r"), (index, "r"), (source, "r"), (out, "rw")],
+        {"x": (x, "r"), "index": (index, "r"), "source": (source, "r"), "out": (out, "rw")},
         macros={
             "LOCAL": local,
             "EACH": each,

@@ -145,8 +145,8 @@ def bind(
     bias: Operand | None,
     out: Operand,
     vectors: tuple[bool, bool, bool],
-) -> tuple[dict[str, str | int], list[tuple[Operand, str]]]:
-    """The macros of `matmul_io.glslh` but for the epilogue's, and the bindings up to the output.
+) -> tuple[dict[str, str | int], dict[str, tuple[Operand, str]]]:
+    """The macros of `matmul_io.glslh` but for the epilogue's, and the buffers but for the epilogue's.
 
     Args:
         vectors: whether A, B and the output are read and written as vectors of 4.
@@ -163,18 +163,12 @@ def bind(
         "TEXEL_A": int(bool(texel_a)),
         "TEXEL_B": int(bool(texel_b)),
     }
-    buffers = [(a, "r" + texel_a), (b, "r" + texel_b)]
+    buffers = {"a": (a, "r" + texel_a), "b": (b, "r" + texel_b), "out": (out, "w")}
     if bias is not None:
         texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""
         macros |= {"T_BIAS": bias.dtype.glsl, "TEXEL_BIAS": int(bool(texel))}
-        buffers.append((bias, "r" + texel))
-    buffers.append((out, "w"))
+        buffers["bias"] = (bias, "r" + texel)
     return macros, buffers
-
-
-def first_extra(splits: int, bias: Operand | None) -> int:
-    """The binding of the epilogue's first buffer: it belongs to the dispatch that ends the work."""
-    return (2 if splits > 1 else 3) + (bias is not None)
 
 
 def emit(
@@ -201,7 +195,7 @@ def emit(
             result.
         batches: the matmuls of these sizes.
         vectors: whether A, B and the result are read and written as vectors of 4.
-        epilogue: made with `first_extra`.
+        epilogue: of the dispatch that ends the work.
         flops: None: those of a matmul.
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
@@ -249,7 +243,7 @@ def emit(
         return
     macros, buffers = bind(lowering, a, b, bias, out, vectors)
     macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
-    buffers += epilogue.buffers
+    buffers |= epilogue.buffers
     params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
     lowering.dispatch(
         choice.template,
@@ -294,10 +288,10 @@ def add_parts(
         "BIAS": int(bias is not None),
         **epilogue.macros,
     }
-    buffers = [(parts, "r")]
+    buffers = {"a": (parts, "r"), "out": (out, "w"), **epilogue.buffers}
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
-        buffers.append((bias, "r"))
+        buffers["bias"] = (bias, "r")
     params: dict[str, Size] = {
         "M": m,
         "N": n,
@@ -312,7 +306,7 @@ def add_parts(
     }
     lowering.dispatch(
         "matmul/matmul_reduce.comp",
-        [*buffers, (out, "w"), *epilogue.buffers],
+        buffers,
         macros=macros,
         params=params,
         specialize=lowering.fixed(params),

@@ -18,7 +18,7 @@ from purevk.lower.numbers import gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.builder import Builder
 from purevk.ops.mapped import mapped
-from purevk.ops.matmul.choice import Batches, Choice, choose, emit, first_extra
+from purevk.ops.matmul.choice import Batches, Choice, choose, emit
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -192,7 +192,6 @@ def lower_matmul(
         epilogue,
         extras,
         lowering.operand(node.result),
-        first_extra(choice.splits, bias),
         "b, m, n",
         "(b * M + m) * N + n",
         (last - column, "n"),

@@ -179,13 +179,17 @@ def _lower(lowering: Lowering, node: Node) -> None:
         macros["HAS_8BIT"] = "1"
     scales = whole(lowering, node.tensor("scales"))
     macros["T_SCALE"] = scales.dtype.glsl
-    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
-    buffers.append((whole(lowering, node.tensor("sums")), "r"))
+    buffers: dict[str, tuple[Operand, str]] = {
+        "a": (x, "r"),
+        "w": (weight, "r"),
+        "scale": (scales, "r"),
+        "sum": (whole(lowering, node.tensor("sums")), "r"),
+        "out": (out, "w"),
+    }
     if bias is not None:
         operand = whole(lowering, bias)
         macros["T_BIAS"] = operand.dtype.glsl
-        buffers.append((operand, "r"))
-    buffers.append((out, "w"))
+        buffers["bias"] = (operand, "r")
     params: dict[str, Size] = {
         "batches": batches,
         "H": height,

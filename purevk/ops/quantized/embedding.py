@@ -97,7 +97,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
     lowering.dispatch(
         "quantized/qembedding.comp",
-        [(weight, "r"), *((each, "r") for each in parameters), (index, "r"), (out, "w")],
+        {
+            "table": (weight, "r"),
+            **{name: (each, "r") for name, each in zip(("scale", "zero"), parameters)},
+            "index": (index, "r"),
+            "out": (out, "w"),
+        },
         macros=macros,
         params=params,
         specialize=lowering.fixed(params),

@@ -90,9 +90,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "VEC4_OUT": int(vector_out),
         "REQUANT": int(requantized is not None),
     }
-    buffers: list[tuple[Operand, str]] = [(x, "r"), (weight, "r"), (scales, "r")]
+    buffers: dict[str, tuple[Operand, str]] = {
+        "a": (x, "r"),
+        "w": (weight, "r"),
+        "scale": (scales, "r"),
+        "out": (out, "w"),
+    }
     if sums is not None:
-        buffers.append((whole(lowering, sums), "r"))
+        buffers["sum"] = (whole(lowering, sums), "r")
         row_scales = node.optional_tensor("row_scales")
         row_zeros = node.optional_tensor("row_zeros")
         if row_scales is not None and row_zeros is not None:
@@ -100,21 +105,19 @@ def _lower(lowering: Lowering, node: Node) -> None:
             macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
             if zeros.dtype.itemsize == 1:
                 macros["HAS_8BIT"] = "1"
-            buffers += [(whole(lowering, row_scales), "r"), (zeros, "r")]
+            buffers |= {"row_scale": (whole(lowering, row_scales), "r"), "row_zero": (zeros, "r")}
         macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
     else:
         macros |= {"T_A": x.dtype.glsl, "VEC4_A": int(gcd4(k, x.strides[0], x.offset))}
     if bias is not None:
         operand = whole(lowering, bias)
         macros["T_BIAS"] = operand.dtype.glsl
-        buffers.append((operand, "r"))
-    buffers.append((out, "w"))
+        buffers["bias"] = (operand, "r")
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
         out,
-        len(buffers),
         "b, m, n",
         "m * N + n",
         (1, "n"),
@@ -124,7 +127,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     macros |= epilogue.macros
     if out.dtype.itemsize == 1 and not vector_out:
         macros["HAS_8BIT"] = "1"
-    buffers += epilogue.buffers
+    buffers |= epilogue.buffers
     words, first_word = weight.strides[0] // 4, weight.offset // 4
     sizes: dict[str, Size] = {
         "M": m,

@@ -130,7 +130,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     }
     lowering.dispatch(
         "quantized/qparams.comp",
-        [(x, "r"), (scale, "w"), (zero, "w")],
+        {"a": (x, "r"), "scale": (scale, "w"), "zero": (zero, "w")},
         macros=macros,
         params=params,
         specialize=lowering.fixed(params),

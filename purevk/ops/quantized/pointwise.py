@@ -11,6 +11,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declarations import buffer
 from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
@@ -182,10 +183,9 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
     )
     lowering.dispatch(
         "elementwise/pointwise.comp",
-        [(x, "r"), (out, "w")],
+        {"x": (x, "r"), "out": (out, "w")},
         macros={
-            "BUFFERS": "layout(set = 0, binding = 0) readonly buffer Buffer0 { uvec2 b0[]; };"
-            " layout(set = 0, binding = 1) writeonly buffer Buffer1 { uvec4 b1[]; };",
+            "BUFFERS": f"{buffer(0, 'x', 'uvec2', 'r')} {buffer(1, 'out', 'uvec4', 'w')}",
             "DECLARE": "SPEC_CONSTANT(0, height) SPEC_CONSTANT(1, eights) PUSH_CONSTANT(1, x_zero)"
             " PUSH_CONSTANT(2, x_scale) PUSH_CONSTANT(3, out_inverse) PUSH_CONSTANT(4, out_zero)"
             " int requantized(int value) { float number = pv_dequantize(float(value), intBitsToFloat(x_zero),"
@@ -194,9 +194,9 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
             "BODY": "int row = int(id) / eights, h = row / 2 % height, channel = row / 2 /"
             " height * 4 + row % 2 * 2;"
             " int at = (channel * height + h) * eights + int(id) % eights;"
-            " uvec2 even = b0[at], odd = b0[at + height * eights]; uvec4 result;"
+            " uvec2 even = buf_x[at], odd = buf_x[at + height * eights]; uvec4 result;"
             f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {words} }}"
-            " b1[id] = result;",
+            " buf_out[id] = result;",
         },
         params={
             "work": work,

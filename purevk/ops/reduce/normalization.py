@@ -102,13 +102,16 @@ def emit_norm(
         index: the index of an element, for the epilogue.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
-    scales = [operand for operand in (weight, bias) if operand is not None]
+    scales = {
+        name: operand
+        for name, operand in (("weight", weight), ("bias", bias))
+        if operand is not None
+    }
     made = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
         out,
-        2 + len(scales),
         "row, col",
         full=index.full,
         column=index.column,
@@ -116,13 +119,19 @@ def emit_norm(
         row=index.row,
     )
     made.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
-    texel, binding = bind_x(lowering, x, vector)
-    forms = [lowering.texel(operand, vector and macros.get("GROUP") != 1) for operand in scales]
-    buffers: list[tuple[Operand, str]] = [binding]
-    buffers += [
-        (operand, "r" + (form if all(forms) else "")) for operand, form in zip(scales, forms)
-    ]
-    buffers += [(out, "w"), *made.buffers]
+    texel, bound = bind_x(lowering, x, vector)
+    wide = vector and macros.get("GROUP") != 1
+    forms = {name: lowering.texel(operand, wide) for name, operand in scales.items()}
+    texels = bool(forms) and all(forms.values())
+    buffers = {
+        "x": bound,
+        **{
+            name: (operand, f"r{forms[name]}" if texels else "r")
+            for name, operand in scales.items()
+        },
+        "out": (out, "w"),
+        **made.buffers,
+    }
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "out_offset": out.offset,
@@ -147,7 +156,7 @@ def emit_norm(
             "HAS_WEIGHT": int(weight is not None),
             "HAS_BIAS": int(bias is not None),
             "VEC4": int(vector),
-            "TEXEL_W": int(bool(forms) and all(forms)),
+            "TEXEL_W": int(texels),
             **macros,
             **texel,
             **work.macros,

@@ -259,7 +259,7 @@ def _emit(
     macros["AHEAD"] = next(
         n for n in (8, 4, 2, 1) if n <= loads and (n <= _dims.upper(each) or n == 1)
     )
-    texel, binding = bind_x(lowering, x, vector)
+    texel, bound = bind_x(lowering, x, vector)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "out_offset": out.offset,
@@ -277,7 +277,7 @@ def _emit(
         params["index_offset"] = outs[1].offset
     lowering.dispatch(
         "reduce/reduce.comp",
-        [binding, *((each, "w") for each in outs)],
+        {"x": bound, **{name: (each, "w") for name, each in zip(("out", "index"), outs)}},
         macros={**macros, **texel},
         params=params,
         constants={"local_size_x": local},

@@ -170,7 +170,10 @@ def emit_scan(
         "COMBINE(a, b)": how.combine,
         "VEC4": int(vector),
     }
-    buffers: list[tuple[Operand, str]] = [(x, "r"), *((each, "w") for each in outs)]
+    buffers = {
+        "x": (x, "r"),
+        **{name: (each, "w") for name, each in zip(("out", "index"), outs)},
+    }
     if how.beats:
         macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
         macros["INDEX_PAIRS"] = int(vector and outs[1].dtype is DType.int64)
@@ -180,7 +183,7 @@ def emit_scan(
     parts = _dims.ceil_div(length, part) if cut else 1
     totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts))) if cut else None
     if totals is not None:
-        buffers.append((totals, "w"))
+        buffers["totals"] = (totals, "w")
         macros["TOTALS"] = 1
     local, width = min(profile.workgroup_size, traits.max_invocations), 1
     if alone:

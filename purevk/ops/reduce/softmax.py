@@ -68,10 +68,10 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     }
     if "COLUMN" in work.macros or not vector:
         params |= {"x_column": step, "out_column": out_step}
-    texel, binding = bind_x(lowering, x, vector)
+    texel, bound = bind_x(lowering, x, vector)
     lowering.dispatch(
         "reduce/softmax.comp",
-        [binding, (out, "w")],
+        {"x": bound, "out": (out, "w")},
         macros={
             "T_X": x.dtype.glsl,
             "T_OUT": out.dtype.glsl,

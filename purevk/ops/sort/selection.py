@@ -205,7 +205,7 @@ def _emit(
     # loops over a row have no length that the compiler knows.
     subgroup = work.subgroup and (rank == "first" or isinstance(part, int))
     full = isinstance(part, int) and part % (work.local * work.per) == 0 and length == part * parts
-    texel, binding = bind_x(lowering, x, vector)
+    texel, bound = bind_x(lowering, x, vector)
     names = element_macros(dtype, indices.dtype)
     params: dict[str, Size] = {
         "x_offset": x.offset,
@@ -232,12 +232,12 @@ def _emit(
         groups = _dims.minimum(groups, per_core * traits.processors)
     lowering.dispatch(
         "sort/select.comp",
-        [
-            binding,
-            *([(source_indices, "r")] if source_indices else []),
-            (values, "w"),
-            (indices, "w"),
-        ],
+        {
+            "x": bound,
+            **({"from": (source_indices, "r")} if source_indices else {}),
+            "keys": (values, "w"),
+            "indices": (indices, "w"),
+        },
         macros={
             **names,
             **texel,

@@ -115,7 +115,7 @@ def _sort_rows(
         }
     lowering.dispatch(
         "sort/sort_rows.comp",
-        [(x, "r"), (values, "w"), (indices, "w")],
+        {"x": (x, "r"), "keys": (values, "w"), "indices": (indices, "w")},
         macros={
             **names,
             "LEVELS": levels,
@@ -236,10 +236,10 @@ class _Sorter:
     ) -> None:
         x, dtype = self.x, self.x.dtype
         sizes, steps, step = self.sizes, self.steps, x.strides[self.dim]
-        buffers: list[tuple[Operand, str]] = [(x, "r")]
+        buffers: dict[str, tuple[Operand, str]] = {"x": (x, "r")}
         if source is not None:
             x, sizes, steps, step = source[0], [self.rows], [length], 1
-            buffers = [(x, "r"), (source[1], "r")]
+            buffers = {"x": (x, "r"), "from": (source[1], "r")}
         acc = acc_of(dtype)
         names = conversions(dtype, dtype, acc)
         names["T_KEY"] = names.pop("T_OUT")
@@ -265,7 +265,7 @@ class _Sorter:
         groups = self.rows * blocks
         self.lowering.dispatch(
             "sort/sort.comp",
-            [*buffers, (made[0], "rw"), (made[1], "rw")],
+            {**buffers, "keys": (made[0], "rw"), "indices": (made[1], "rw")},
             macros={
                 **names,
                 "BLOCK": self.block,

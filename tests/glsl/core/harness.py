@@ -25,7 +25,7 @@ def evaluate(expression, *arguments, dtype=np.float32, glsl="float"):
     buffers = [arguments[0].astype(dtype), Out((n,), dtype)]
     if len(arguments) == 2:
         macros["EXTRA_BUFFERS"] = (
-            f"layout(set = 0, binding = 2) readonly buffer W {{ {glsl} buf_w[]; }};"
+            f"READONLY_BUFFER(EXTRA_BINDING, w, {glsl})"
             f" {glsl} wrapped({glsl} v, {glsl} w) {{ return {expression}; }}"
         )
         buffers.append(arguments[1].astype(dtype))

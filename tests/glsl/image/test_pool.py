@@ -142,13 +142,3 @@ def test_adaptive_pool(size, average):
     np.testing.assert_allclose(
         out, function(torch.from_numpy(x), size).numpy(), rtol=1e-5, atol=1e-6
     )
-
-
-def test_pool_epilogue():
-    x = np.random.default_rng(5).standard_normal((1, 8, 6, 6)).astype(np.float32)
-    (out,) = pool(
-        x, (3, 3), {"VEC4": 1, "EPILOGUE(v, at)": "(v + float(at))"}, kernel=(2, 2), stride=(2, 2)
-    )
-    wanted = F.max_pool2d(torch.from_numpy(x), 2).numpy()
-    wanted += np.arange(72, dtype=np.float32).reshape(1, 3, 3, 8).transpose(0, 3, 1, 2)
-    np.testing.assert_allclose(out, wanted, rtol=1e-6)

@@ -125,12 +125,3 @@ def test_four_indices():
     indices = [rng.integers(-size, size, 29).astype(np.int32) for size in x.shape]
     out = gather(x, [(i, (1,)) for i in indices], (29,), (0,), list(zip(x.shape, strides_of(x))))
     np.testing.assert_array_equal(out, x[tuple(indices)])
-
-
-@pytest.mark.parametrize("vec4", [0, 1])
-def test_gather_epilogue(vec4):
-    table = np.arange(40, dtype=np.float16).reshape(5, 8)
-    index = np.array([3, 1, 4], np.int32)
-    macros = {"ACC": "float", "EPILOGUE(v, o)": "(v * 2.0 + float(o))"}
-    out = gather(table, [(index, (1, 0))], (3, 8), (0, 1), [(5, 8)], macros, vec4=vec4)
-    np.testing.assert_array_equal(out, table[index] * 2 + np.arange(24).reshape(3, 8))

@@ -194,8 +194,10 @@ def test_epilogue(template, n):
     a, b, bias, want = operands(m, n, k, batch, np.float32, False)
     rest = np.random.default_rng(1).standard_normal((batch, m, n)).astype(np.float32)
     macros, params = common(m, n, k, np.float32, False)
-    macros["EXTRA_BUFFERS"] = "layout(set = 0, binding = 4) readonly buffer B4 { float e0[]; };"
-    macros["EPILOGUE(v, b, m, n)"] = f"(max(v, 0.0) + e0[((b) * {m} + (m)) * {n} + (n)] * float(n))"
+    macros["EXTRA_BUFFERS"] = "READONLY_BUFFER(EXTRA_BINDING, e0, float)"
+    macros["EPILOGUE(v, b, m, n)"] = (
+        f"(max(v, 0.0) + buf_e0[((b) * {m} + (m)) * {n} + (n)] * float(n))"
+    )
     grids = {
         "matmul/matmul_tiled.comp": (1, 1, batch),
         "matmul/matmul_vec.comp": (ceil_div(n, 32), m, batch),

@@ -296,7 +296,7 @@ def test_epilogue_reads_another_buffer():
     rng = np.random.default_rng(9)
     x, scale = rng.random((7, 31)).astype(np.float32), rng.random(7).astype(np.float32)
     macros = {
-        "EXTRA_BUFFERS": "layout(set = 0, binding = 2) readonly buffer Scale { float buf_scale[]; };",
+        "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, scale, float)",
         "EPILOGUE(v, o)": "(v * buf_scale[o])",
     }
     params = rows_of(7, 31)

@@ -126,7 +126,7 @@ def test_softmax_load_and_epilogue(way, vec4):
     )
     macros = {
         "VEC4": vec4,
-        "EXTRA_BUFFERS": "layout(set = 0, binding = 2) readonly buffer Mask { float buf_mask[]; };",
+        "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, mask, float)",
         "LOAD(v, row, col)": "(v * 0.5 + buf_mask[col])",
         "EPILOGUE(v, row, col)": "(v + float(row))",
         **WAYS[way][0],
@@ -274,7 +274,7 @@ def test_norm_epilogue():
     rng = np.random.default_rng(7)
     x, more = rng.standard_normal((2, 7, 36)).astype(np.float32)
     macros = {
-        "EXTRA_BUFFERS": "layout(set = 0, binding = 2) readonly buffer More { float buf_more[]; };",
+        "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, more, float)",
         "EPILOGUE(v, row, col)": "max(v + buf_more[row * columns + col], 0.0)",
     }
     for vec4 in (0, 1):
