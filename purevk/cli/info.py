@@ -176,18 +176,23 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
         if device["index"] == data["picked"]:
             out.table(
                 ["name", ("value", "r")],
-                [[name, str(value)] for name, value in _flat(device["profile"]) if name != "name"],
+                [[name, value] for name, value in _flat(device["profile"]) if name != "name"],
                 title=f"profile of device {device['index']}: {device['profile']['name']}",
             )
 
 
-def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a profile; those of its cost models are named `model.field`."""
+def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The fields of a profile; those of its cost models are named `model.field`. A list of tiles
+    takes one row each."""
     for name, value in profile.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple):
+            tiles = value if isinstance(value[0], tuple) else (value,)
+            for number, tile in enumerate(tiles):
+                yield "" if number else prefix + name, ", ".join(map(str, tile))
         else:
-            yield prefix + name, value
+            yield prefix + name, str(value)
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -350,58 +350,23 @@ class Vector(GpuChoice):
         )
 
 
-_TILES = (
-    (16, 32, 64, 4, 4, 4),
-    (32, 32, 32, 4, 4, 1),
-    (32, 32, 64, 4, 4, 2),
-    (32, 32, 64, 4, 4, 4),
-    (64, 32, 32, 4, 4, 1),
-    (64, 32, 64, 4, 4, 2),
-    (64, 64, 16, 4, 4, 1),
-    (64, 64, 16, 8, 8, 1),
-    (64, 64, 32, 4, 8, 1),
-)
-# Longer code: for matmuls, not convolutions, since their addresses are simple.
-_LONG_TILES = (
-    (16, 16, 128, 4, 4, 8),
-    (32, 32, 128, 4, 4, 4),
-    (64, 64, 32, 8, 4, 2),
-    (64, 64, 16, 4, 8, 1),
-    (64, 128, 16, 8, 8, 1),
-)
-_COOPMAT_TILES = (
-    (32, 32, 32, 16, 16, 1),
-    (32, 32, 64, 16, 16, 1),
-    (32, 32, 128, 16, 16, 2),
-    (32, 32, 128, 16, 16, 4),
-    (16, 32, 128, 16, 16, 4),
-    (16, 16, 256, 16, 16, 8),
-    (64, 64, 64, 16, 32, 1),
-    (64, 64, 64, 32, 32, 1),
-    (128, 64, 32, 32, 32, 1),
-    (128, 128, 32, 64, 64, 1),
-)
-_VECTORS = ((8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32))
-_VECTORS_TRANSPOSED = ((1, 32), (1, 64), (1, 128))
-
-
 GpuKernel: TypeAlias = Tiled | Coopmat | Vector
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     """All kernels that fit."""
+    sizes = traits.profile.tiles
     tiles: list[Tiled | Coopmat] = [
-        Tiled(*sizes) for sizes in (*_TILES, *(() if problem.window else _LONG_TILES))
+        Tiled(*each) for each in (*sizes.tiled, *(() if problem.window else sizes.tiled_long))
     ]
     if (
         not problem.window
         and _ceil(problem.m, 64) * _ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
     ):
-        tiles.append(Tiled(64, 128, 32, 8, 8))  # few workgroups: a longer step waits less often
+        tiles.append(Tiled(*sizes.tiled_few))
     if problem.half and traits.matrix_shape is not None:
         tiles += [
-            Coopmat(*sizes, 1, traits.matrix_shape, traits.subgroup_size)
-            for sizes in _COOPMAT_TILES
+            Coopmat(*each, 1, traits.matrix_shape, traits.subgroup_size) for each in sizes.coopmat
         ]
     for tile in tiles:
         if tile.fits(traits, problem):
@@ -418,8 +383,8 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
             and (problem.transposed or problem.n * problem.k >= 1 << 23)
         ):
             break
-        shapes = _VECTORS if rows < 16 else ((8, 32),)
-        for lanes, slices in _VECTORS_TRANSPOSED if problem.transposed else shapes:
+        shapes = sizes.vector if rows < 16 else sizes.vector_rows
+        for lanes, slices in sizes.vector_transposed if problem.transposed else shapes:
             chunk = rows
             while chunk > 1 and 16 * chunk * lanes * slices > traits.max_shared_memory:
                 chunk //= 2
@@ -473,10 +438,6 @@ def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
     )
 
 
-# Others take 3 to 6 times as long on an H200: registers do not suffice.
-_DISTANCE_TILES = ((128, 64, 16, 8, 8, 1), (32, 32, 32, 4, 4, 1))
-
-
 def choose_distance(
     traits: DeviceTraits,
     metric: int,
@@ -489,7 +450,7 @@ def choose_distance(
 ) -> Distance:
     """The tile for distances between m and n rows of k elements."""
     problem = Problem(m, n, k, batches, False, transposed, vectors)
-    tiles = [Distance(*sizes, metric=metric) for sizes in _DISTANCE_TILES]
+    tiles = [Distance(*sizes, metric=metric) for sizes in traits.profile.tiles.distance]
     found = [tile for tile in tiles if tile.fits(traits, problem)]
     return min(
         [tile for tile in found if _runs(traits, problem, tile)] or found,

@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from purevk.tuning.costs import RegisterCosts
+from purevk.tuning.tiles import RegisterSizes
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,10 @@ class Tile:
         return -(-self.tm // self.lanes), 4 * self.tn4
 
 
-# (LANES_M, TM, TN4). Each is one more kernel to compile, so there are no more than change the time
-# of some shape by a few percent: wide and narrow outputs, few rows, one row.
-_TILES = (
-    (0, 1, 2),
-    (0, 4, 2),
-    (0, 8, 2),
-    (0, 16, 1),
-    (0, 16, 2),
-    (1, 4, 1),
-    (1, 4, 2),
-    (1, 4, 4),
-    (1, 3, 6),
-)
-
-
 @functools.lru_cache(maxsize=4096)
 def choose_tile(
     costs: RegisterCosts,
+    tiles: tuple[RegisterSizes, ...],
     lanes: int,
     cores: int,
     m: int,
@@ -66,14 +53,14 @@ def choose_tile(
     """The fastest tile for `batches` matmuls [m, k] x [k, n], and the subgroups of a workgroup.
 
     Args:
-        costs: those of the device's profile.
+        costs, tiles: those of the device's profile.
         lanes: the subgroup size. cores: threads that run workgroups.
         vector_a, vector_b: whether the operand is read as vec4s.
         most: vectors of 4 floats that an invocation may sum up.
     """
     best: tuple[float, Tile, int] | None = None
-    for row in _TILES:
-        tile = Tile(lanes, *row)
+    for sizes in tiles:
+        tile = Tile(lanes, *sizes)
         high, wide = -(-m // tile.rows), -(-n // tile.columns)
         vectors = tile.tm * tile.tn4
         if vectors > most:

@@ -1,6 +1,7 @@
 """Device profiles: what the choice of kernels depends on, by device family.
 
 - `profile.py`: `DeviceProfile`, the named numbers and capabilities of a family.
+- `costs.py`, `tiles.py`: the cost models' coefficients, and the tiles among which they choose.
 - `families/`: one file per family. Importing this package registers them all.
 - `registry.py`: `choose_profile`, which finds the profile of a device.
 - `traits.py`: `DeviceTraits`, the limits and features of one device, with its profile.

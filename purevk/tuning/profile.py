@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from purevk.tuning.costs import MatmulCosts, RegisterCosts
+from purevk.tuning.tiles import TileSizes
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class DeviceProfile:
 
         matmul: cost model of the matmul and convolution kernels with shared memory.
         registers: cost model of the kernels without.
+        tiles: the tiles that these and other kernels may take.
     """
 
     name: str
@@ -135,6 +137,7 @@ class DeviceProfile:
 
     matmul: MatmulCosts
     registers: RegisterCosts
+    tiles: TileSizes
 
     def __hash__(self) -> int:
         """The name alone: profiles are part of the keys of caches, which hash them often."""

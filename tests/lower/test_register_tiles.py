@@ -9,7 +9,7 @@ import pytest
 from purevk.lower.register_tiles import Tile, choose_tile
 from purevk.tuning import SOFTWARE
 
-COSTS = SOFTWARE.registers
+COSTS, TILES = SOFTWARE.registers, SOFTWARE.tiles.registers
 SIZES = (1, 2, 7, 16, 49, 197, 1024)
 
 
@@ -25,7 +25,7 @@ def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
     for m, n, k in itertools.product(SIZES, repeat=3):
         for most in (16, 32):
             tile, subgroups = choose_tile(
-                COSTS, lanes, cores, m, n, k, 3, k % 4 == 0, n % 4 == 0, most
+                COSTS, TILES, lanes, cores, m, n, k, 3, k % 4 == 0, n % 4 == 0, most
             )
             assert tile.lanes == lanes
             assert tile.tm * tile.tn4 <= most
@@ -45,11 +45,11 @@ def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
 )
 def test_what_was_measured_to_be_best(shape: tuple[int, int, int], lanes_m: int, rows: int) -> None:
     """One row, few columns, many of both: the fastest of 38 tiles on a core of llvmpipe."""
-    tile, _ = choose_tile(COSTS, 8, 1, *shape, 1)
+    tile, _ = choose_tile(COSTS, TILES, 8, 1, *shape, 1)
     assert (tile.lanes_m, tile.rows) == (lanes_m, rows)
 
 
 def test_many_cores_get_smaller_tiles() -> None:
-    few, _ = choose_tile(COSTS, 8, 1, 32, 128, 256, 1)
-    many, _ = choose_tile(COSTS, 8, 64, 32, 128, 256, 1)
+    few, _ = choose_tile(COSTS, TILES, 8, 1, 32, 128, 256, 1)
+    many, _ = choose_tile(COSTS, TILES, 8, 64, 32, 128, 256, 1)
     assert many.rows * many.columns < few.rows * few.columns

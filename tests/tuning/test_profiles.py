@@ -22,6 +22,7 @@ from purevk.tuning import (
     costs,
     profile_names,
     registry,
+    tiles,
 )
 from purevk.tuning.families import amd, apple, intel, mobile, nvidia
 
@@ -91,6 +92,7 @@ DESCRIBED = [
     DeviceTraits,
     DeviceProfile,
     *(each for each in vars(costs).values() if dataclasses.is_dataclass(each)),
+    tiles.TileSizes,
 ]
 
 

@@ -14,6 +14,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.tuning import DeviceTraits
+from purevk.tuning.tiles import NchwStep, TileSizes
 
 LEAST_COLUMNS = 8
 _INVOCATIONS = 128
@@ -96,7 +97,7 @@ def choose_tiles(
     if split is None:
         return None
     groups_x, groups_y = split
-    depth, unrolled, ahead = _steps(taps, groups_o)
+    depth, unrolled, ahead = _step(traits.profile.tiles, taps, groups_o)
     while True:
         tiles = NchwTiles(
             outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead
@@ -148,14 +149,12 @@ def _split(most: int, widest: int, blocks: int, height: int, width: int) -> tupl
     return None
 
 
-def _steps(taps: int, groups_o: int) -> tuple[int, int, bool]:
-    """Channels of a step, those whose arithmetic is unrolled, and whether a step's reads start
-    during the step before, as measured on an H200."""
+def _step(tiles: TileSizes, taps: int, groups_o: int) -> NchwStep:
     if taps == 1:
-        return 32, 16, False
+        return tiles.nchw_pointwise
     if groups_o == 1:
-        return 2, 1, True
-    return 8, (8 if taps <= 4 else 2), True
+        return tiles.nchw_narrow
+    return tiles.nchw_small if taps <= 4 else tiles.nchw_window
 
 
 def tiles_of(traits: DeviceTraits, conv: Conv2d, result: TensorType) -> NchwTiles | None:

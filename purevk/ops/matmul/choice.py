@@ -125,6 +125,7 @@ def choose_registers(
         return Registers(1, 0, 8, 1, 1)
     tile, subgroups = choose_tile(
         traits.profile.registers,
+        traits.profile.tiles.registers,
         traits.subgroup_size,
         max(traits.cores, 1),
         _dims.upper(m),

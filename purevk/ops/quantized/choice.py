@@ -8,6 +8,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_tiles import Coopmat, Problem
 from purevk.tuning import DeviceTraits
+from purevk.tuning.tiles import QuantizedSizes, TileSizes
 
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
@@ -169,39 +170,15 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     return Form("quantized/qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 
-@dataclass(frozen=True)
-class _CoopmatTile:
-    """Macros of `qmatmul_coopmat.comp`, which describes them."""
-
-    tiles: int
-    subs_n: int
-    subs_k: int
-    blocks: int
-    ahead: int
-    segments: int
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result that a workgroup computes."""
-        return 16 * self.tiles * self.subs_n
-
-    @property
-    def invocations(self) -> int:
-        return 32 * self.subs_n * self.subs_k
-
-    def shared(self, rows: int, fragments: int, bits: int) -> int:
-        """Bytes of shared memory."""
-        of_a = self.blocks * fragments * 16384 // bits
-        return self.subs_k * (of_a + 8 * rows) + 512 * self.subs_n * self.subs_k
+def _columns(tile: QuantizedSizes) -> int:
+    """Columns of the result that a workgroup computes."""
+    return 16 * tile.tiles * tile.subs_n
 
 
-# Smaller tiles, where the best one does not fit, or leaves multiprocessors without work.
-_SMALLER_TILES = (
-    _CoopmatTile(tiles=1, subs_n=2, subs_k=4, blocks=2, ahead=0, segments=1),
-    _CoopmatTile(tiles=1, subs_n=2, subs_k=4, blocks=1, ahead=0, segments=1),
-    _CoopmatTile(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
-    _CoopmatTile(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
-)
+def _shared(tile: QuantizedSizes, rows: int, fragments: int, bits: int) -> int:
+    """Bytes of shared memory."""
+    of_a = tile.blocks * fragments * 16384 // bits
+    return tile.subs_k * (of_a + 8 * rows) + 512 * tile.subs_n * tile.subs_k
 
 
 def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
@@ -224,13 +201,15 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     rows = next((count for count in sizes if count >= most), sizes[-1])
     fragments = rows * (1 + split) // 8
     scales = max(segment // group, 1) if group else 1
-    best = _best_tile(fragments, bits, most > rows)
-    groups = _dims.ceil_div(most, rows) * _dims.ceil_div(matmul.max_n, best.columns)
+    known = traits.profile.tiles
+    best = _best_tile(known, fragments, bits, most > rows)
+    groups = _dims.ceil_div(most, rows) * _dims.ceil_div(matmul.max_n, _columns(best))
     # With few workgroups, several subgroups share K.
-    tiles = _SMALLER_TILES if 2 * groups < traits.processors else (best, *_SMALLER_TILES)
+    small = known.quantized_small
+    tiles = small if 2 * groups < traits.processors else (best, *small)
     for tile in tiles:
-        shared = tile.shared(rows, fragments, bits)
-        if shared <= traits.max_shared_memory and tile.invocations <= traits.max_invocations:
+        shared, invocations = _shared(tile, rows, fragments, bits), 32 * tile.subs_n * tile.subs_k
+        if shared <= traits.max_shared_memory and invocations <= traits.max_invocations:
             break
     else:
         return None
@@ -249,13 +228,12 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         "SUBS_K": tile.subs_k,
         "AHEAD": tile.ahead,
     }
-    grid = (_dims.ceil_div(matmul.m, rows), _dims.ceil_div(matmul.n, tile.columns), 1)
+    grid = (_dims.ceil_div(matmul.m, rows), _dims.ceil_div(matmul.n, _columns(tile)), 1)
     return Form("quantized/qmatmul_coopmat.comp", grid, macros, 32)
 
 
-def _best_tile(fragments: int, bits: int, rereads: bool) -> _CoopmatTile:
-    """The fastest tile as measured on an NVIDIA H200. Similar tiles may take twice the time, or need
-    more registers than there are.
+def _best_tile(sizes: TileSizes, fragments: int, bits: int, rereads: bool) -> QuantizedSizes:
+    """The fastest tile where it fits.
 
     Args:
         fragments: of 8 rows of A that a workgroup multiplies.
@@ -263,10 +241,7 @@ def _best_tile(fragments: int, bits: int, rereads: bool) -> _CoopmatTile:
         rereads: the weight is read more than once.
     """
     if fragments == 1:
-        if bits == 4:
-            return _CoopmatTile(tiles=1, subs_n=8, subs_k=1, blocks=4, ahead=0, segments=2)
-        return _CoopmatTile(tiles=1, subs_n=4, subs_k=4, blocks=1, ahead=1, segments=2)
+        return sizes.quantized_4bit if bits == 4 else sizes.quantized_8bit
     if bits == 8 and not rereads:
-        return _CoopmatTile(tiles=1, subs_n=8, subs_k=2, blocks=2, ahead=1, segments=1)
-    blocks = 4 if fragments == 2 else 2
-    return _CoopmatTile(tiles=2, subs_n=8, subs_k=1, blocks=blocks, ahead=1, segments=1)
+        return sizes.quantized_8bit_once
+    return sizes.quantized_two if fragments == 2 else sizes.quantized_many

@@ -13,6 +13,15 @@ from purevk.tuning.costs import (
 )
 from purevk.tuning.profile import DeviceProfile
 from purevk.tuning.registry import Family, register
+from purevk.tuning.tiles import (
+    CoopmatSizes,
+    NchwStep,
+    QuantizedSizes,
+    RegisterSizes,
+    TiledSizes,
+    TileSizes,
+    VectorSizes,
+)
 
 # Measured over matmuls and convolutions of 1 to 12544 rows, alone and among the other layers of
 # models.
@@ -63,6 +72,75 @@ REGISTERS = RegisterCosts(
     depthwise_block=2.4,
     depthwise_spill=1.05,
 )
+# Those that are the fastest for some shape, by a few percent or more. Similar tiles may take several
+# times as long, since registers do not suffice.
+TILES = TileSizes(
+    tiled=(
+        TiledSizes(16, 32, 64, 4, 4, 4),
+        TiledSizes(32, 32, 32, 4, 4, 1),
+        TiledSizes(32, 32, 64, 4, 4, 2),
+        TiledSizes(32, 32, 64, 4, 4, 4),
+        TiledSizes(64, 32, 32, 4, 4, 1),
+        TiledSizes(64, 32, 64, 4, 4, 2),
+        TiledSizes(64, 64, 16, 4, 4, 1),
+        TiledSizes(64, 64, 16, 8, 8, 1),
+        TiledSizes(64, 64, 32, 4, 8, 1),
+    ),
+    tiled_long=(
+        TiledSizes(16, 16, 128, 4, 4, 8),
+        TiledSizes(32, 32, 128, 4, 4, 4),
+        TiledSizes(64, 64, 32, 8, 4, 2),
+        TiledSizes(64, 64, 16, 4, 8, 1),
+        TiledSizes(64, 128, 16, 8, 8, 1),
+    ),
+    tiled_few=TiledSizes(64, 128, 32, 8, 8),
+    coopmat=(
+        CoopmatSizes(32, 32, 32, 16, 16, 1),
+        CoopmatSizes(32, 32, 64, 16, 16, 1),
+        CoopmatSizes(32, 32, 128, 16, 16, 2),
+        CoopmatSizes(32, 32, 128, 16, 16, 4),
+        CoopmatSizes(16, 32, 128, 16, 16, 4),
+        CoopmatSizes(16, 16, 256, 16, 16, 8),
+        CoopmatSizes(64, 64, 64, 16, 32, 1),
+        CoopmatSizes(64, 64, 64, 32, 32, 1),
+        CoopmatSizes(128, 64, 32, 32, 32, 1),
+        CoopmatSizes(128, 128, 32, 64, 64, 1),
+    ),
+    vector=tuple(
+        VectorSizes(*sizes)
+        for sizes in ((8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32))
+    ),
+    vector_rows=(VectorSizes(8, 32),),
+    vector_transposed=tuple(VectorSizes(1, slices) for slices in (32, 64, 128)),
+    distance=(TiledSizes(128, 64, 16, 8, 8, 1), TiledSizes(32, 32, 32, 4, 4, 1)),
+    # Wide and narrow outputs, few rows, one row.
+    registers=(
+        RegisterSizes(0, 1, 2),
+        RegisterSizes(0, 4, 2),
+        RegisterSizes(0, 8, 2),
+        RegisterSizes(0, 16, 1),
+        RegisterSizes(0, 16, 2),
+        RegisterSizes(1, 4, 1),
+        RegisterSizes(1, 4, 2),
+        RegisterSizes(1, 4, 4),
+        RegisterSizes(1, 3, 6),
+    ),
+    quantized_4bit=QuantizedSizes(tiles=1, subs_n=8, subs_k=1, blocks=4, ahead=0, segments=2),
+    quantized_8bit=QuantizedSizes(tiles=1, subs_n=4, subs_k=4, blocks=1, ahead=1, segments=2),
+    quantized_8bit_once=QuantizedSizes(tiles=1, subs_n=8, subs_k=2, blocks=2, ahead=1, segments=1),
+    quantized_two=QuantizedSizes(tiles=2, subs_n=8, subs_k=1, blocks=4, ahead=1, segments=1),
+    quantized_many=QuantizedSizes(tiles=2, subs_n=8, subs_k=1, blocks=2, ahead=1, segments=1),
+    quantized_small=(
+        QuantizedSizes(tiles=1, subs_n=2, subs_k=4, blocks=2, ahead=0, segments=1),
+        QuantizedSizes(tiles=1, subs_n=2, subs_k=4, blocks=1, ahead=0, segments=1),
+        QuantizedSizes(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
+        QuantizedSizes(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
+    ),
+    nchw_pointwise=NchwStep(depth=32, unrolled=16, ahead=False),
+    nchw_narrow=NchwStep(depth=2, unrolled=1, ahead=True),
+    nchw_small=NchwStep(depth=8, unrolled=8, ahead=True),
+    nchw_window=NchwStep(depth=8, unrolled=2, ahead=True),
+)
 DEFAULT = DeviceProfile(
     name="default",
     has_fast_shared_memory=True,
@@ -107,6 +185,7 @@ DEFAULT = DeviceProfile(
     max_direct_flops=1 << 29,
     matmul=MATMUL,
     registers=REGISTERS,
+    tiles=TILES,
 )
 
 register(Family(DEFAULT, lambda device: True, priority=-1))

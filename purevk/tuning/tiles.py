@@ -1,0 +1,122 @@
+"""The tiles that kernels may take on a device family.
+
+Where a list has several, a cost model or a limit of the device chooses among them. Each tile is one
+more kernel to compile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TiledSizes(NamedTuple):
+    """A tile in shared memory: m x n results in steps of k. Each invocation makes thread_m x
+    thread_n results, and `slices` invocations share the k of a step."""
+
+    m: int
+    n: int
+    k: int
+    thread_m: int
+    thread_n: int
+    slices: int = 1
+
+
+class CoopmatSizes(NamedTuple):
+    """The same on matrix cores: each subgroup makes sub_m x sub_n results."""
+
+    m: int
+    n: int
+    k: int
+    sub_m: int
+    sub_n: int
+    slices: int = 1
+
+
+class VectorSizes(NamedTuple):
+    """A workgroup of the vector kernel: `lanes` invocations for neighbouring columns, `slices` for
+    parts of k."""
+
+    lanes: int
+    slices: int
+
+
+class RegisterSizes(NamedTuple):
+    """The macros LANES_M, TM and TN4 of `glsl/matmul/matmul_tile.glslh`."""
+
+    lanes_m: int
+    tm: int
+    tn4: int
+
+
+class QuantizedSizes(NamedTuple):
+    """Macros of `glsl/quantized/qmatmul_coopmat.comp`, which describes them."""
+
+    tiles: int
+    subs_n: int
+    subs_k: int
+    blocks: int
+    ahead: int
+    segments: int
+
+
+class NchwStep(NamedTuple):
+    """A step of `glsl/conv/conv2d_nchw_tiled.comp`.
+
+    Attributes:
+        depth: channels of a step.
+        unrolled: channels whose arithmetic is unrolled.
+        ahead: whether the reads of a step start during the step before.
+    """
+
+    depth: int
+    unrolled: int
+    ahead: bool
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """All of them.
+
+    Attributes:
+        tiled: matmuls and convolutions in shared memory.
+        tiled_long: more of them with longer code, for matmuls alone, whose addresses are simple.
+        tiled_few: a longer step, which waits less often, for few workgroups.
+        coopmat: the same on matrix cores.
+        vector: the vector kernel where B is dense along n.
+        vector_rows: the same for 16 rows of A.
+        vector_transposed: the vector kernel where B is dense along k.
+        distance: distances between rows, in shared memory.
+        registers: kernels without shared memory.
+        quantized_4bit: products with a weight of 4 bits on matrix cores, for up to 8 rows of A.
+        quantized_8bit: the same of 8 bits.
+        quantized_8bit_once: more rows, where the weight of 8 bits is read once.
+        quantized_two: 16 rows of A in other cases.
+        quantized_many: more rows than that.
+        quantized_small: smaller tiles, for where the best one does not fit or leaves
+            multiprocessors without work; the first that fits is taken.
+        nchw_pointwise: NCHW convolutions with a window of 1 x 1.
+        nchw_narrow: those whose groups have up to 8 output channels.
+        nchw_small: those with a window of up to 4 elements.
+        nchw_window: all others.
+    """
+
+    tiled: tuple[TiledSizes, ...]
+    tiled_long: tuple[TiledSizes, ...]
+    tiled_few: TiledSizes
+    coopmat: tuple[CoopmatSizes, ...]
+    vector: tuple[VectorSizes, ...]
+    vector_rows: tuple[VectorSizes, ...]
+    vector_transposed: tuple[VectorSizes, ...]
+    distance: tuple[TiledSizes, ...]
+    registers: tuple[RegisterSizes, ...]
+    quantized_4bit: QuantizedSizes
+    quantized_8bit: QuantizedSizes
+    quantized_8bit_once: QuantizedSizes
+    quantized_two: QuantizedSizes
+    quantized_many: QuantizedSizes
+    quantized_small: tuple[QuantizedSizes, ...]
+    nchw_pointwise: NchwStep
+    nchw_narrow: NchwStep
+    nchw_small: NchwStep
+    nchw_window: NchwStep
