@@ -2,7 +2,7 @@
 
 The statements may read the inputs at any index. So padding, flipping, resampling, scattering and the
 like are this one operator. A `MapSpec` has the statements. This module writes what surrounds them
-(buffers, strides, indices) for the template `map.comp` and those beside it. `ops/mapped.py` has the
+(buffers, strides, indices) for the template `map.comp` and those beside it. `ops/map.py` has the
 operator, and functions that emit it.
 """
 

@@ -17,7 +17,7 @@ from purevk.ops import (  # noqa: F401
     image,
     index,
     linalg,
-    mapped,
+    map,
     matmul,
     movement,
     quantized,

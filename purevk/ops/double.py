@@ -18,7 +18,7 @@ from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.image.pool_nd import average_images, maximum_images
 from purevk.ops.image.pooling import NAME as POOL
 from purevk.ops.image.pooling import Pool
-from purevk.ops.mapped import mapped, mapped_all, mapped_over
+from purevk.ops.map import mapped, mapped_all, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.reduction import NAME as REDUCE

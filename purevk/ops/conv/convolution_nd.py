@@ -18,7 +18,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.movement.rearrange import pad
 from purevk.ops.registry import Operator, View, register, rewrite
 from purevk.ops.shapes import pair

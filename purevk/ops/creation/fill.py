@@ -9,7 +9,7 @@ from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.creation.shapes import like
 from purevk.ops.elementwise.program import constant
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import wrap

@@ -15,7 +15,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.image.pooling import pooled_size
 from purevk.ops.index.indexing import scatter_along
-from purevk.ops.mapped import mapped, mapped_all, others
+from purevk.ops.map import mapped, mapped_all, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
 from purevk.tuning import DeviceTraits

@@ -14,7 +14,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.image.resample_coarsened import resized, sampled
-from purevk.ops.mapped import mapped, others
+from purevk.ops.map import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.tuning import DeviceTraits
 

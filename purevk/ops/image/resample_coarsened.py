@@ -15,7 +15,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import RESAMPLE_COARSENED as NAME
 from purevk.ops.image_layout import LayoutQuery, is_nchw_operand
-from purevk.ops.mapped import same_order
+from purevk.ops.map import same_order
 from purevk.ops.registry import Kernel, Operator, Order, register
 from purevk.tuning import DeviceTraits
 

@@ -17,7 +17,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped, mapped_over
+from purevk.ops.map import mapped, mapped_over
 from purevk.ops.registry import DataDependentSize, DataDependentType, UnknownSizes, rewrite
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.ops.sort.sort import sort

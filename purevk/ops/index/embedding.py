@@ -6,7 +6,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
-from purevk.ops.mapped import mapped, mapped_all
+from purevk.ops.map import mapped, mapped_all
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register, rewrite
 from purevk.tuning import DeviceTraits
 

@@ -15,7 +15,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.builder import Builder
 from purevk.ops.index.masked import is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.registry import (
     DataDependentSize,
     DataDependentType,

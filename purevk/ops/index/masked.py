@@ -11,7 +11,7 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.registry import Kernel, Operator, register, rewrite
 from purevk.ops.shapes import broadcast, is_empty
 from purevk.tuning import DeviceTraits

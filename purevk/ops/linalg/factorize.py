@@ -13,7 +13,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped, mapped_all, mapped_over, mapped_over_all
+from purevk.ops.map import mapped, mapped_all, mapped_over, mapped_over_all
 from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits

@@ -10,7 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_shape, matmul_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import ShapeError, rewrite

@@ -10,7 +10,7 @@ from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _transposed
-from purevk.ops.mapped import mapped_over, mapped_over_all
+from purevk.ops.map import mapped_over, mapped_over_all
 from purevk.ops.registry import definition_of, rewrite
 from purevk.tuning import DeviceTraits
 

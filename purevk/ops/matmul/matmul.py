@@ -17,7 +17,7 @@ from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import Batches, Choice, choose, emit
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped, others
+from purevk.ops.map import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
 

@@ -13,7 +13,7 @@ from purevk.lower.expression import literal
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped, others
+from purevk.ops.map import mapped, others
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, wrap, wrap_all
 

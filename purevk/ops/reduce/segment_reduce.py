@@ -6,7 +6,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.tuning import DeviceTraits
 

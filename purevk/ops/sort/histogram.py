@@ -10,7 +10,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.promotion import wide_type
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap

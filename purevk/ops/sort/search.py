@@ -7,7 +7,7 @@ from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.mapped import mapped
+from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import rewrite
 from purevk.ops.sort.sort import sort
