@@ -72,7 +72,7 @@ class Context:
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
-        if self.traits.few_columns and knobs.FRAGMENTS():
+        if self.traits.coopmat_16x8x16 and knobs.FRAGMENTS():
             self.traits = dataclasses.replace(
                 self.traits, fragment_order=fragment_order(self.kernels)
             )
@@ -100,7 +100,7 @@ class Context:
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     """The device traits, which the choice of kernels depends on. The cache keeps what the compiler
     was asked."""
-    limits, shapes = device.limits, _matrix_shapes(device, cache or Cache(None))
+    limits, shapes = device.limits, _coopmat_shapes(device, cache or Cache(None))
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
@@ -112,8 +112,8 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
-        matrix_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
-        few_columns=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
+        coopmat_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
+        coopmat_16x8x16=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
     )
 
 
@@ -147,7 +147,7 @@ def typical_traits() -> DeviceTraits:
     )
 
 
-def _matrix_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int]]:
+def _coopmat_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, int]]:
     """The shapes (float16 operands, float32 sums) that a subgroup's matrix cores multiply and that
     fit the kernels' tiles."""
     features = device.features

@@ -364,9 +364,9 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
         and _ceil(problem.m, 64) * _ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
     ):
         tiles.append(Tiled(*sizes.tiled_few))
-    if problem.half and traits.matrix_shape is not None:
+    if problem.half and traits.coopmat_shape is not None:
         tiles += [
-            Coopmat(*each, 1, traits.matrix_shape, traits.subgroup_size) for each in sizes.coopmat
+            Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size) for each in sizes.coopmat
         ]
     for tile in tiles:
         if tile.fits(traits, problem):

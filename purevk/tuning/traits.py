@@ -30,10 +30,11 @@ class DeviceTraits:
         max_invocations: invocations of a workgroup.
         storage_alignment: bytes; the start of a binding is a multiple.
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
-        matrix_shape: rows, columns and depth that the matrix cores of a subgroup multiply, halves
-            with float sums, if the device has them and the compiler knows them; else None.
-        few_columns: they also multiply 16 x 16 by 16 x 8, and subgroups have 32 invocations.
-        fragment_order: whether the elements of such a fragment are in the order that
+        coopmat_shape: the largest cooperative matrix of a subgroup, as rows, columns and depth,
+            of halves with float sums; None without matrix cores or a compiler that knows them.
+        coopmat_16x8x16: whether cooperative matrices of 16 rows, 8 columns and depth 16 exist too,
+            and subgroups have 32 invocations.
+        fragment_order: whether the elements of a fragment of 16 x 8 x 16 are in the order that
             `glsl/core/fragments.glslh` states; asks the device when called.
     """
 
@@ -47,8 +48,8 @@ class DeviceTraits:
     max_invocations: int = 128
     storage_alignment: int = 256
     max_texels: int = 0
-    matrix_shape: tuple[int, int, int] | None = None
-    few_columns: bool = False
+    coopmat_shape: tuple[int, int, int] | None = None
+    coopmat_16x8x16: bool = False
     fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
 
     @property

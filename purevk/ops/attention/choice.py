@@ -263,7 +263,7 @@ def _coopmat(
     """The kernel on matrix cores, if the device has them and fragments of these widths fit into
     registers."""
     if (
-        not traits.few_columns
+        not traits.coopmat_16x8x16
         or not traits.has("subgroup_shuffle")
         or width % 16
         or value_width % 16

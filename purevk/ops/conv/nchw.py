@@ -54,7 +54,7 @@ def reads_nchw(traits: DeviceTraits, conv: Conv2d, x: Operand, result: TensorTyp
         or conv.column_loads > traits.profile.max_window_elements
     ):
         return False
-    coopmat = traits.matrix_shape is not None and x.dtype is DType.float16
+    coopmat = traits.coopmat_shape is not None and x.dtype is DType.float16
     work = _dims.upper(_dims.product((x.dims[0], *result.dims[1:])))
     many = work * 2 * conv.window.taps * group_in > traits.profile.max_direct_flops
     return out % FEW == 0 and not conv.is_matmul and not (coopmat and many)

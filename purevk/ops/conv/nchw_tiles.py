@@ -162,7 +162,7 @@ def tiles_of(traits: DeviceTraits, conv: Conv2d, result: TensorType) -> NchwTile
     NCHW."""
     _, _, group_in, channels = conv.weight.type.dims
     coopmat = (
-        traits.matrix_shape is not None
+        traits.coopmat_shape is not None
         and conv.x.type.dtype is conv.weight.type.dtype is DType.float16
     )
     few = channels // conv.groups < LEAST_COLUMNS or group_in < 4

@@ -78,7 +78,7 @@ def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
         or (traits.has("subgroup_arithmetic", "subgroup_size_control") and matmul.bits == 4)
     ):
         return _few_rows(traits, matmul)
-    shape = traits.matrix_shape
+    shape = traits.coopmat_shape
     if matmul.halves and not matmul.group and shape is not None and shape[0] * shape[1] == 256:
         coopmat = _half_tile(traits, shape, rows)
         problem = Problem(rows, matmul.max_n, _dims.upper(matmul.k), 1, True, True)
@@ -191,7 +191,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         return None
     if (
         not traits.profile.has_fast_shared_memory
-        or not traits.few_columns
+        or not traits.coopmat_16x8x16
         or not matmul.reads_words(4)
         or (group and segment % group and group % segment)
     ):

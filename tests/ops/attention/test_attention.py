@@ -135,7 +135,7 @@ def test_the_choice_of_matrix_cores():
         132,
         max_shared_memory=49152,
         max_invocations=1024,
-        few_columns=True,
+        coopmat_16x8x16=True,
         fragment_order=lambda: True,
     )
     for width in range(16, 160, 16):
@@ -154,5 +154,5 @@ def test_the_choice_of_matrix_cores():
                     )
     assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
     assert not isinstance(
-        choose(replace(traits, few_columns=False), 2, 16, 100, 100, 64, 64, True), Coopmat
+        choose(replace(traits, coopmat_16x8x16=False), 2, 16, 100, 100, 64, 64, True), Coopmat
     )

@@ -18,7 +18,7 @@ from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 SMALLEST = DeviceTraits(frozenset())  # what every Vulkan device has
 LARGE = DeviceTraits(
-    frozenset(), 32, 132, max_shared_memory=49152, max_invocations=1024, matrix_shape=(16, 16, 16)
+    frozenset(), 32, 132, max_shared_memory=49152, max_invocations=1024, coopmat_shape=(16, 16, 16)
 )
 WIDE = dataclasses.replace(LARGE, subgroup_size=64, cores=40, max_shared_memory=65536)
 NARROW = dataclasses.replace(
@@ -27,7 +27,7 @@ NARROW = dataclasses.replace(
     cores=0,
     max_shared_memory=32768,
     max_invocations=512,
-    matrix_shape=(8, 16, 16),
+    coopmat_shape=(8, 16, 16),
 )
 TRAITS = {"smallest": SMALLEST, "large": LARGE, "wide": WIDE, "narrow": NARROW}
 
@@ -74,7 +74,7 @@ def holds(choice, traits, problem):
             fm, fn, fk = choice.shape
             assert (
                 problem.half
-                and choice.shape == traits.matrix_shape
+                and choice.shape == traits.coopmat_shape
                 and choice.subgroup == traits.subgroup_size
             )
             assert choice.sub_m % fm == choice.sub_n % fn == 0 and k % (fk * slices) == 0
@@ -128,7 +128,7 @@ def test_matrix_cores_need_the_device_and_halves():
         if isinstance(choose_gpu(LARGE, problem), Coopmat):
             assert problem.half
         assert not isinstance(
-            choose_gpu(dataclasses.replace(LARGE, matrix_shape=None), problem), Coopmat
+            choose_gpu(dataclasses.replace(LARGE, coopmat_shape=None), problem), Coopmat
         )
     assert isinstance(choose_gpu(LARGE, Problem(512, 512, 512, half=True)), Coopmat)
 

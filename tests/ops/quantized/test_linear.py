@@ -339,7 +339,7 @@ def test_coopmat(monkeypatch, device):
             profile=DEFAULT,
             cores=1,
             max_shared_memory=49152,
-            few_columns=True,
+            coopmat_16x8x16=True,
             fragment_order=lambda: True,
         )
         form = choose(gpu, matmul)
@@ -375,7 +375,7 @@ GPU = DeviceTraits(
     cores=132,
     max_shared_memory=49152,
     max_invocations=1024,
-    few_columns=True,
+    coopmat_16x8x16=True,
     fragment_order=lambda: True,
 )
 
