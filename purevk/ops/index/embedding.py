@@ -98,47 +98,64 @@ def _bag(
 ) -> tuple[Value, ...]:
     out, to_bag, sizes, best = (value.type for value in node.results)
     inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
-    numbers = {"padding": padding, "count": indices.type.dims[0]}
-    span = (
-        "int from = int(START(i0)), to = i0 + 1 < start_size_0 ? int(START(i0 + 1)) : count;"
-        " to = min(to, count); from = max(from, 0);"
+    entries = indices.type.dims[0]
+    last = offsets.type.dims[0] - 1 - int(include_last_offset)  # the last bag
+    numbers = {"padding": padding, "count": entries, "last": last}
+    # The last bag takes all entries that are left, whatever the last offset is. But torch's fast
+    # kernels end their sums at the last offset.
+    ends_at_offset = (
+        include_last_offset and mode != 2 and padding < 0 and out.dtype is not DType.float64
     )
-    entry = "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue; e = pv_index(e, table_size_0);"
+    span = "int from = max(int(START(i0)), 0), to = i0 < last ? min(int(START(i0 + 1)), count) : count;"
+    stop = "int stop = min(to, int(START(i0 + 1)));" if ends_at_offset else "int stop = to;"
+    entry = (
+        "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue;"
+        " n++; if (m >= stop) continue; e = pv_index(e, table_size_0);"
+    )
     each = "TABLE(e, i1)"
     if weights is not None:
         inputs["WEIGHT"] = weights
         each += " * WEIGHT(m)"
-    if mode == 2:
-        step = f"float v = {each}; if (n == 0 || v > r || pv_isnan(v)) {{ r = v; r1 = e; }} n++;"
-    else:
-        step = f"r += {each}; n++;"
+    step = (
+        f"float v = {each}; if (n == 1 || v > r) {{ r = v; r1 = e; }}"
+        if mode == 2
+        else f"r += {each};"
+    )
     finish = " if (n > 0) r /= float(n);" if mode == 1 else ""
     start = " r1 = 0;" if mode == 2 else ""
-    body = f"{span} int n = 0; r = 0.0;{start} for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
+    body = (
+        f"{span} {stop} int n = 0; r = 0.0;{start}"
+        f" for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
+    )
     types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
     made = mapped_all(builder, body, inputs, *types, numbers=numbers)
-    count = f"{span} r = 0; for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
-    some = {"INDEX": indices, "START": offsets}
-    lengths = builder.emit(
-        "aten._to_copy.default",
-        mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers),
-        sizes.dtype,
-    )
+    if mode == 0:  # torch needs no lengths to sum
+        lengths = builder.emit("aten.full.default", sizes.dims, 0, sizes.dtype)
+    else:
+        count = (
+            f"{span} r = 0;"
+            " for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
+        )
+        some = {"INDEX": indices, "START": offsets}
+        lengths = mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers)
+        lengths = builder.emit("aten._to_copy.default", lengths, sizes.dtype)
     if to_bag.dims == (0,):
         bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
     else:
-        find_bag = "r = -1; for (int k = 0; k < start_size_0; k++) if (int(START(k)) <= i0) r = k;"
-        bags = mapped(builder, find_bag, {"START": offsets}, to_bag.with_dtype(DType.int32))
+        find_bag = "r = -1; for (int k = 0; k <= last; k++) if (int(START(k)) <= i0) r = k;"
+        bags = mapped(
+            builder,
+            find_bag,
+            {"START": offsets},
+            to_bag.with_dtype(DType.int32),
+            numbers={"last": last},
+        )
         bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
     if mode == 2:
         return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
     if best.dims != sizes.dims:
-        return (
-            made[0],
-            bags,
-            lengths,
-            builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1),
-        )
+        shorter = builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1)
+        return made[0], bags, lengths, shorter
     return made[0], bags, lengths, lengths
 
 

@@ -344,6 +344,46 @@ def test_bags_of_embeddings():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("padding", [-1, 2])
+def test_the_last_bag_takes_the_rest(dtype, padding):
+    """Torch ends sums and means without padding at the last offset, but in float64 and wherever it
+    counts entries, it does not."""
+    table = tensor(11, 6, dtype=dtype)
+    index = random_indices(13, below=11)
+    table[index[5]] = float("nan")  # torch's maximum keeps it if it is the first of a bag
+    weights = tensor(13, dtype=dtype)
+    cases = [
+        Case(
+            lambda *args: aten._embedding_bag(*args)[:1],
+            (table, index, torch.tensor(offsets), False, mode, False, each, True, padding),
+            name=f"mode {mode}",
+        )
+        for offsets in [(0, 4), (0, 3, 3, 9), (0, 13, 13), (0, 0, 0, 13)]
+        for mode in (0, 1, 2)
+        for each in ((None, weights) if mode == 0 else (None,))
+    ]
+    check(cases)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_lengths_of_bags(mode):
+    """What `_embedding_bag` gives beside the bags."""
+    table, index = tensor(11, 6), random_indices(13, below=11)
+    args = (table, index, torch.tensor([0, 3, 3, 9]), False, mode, False, None, True, 4)
+    check(Case(lambda *args: aten._embedding_bag(*args)[1:], args))
+
+
+def test_bags_that_are_rows():
+    table, index = tensor(11, 6), random_indices(3, 5, below=11)
+    check(
+        [
+            Case(lambda i, w, m=mode: F.embedding_bag(i, w, mode=m, padding_idx=4), (index, table))
+            for mode in ("sum", "mean", "max")
+        ]
+    )
+
+
 def masked_cases():
     x, mask = tensor(3, 5, 7), tensor(5, 7) > 0
     cases = [
