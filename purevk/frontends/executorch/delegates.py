@@ -47,15 +47,22 @@ class VulkanDelegate:
         self.env: dict[int, Any] = {}
         self.sources: dict[int, Value] = {}  # inputs as the caller passed them, before any cast
 
-    def run(self, inputs: Sequence[Arg], wanted: int) -> list[Arg]:
+    def run(
+        self, inputs: Sequence[Arg], wanted: int, declared: Sequence[tuple[int, ...] | None]
+    ) -> list[Arg]:
         """Inlines the graph; returns its last `wanted` outputs.
+
+        Args:
+            inputs: what the caller passes.
+            wanted: how many outputs the caller takes.
+            declared: for each input, its sizes in the file; None: it is no tensor.
 
         Outputs beyond those are mutated buffers, which go back into the constants of the same type
         that they came from.
         """
         graph = self.graph
         if len(inputs) != len(graph.input_ids):
-            inputs = self._match(inputs)
+            inputs = self._match(inputs, declared)
         for number, arg in zip(graph.input_ids, inputs):
             self._bind(number, arg)
         extra = len(graph.output_ids) - wanted
@@ -73,30 +80,53 @@ class VulkanDelegate:
         return outputs[extra:]
 
     # -- inputs -----------------------------------------------------------------------------------
-    def _match(self, inputs: Sequence[Arg]) -> list[Arg]:
-        """The inputs that the graph still has. The exporter drops inputs whose users were folded
-        away, but still passes them. The rest match by type, in order."""
-        chosen: list[Arg] = []
-        rest = list(inputs)
-        for number in self.graph.input_ids:
-            while rest:
-                candidate = rest.pop(0)
-                if self._fits(number, candidate):
-                    chosen.append(candidate)
-                    break
-        if len(chosen) != len(self.graph.input_ids):
+    def _match(
+        self, inputs: Sequence[Arg], declared: Sequence[tuple[int, ...] | None]
+    ) -> Sequence[Arg]:
+        """The inputs that the graph still has. The exporter drops inputs that no operator of the
+        graph reads, but still passes them. The rest match by type, in order."""
+        offered = list(zip(inputs, declared, strict=True))
+        first = self._first_match(self.graph.input_ids, offered)
+        last = self._first_match(self.graph.input_ids[::-1], offered[::-1])
+        if first is None or last is None:
             raise FileFormatError(
                 f"{self.label} takes {len(self.graph.input_ids)} inputs",
                 where=self.importer.where,
                 why=f"its caller passes {len(inputs)}, which do not match them by type",
                 next="export the model again",
             )
-        return chosen
+        if any(one is not other for one, other in zip(first, last[::-1])):
+            raise UnsupportedProgramError(
+                f"{self.label} takes {len(self.graph.input_ids)} inputs",
+                where=self.importer.where,
+                why=f"its caller passes {len(inputs)}, several of one type, and the file does not "
+                "say which ones are meant",
+                next="remove what the model computes and does not use, and export it again",
+            )
+        return first
 
-    def _fits(self, number: int, arg: Arg) -> bool:
+    def _first_match(
+        self, numbers: Sequence[int], offered: Sequence[tuple[Arg, tuple[int, ...] | None]]
+    ) -> list[Arg] | None:
+        """For each input of the graph, the first argument of its type behind that of the input
+        before; None: an input has no such argument."""
+        chosen: list[Arg] = []
+        rest = iter(offered)
+        for number in numbers:
+            for arg, sizes in rest:
+                if self._fits(number, arg, sizes):
+                    chosen.append(arg)
+                    break
+        return chosen if len(chosen) == len(numbers) else None
+
+    def _fits(self, number: int, arg: Arg, sizes: tuple[int, ...] | None) -> bool:
         value = self.graph.values[number]
         if isinstance(value, vk.VkTensor):
-            return isinstance(arg, Value) and len(value.dims) == arg.type.rank
+            return (
+                isinstance(arg, Value)
+                and sizes == value.dims
+                and (value.dtype is None or value.dtype.is_float == arg.type.dtype.is_float)
+            )
         return not isinstance(arg, Value) or arg.type.numel == 1
 
     def _bind(self, number: int, arg: Arg) -> None:

@@ -539,7 +539,9 @@ class _Plan:
         inputs, outputs = self._split(index, graph, args)
         states = self.delegate_states.setdefault(index, {})
         inner = VulkanDelegate(self.importer, self.program, graph, f"delegate {index}", states)
-        results = inner.run([self._arg(number) for number in inputs], len(outputs))
+        given = [self.plan.values[number] for number in inputs]
+        declared = [value.sizes if isinstance(value, P.Tensor) else None for value in given]
+        results = inner.run([self._arg(number) for number in inputs], len(outputs), declared)
         for number, value in zip(outputs, results):
             expected = self.plan.values[number]
             if isinstance(expected, P.Tensor) and isinstance(value, Value):

@@ -62,6 +62,7 @@ OUT_ARGUMENTS = {
     "aten._to_copy.out": ("x", "non_blocking", "memory_format"),
     "dim_order_ops._to_dim_order_copy.out": ("x", "non_blocking", "dim_order"),
     "dim_order_ops._clone_dim_order.out": ("x", "non_blocking", "dim_order"),
+    "dim_order_ops._empty_dim_order.out": ("size", "memory_format"),
     "aten.full.out": ("size", "fill_value"),
     "aten.full_like.out": ("x", "fill_value", "memory_format"),
     "aten.zeros_like.out": ("x", "memory_format"),

@@ -29,6 +29,7 @@ rewrite(
         TensorType(dtype or DType.float32, tuple(size))
     ),
     _all(0),
+    "dim_order_ops._empty_dim_order.default",
 )
 rewrite(
     "aten.empty_strided.default",
