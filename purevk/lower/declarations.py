@@ -26,12 +26,16 @@ def buffer(number: int | str, name: str, element: str, access: str) -> str:
     return f"{kind}({number}, {name}, {element})"
 
 
+def byte_features(*dtypes: DType) -> dict[str, str]:
+    """Those of `element_features` that elements of one byte need."""
+    return {"HAS_8BIT": "1"} if any(dtype.itemsize == 1 for dtype in dtypes) else {}
+
+
 def element_features(dtypes: Collection[DType]) -> dict[str, str]:
     """The macros that turn on what GLSL needs for elements of these types."""
     needs = {
         "HAS_INT64": DType.int64 in dtypes,
         "HAS_FLOAT64": DType.float64 in dtypes,
-        "HAS_8BIT": any(dtype.itemsize == 1 for dtype in dtypes),
         "HAS_16BIT": any(dtype.itemsize == 2 for dtype in dtypes),
     }
-    return {name: "1" for name, needed in needs.items() if needed}
+    return {name: "1" for name, needed in needs.items() if needed} | byte_features(*dtypes)

@@ -9,9 +9,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declarations import byte_features
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.builder import Builder
+from purevk.ops.conv.arguments import Window
 from purevk.ops.conv.convolution import pixels
 from purevk.ops.conv.shapes import convolved_size, transposed_size
 from purevk.ops.elementwise.program import REAL
@@ -35,21 +37,23 @@ NAME = "purevk.quantized_conv2d"
 
 
 @dataclass(frozen=True)
-class Window:
-    """The window of a convolution of images. Each pair is along y, then along x."""
+class GroupedWindow(Window):
+    """The window of a quantized convolution.
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
+    Attributes:
+        groups: of channels.
+        transposed: whether the convolution is a transposed one.
+        output_padding: of a transposed one, along y and x.
+    """
+
+    groups: int = 1
     transposed: bool = False
     output_padding: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, node: Node) -> Window:
+    def of(cls, node: Node) -> GroupedWindow:
         """The window that a node of a file has."""
-        return _window_of(
+        return cls.of_pairs(
             node.ints("kernel_size"),
             node.ints("stride"),
             node.ints("padding"),
@@ -57,24 +61,30 @@ class Window:
             node.int("groups"),
         )
 
-    @property
-    def params(self) -> dict[str, Size]:
-        """The window as the templates declare it."""
-        return {
-            "KH": self.kernel[0],
-            "KW": self.kernel[1],
-            "stride_y": self.stride[0],
-            "stride_x": self.stride[1],
-            "pad_y": self.padding[0],
-            "pad_x": self.padding[1],
-            "dilation_y": self.dilation[0],
-            "dilation_x": self.dilation[1],
-        }
+    @classmethod
+    def of_pairs(
+        cls,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        output_padding: Sequence[int] | None = None,
+    ) -> GroupedWindow:
+        """A window from lists of two. That of a transposed convolution has an output padding.
 
-    @property
-    def taps(self) -> int:
-        """Elements of the kernel."""
-        return self.kernel[0] * self.kernel[1]
+        Raises:
+            ShapeError: a list has another length.
+        """
+        return cls(
+            _pair(kernel),
+            _pair(stride),
+            _pair(padding),
+            _pair(dilation),
+            groups,
+            output_padding is not None,
+            _pair(output_padding or (0, 0)),
+        )
 
     def result_sizes(self, height: Size, width: Size) -> list[Size]:
         """Height and width of the result."""
@@ -87,26 +97,6 @@ class Window:
                 else convolved_size(*along)
             )
         return sizes
-
-
-def _window_of(
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None = None,
-) -> Window:
-    """A window from lists of two. That of a transposed convolution has an output padding."""
-    return Window(
-        _pair(kernel),
-        _pair(stride),
-        _pair(padding),
-        _pair(dilation),
-        groups,
-        output_padding is not None,
-        _pair(output_padding or (0, 0)),
-    )
 
 
 def _pair(numbers: Sequence[int]) -> tuple[int, int]:
@@ -123,7 +113,7 @@ def _shape(
     bias: TensorType | None,
     x_scale: float,
     x_zero: int,
-    window: Window,
+    window: GroupedWindow,
     out: OutputQuantization | None,
     dtype: DType = REAL,
 ) -> TensorType:
@@ -160,7 +150,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     x, pixel = pixels(lowering, lowering.operand(node.tensor("x")))
     weight = _weight(lowering, node.tensor("weight"))
     bias = node.optional_tensor("bias")
-    window = node.attribute("window", Window)
+    window = node.attribute("window", GroupedWindow)
     requantized = node.optional_attribute("out", OutputQuantization)
     batches, channels, height, width = x.dims
     _, out_channels, out_height, out_width = out.dims
@@ -175,8 +165,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "TRANSPOSED": int(window.transposed),
         "DOT": int(lowering.traits.has("integer_dot_product")),
     }
-    if out.dtype.itemsize == 1 and not vector:
-        macros["HAS_8BIT"] = "1"
+    if not vector:
+        macros |= byte_features(out.dtype)
     scales = whole(lowering, node.tensor("scales"))
     macros["T_SCALE"] = scales.dtype.glsl
     buffers: dict[str, tuple[Operand, str]] = {
@@ -276,7 +266,7 @@ def _emit(
     node: Node,
     x: Value,
     scales: Value,
-    window: Window,
+    window: GroupedWindow,
     out: OutputQuantization | None,
 ) -> Value:
     """The convolution of a node for an int8 x. Sums, scales and bias of files may have more
@@ -330,7 +320,7 @@ def _q8ta_shape(
     groups: int,
     activation: str = "none",
 ) -> TensorType:
-    window = _window_of(kernel_size, stride, padding, dilation, groups)
+    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
     out = OutputQuantization.after(activation, output_scale, output_zero_point)
     of_input = (input_scale, input_zero_point)
     return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
@@ -338,7 +328,7 @@ def _q8ta_shape(
 
 def _expand_q8ta(builder: Builder, node: Node) -> Value:
     x, scales = node.tensor("x"), node.tensor("weight_scales")
-    return _emit(builder, node, x, scales, Window.of(node), _output_of(node))
+    return _emit(builder, node, x, scales, GroupedWindow.of(node), _output_of(node))
 
 
 register(
@@ -374,7 +364,7 @@ def _transposed_shape(
     groups: int,
     activation: str = "none",
 ) -> TensorType:
-    window = _window_of(kernel_size, stride, padding, dilation, groups, output_padding)
+    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups, output_padding)
     out = OutputQuantization.after(activation, output_scale, output_zero_point)
     of_input = (input_scale, input_zero_point)
     return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
@@ -382,7 +372,7 @@ def _transposed_shape(
 
 def _expand_transposed(builder: Builder, node: Node) -> Value:
     window = replace(
-        Window.of(node), transposed=True, output_padding=_pair(node.ints("output_padding"))
+        GroupedWindow.of(node), transposed=True, output_padding=_pair(node.ints("output_padding"))
     )
     scales = node.tensor("weight_scales")
     if window.groups > 1:  # the scales are those of one group, and hold for all
@@ -414,7 +404,7 @@ def _float_shape(
     dilation: Sequence[int],
     groups: int,
 ) -> TensorType:
-    window = _window_of(kernel_size, stride, padding, dilation, groups)
+    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
     of_input = (input_scale, input_zero_point)
     return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, None, x.dtype)
 
@@ -422,7 +412,7 @@ def _float_shape(
 def _expand_float(builder: Builder, node: Node) -> Value:
     scale, zero = node.float("input_scale"), node.int("input_zero_point")
     x = emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
-    return _emit(builder, node, x, node.tensor("weight_scales"), Window.of(node), None)
+    return _emit(builder, node, x, node.tensor("weight_scales"), GroupedWindow.of(node), None)
 
 
 register(

@@ -6,6 +6,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declarations import byte_features
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
@@ -76,8 +77,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     if zeros is not None:
         macros["T_ZERO"] = parameters[1].dtype.glsl
-    if any(each.dtype.itemsize == 1 for each in parameters):
-        macros["HAS_8BIT"] = "1"
+    macros |= byte_features(*(each.dtype for each in parameters))
     params: dict[str, Size] = {
         "count": count,
         "D": width,

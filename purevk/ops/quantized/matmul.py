@@ -12,6 +12,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
+from purevk.lower.declarations import byte_features
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
@@ -103,8 +104,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         if row_scales is not None and row_zeros is not None:
             zeros = whole(lowering, row_zeros)
             macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
-            if zeros.dtype.itemsize == 1:
-                macros["HAS_8BIT"] = "1"
+            macros |= byte_features(zeros.dtype)
             buffers |= {"row_scale": (whole(lowering, row_scales), "r"), "row_zero": (zeros, "r")}
         macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
     else:
@@ -125,8 +125,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         (0, "m"),
     )
     macros |= epilogue.macros
-    if out.dtype.itemsize == 1 and not vector_out:
-        macros["HAS_8BIT"] = "1"
+    if not vector_out:
+        macros |= byte_features(out.dtype)
     buffers |= epilogue.buffers
     words, first_word = weight.strides[0] // 4, weight.offset // 4
     sizes: dict[str, Size] = {

@@ -12,6 +12,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declarations import byte_features
 from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of, gcd4
@@ -114,8 +115,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
         "LX": wide,
         "SUBGROUP": lanes if subgroups else 0,
     }
-    if zero.dtype.itemsize == 1:
-        macros["HAS_8BIT"] = "1"
+    macros |= byte_features(zero.dtype)
     if zero.dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     params: dict[str, Size] = {
