@@ -125,8 +125,8 @@ class DeviceStore:
                 commands.end()
                 self.device.queue.run(commands)
                 done += sum(piece[3] for _, piece in batch)
-                if progress is not None:
-                    progress(min(done, total), total)
+                if progress is not None:  # ranges are longer than what is copied into them
+                    progress(min(done, total) if pieces else total, total)
         finally:
             commands.destroy()
             pool.destroy()
