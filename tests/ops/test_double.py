@@ -47,6 +47,34 @@ near = wide(64).mul(2**-50).add(1.0)[torch.arange(200) % 64]  # float32 has them
 close = wide(64).mul(2**-30).add(1.0)
 
 
+def test_integral_parts():
+    """Ties, and fractions of numbers above 2^31."""
+    ties = torch.arange(-9, 10, dtype=D) / 2
+    large = torch.tensor([2**31 + 0.5, 2**33 + 1.5, 2**51 + 0.5, 2.0**52 - 0.5, 1e300], dtype=D)
+    below = torch.tensor([0.5 - 2**-54, 5e-324, torch.inf, torch.nan, -0.0], dtype=D)
+    numbers = torch.cat([ties, large, -large, below, -below])
+    functions = (torch.round, torch.trunc, torch.frac, torch.floor, torch.ceil, torch.isfinite)
+    run(
+        *(Case(fn, (numbers,), atol=0.0) for fn in functions),
+        *(Case(lambda t, fn=fn: torch.signbit(fn(t)), (numbers[:-2],)) for fn in functions[:2]),
+        Case(torch.div, (large, ties[:5]), {"rounding_mode": "trunc"}),
+        Case(torch.round, (ties / 10,), {"decimals": 1}),
+    )
+
+
+def test_quantization_per_token_rounds_ties_to_even():
+    """Scales that are powers of two put numbers half way between two quantized values."""
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401
+
+    operator = torch.ops.quantized_decomposed.quantize_per_token.default
+    numbers = torch.arange(-128, 128).div(128).repeat(3, 1)
+    scales, zeros = (
+        torch.tensor([[2**-6], [2**-5], [2**-7]], dtype=D),
+        torch.tensor([[10], [-3], [0]]),
+    )
+    run(Case(operator, (numbers, scales, zeros, -128, 127, torch.int8)))
+
+
 def test_order():
     rows = odd(3, 200)
     cases = [

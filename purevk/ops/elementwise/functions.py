@@ -46,9 +46,9 @@ def _round(decimals: int, dtype: DType, **_: object) -> str:
         return "x"
     scale = float(10 ** abs(decimals))
     return (
-        f"(roundEven(x * ACC({scale!r})) / ACC({scale!r}))"
+        f"(pv_round(x * ACC({scale!r})) / ACC({scale!r}))"
         if decimals >= 0
-        else f"(roundEven(x / ACC({scale!r})) * ACC({scale!r}))"
+        else f"(pv_round(x / ACC({scale!r})) * ACC({scale!r}))"
     )
 
 

@@ -279,8 +279,8 @@ unary("aten.neg.default", "(-x)")
 unary("aten.sign.default", "(x > ACC(0) ? ACC(1) : x < ACC(0) ? ACC(-1) : ACC(0))")
 unary("aten.floor.default", _only_float("floor(x)"))
 unary("aten.ceil.default", _only_float("ceil(x)"))
-unary("aten.trunc.default", _only_float("trunc(x)"))
-unary("aten.round.default", _only_float("roundEven(x)"))
+unary("aten.trunc.default", _only_float("pv_trunc(x)"))
+unary("aten.round.default", _only_float("pv_round(x)"))
 unary(
     "aten.square.default",
     "(x * x)",

@@ -110,11 +110,11 @@ unary(
     _float_or("(pv_copysign(ACC(1), x) < ACC(0))", "(x < ACC(0))"),
     out=DType.bool,
 )
-unary("aten.frac.default", "(x - trunc(x))")
+unary("aten.frac.default", "(x - pv_trunc(x))")
 unary("aten.positive.default", "x")
 unary(
     "aten.isfinite.default",
-    _float_or("(abs(x) <= ACC(3.4028234663852886e38))", "true"),
+    _float_or("(!(pv_isnan(x) || pv_isinf(x)))", "true"),
     out=DType.bool,
 )
 unary("aten.isposinf.default", _float_or("(x == PV_INF)", "false"), out=DType.bool)

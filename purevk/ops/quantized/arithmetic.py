@@ -96,9 +96,7 @@ def _quantize_double(
         double(steps.input(each, each.type.dtype), each.type.dtype) for each in (x, scale)
     )
     offset = double(program.real(0.0 if zero is None else zero), REAL)
-    text = (
-        "roundEven($0 * (1.0lf / $1) + $2)" if zero_first else "roundEven($0 * (1.0lf / $1)) + $2"
-    )
+    text = "pv_round($0 * (1.0lf / $1) + $2)" if zero_first else "pv_round($0 * (1.0lf / $1)) + $2"
     value = steps.step(text, [number, factor, offset], DType.float64)
     bounds = [double(program.real(each), REAL) for each in (low, high)]
     clamped = steps.step("int(clamp($0, $1, $2))", [value, *bounds], DType.int32)
