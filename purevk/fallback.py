@@ -1,6 +1,10 @@
-"""Runs operators on the CPU: any operator of `torch.ops`, or a function that the user registered
-with `purevk.ops.register_executor`. The operator's schema tells how to convert the arguments.
-torch is imported only when a node needs it."""
+"""Runs operators on the CPU: operators of `torch.ops`, or a function that the user registered with
+`purevk.ops.register_executor`. The operator's schema tells how to convert the arguments. torch is
+imported only when a node needs it.
+
+A model file gets only the operators that `pure_operators` accepts and those that the caller allowed.
+torch checks their arguments on its meta device before anything runs. A module that the caller
+compiles gets all operators, because they are the caller's own."""
 
 from __future__ import annotations
 
@@ -9,12 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from purevk import pure_operators
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import TensorType, Value
-from purevk.ops.executors import Executor, find_executor
+from purevk.ops.executors import Executor, find_executor, is_allowed
 
 Arrays = Mapping[Value, np.ndarray]
+
+# How many times larger than stated results may be: they may be computed in a wider dtype, and some
+# operators have further results.
+_SLACK = 64
 
 # Arguments that operators of ATen write although their schemas do not say so.
 _WRITTEN = {
@@ -24,7 +33,12 @@ _WRITTEN = {
 
 
 def run(
-    name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str
+    name: str,
+    args: Sequence[Any],
+    arrays: Arrays,
+    results: Sequence[TensorType],
+    source: str,
+    trusted: bool = False,
 ) -> list[np.ndarray]:
     """Runs one node on the CPU.
 
@@ -36,16 +50,17 @@ def run(
             0-d tensors. An operator that writes into arguments gives its own results first, then
             these arguments.
         source: where the node comes from, for messages.
+        trusted: the caller's own module calls the operator. Otherwise it is one of a file.
 
     Raises:
-        FallbackError: torch is missing, does not know the operator, or refuses the arguments. Or
-            the results are not those that the graph expects.
+        FallbackError: torch is missing, does not know the operator, or refuses the arguments. A file
+            may not run the operator. Or the results are not those that the graph expects.
     """
     executor = find_executor(name)
     made = (
         _execute(executor, args, arrays, source)
         if executor
-        else _call(name, args, arrays, results, source)
+        else _call(name, args, arrays, results, source, trusted)
     )
     if len(made) < len(results):
         raise FallbackError(
@@ -53,18 +68,22 @@ def run(
         )
     found = [_to_array(each, type.dtype) for each, type in zip(made, results)]
     for number, (array, type) in enumerate(zip(found, results)):
-        fits = array.ndim == type.rank and all(
-            not isinstance(size, int) or size == given
-            for size, given in zip(type.dims, array.shape)
-        )
-        if not fits:
-            raise FallbackError(
-                f"result {number} of {name} has sizes {list(array.shape)}",
-                where=source,
-                why=f"{type} is expected",
-                next="make the operator's CPU function and its shape function (or fake kernel) agree",
-            )
+        _expect(name, number, array.shape, type, source)
     return found
+
+
+def _expect(name: str, number: int, sizes: Sequence[int], type: TensorType, source: str) -> None:
+    """Compares the sizes of a result with those that the graph states."""
+    fits = len(sizes) == type.rank and all(
+        not isinstance(stated, int) or stated == given for stated, given in zip(type.dims, sizes)
+    )
+    if not fits:
+        raise FallbackError(
+            f"result {number} of {name} has sizes {list(sizes)}",
+            where=source,
+            why=f"{type} is expected",
+            next="make the operator's CPU function and its shape function (or fake kernel) agree",
+        )
 
 
 # -- registered functions ------------------------------------------------------------------------
@@ -112,9 +131,16 @@ def _to_array(made: Any, dtype: DType) -> np.ndarray:
 
 # -- operators of torch --------------------------------------------------------------------------
 def _call(
-    name: str, args: Sequence[Any], arrays: Arrays, results: Sequence[TensorType], source: str
+    name: str,
+    args: Sequence[Any],
+    arrays: Arrays,
+    results: Sequence[TensorType],
+    source: str,
+    trusted: bool,
 ) -> list[Any]:
     operator, names = _operator(name, len(args), source)
+    if not trusted and not is_allowed(name):
+        _refuse_impure(name, operator, source)
     schema = operator._schema.arguments
     given = dict(zip(names, args))
     values = {
@@ -125,9 +151,16 @@ def _call(
     written = [each.name for each in schema if each.is_write and not each.is_out]
     import torch
 
+    def attempt(values: Mapping[str, Any]) -> list[Any]:
+        if not trusted:
+            _check(name, operator, values, results, source)
+        return _apply(operator, values, written, results)
+
     with torch.no_grad():
         try:
-            made = _apply(operator, values, written, results)
+            made = attempt(values)
+        except FallbackError:
+            raise
         except Exception as error:
             wider = _widened(values) if operator.namespace in ("aten", "prims") else values
             if all(wider[each] is values[each] for each in values):
@@ -136,7 +169,9 @@ def _call(
                 ) from error
             # torch does not mix dtypes, and has no half precision or 32-bit indices everywhere.
             try:
-                made = _apply(operator, wider, written, results)
+                made = attempt(wider)
+            except FallbackError:
+                raise
             except Exception:
                 raise _failed(
                     name, source, error, "check the sizes and dtypes of the inputs"
@@ -144,8 +179,73 @@ def _call(
     return made
 
 
+def _refuse_impure(name: str, operator: Any, source: str) -> None:
+    reason = pure_operators.refusal(operator)
+    if reason is not None:
+        raise FallbackError(
+            f"a model file may not run {name} on the CPU",
+            where=source,
+            why=reason,
+            next=f"if you trust the file, call purevk.ops.allow_operator({name!r}), or register a"
+            f" function: purevk.ops.register_executor({name!r})",
+        )
+
+
+def _check(
+    name: str,
+    operator: Any,
+    values: Mapping[str, Any],
+    results: Sequence[TensorType],
+    source: str,
+) -> None:
+    """Has torch check the arguments. Refuses results that are far larger than the graph states.
+    Runs no kernel and allocates nothing."""
+    import torch
+
+    if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operator.tags):
+        return
+
+    def meta(value: Any) -> Any:
+        if isinstance(value, list):
+            return [meta(item) for item in value]
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+        return value
+
+    shown = {each: meta(value) for each, value in values.items()}
+    for each in operator._schema.arguments:
+        if str(each.real_type) in ("Device", "Optional[Device]"):
+            shown[each.name] = torch.device("meta")
+    try:
+        made = list(_flat(_apply(operator, shown, (), results, device="meta")))
+    except NotImplementedError:
+        return  # its kernel checks the arguments, see `pure_operators`
+    except RuntimeError as error:
+        if "meta tensor" in str(error):
+            return  # it reads a number from a tensor before it calls what checks
+        raise
+    if all(type.is_static for type in results):
+        # Some meta kernels give other sizes than the kernel, of results that nobody reads.
+        tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]
+        stated = sum(type.nbytes for type in results) + sum(each.nbytes for each in tensors)
+        needed = sum(each.nbytes for each in made if isinstance(each, torch.Tensor))
+        if needed > _SLACK * (stated + _SLACK):
+            raise FallbackError(
+                f"the results of {name} need {needed} bytes",
+                where=source,
+                why=f"{', '.join(map(str, results))} are stated",
+                next="the file is damaged: copy or export it again",
+            )
+
+
 def _apply(
-    operator: Any, values: Mapping[str, Any], written: Sequence[str], results: Sequence[TensorType]
+    operator: Any,
+    values: Mapping[str, Any],
+    written: Sequence[str],
+    results: Sequence[TensorType],
+    device: str = "cpu",
 ) -> list[Any]:
     import torch
 
@@ -153,7 +253,7 @@ def _apply(
     values = {name: _copied(value) if name in spared else value for name, value in values.items()}
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    fresh = iter([torch.empty(0, dtype=type.dtype.to_torch()) for type in results])
+    fresh = iter([torch.empty(0, dtype=type.dtype.to_torch(), device=device) for type in results])
     for each in operator._schema.arguments:
         if each.is_out:
             is_list = str(each.real_type).startswith("List")
@@ -188,16 +288,14 @@ def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]
             why="operators without a kernel run on the CPU through torch",
             next=f"pip install torch, or register a function: purevk.ops.register_executor({name!r})",
         ) from error
-    parts = name.split(".")
-    try:
-        packet = getattr(getattr(torch.ops, parts[0]), parts[1])
-        operator = getattr(packet, parts[2] if len(parts) > 2 else "default")
-    except (AttributeError, RuntimeError) as error:
+    packet, operator = _overload(torch, name)
+    if operator is None:
         raise FallbackError(
             f"{name} has no kernel here and torch does not know it",
             where=source,
+            why="" if pure_operators.is_name(name) else "this is no name of an operator",
             next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
-        ) from error
+        )
     names = _inputs(operator)
     if _is_out(operator):
         return _functional(packet, operator), names[:count]
@@ -208,6 +306,23 @@ def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]
             if _is_out(each) and len(_inputs(each)) == count and set(_inputs(each)) < set(names):
                 return operator, _inputs(each)
     return operator, names[:count]
+
+
+def _overload(torch: Any, name: str) -> tuple[Any, Any]:
+    """The overloads of an operator and the one of a full name; None if torch has no such operator."""
+    if not pure_operators.is_name(name):
+        return None, None
+    space, base, overload = name.split(".")
+    try:
+        packet = getattr(getattr(torch.ops, space), base)
+        operator = getattr(packet, overload)
+    except (AttributeError, RuntimeError):
+        return None, None
+    if not isinstance(operator, torch._ops.OpOverload) or (
+        operator._schema.name != f"{space}::{base}" or operator._overloadname != overload
+    ):
+        return None, None
+    return packet, operator
 
 
 def _is_out(operator: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import purevk
-from purevk import fallback
+from purevk import fallback, pure_operators
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import Node, TensorType, Value
@@ -48,20 +48,20 @@ def as_node(args: list[Any]) -> tuple[list[Any], dict[Value, np.ndarray]]:
     return [convert(arg) for arg in args], arrays
 
 
-def run(name: str, args: list[Any], expected: list[Any]) -> list[Any]:
+def run(name: str, args: list[Any], expected: list[Any], trusted: bool = False) -> list[Any]:
     """The node's results as tensors; the arrays that it was given must stay as they were."""
     converted, arrays = as_node(args)
     before = {value: array.copy() for value, array in arrays.items()}
     types = [TensorType(DType.from_torch(each.dtype), tuple(each.shape)) for each in expected]
-    made = fallback.run(name, converted, arrays, types, "test")
+    made = fallback.run(name, converted, arrays, types, "test", trusted)
     for value, array in before.items():
         np.testing.assert_array_equal(arrays[value], array)
     return [fallback.to_torch(array, type.dtype) for array, type in zip(made, types)]
 
 
-def check(name: str, args: list[Any], expected: Any) -> None:
+def check(name: str, args: list[Any], expected: Any, trusted: bool = False) -> None:
     wanted = leaves(expected)
-    made = run(name, args, wanted)
+    made = run(name, args, wanted, trusted)
     assert len(made) == len(wanted)
     for one, other in zip(made, wanted):
         torch.testing.assert_close(
@@ -240,7 +240,7 @@ def test_every_overload_of_a_torch_sample() -> None:
         full = list(args)
         for each in func._schema.arguments[len(args) :]:
             full.append(kwargs.get(each.name, each.default_value))
-        check(name, full, made)
+        check(name, full, made, trusted=pure_operators.refusal(func) is not None)
 
 
 def test_what_cannot_be_run() -> None:
@@ -250,7 +250,7 @@ def test_what_cannot_be_run() -> None:
     wanted = [TensorType(DType.float32, (5, 5))]
     with pytest.raises(FallbackError, match="failed on the CPU") as error:
         fallback.run("aten.mm.default", args, arrays, wanted, "here")
-    assert error.value.where == "here" and "multiplied" in error.value.why
+    assert error.value.where == "here" and "must have same reduction dim" in error.value.why
     with pytest.raises(FallbackError, match=r"result 0 of aten.add.Tensor has sizes \[5, 7\]"):
         fallback.run("aten.add.Tensor", args, arrays, wanted, "here")
     with pytest.raises(FallbackError, match="gave 1 results"):
@@ -373,10 +373,21 @@ def test_files_of_own_operators(own: Any, tmp_path: Path) -> None:
     )
     (tmp_path / "own.pte").write_bytes(edge.to_executorch().buffer)
     with purevk.load(tmp_path / "own.pte") as program:
-        for _ in range(2):
-            x, y = torch.randn(3, 7), torch.randn(3, 7)
-            for one, other in zip(program.forward(x, y), Model()(x, y)):
-                torch.testing.assert_close(one, other)
+        with pytest.raises(FallbackError, match=r"may not run purevk_test\.mix") as error:
+            program.forward(*example)
+        assert "allow_operator('purevk_test.mix.default')" in error.value.next
+        purevk.ops.allow_operator("purevk_test.mix")
+        purevk.ops.allow_operator("purevk_test::halves")
+        try:
+            for _ in range(2):
+                x, y = torch.randn(3, 7), torch.randn(3, 7)
+                for one, other in zip(program.forward(x, y), Model()(x, y)):
+                    torch.testing.assert_close(one, other)
+        finally:
+            purevk.ops.disallow_operator("purevk_test.mix")
+            purevk.ops.disallow_operator("purevk_test.halves")
+        with pytest.raises(FallbackError, match=r"may not run purevk_test\.mix"):
+            program.forward(*example)
 
 
 @pytest.mark.device

@@ -58,6 +58,7 @@ class Importer:
         numbers: tensors that hold a number which an operator gave.
         bounds: bounds and checks of data-dependent sizes.
         types: gives the types of results.
+        trusted: the graph is that of a module of this process, see `Graph`.
     """
 
     def __init__(self, name: str, where: str, sizes: InputSizes | None = None) -> None:
@@ -74,6 +75,7 @@ class Importer:
         self.constraints: dict[Guard, None] = {}
         self.ranges: dict[Symbol, tuple[int, int | None]] = {}
         self.signature: Signature | None = None
+        self.trusted = False
         self._names = NameSource()
         self._by_bound: dict[int, Dim] = {}
         self._shared: dict[tuple[int, int, str, tuple[Size, ...]], Value] = {}
@@ -357,6 +359,7 @@ class Importer:
             symbols,
             tuple(checks),
             self._outer,
+            trusted=self.trusted,
         )
 
     def finish(self, outputs: Sequence[Arg], updates: Sequence[int] = ()) -> Graph:
@@ -390,6 +393,7 @@ class Importer:
             constraints=tuple(self.constraints),
             ranges=self.ranges,
             signature=self.signature,
+            trusted=self.trusted,
         )
         used: set[Symbol] = set()
         for node in (node for each in graph.nested() for node in each.nodes):

@@ -269,7 +269,12 @@ class Executable:
         arrays = {value: self._host_array(value, host, env) for value in node.inputs}
         known = _evaluated(args, env)
         made = fallback.run(
-            name, known, arrays, [value.type for value in node.results], node.source
+            name,
+            known,
+            arrays,
+            [value.type for value in node.results],
+            node.source,
+            self.plan.graph.trusted,
         )
         host.update(zip(node.results, made))
 

@@ -180,6 +180,8 @@ class Graph:
             upper one of None: there is none). Where it states none, that of the symbol holds.
         signature: how Python code calls the method; None: with its inputs, in order.
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
+        trusted: made from a module of this process, whose operators are the caller's own. The graph
+            of a file runs only operators that are known to be pure. Never read from a file.
     """
 
     name: str
@@ -196,6 +198,7 @@ class Graph:
     constraints: tuple[Guard, ...] = ()
     ranges: Mapping[Symbol, tuple[int, int | None]] = field(default_factory=dict)
     signature: Signature | None = None
+    trusted: bool = False
 
     @property
     def unbacked(self) -> dict[Symbol, SymbolSource]:

@@ -24,7 +24,12 @@ from purevk.ops import (  # noqa: F401
     reduce,
     sort,
 )
-from purevk.ops.executors import register_executor, unregister_executor
+from purevk.ops.executors import (
+    allow_operator,
+    disallow_operator,
+    register_executor,
+    unregister_executor,
+)
 from purevk.ops.extension import (
     RegisteredOp,
     list_registered_ops,
@@ -35,6 +40,6 @@ from purevk.ops.extension import (
 from purevk.ops.registry import ShapeError
 
 __all__ = [
-    "DType", "RegisteredOp", "ShapeError", "TensorType", "list_registered_ops", "register_executor", "register_kernel",
-    "register_pointwise", "unregister", "unregister_executor",
+    "DType", "RegisteredOp", "ShapeError", "TensorType", "allow_operator", "disallow_operator", "list_registered_ops",
+    "register_executor", "register_kernel", "register_pointwise", "unregister", "unregister_executor",
 ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""CPU functions that users register for operators. `purevk.fallback` calls them; without torch, if
-they take arrays."""
+"""CPU functions that users register for operators, and operators of torch that they allow files to
+run. `purevk.fallback` calls them; functions that take arrays also without torch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Executor:
 
 
 _executors: dict[str, Executor] = {}
+_allowed: set[str] = set()  # "namespace.op"
 
 
 def full_name(name: str) -> str:
@@ -86,3 +87,28 @@ def find_executor(name: str) -> Executor | None:
 def executors() -> tuple[Executor, ...]:
     """All registered CPU functions, sorted by name."""
     return tuple(_executors[name] for name in sorted(_executors))
+
+
+def allow_operator(name: str) -> None:
+    """Allows model files to run an operator of `torch.ops` on the CPU: `allow_operator("mylib.gate")`.
+
+    Files may run pure operators of ATen without it. Modules of the process (`purevk.compile`) may run
+    any operator. Allow an operator if you trust it with the arguments of any file that you load.
+
+    Args:
+        name: "namespace.op" (also with "::"). All overloads are allowed.
+
+    Raises:
+        InputError: no name of an operator.
+    """
+    _allowed.add(full_name(name).rpartition(".")[0])
+
+
+def disallow_operator(name: str) -> None:
+    """Takes back what `allow_operator` allowed."""
+    _allowed.discard(full_name(name).rpartition(".")[0])
+
+
+def is_allowed(name: str) -> bool:
+    """Whether the user allows files to run an operator, by its full name."""
+    return name.rpartition(".")[0] in _allowed

@@ -33,7 +33,8 @@ BELOW = {
     "ops": {"lower", "tuning", "shaders", "ir"},
     "passes": {"ops", "lower", "tuning", "ir"},
     "schedule": {"passes", "ops", "lower", "tuning", "ir"},
-    "fallback": {"ops", "ir"},
+    "pure_operators": set(),
+    "fallback": {"pure_operators", "ops", "ir"},
     "frontends": {"pte", "ops", "ir"},
     "graph": {
         "schedule",

@@ -192,6 +192,7 @@ class _AotReader(Reader):
             range_constraints=_ranges(aot._nodes),
         )
         importer = Importer(aot.name, f"exported program {aot.name}", sizes)
+        importer.trusted = True
         super().__init__(program, importer, _AotSizes(aot, program, importer))
         self.aot = aot
 

@@ -84,7 +84,7 @@ def read_inputs(program: Any) -> Graph:
 
 def _importer(name: str, sizes: InputSizes | None, signature: Signature | None) -> Importer:
     importer = Importer(name, f"exported program {name}", sizes)
-    importer.signature = signature
+    importer.signature, importer.trusted = signature, True
     return importer
 
 
