@@ -6,7 +6,7 @@ from purevk.api.commands import Access, CommandBuffer, CommandPool
 from purevk.api.descriptors import DescriptorArena
 from purevk.api.device import Device, DeviceObject, open_device
 from purevk.api.features import FEATURES, Feature, Features
-from purevk.api.instance import Instance
+from purevk.api.instance import Instance, check_fork
 from purevk.api.memory import Allocator, FreeList, MemoryKind, MemoryStats
 from purevk.api.physical import Limits, MatrixShape, PhysicalDevice
 from purevk.api.pipeline import (
@@ -53,6 +53,7 @@ __all__ = [
     "Submission",
     "TimestampPool",
     "Usage",
+    "check_fork",
     "create_pipelines",
     "open_device",
     "texel_format",

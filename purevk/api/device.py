@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.api import features as feature_table
 from purevk.api import vk
-from purevk.api.instance import Instance, _strings
+from purevk.api.instance import Instance, _strings, fork_error
 from purevk.api.physical import PhysicalDevice
 from purevk.errors import DeviceError
 
 if TYPE_CHECKING:
     from purevk.api.memory import Allocator
-    from purevk.api.queue import Queue
+    from purevk.api.queue import Queue, _QueueState
 
 
 class DeviceCore:
@@ -28,6 +28,9 @@ class DeviceCore:
     Objects that are garbage-collected only note their number (`forget`), because a collection may
     start at any moment, in any thread, and also inside the allocator. `collect` destroys them at
     the next safe point.
+
+    Nothing is destroyed while the device works: a call that was interrupted may still run. What is
+    released then is deferred until every submission up to that moment has finished.
     """
 
     def __init__(self, handle: Any, functions: vk.Functions, instance: Any) -> None:
@@ -36,8 +39,18 @@ class DeviceCore:
         self.lock = threading.RLock()
         self.objects: dict[int, tuple[str, Callable[[], None]]] = {}
         self.forgotten: collections.deque[int] = collections.deque()
+        # (number of the newest submission at the time, kind, how to destroy it), oldest first
+        self.deferred: collections.deque[tuple[int, str, Callable[[], None]]] = collections.deque()
         self.numbers = itertools.count(1)
-        self.before_close: Callable[[], bool] | None = None
+        self.queue: _QueueState | None = None
+        self.forked = False
+        _cores.add(self)
+
+    def closed_error(self, name: str) -> DeviceError:
+        """The error of a call that needs the device after it is closed."""
+        if self.forked:
+            return fork_error(name)
+        return DeviceError(f"{name} is closed", next="make a new device")
 
     def register(self, kind: str, destroy: Callable[[], None]) -> int:
         if self.handle is None:
@@ -45,7 +58,7 @@ class DeviceCore:
                 f"A {kind or 'device part'} was made on a device that is closed",
                 next="make a new device",
             )
-        if self.forgotten:
+        if self.forgotten or self.deferred:
             self.collect()
         number = next(self.numbers)
         self.objects[number] = (kind, destroy)
@@ -53,32 +66,79 @@ class DeviceCore:
 
     def release(self, number: int) -> None:
         entry = self.objects.pop(number, None)
-        if entry is not None:
-            entry[1]()
+        if entry is None:
+            return
+        kind, destroy = entry
+        if self.queue is not None and self.queue.pending and self.queue.unfinished():
+            self.deferred.append((self.queue.submitted, kind, destroy))
+        else:
+            destroy()
 
     def collect(self) -> None:
         with self.lock:
             while self.forgotten:
                 self.release(self.forgotten.popleft())
+            if self.deferred and self.queue is not None:
+                running = min(self.queue.unfinished(), default=None)
+                while self.deferred and (running is None or self.deferred[0][0] < running):
+                    self.deferred.popleft()[2]()
 
     def close(self) -> None:
         if self.handle is None:
             return
-        idle = self.before_close() if self.before_close is not None else True
         handle = self.handle
-        if not idle:  # what the device may still use must not be destroyed
-            self.instance.abandon()
-            self.objects.clear()
-            self.handle = None
+        if self.queue is not None and not self.queue.settle():
+            self.abandon()  # what the device may still use must not be destroyed
             return
         self.functions.vkDeviceWaitIdle(handle)
         with self.lock:
+            while self.deferred:
+                self.deferred.popleft()[2]()
             while self.objects:  # the newest first: nothing outlives what it was made from
                 number = next(reversed(self.objects))
                 self.release(number)
             self.forgotten.clear()
             self.handle = None
             self.functions.vkDestroyDevice(handle, vk.NULL)
+
+    def abandon(self) -> None:
+        """Leaves the device and all that was made from it as they are, for ever."""
+        self.instance.abandon()
+        self.handle = None
+        self.objects.clear()
+        self.deferred.clear()
+        self.forgotten.clear()
+
+    def leave(self) -> None:
+        """Closes the device because the interpreter exits. If daemon threads are alive, nothing is
+        destroyed, because one may be inside of a call."""
+        if self.handle is None:
+            return
+        idle = self.queue is None or self.queue.leave()
+        if idle and threading.active_count() == 1:
+            self.close()
+        else:
+            self.abandon()
+
+    def after_fork(self) -> None:
+        """Abandons the device in a forked process, where the threads of the driver are gone."""
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self.forked = True
+        if self.queue is not None:
+            self.queue.pending.clear()
+        self.abandon()
+
+
+_cores: weakref.WeakSet[DeviceCore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for core in list(_cores):
+        core.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class DeviceObject:
@@ -148,11 +208,12 @@ class Device:
             weakref.WeakValueDictionary()
         )
         self._finalizer = weakref.finalize(self, self.core.close)
+        self._finalizer.atexit = False  # the instance closes its devices then
         self.instance._core.devices.add(self.core)
         try:
             self.allocator: Allocator = Allocator(self)
             self.queue: Queue = Queue(self)
-            self.core.before_close = functools.partial(Queue.settle, self.queue.state)
+            self.core.queue = self.queue.state
             self.check()
         except BaseException:
             self._finalizer()
@@ -194,7 +255,7 @@ class Device:
         """
         handle = self.core.handle
         if handle is None:
-            raise DeviceError(f"{self.name} is closed", next="make a new device")
+            raise self.core.closed_error(self.name)
         return handle
 
     def check(self) -> None:
@@ -210,9 +271,9 @@ class Device:
     def live_objects(self) -> dict[str, int]:
         """Live objects made from this device, by class name. Empty after `close()`."""
         self.core.collect()
-        return dict(
-            collections.Counter(kind for kind, _ in list(self.core.objects.values()) if kind)
-        )
+        kinds = [kind for kind, _ in list(self.core.objects.values())]
+        kinds += [kind for _, kind, _ in list(self.core.deferred)]
+        return dict(collections.Counter(kind for kind in kinds if kind))
 
     def set_name(self, kind: int, handle: Any, label: str) -> None:
         """Names an object in validation messages; does nothing unless validation is on."""
@@ -229,6 +290,11 @@ class Device:
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self.core.handle is None
+
+    def check_process(self) -> None:
+        """Raises DeviceError in a process that was forked after the device was made."""
+        if self.core.forked:
+            raise self.core.closed_error(self.name)
 
     def close(self) -> None:
         """Waits for the device, then destroys it and everything made from it. Safe to call twice.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import weakref
 from typing import Any
 
@@ -30,9 +32,39 @@ _LAYER_IS_OLD = (
     "is not supported by this layer",
     "an extension that was added to a later version of the Vulkan header",
 )
+_made = False  # whether this process, or the one that it was forked from, has made an instance
+_forked = False  # whether it was forked after that
 _abandoned: list[
     _InstanceCore
 ] = []  # their callbacks must stay, for as long as the driver may call them
+
+
+def fork_error(name: str) -> DeviceError:
+    """What every call raises in a process that was forked after Vulkan was used."""
+    return DeviceError(
+        f"{name} cannot be used in a forked process",
+        why="the threads and the connection of its driver stayed in the parent process",
+        next='start the process with multiprocessing.get_context("spawn") (DataLoader:'
+        ' multiprocessing_context="spawn"), and load the program there; or fork before purevk is'
+        " used",
+    )
+
+
+def check_fork() -> None:
+    """Raises DeviceError in a process that was forked after Vulkan was used."""
+    if _forked:
+        raise fork_error("Vulkan")
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _made
+    for core in list(_cores):
+        core.handle = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _InstanceCore:
@@ -43,10 +75,18 @@ class _InstanceCore:
         self.messenger: Any = None
         self.callback: Any = None
         self.devices: weakref.WeakSet[Any] = weakref.WeakSet()
+        _cores.add(self)
 
     def abandon(self) -> None:
         """Leaves the instance as it is for ever: a device of it did not finish."""
         _abandoned.append(self)
+
+    def leave(self) -> None:
+        """Closes the instance and its devices because the interpreter exits."""
+        if self.handle is not None:
+            for device in list(self.devices):
+                device.leave()
+            self.close()
 
     def close(self) -> None:
         if self.handle is None:
@@ -60,6 +100,15 @@ class _InstanceCore:
             self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self.messenger, vk.NULL)
         self.functions.vkDestroyInstance(handle, vk.NULL)
         self.callback = None
+
+
+_cores: weakref.WeakSet[_InstanceCore] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    for core in list(_cores):
+        core.leave()
 
 
 class Instance:
@@ -81,6 +130,9 @@ class Instance:
     """
 
     def __init__(self, validation: bool | None = None) -> None:
+        global _made
+        check_fork()
+        _made = True
         self.validation = knobs.VALIDATION() if validation is None else validation
         self.messages: list[str] = []
         self._library = library = vk.library()
@@ -143,6 +195,7 @@ class Instance:
         self.functions = vk.Functions(get_address, self.handle)
         self._core = _InstanceCore(self.handle, self.functions, self.messages)
         self._finalizer = weakref.finalize(self, self._core.close)
+        self._finalizer.atexit = False  # `_leave` closes it then
         try:
             if self.validation:
                 self._make_messenger()

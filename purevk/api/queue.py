@@ -38,6 +38,8 @@ class _QueueState:
         self.pending: dict[
             Any, Submission
         ] = {}  # held here, so that what they use stays until they have finished
+        self.submitted = 0  # number of the newest submission
+        self.leaving = False  # the interpreter exits
 
     def take_fence(self) -> Any:
         try:
@@ -49,6 +51,31 @@ class _QueueState:
             )
             vk.check(result, "vkCreateFence")
             return fence
+
+    def unfinished(self) -> list[int]:
+        """The numbers of the submissions that the device still works on. Does not wait."""
+        status, handle = self.functions.vkGetFenceStatus, self.handle
+        return [
+            submission.number
+            for fence, submission in list(self.pending.items())
+            if status(handle, fence[0]) == _NOT_READY
+        ]
+
+    def settle(self) -> bool:
+        """Waits a bounded time for what is still running; False if it does not end (then nothing
+        may be destroyed)."""
+        end = time.monotonic() + _SETTLE_S
+        for fence in list(self.pending):
+            left = max(int((end - time.monotonic()) * 1e9), 0)
+            if self.functions.vkWaitForFences(self.handle, 1, fence, 1, left) == _TIMEOUT:
+                return False
+        return True
+
+    def leave(self) -> bool:
+        """Has nothing submitted any more, and waits as `settle` does. The interpreter exits."""
+        with self.lock:
+            self.leaving = True
+        return self.settle()
 
     def close(self) -> None:
         for submission in self.pending.values():
@@ -63,10 +90,10 @@ class Submission:
     """Work given to the queue. `wait()` for it before reading what it wrote, and before recording
     its buffers again."""
 
-    __slots__ = ("_fence", "_kept", "_queue")
+    __slots__ = ("_fence", "_kept", "_queue", "number")
 
-    def __init__(self, queue: Queue, fence: Any, kept: Any) -> None:
-        self._queue, self._fence, self._kept = queue, fence, kept
+    def __init__(self, queue: Queue, fence: Any, kept: Any, number: int) -> None:
+        self._queue, self._fence, self._kept, self.number = queue, fence, kept, number
 
     def done(self) -> bool:
         """Whether the device has finished; does not wait.
@@ -141,6 +168,8 @@ class Submission:
             self._fence = self._kept = None
             state.functions.vkResetFences(state.handle, 1, fence)
             state.free.append(fence)
+        if state.core.deferred:
+            state.core.collect()
         if state.core.messages:
             self._queue.check()
 
@@ -171,10 +200,10 @@ class Queue:
         """
         state = self.state
         if state.core.handle is None:
-            raise DeviceError(f"{self.name} is closed", next="make a new device")
+            raise state.core.closed_error(self.name)
         if len(state.pending) > _MANY:
-            for submission in list(state.pending.values()):
-                submission.done()
+            for earlier in list(state.pending.values()):
+                earlier.done()
         if not isinstance(commands, Sequence):
             info = commands.submit_info
         else:
@@ -184,14 +213,24 @@ class Queue:
             )
             commands = tuple(commands)
         with state.lock:
-            fence = state.take_fence()
-            result = state.functions.vkQueueSubmit(state.queue, 1, info, fence[0])
-            if result:
-                state.free.append(fence)
-                vk.check(result, "vkQueueSubmit", where=self.name)
-            submission = state.pending[fence] = Submission(self, fence, commands)
+            submission = None if state.leaving else self._submit(info, commands)
+        if submission is None:
+            time.sleep(_SETTLE_S)  # a daemon thread, which ends with the process before that
+            raise DeviceError(f"{self.name} is closed", why="the interpreter exits")
         if state.core.messages:
             self.check()
+        return submission
+
+    def _submit(self, info: Any, commands: Any) -> Submission:
+        state = self.state
+        fence = state.take_fence()
+        result = state.functions.vkQueueSubmit(state.queue, 1, info, fence[0])
+        if result:
+            state.free.append(fence)
+            vk.check(result, "vkQueueSubmit", where=self.name)
+        state.submitted += 1
+        submission = Submission(self, fence, commands, state.submitted)
+        state.pending[fence] = submission
         return submission
 
     def run(
@@ -199,14 +238,3 @@ class Queue:
     ) -> None:
         """Submits and waits."""
         self.submit(commands).wait(timeout)
-
-    @staticmethod
-    def settle(state: _QueueState) -> bool:
-        """Waits a bounded time for what is still running; False if it does not end (then nothing
-        may be destroyed)."""
-        end = time.monotonic() + _SETTLE_S
-        for fence in list(state.pending):
-            left = max(int((end - time.monotonic()) * 1e9), 0)
-            if state.functions.vkWaitForFences(state.handle, 1, fence, 1, left) == _TIMEOUT:
-                return False
-        return True

@@ -119,6 +119,7 @@ class ComputeGraph:
             collections.OrderedDict[tuple[int | None, ...], api.CommandBuffer]
         ] = [collections.OrderedDict() for _ in self.cuts]
         self.recorded = 0
+        self._running: api.Submission | None = None
 
     # -- memory -----------------------------------------------------------------------------------
     def _own(self, item: _Owned) -> _Owned:
@@ -333,9 +334,16 @@ class ComputeGraph:
         """The buffer range of a storage."""
         return self._ranges[value]
 
+    def settle(self) -> None:
+        """Waits for a segment that still runs: a call that was interrupted did not wait for it."""
+        if self._running is not None:
+            self._running.wait()
+            self._running = None
+
     def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
         """Starts segment `number` for values of the symbols. Wait for the result before reading
         downloads."""
+        self.settle()
         if self._params:
             self._write_params(number, env)
         signature = tuple(map(env.get, self._tables[number].symbols))
@@ -348,7 +356,8 @@ class ComputeGraph:
                 recordings.popitem(last=False)[1].destroy()
         else:
             recordings.move_to_end(signature)
-        return self.device.queue.submit(commands)
+        self._running = self.device.queue.submit(commands)
+        return self._running
 
     def _write_params(self, number: int, env: Mapping[Symbol, int]) -> None:
         tables = self._tables[number]

@@ -208,6 +208,7 @@ def _max_texels(device: api.Device) -> int:
 def default_context() -> Context:
     """The context of the best device (or the one that PUREVK_DEVICE names), made on first use."""
     global _default
+    api.check_fork()
     with _lock:
         if _default is None or _default.closed:
             _default = Context(api.open_device())

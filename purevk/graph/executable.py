@@ -194,6 +194,7 @@ class Executable:
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
         plan, compute = self.plan, self.graph
+        compute.settle()
         graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
         self._bind_unbacked(-1, host, env)

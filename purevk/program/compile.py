@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context, default_context
 from purevk.program.program import Program
@@ -49,6 +50,7 @@ def compile(
     """
     from purevk.frontends.torch.weights import Weights
 
+    check_fork()
     if isinstance(model, Mapping):
         if kwargs:
             raise InputError(

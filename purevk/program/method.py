@@ -159,6 +159,8 @@ class Method:
             PurevkError: the program is closed.
         """
 
+        self.program.check_open()
+
         def prepare() -> tuple[Variant, Sequence[Any], Given]:
             self.program.refresh()  # waits for the calls before, if there is something to copy
             variant, inputs, given = self._read(args, kwargs)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from purevk import progress as progress_bars
+from purevk.api import check_fork
 from purevk.errors import InputError, PurevkError
 from purevk.graph.context import Context, default_context
 from purevk.graph.drawing import GraphDrawing
@@ -170,6 +171,7 @@ class Program:
 
     def settle(self) -> None:
         """Waits until all submitted calls are finished."""
+        self.context.device.check_process()
         if self._submissions is not None:
             self._submissions.settle()
 
@@ -356,12 +358,19 @@ class Program:
 
     # -- lifetime ---------------------------------------------------------------------------------
     def check_open(self) -> None:
+        """Raises PurevkError if the program is closed, or was made before the process was forked."""
+        self.context.device.check_process()
         if self._closed:
             raise PurevkError("the program is closed", where=self.name, next="load it again")
 
     def close(self) -> None:
         """Waits for the calls that were made, then releases everything of the program on the
         device, and the file. Safe to call twice."""
+        if self._closed:
+            return
+        if self.context.device.core.forked:
+            self._closed = True  # what it has belongs to the parent process, locks included
+            return
         if self._submissions is not None:
             self._submissions.close()
         if self._closed:
@@ -417,6 +426,7 @@ def load(
     """
     from purevk.frontends.files import open_file
 
+    check_fork()
     opened = open_file(file, data_files, check)
     try:
         sources = {

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from purevk.errors import PurevkError
+
+_log = logging.getLogger(__name__)
+
+
+class _Call(Future[Any]):
+    """The future of a submitted call. Whatever a callback raises on the thread of the calls is logged:
+    it must not end the thread, on which later calls wait."""
+
+    worker: int | None = None
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        def guarded(future: Future[Any]) -> None:
+            try:
+                fn(future)
+            except Exception:
+                raise  # `Future` logs it
+            except BaseException:
+                if threading.get_ident() != self.worker:
+                    raise
+                _log.critical("a callback of a submitted call raised", exc_info=True)
+
+        super().add_done_callback(guarded)
 
 
 class Submissions:
@@ -36,7 +59,7 @@ class Submissions:
         """
         # A callback of a finished call does not wait: that would be for its own thread.
         held = self._room.acquire(blocking=threading.get_ident() != self._worker)
-        future: Future[Any] | None = None
+        future: _Call | None = None
         try:
             try:
                 prepared = prepare()
@@ -44,12 +67,14 @@ class Submissions:
                 failed: Future[Any] = Future()
                 failed.set_exception(error)
                 return failed
+            made = _Call()
             try:
                 with self._order:
-                    future = self._threads.submit(self._run, call, prepared)
+                    self._threads.submit(self._run, made, call, prepared)
                     self._used = True
             except RuntimeError:
                 raise PurevkError("the program is closed", next="load it again") from None
+            future = made
         finally:
             if held and future is None:
                 self._room.release()
@@ -57,9 +82,16 @@ class Submissions:
             future.add_done_callback(lambda _: self._room.release())
         return future
 
-    def _run(self, call: Callable[[Any], Any], prepared: Any) -> Any:
-        self._worker = threading.get_ident()
-        return call(prepared)
+    def _run(self, future: _Call, call: Callable[[Any], Any], prepared: Any) -> None:
+        self._worker = future.worker = threading.get_ident()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = call(prepared)
+        except BaseException as error:  # also SystemExit: it belongs to who asks for the result
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
     def settle(self) -> None:
         """Waits until all calls submitted so far are finished. Does nothing on their own thread."""

@@ -333,6 +333,26 @@ def test_time_out(device: api.Device, spin_spirv: bytes, monkeypatch: pytest.Mon
     assert submission.done()
 
 
+def test_nothing_in_use_is_destroyed(device: api.Device, spin_spirv: bytes) -> None:
+    """What a kernel uses is destroyed by name or collected while the kernel runs. The validation
+    layer would say so if it went before the kernel ended."""
+    spinner = Spinner(device, spin_spirv)
+    commands = spinner.record(int(1.0 / spinner.seconds(1)) + 1)
+    collected = api.Buffer(device, 64)
+    before = device.live_objects()
+    submission = device.queue.submit(commands)
+    for made in (commands, spinner.buffer, spinner.arena, spinner.pool, spinner.pipeline):
+        made.destroy()
+        assert not made.alive
+    del collected
+    assert not submission.done()
+    assert device.live_objects() == before
+    later = api.Buffer(device, 64)
+    submission.wait(60)
+    assert device.live_objects() == {"Buffer": 1, "PipelineLayout": 1}  # layouts are shared
+    later.destroy()
+
+
 @pytest.mark.parametrize("poll", [0.0, 1e-4, 1000.0])
 def test_polling_before_sleeping(
     device: api.Device, spin_spirv: bytes, monkeypatch: pytest.MonkeyPatch, poll: float
