@@ -179,8 +179,8 @@ def test_pointwise_kernels_take_all_floats(clean: None, library: Any) -> None:
 
 @pytest.mark.device
 def test_files_without_torch(library: Any, tmp_path: Path) -> None:
-    """An out-variant in a file: through torch here, and by what is registered in a process without
-    torch."""
+    """An out-variant in a file: through torch here, if that is allowed, and by what is registered in
+    a process without torch."""
     exir = pytest.importorskip("executorch.exir")
 
     class Wave(torch.nn.Module):
@@ -193,7 +193,15 @@ def test_files_without_torch(library: Any, tmp_path: Path) -> None:
     (tmp_path / "wave.pte").write_bytes(edge.to_executorch().buffer)
     np.save(tmp_path / "x.npy", x.numpy())
     with purevk.load(tmp_path / "wave.pte") as program:
-        torch.testing.assert_close(program.forward(x), Wave()(x))
+        with pytest.raises(
+            purevk.errors.FallbackError, match="a model file may not run purevk_ext.wave"
+        ):
+            program.forward(x)
+        purevk.ops.allow_operator("purevk_ext.wave")
+        try:
+            torch.testing.assert_close(program.forward(x), Wave()(x))
+        finally:
+            purevk.ops.disallow_operator("purevk_ext.wave")
     source = (
         NO_TORCH
         + """
