@@ -1,6 +1,5 @@
-"""The inputs of a call, checked against the method: numpy arrays, torch tensors, and whatever else
-gives its memory away through `__dlpack__`, `__array_interface__`, `__array__` or the buffer
-protocol. Nothing is copied here that need not be."""
+"""The arguments of a call, checked against what a graph takes: their form, dtypes, ranks and fixed
+sizes. `arrays.py` makes numpy arrays of them."""
 
 from __future__ import annotations
 
@@ -13,21 +12,23 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, SignatureError, SizeConstraintError
+from purevk.fallback import to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
 from purevk.ir.signature import same_literal
+from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, overlap
 
 _NUMBERS = (bool, int, float, complex)
-# DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
-# memory of CUDA.
-_HOST_MEMORY = (1, 3, 11, 13)
 
 
 class Given(NamedTuple):
-    """Inputs as arrays (bfloat16 as uint16), and the kind of result that the caller expects: torch
-    tensors, and for arrays of bfloat16 the dtype that an input brought (numpy has none of its
-    own)."""
+    """The inputs of a call: as the caller gave them, and as arrays (bfloat16 as uint16).
 
+    The rest says what kind of result the caller expects: torch tensors, and for arrays of bfloat16
+    the dtype that an input brought (numpy has none of its own).
+    """
+
+    inputs: Sequence[Any]
     arrays: list[Any]
     torch: bool
     bfloat16: np.dtype | None = None
@@ -35,8 +36,6 @@ class Given(NamedTuple):
     def convert(self, output: Any, value: Any) -> Any:
         """An output as the caller expects it."""
         if self.torch and isinstance(output, np.ndarray):
-            from purevk.fallback import to_torch
-
             return to_torch(output, value.type.dtype)
         if (
             self.bfloat16 is not None
@@ -48,8 +47,6 @@ class Given(NamedTuple):
 
     def leaves(self, graph: Graph) -> list[Any]:
         """The inputs as values that torch can trace with: tensors, and Python values."""
-        from purevk.fallback import to_torch
-
         return [
             to_torch(array, value.type.dtype) if isinstance(value, Value) else array
             for array, value in zip(self.arrays, graph.inputs)
@@ -58,7 +55,7 @@ class Given(NamedTuple):
     def owned(self) -> Given:
         """The same with arrays that nobody else writes."""
         arrays = [array.copy() if isinstance(array, np.ndarray) else array for array in self.arrays]
-        return Given(arrays, self.torch, self.bfloat16)
+        return self._replace(arrays=arrays)
 
 
 def describe_inputs(graph: Graph) -> str:
@@ -94,12 +91,14 @@ def name_of_input(graph: Graph, position: int) -> str:
     return f"input {position}"
 
 
-def bind(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Sequence[Any]:
-    """The inputs of a graph, in order, for the arguments of a call.
+def bind(
+    graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any], where: str
+) -> Sequence[Any] | SignatureError:
+    """The inputs of a graph, in order, for the arguments of a call; or why the arguments have
+    another form: one is missing, unknown, given twice, or nested otherwise.
 
     Raises:
         InputError: a graph without a signature was called by name.
-        SignatureError: an argument is missing, unknown, given twice, or nested otherwise.
     """
     if graph.signature is None:
         if kwargs:
@@ -112,94 +111,184 @@ def bind(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any], where: st
     try:
         return graph.signature.bind(args, kwargs)
     except StructureError as error:
-        raise SignatureError(
+        return SignatureError(
             str(error),
             where=where,
             why="the arguments have to be nested as those of the export were",
             next="call the method as the exported module was called",
-        ) from None
+        )
 
 
-def read_inputs(graph: Graph, inputs: Sequence[Any], where: str) -> Given:
-    """Checks the inputs of a call and gives them as arrays, over the same memory where the host can
-    read it.
+class InputReader:
+    """Checks the arguments of calls against a graph, and gives them as arrays.
+
+    Another export of the module may take what this graph does not. So arguments of another form,
+    other Python values and other sizes are answered with the error, which nobody has raised yet.
+    What no export takes is raised.
 
     Args:
-        graph: of the method. inputs: one for each of its inputs. where: the method, for messages.
-
-    Raises:
-        InputError: their number, or the rank or dtype of one, does not fit the method; or two share
-            memory, one of which the method writes.
-        SignatureError: a Python value is another one than at export.
-        SizeConstraintError: a size is another one than at export.
+        graph: of the method.
+        where: the method, for messages.
     """
-    expected = graph.inputs
-    if len(inputs) != len(expected):
-        raise InputError(
-            f"{len(inputs)} inputs were given, {len(expected)} are expected",
-            where=where,
-            next="pass one tensor for each input, in order",
+
+    def __init__(self, graph: Graph, where: str) -> None:
+        self.graph, self.where = graph, where
+        self._expected = [
+            _ExpectedTensor(graph, position, value) if isinstance(value, Value) else value
+            for position, value in enumerate(graph.inputs)
+        ]
+        self._exact = graph.signature is not None and graph.signature.exact
+
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given | InputError:
+        """The inputs for the arguments of a call, or why the graph does not take them. Raises what
+        `bind` and `read` raise."""
+        inputs = bind(self.graph, args, kwargs, self.where)
+        return inputs if isinstance(inputs, SignatureError) else self.read(inputs)
+
+    def read(self, inputs: Sequence[Any]) -> Given | InputError:
+        """The inputs as arrays, over the same memory where the host can read it; or why the graph
+        does not take them: a `SignatureError` or a `SizeConstraintError`.
+
+        Args:
+            inputs: one for each input of the graph.
+
+        Raises:
+            InputError: their number, or the rank or dtype of one, does not fit the method; or two
+                share memory, one of which the method writes.
+        """
+        if len(inputs) != len(self._expected):
+            raise InputError(
+                f"{len(inputs)} inputs were given, {len(self._expected)} are expected",
+                where=self.where,
+                next="pass one tensor for each input, in order",
+            )
+        torch = sys.modules.get("torch")
+        arrays: list[Any] = []
+        any_torch, bfloat16 = False, None
+        for position, (given, expected) in enumerate(zip(inputs, self._expected)):
+            if not isinstance(expected, _ExpectedTensor):
+                number = self._read_number(given, expected, position)
+                if isinstance(number, SignatureError):
+                    return number
+                arrays.append(number)
+                continue
+            if torch is not None and isinstance(given, torch.Tensor):
+                any_torch = True
+                array = of_torch(given, expected.name, self.where)
+                dtype = DType.from_torch(given.dtype)
+            else:
+                array = given
+                if type(given) is not np.ndarray:
+                    refused = self._refused_number(given, expected)
+                    if refused is not None:
+                        return refused
+                    array = as_array(given, expected.dtype, expected.name, self.where)
+                dtype = dtype_of(array)
+                if dtype is expected.dtype:
+                    pass
+                elif dtype is None and array.dtype.name == "bfloat16":
+                    bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
+                elif array.dtype == np.uint16 and expected.dtype is DType.bfloat16:
+                    dtype = DType.bfloat16  # the bits, as results give them
+            if expected.written:
+                _check_writable(given, array, expected.name, self.where)
+            if dtype is not expected.dtype or not expected.fits(array):
+                return self._refused_array(array, dtype, expected)
+            arrays.append(array)
+        if self.graph.updates:
+            _refuse_shared_memory(self.graph, arrays, self.where)
+        return Given(inputs, arrays, any_torch, bfloat16)
+
+    def refused_sizes(self, arrays: Sequence[Any]) -> SizeConstraintError | None:
+        """Why the fixed sizes of the graph are not those of inputs that another graph of the same
+        form took; None if they are."""
+        for array, expected in zip(arrays, self._expected):
+            if isinstance(expected, _ExpectedTensor) and not expected.fits(array):
+                return self._refused_array(array, expected.dtype, expected)
+        return None
+
+    def _read_number(self, given: Any, expected: Any, position: int) -> Any:
+        """An input that is no tensor, or the `SignatureError` that refuses it."""
+        if expected is None:
+            return None
+        if isinstance(expected, FixedInput) and same_literal(_plain(given), expected.value):
+            return expected.value
+        name = name_of_input(self.graph, position)
+        if not isinstance(expected, FixedInput):
+            return _integer(given, name, self.where)
+        shown = f"a {type(given).__name__}" if hasattr(given, "shape") else repr(given)
+        return SignatureError(
+            f"{name} is {shown}, and the model was exported for {expected.value!r}",
+            where=self.where,
+            why="export makes Python values part of the graph",
+            next="export it with this value, or with a tensor in its place; an int can be dynamic:"
+            " torch.export.Dim.DYNAMIC",
         )
-    arrays: list[Any] = []
-    any_torch, bfloat16 = False, None
-    exact = graph.signature is not None and graph.signature.exact
-    for position, (given, value) in enumerate(zip(inputs, expected)):
-        if not isinstance(value, Value):
-            arrays.append(_read_number(graph, given, value, position, where))
-            continue
+
+    def _refused_number(self, given: Any, expected: _ExpectedTensor) -> SignatureError | None:
+        """Why a value that is no tensor does not stand for one; None if it may be an array."""
         if given is None or isinstance(given, str):
-            raise SignatureError(
-                f"{name_of_input(graph, position)} is {given!r}",
-                where=where,
-                why=f"{_describe(value)} is expected",
-            )
-        if exact and type(given) in _NUMBERS:
-            raise SignatureError(
-                f"{name_of_input(graph, position)} is {given!r}",
-                where=where,
-                why=f"{_describe(value)} is expected, and torch computes otherwise with Python numbers",
-            )
-        if _is_torch(given):
-            any_torch = True
-            name = name_of_input(graph, position)
-            array, dtype = _of_torch(given, name, where), DType.from_torch(given.dtype)
+            why = f"{expected} is expected"
+        elif self._exact and type(given) in _NUMBERS:
+            why = f"{expected} is expected, and torch computes otherwise with Python numbers"
         else:
-            array = (
-                given
-                if type(given) is np.ndarray
-                else _as_array(given, value.type.dtype, name_of_input(graph, position), where)
+            return None
+        return SignatureError(f"{expected.name} is {given!r}", where=self.where, why=why)
+
+    def _refused_array(
+        self, array: np.ndarray, dtype: DType | None, expected: _ExpectedTensor
+    ) -> SizeConstraintError:
+        """Which size of an array is another one than at export. Raises `InputError` if its dtype or
+        its rank is wrong."""
+        given = str(array.dtype) if dtype is None else dtype.name
+        why = f"{expected} is expected, {given}{list(array.shape)} was given"
+        if dtype is not expected.dtype:
+            wanted = expected.dtype.name
+            raise InputError(
+                f"{expected.name} has dtype {given}",
+                where=self.where,
+                why=f"{wanted} is expected, {given}{list(array.shape)} was given",
+                next=f"convert it: x.astype(numpy.{wanted}) or x.to(torch.{wanted})",
             )
-            dtype = _dtype_of(array)
-            if dtype is value.type.dtype:
-                pass
-            elif dtype is None and array.dtype.name == "bfloat16":
-                bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
-            elif array.dtype == np.uint16 and value.type.dtype is DType.bfloat16:
-                dtype = DType.bfloat16  # the bits, as results give them
-        if position in graph.updates:
-            _check_writable(given, array, name_of_input(graph, position), where)
-        _check(array, dtype, value, graph, position, where)
-        arrays.append(array)
-    if graph.updates:
-        _refuse_shared_memory(graph, arrays, where)
-    return Given(arrays, any_torch, bfloat16)
+        if array.ndim != expected.rank:
+            raise InputError(f"{expected.name} has rank {array.ndim}", where=self.where, why=why)
+        dim = next(dim for dim, size in expected.fixed if array.shape[dim] != size)
+        return SizeConstraintError(
+            f"{expected.name} has size {array.shape[dim]} along dim {dim}",
+            where=self.where,
+            why=why,
+            next="export the model with a dynamic dim, or pass the exported size",
+        )
 
 
-def _read_number(graph: Graph, given: Any, value: Any, position: int, where: str) -> Any:
-    """An input that is no tensor."""
-    name = name_of_input(graph, position)
-    if isinstance(value, FixedInput):
-        if not same_literal(_plain(given), value.value):
-            shown = f"a {type(given).__name__}" if hasattr(given, "shape") else repr(given)
-            raise SignatureError(
-                f"{name} is {shown}, and the model was exported for {value.value!r}",
-                where=where,
-                why="export makes Python values part of the graph",
-                next="export it with this value, or with a tensor in its place; an int can be dynamic:"
-                " torch.export.Dim.DYNAMIC",
-            )
-        return value.value
-    return None if value is None else _integer(given, name, where)
+class _ExpectedTensor:
+    """A tensor among the inputs of a graph.
+
+    Attributes:
+        fixed: each dim that is no symbol, with its size.
+        written: whether the method writes it in place.
+    """
+
+    def __init__(self, graph: Graph, position: int, value: Value) -> None:
+        self.name = name_of_input(graph, position)
+        self.dtype, self.rank = value.type.dtype, value.type.rank
+        self.fixed = [
+            (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
+        ]
+        self.written = position in graph.updates
+        self._value = value
+        # If all sizes are fixed, one comparison of tuples is enough.
+        self._shape = value.type.dims if len(self.fixed) == self.rank else None
+
+    def fits(self, array: np.ndarray) -> bool:
+        """Whether an array has the rank and the fixed sizes."""
+        shape = array.shape
+        if self._shape is not None:
+            return shape == self._shape
+        return len(shape) == self.rank and all(shape[dim] == size for dim, size in self.fixed)
+
+    def __str__(self) -> str:
+        return _describe(self._value)
 
 
 def _plain(given: Any) -> Any:
@@ -214,7 +303,7 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
         for other, array in enumerate(arrays):
             if other == written or not isinstance(array, np.ndarray):
                 continue
-            if _overlap(arrays[written], array):
+            if overlap(arrays[written], array):
                 one, two = name_of_input(graph, written), name_of_input(graph, other)
                 raise InputError(
                     f"{one} and {two} share memory",
@@ -222,15 +311,6 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
                     why=f"the method writes {one} in place, and was traced with memory of their own",
                     next="pass a copy of one of them",
                 )
-
-
-def _overlap(one: np.ndarray, two: np.ndarray) -> bool:
-    if not np.may_share_memory(one, two):
-        return False
-    try:
-        return np.shares_memory(one, two, max_work=100_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 
 def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
@@ -253,10 +333,10 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
         if each is None:
             arrays.append(None)
             continue
-        if _is_torch(each) and each.device.type == "cpu":
-            array, dtype = _of_torch(each, f"out {position}", where), DType.from_torch(each.dtype)
+        if is_torch(each) and each.device.type == "cpu":
+            array, dtype = of_torch(each, f"out {position}", where), DType.from_torch(each.dtype)
         elif isinstance(each, np.ndarray):
-            array, dtype = each, _dtype_of(each)
+            array, dtype = each, dtype_of(each)
             if each.dtype.name in ("bfloat16", "uint16"):
                 array, dtype = each.view(np.uint16), DType.bfloat16
         else:
@@ -288,7 +368,7 @@ def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[
 
 
 def _check_writable(given: Any, array: np.ndarray, name: str, where: str) -> None:
-    writable = given.flags.writeable if isinstance(given, np.ndarray) else _is_torch(given)
+    writable = given.flags.writeable if isinstance(given, np.ndarray) else is_torch(given)
     repeated = any(size > 1 and not step for size, step in zip(array.shape, array.strides))
     if not writable or repeated:
         raise InputError(
@@ -299,187 +379,16 @@ def _check_writable(given: Any, array: np.ndarray, name: str, where: str) -> Non
         )
 
 
-def _integer(given: Any, name: str, where: str) -> int:
+def _integer(given: Any, name: str, where: str) -> int | SignatureError:
     if not isinstance(given, (bool, float, str)) and given is not None:
         try:
             return operator.index(given.item() if hasattr(given, "item") else given)
         except (TypeError, ValueError, RuntimeError):
             pass
-    raise SignatureError(
+    return SignatureError(
         f"{name} is {given!r}"
         if given is None or isinstance(given, (bool, float, str))
         else f"{name} is {type(given).__name__}",
         where=where,
         why="an integer is expected",
     )
-
-
-def _dtype_of(array: np.ndarray) -> DType | None:
-    """The element type of an array; None for one that numpy itself does not have. An array that was
-    pickled has a copy of numpy's dtype, so its identity says nothing."""
-    dtype = array.dtype
-    own = dtype.num < 256 and dtype.isnative and dtype.kind in "biufc"
-    return DType.from_numpy(dtype) if own else None
-
-
-def _is_torch(given: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(given, torch.Tensor)
-
-
-def _of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
-    """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
-    import torch
-
-    try:
-        if not tensor.requires_grad and tensor.dtype is not torch.bfloat16:
-            try:
-                direct: np.ndarray = tensor.numpy()
-                return direct
-            except (RuntimeError, TypeError):
-                pass  # on another device, or conjugated or negated lazily
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if plain.dtype is torch.bfloat16:
-            plain = plain.view(torch.uint16)
-        array: np.ndarray = plain.numpy()
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        kind, next = _unreadable(tensor)
-        if kind:
-            why = "a dense tensor of a dtype that purevk has is expected"
-            raise InputError(f"{name} is {kind}", where=where, why=why, next=next) from error
-        raise InputError(
-            f"the elements of {name} cannot be read",
-            where=where,
-            why=f"{type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
-            next="pass a torch.Tensor of its own, such as x.detach().cpu().clone()",
-        ) from error
-    return array
-
-
-def _unreadable(tensor: Any) -> tuple[str, str]:
-    """What kind of tensor purevk does not read, and what to do; empty texts if it reads it."""
-    import torch
-
-    if tensor.is_nested:
-        return "a nested tensor", "pad it: torch.nested.to_padded_tensor(x, 0)"
-    if tensor.layout is not torch.strided:
-        name = str(tensor.layout).removeprefix("torch.")
-        return f"a tensor of the layout {name}", "convert it: x.to_dense()"
-    if tensor.device.type == "meta":
-        return "a tensor on the device meta, which has no elements", "pass a tensor on the CPU"
-    if type(tensor).__name__ == "FakeTensor":
-        return "a FakeTensor, which has no elements", "call the program outside of tracing"
-    if tensor.is_quantized:
-        return "a quantized tensor", "pass x.dequantize() or x.int_repr()"
-    if DType.from_torch(tensor.dtype) is None:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return f"a tensor of the dtype {dtype}", "convert it to a dtype that the method expects"
-    return "", ""
-
-
-def _as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
-    if isinstance(given, np.ndarray):
-        if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
-            raise InputError(
-                f"{name} is a masked array",
-                where=where,
-                why="the mask would be lost",
-                next="fill it: x.filled(0)",
-            )
-        return given
-    if isinstance(given, (bool, int, float, complex, list, tuple)):
-        array = _asarray(given, name, where)
-        # Numbers without a dtype take the method's, if it is of their kind.
-        if array.dtype.kind == "i" and wanted.numpy.kind in "iu" and array.size:
-            limits = np.iinfo(wanted.numpy)
-            if array.min() < limits.min or array.max() > limits.max:
-                raise InputError(
-                    f"{name} has numbers from {array.min()} to {array.max()}",
-                    where=where,
-                    why=f"{wanted.name} holds {limits.min} to {limits.max}",
-                )
-        return (
-            array.astype(wanted.numpy)
-            if np.can_cast(array.dtype, wanted.numpy, "same_kind")
-            else array
-        )
-    if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
-        kind = int(given.__dlpack_device__()[0])
-        if kind not in _HOST_MEMORY:
-            raise InputError(
-                f"{name} is in the memory of another device",
-                where=where,
-                why=f"its DLPack device type is {kind}; memory of the CPU is expected",
-                next="copy it to the CPU first",
-            )
-        try:
-            return np.from_dlpack(given)
-        except (BufferError, RuntimeError, TypeError):
-            pass  # a dtype that numpy has not: the object may give an array in another way
-    if any(
-        hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
-    ):
-        return _asarray(given, name, where)
-    try:
-        return np.asarray(memoryview(given))
-    except TypeError:
-        raise InputError(
-            f"{name} is {type(given).__name__}",
-            where=where,
-            why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
-            " the buffer protocol",
-        ) from None
-
-
-def _asarray(given: Any, name: str, where: str) -> np.ndarray:
-    try:
-        array = np.asarray(given)
-    except Exception as error:  # `__array__` runs code of others
-        raise InputError(
-            f"{name} cannot be made an array: {type(error).__name__}",
-            where=where,
-            why=str(error).partition("\n")[0],
-            next="pass a numpy array or a torch tensor",
-        ) from error
-    if array.dtype.kind == "O":
-        raise InputError(
-            f"{name} is {type(given).__name__} of Python objects",
-            where=where,
-            why="numpy makes no array of numbers from it",
-            next="pass a numpy array or a torch tensor",
-        )
-    return array
-
-
-def _check(
-    array: np.ndarray, dtype: DType | None, value: Value, graph: Graph, position: int, where: str
-) -> None:
-    wanted = value.type
-    if dtype is wanted.dtype and all(
-        not isinstance(size, int) or size == given for size, given in zip(wanted.dims, array.shape)
-    ):
-        if array.ndim == wanted.rank:
-            return
-    name = name_of_input(graph, position)
-    shown = f"{array.dtype if dtype is None else dtype.name}{list(array.shape)}"
-    if dtype is not wanted.dtype:
-        raise InputError(
-            f"{name} has dtype {array.dtype if dtype is None else dtype.name}",
-            where=where,
-            why=f"{wanted.dtype.name} is expected, {shown} was given",
-            next=f"convert it: x.astype(numpy.{wanted.dtype.name}) or x.to(torch.{wanted.dtype.name})",
-        )
-    if array.ndim != wanted.rank:
-        raise InputError(
-            f"{name} has rank {array.ndim}",
-            where=where,
-            why=f"{_describe(value)} is expected, {shown} was given",
-        )
-    for dim, (size, given) in enumerate(zip(wanted.dims, array.shape)):
-        if isinstance(size, int) and size != given:
-            raise SizeConstraintError(
-                f"{name} has size {given} along dim {dim}",
-                where=where,
-                why=f"{_describe(value)} is expected, {shown} was given",
-                next="export the model with a dynamic dim, or pass the exported size",
-            )

@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from purevk.errors import InputError, PurevkError, SignatureError, SizeConstraintError
+from purevk.errors import InputError, PurevkError, SizeConstraintError
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
-from purevk.program.arguments import (
-    Given,
-    bind,
-    describe_inputs,
-    read_inputs,
-    read_outputs,
-    write_back,
-)
+from purevk.program.arguments import Given, describe_inputs, read_outputs, write_back
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
-from purevk.program.variant import GraphSource, Sizes, Specialization, Variant
+from purevk.program.variant import Choice, GraphSource, Sizes, Specialization, Variant
 
 if TYPE_CHECKING:
-    from purevk.program.program import Program
+    from purevk.program.program import Program, WeightWatch
 
 MAX_VARIANTS = 8
 MAX_ATTEMPTS = 8
@@ -118,14 +111,19 @@ class Method:
         """
         self.program.check_open()
         self.program.settle()
-        for attempt in range(MAX_ATTEMPTS):
-            variant, inputs, given = self._read(args, kwargs)
+        attempts = 0
+        while True:
+            attempts += 1
+            variant, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
-            variant, outputs, fresh = self._call(variant, given, targets)
-            if fresh or (outputs and attempt == MAX_ATTEMPTS - 1):
+            comparison = self._compare_weights(writes=out is not None)
+            variant, outputs = self._call(variant, given, targets, comparison)
+            if comparison is None or not comparison.changed:
+                break
+            if attempts >= MAX_ATTEMPTS and not comparison.prevented:
                 break  # weights that change all the time are as they were when the call began
             self.program.refresh()
-        results = _update(variant.graph, inputs, outputs)
+        results = _update(variant.graph, given.inputs, outputs)
         if out is not None:
             kept = out if isinstance(out, (tuple, list)) else [out]
             results = tuple(new if old is None else old for old, new in zip(kept, results))
@@ -137,8 +135,10 @@ class Method:
         self.program.settle()
         self.program.refresh()
         variant = self.variants[0]
-        given = read_inputs(variant.graph, inputs, variant.where)
-        variant, outputs, _ = self._call(variant, given)
+        given = variant.reader.read(inputs)
+        if isinstance(given, InputError):
+            raise given
+        variant, outputs = self._call(variant, given)
         return _update(variant.graph, inputs, outputs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -161,22 +161,20 @@ class Method:
 
         self.program.check_open()
 
-        def prepare() -> tuple[Variant, Sequence[Any], Given]:
+        def prepare() -> tuple[Variant, Given]:
             self.program.refresh()  # waits for the calls before, if there is something to copy
-            variant, inputs, given = self._read(args, kwargs)
-            return variant, inputs, given.owned()
+            variant, given = self._read(args, kwargs)
+            return variant, given.owned()
 
-        def call(prepared: tuple[Variant, Sequence[Any], Given]) -> Any:
-            variant, inputs, given = prepared
-            variant, outputs, _ = self._call(variant, given)
-            return _returned(variant.graph, _update(variant.graph, inputs, outputs))
+        def call(prepared: tuple[Variant, Given]) -> Any:
+            _, given = prepared
+            variant, outputs = self._call(*prepared)
+            return _returned(variant.graph, _update(variant.graph, given.inputs, outputs))
 
         return self.program.submissions.submit(prepare, call)
 
-    def _read(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Variant, Sequence[Any], Given]:
-        """The variant that takes arguments of this form, its inputs, and the inputs as arrays."""
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, Given]:
+        """The variant that takes arguments of this form, and its inputs."""
         found = self._find(args, kwargs)
         if not isinstance(found, InputError):
             return found
@@ -185,20 +183,21 @@ class Method:
             if not isinstance(found, InputError):
                 return found
             variant = self._export_again(args, kwargs, found)
-        inputs = bind(variant.graph, args, kwargs, variant.where)
-        return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
+        given = variant.reader.read_call(args, kwargs)
+        if isinstance(given, InputError):
+            raise given
+        return variant, given
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Variant, Sequence[Any], Given] | InputError:
+    ) -> tuple[Variant, Given] | InputError:
         """What `_read` gives, from the variants that there are; else why the first one refuses."""
         refused: InputError | None = None
         for variant in tuple(self.variants):
-            try:
-                inputs = bind(variant.graph, args, kwargs, variant.where)
-                return variant, inputs, read_inputs(variant.graph, inputs, variant.where)
-            except (SignatureError, SizeConstraintError) as error:
-                refused = refused or error
+            given = variant.reader.read_call(args, kwargs)
+            if not isinstance(given, InputError):
+                return variant, given
+            refused = refused or given
         return refused or InputError("the program is closed", where=self.name)
 
     def _export_again(
@@ -230,70 +229,77 @@ class Method:
                 )
         return made
 
+    def _compare_weights(self, writes: bool) -> _WeightComparison | None:
+        """How a call finds out whether the weights are those of the module.
+
+        They are compared while the device runs, which costs no time, and the call is repeated if
+        they changed. A call that writes, into a state or into memory of the caller, is not
+        repeated: this takes over changed weights before it, and returns None.
+        """
+        watch = self.program.weight_watch
+        if watch is None:
+            return None
+        for each in self.variants:
+            writes = writes or bool(each.graph.states)
+        if writes:
+            self.program.refresh()
+            return None
+        return _WeightComparison(watch)
+
     def _call(
         self,
         variant: Variant,
         given: Given,
         targets: Sequence[np.ndarray | None] | None = None,
-    ) -> tuple[Variant, tuple[Any, ...], bool]:
+        comparison: _WeightComparison | None = None,
+    ) -> tuple[Variant, tuple[Any, ...]]:
         """One call with checked inputs.
 
         Returns:
-            What served it, the outputs as the caller expects them, and whether the weights were
-            those of the module. Where the method has no state, they are compared while the device
-            runs, which costs no time.
+            What served it, and the outputs as the caller expects them; none if the comparison
+            prevented the call.
         """
-        watch, changed = self.program.weight_watch, False
-        if watch is not None and (
-            targets is not None or any(each.graph.states for each in self.variants)
-        ):
-            self.program.refresh()  # a call that writes is not repeated
-            watch = None
-
-        def compare() -> None:
-            nonlocal changed
-            changed = watch is not None and watch.changed()
-
         with self.lock:
             self.program.check_open()
-            if variant not in self.variants:  # another thread replaced it meanwhile
-                variant = self._successor(variant, given)
             variant, (chosen, env) = self._choose(variant, given)
-            if watch is not None and variant.graph.states and watch.changed():
-                return variant, (), False
-            meanwhile = None if watch is None else compare
+            if comparison is not None and variant.graph.states:
+                comparison.run()  # the variant was made just now, and a call that writes runs once
+                if comparison.changed:
+                    comparison.prevented = True
+                    return variant, ()
+            meanwhile = None if comparison is None else comparison.run
             chosen, outputs = variant.run(chosen, env, given.arrays, targets, meanwhile)
             self._calls += 1
             variant.used = self._calls
-        results = tuple(
-            given.convert(output, chosen.graph.outputs[n]) for n, output in enumerate(outputs)
-        )
-        return variant, results, not changed
+        convert, values = given.convert, chosen.graph.outputs
+        return variant, tuple([convert(output, values[n]) for n, output in enumerate(outputs)])
 
-    def _choose(self, variant: Variant, given: Given) -> tuple[Variant, Any]:
-        """The variant and the lowering that serve the sizes of a call."""
-        try:
-            return variant, variant.choose(given.arrays)
-        except SizeConstraintError as error:
-            refused = error
-        if not isinstance(self.source, ExportsAgain):
-            raise refused
+    def _choose(self, variant: Variant, given: Given) -> tuple[Variant, Choice]:
+        """The variant and the lowering that serve the sizes of a call. `variant` has read its
+        inputs."""
+        refused: PurevkError | None = None
+        if variant in self.variants:
+            found = variant.choose(given.arrays)
+            if not isinstance(found, SizeConstraintError):
+                return variant, found
+            if not isinstance(self.source, ExportsAgain):
+                raise found
+            refused = found
+        # It does not serve the call, or another thread replaced it meanwhile.
         for other in self.variants:
-            if other is not variant and _alike(other.graph, variant.graph):
-                try:
-                    return other, other.choose(given.arrays)
-                except SizeConstraintError:
-                    continue
+            if other is variant or not _alike(other.graph, variant.graph):
+                continue
+            found = other.reader.refused_sizes(given.arrays) or other.choose(given.arrays)
+            if not isinstance(found, SizeConstraintError):
+                return other, found
+            refused = refused or found
+        if refused is None:
+            refused = PurevkError("the weights changed during the call", where=variant.where)
         made = self._for_inputs(variant, given, refused)
-        return made, made.choose(given.arrays)
-
-    def _successor(self, variant: Variant, given: Given) -> Variant:
-        """What takes the inputs of a variant that is closed: one of the same form."""
-        for other in self.variants:
-            if _alike(other.graph, variant.graph):
-                return other
-        gone = PurevkError("the weights changed during the call", where=variant.where)
-        return self._for_inputs(variant, given, gone)
+        found = made.choose(given.arrays)
+        if isinstance(found, SizeConstraintError):
+            raise found
+        return made, found
 
     def _for_inputs(self, variant: Variant, given: Given, refused: PurevkError) -> Variant:
         """A new variant for the inputs of a call that has the form of `variant`."""
@@ -342,6 +348,22 @@ def _same_input(one: Any, two: Any) -> bool:
     if isinstance(one, FixedInput) and isinstance(two, FixedInput):
         return same_literal(one.value, two.value)  # True is not 1
     return type(one) is type(two) and (one is None or one.terms == two.terms)
+
+
+class _WeightComparison:
+    """Whether the weights are those of the module during a call.
+
+    Attributes:
+        changed: what the last comparison found.
+        prevented: whether the call did not run for that reason.
+    """
+
+    def __init__(self, watch: WeightWatch) -> None:
+        self._watch, self.changed, self.prevented = watch, False, False
+
+    def run(self) -> None:
+        """Compares them now."""
+        self.changed = self._watch.changed()
 
 
 def _update(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

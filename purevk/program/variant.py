@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
-from purevk.program.arguments import describe_given, describe_inputs, name_of_input
+from purevk.program.arguments import InputReader, describe_given, describe_inputs, name_of_input
 from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # of a dynamic size. None stands for the exported bounds.
 Sizes = Sequence["tuple[int | Bound, ...] | None"]
 GraphSource = Callable[["Sizes | None"], Graph]
+# What serves a call, with the values of its symbols.
+Choice: TypeAlias = "tuple[Specialization, dict[Symbol, int]]"
 MAX_SPECIALIZATIONS = 8
 MAX_REPLANS = 16
 MAX_KNOWN = 4096  # combinations of sizes whose answer a specialization remembers
@@ -47,6 +49,8 @@ class Specialization:
     Attributes:
         sizes, expected: what it was lowered for; see `Variant`.
         lenient: whether it may serve sizes outside of the exported ranges.
+        exported: the graph against which the inputs of calls are checked before.
+        tensors: the inputs that are tensors, with their positions.
         preferred: the one for the same sizes that served the last call which this one turned out
             not to serve.
         used: when it served a call, as a count of calls.
@@ -60,11 +64,19 @@ class Specialization:
         sizes: Sizes | None = None,
         expected: Mapping[str, Expected] | None = None,
         lenient: bool = False,
+        exported: Graph | None = None,
     ) -> None:
         self.graph, self.guards, self.executable = graph, tuple(guards), executable
         self.sizes, self.expected = sizes, dict(expected or {})
         self.preferred: Specialization | None = None
+        self.tensors = [
+            (position, value)
+            for position, value in enumerate(graph.inputs)
+            if isinstance(value, Value)
+        ]
+        self._fixed_sizes, self._fixed_integers = _fixed_here(graph, exported or graph)
         self._symbols = input_symbols(graph)
+        self._sizes = [symbol for symbol, _, _ in self._symbols if symbol.is_size]
         self.used = 0
         self._outer = [
             guard
@@ -80,27 +92,27 @@ class Specialization:
         """The values of the symbols that the inputs of a call bring."""
         return bind_symbols(self._symbols, arrays)
 
-    def takes(self, arrays: Sequence[Any]) -> bool:
+    def bind(self, arrays: Sequence[Any]) -> dict[Symbol, int] | None:
+        """The values of the symbols, if this lowering serves the inputs; else None."""
+        if not self._takes(arrays):
+            return None
+        env = self.environment(arrays)
+        return env if self._serves(env) else None
+
+    def _takes(self, arrays: Sequence[Any]) -> bool:
         """Whether the inputs have the sizes, and the integers the values, that are fixed here."""
-        return all(
-            (value.value == array if type(value.value) is int else True)
-            if isinstance(value, FixedInput)
-            else not isinstance(value, Value)
-            or not isinstance(array, np.ndarray)
-            or all(
-                not isinstance(size, int) or size == given
-                for size, given in zip(value.type.dims, array.shape)
-            )
-            for value, array in zip(self.graph.inputs, arrays)
-        )
+        for position, dim, size in self._fixed_sizes:
+            if arrays[position].shape[dim] != size:
+                return False
+        return all(arrays[position] == number for position, number in self._fixed_integers)
 
     def above_bounds(self, env: Mapping[Symbol, int]) -> bool:
         """Whether a size of a call is above what memory was planned for."""
         return any(symbol.is_size and env[symbol] > symbol.upper for symbol in env)
 
-    def serves(self, env: Mapping[Symbol, int]) -> bool:
+    def _serves(self, env: Mapping[Symbol, int]) -> bool:
         """Whether the sizes of a call keep the bounds and the guards."""
-        key = tuple(env[symbol] for symbol, _ in self.executable.input_symbols if symbol.is_size)
+        key = tuple([env[symbol] for symbol in self._sizes])
         found = self._known.get(key)
         if found is None:
             found = all(
@@ -113,7 +125,9 @@ class Specialization:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = found
-        return found and all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
+        if not found or not self._integers:
+            return found
+        return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
 
     def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
         """Whether sizes that came about during a call, by the names of their symbols, keep the
@@ -127,6 +141,26 @@ class Specialization:
         return all(
             symbol.lower <= value <= symbol.upper for symbol, value in inner.items()
         ) and all(guard.holds(whole) for guard in self.guards if guard.symbols <= set(whole))
+
+
+def _fixed_here(
+    graph: Graph, exported: Graph
+) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+    """What a lowering fixes and the exported graph leaves open: sizes as (position of the input,
+    dim, size), and integers as (position, value). The rest was compared when the arguments were
+    read."""
+    sizes: list[tuple[int, int, int]] = []
+    integers: list[tuple[int, int]] = []
+    for position, (value, known) in enumerate(zip(graph.inputs, exported.inputs)):
+        if isinstance(value, Value) and isinstance(known, Value):
+            sizes += [
+                (position, dim, size)
+                for dim, (size, open_size) in enumerate(zip(value.type.dims, known.type.dims))
+                if isinstance(size, int) and not isinstance(open_size, int)
+            ]
+        elif isinstance(value, FixedInput) and not isinstance(known, FixedInput):
+            integers.append((position, value.value))
+    return sizes, integers
 
 
 def _within(graph: Graph, symbol: Symbol, value: int) -> bool:
@@ -147,6 +181,7 @@ class Variant:
         self.lenient = program.bounds in ("grow", "open") and not hasattr(source, "again")
         self.graph: Graph = self._prepare(None).graph
         self.where = f"{program.name}, method {name}({describe_inputs(self.graph)})"
+        self.reader = InputReader(self.graph, self.where)
 
     # -- lowering --------------------------------------------------------------------------------
     def _prepare(
@@ -179,7 +214,8 @@ class Variant:
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
         guards = [*log.guards, *graph.constraints]
-        made = Specialization(graph, guards, executable, sizes, expected, self.lenient)
+        exported = self.specializations[0].graph if self.specializations else graph
+        made = Specialization(graph, guards, executable, sizes, expected, self.lenient, exported)
         made.used = self.calls
         self.specializations.append(made)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
@@ -204,38 +240,44 @@ class Variant:
                 )
 
     # -- choosing --------------------------------------------------------------------------------
-    def choose(self, arrays: Sequence[Any]) -> tuple[Specialization, dict[Symbol, int]]:
-        """What serves the inputs, with the values of its symbols; lowered now if nothing does.
+    def choose(self, arrays: Sequence[Any]) -> Choice | SizeConstraintError:
+        """What serves the inputs, with the values of its symbols; lowered now if nothing does. Or
+        why the graph does not hold for these sizes.
+
+        Args:
+            arrays: inputs that have the fixed sizes of the graph.
 
         Raises:
-            SizeConstraintError: the graph does not hold for these sizes.
             InputError: the sizes do not go together.
         """
         for each in self.specializations:
-            if each.takes(arrays):
-                env = each.environment(arrays)
-                if each.serves(env):
-                    return self._preferred(each, env, arrays)
+            env = each.bind(arrays)
+            if env is not None:
+                return self._preferred(each, env, arrays)
         first = self.specializations[0]
-        if not first.takes(arrays):
-            raise SizeConstraintError(
-                f"the model was exported for other sizes than {describe_given(first.graph, arrays)}",
-                where=self.where,
-                next="export it with dynamic dims, or pass the exported sizes",
-            )
         env = first.environment(arrays)
-        self._refuse_outside(env, arrays)
+        refused = self._outside(env, arrays)
+        if refused is not None:
+            return refused
         sizes = [_sizes_of(value, array) for value, array in zip(first.graph.inputs, arrays)]
         if first.above_bounds(env):
-            grown = self._grow(first, sizes, arrays)
-            env = {} if grown is None else grown.environment(arrays)
-            if grown is not None and grown.serves(env):
-                return grown, env
+            if self.program.bounds == "strict":
+                return SizeConstraintError(
+                    f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}",
+                    where=self.where,
+                    next='load the program with bounds="grow", or export it with larger bounds',
+                )
+            grown = self._grow(first, sizes)
+            grown_env = None if grown is None else grown.bind(arrays)
+            if grown is not None and grown_env is not None:
+                return grown, grown_env
         made = self._checked(sizes, arrays)
         return made, made.environment(arrays)
 
-    def _refuse_outside(self, env: Mapping[Symbol, int], arrays: Sequence[Any]) -> None:
-        """Raises `SizeConstraintError` for sizes that the graph does not hold for."""
+    def _outside(
+        self, env: Mapping[Symbol, int], arrays: Sequence[Any]
+    ) -> SizeConstraintError | None:
+        """Why the graph does not hold for these sizes; None if it does."""
         graph, bounds = self.graph, self.program.bounds
         lenient = self.lenient
         for symbol in env:
@@ -250,7 +292,7 @@ class Variant:
             if lenient and symbol.is_size:
                 continue
             limits = f"at least {lower}" if upper is None else f"{lower} to {upper}"
-            raise SizeConstraintError(
+            return SizeConstraintError(
                 f"{self._shown(symbol.name)} is {value}",
                 where=self.where,
                 why=f"the model was exported for {limits}; given: {describe_given(graph, arrays)}",
@@ -258,13 +300,13 @@ class Variant:
                 + (', or load it with bounds="grow"' if symbol.is_size else ""),
             )
         if self.specializations[0].above_bounds(env):
-            return  # guards are over the bounds; a lowering for larger ones has its own
+            return None  # guards are over the bounds; a lowering for larger ones has its own
         for guard in graph.constraints:
             if guard.symbols <= env.keys() and not guard.holds(env):
                 values = ", ".join(
                     sorted(f"{self._shown(s.name)} is {env[s]}" for s in guard.symbols)
                 )
-                raise SizeConstraintError(
+                return SizeConstraintError(
                     values,
                     where=self.where,
                     why=f"the model was exported for {self._shown(str(guard))}: export decided by it"
@@ -272,6 +314,7 @@ class Variant:
                     next="export it with example inputs of this kind; purevk.compile(module, ...) does"
                     " so by itself",
                 )
+        return None
 
     def _shown(self, text: str) -> str:
         """A text with sizes in place of symbols: "x.shape[0]"."""
@@ -286,20 +329,17 @@ class Variant:
 
     def _preferred(
         self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]
-    ) -> tuple[Specialization, dict[Symbol, int]]:
+    ) -> Choice:
         """What served the last call of such sizes in place of `chosen`, if anything did."""
         other = chosen.preferred
         if other is not None and other in self.specializations:
-            theirs = other.environment(arrays)
-            if other.serves(theirs):
+            theirs = other.bind(arrays)
+            if theirs is not None:
                 return other, theirs
         return chosen, env
 
     def _grow(
-        self,
-        first: Specialization,
-        sizes: Sequence[tuple[int, ...] | None],
-        arrays: Sequence[Any],
+        self, first: Specialization, sizes: Sequence[tuple[int, ...] | None]
     ) -> Specialization | None:
         """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next
         power of two; None where the method does not take bounds of its own."""
@@ -307,12 +347,6 @@ class Variant:
             None if given is None else tuple(map(_room, _dims_of(value), given))
             for value, given in zip(first.graph.inputs, sizes)
         ]
-        if self.program.bounds == "strict":
-            raise SizeConstraintError(
-                f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}",
-                where=self.where,
-                next='load the program with bounds="grow", or export it with larger bounds',
-            )
         level = logging.WARNING if self.program.bounds == "grow" else logging.DEBUG
         _log.log(
             level,
@@ -349,11 +383,7 @@ class Variant:
         returns what served it. `meanwhile` is called once, while the device runs."""
         first = chosen
         for _ in range(MAX_REPLANS):
-            values = {
-                value: array
-                for value, array in zip(chosen.graph.inputs, arrays)
-                if isinstance(value, Value)
-            }
+            values = {value: arrays[position] for position, value in chosen.tensors}
             try:
                 outputs = chosen.executable.run(values, env, targets, meanwhile)
             except Replan as found:
@@ -377,9 +407,9 @@ class Variant:
         """What serves a call of whose sizes some became known only during it."""
         unbacked = {symbol.name: value for symbol, value in found.values.items()}
         for each in self.specializations:
-            if each is not chosen and each.sizes == chosen.sizes and each.takes(arrays):
-                env = each.environment(arrays)
-                if each.serves(env) and each.admits(env, unbacked):
+            if each is not chosen and each.sizes == chosen.sizes:
+                env = each.bind(arrays)
+                if env is not None and each.admits(env, unbacked):
                     return each
         expected = dict(chosen.expected)
         for symbol, value in found.values.items():

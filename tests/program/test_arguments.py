@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk.errors import InputError, SignatureError  # noqa: E402
+from purevk.errors import InputError, SignatureError, SizeConstraintError  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 X, Y, Z = (torch.tensor(row) for row in ([1.0, 2.0, 3.0], [4.0, -1.0, 0.5], [7.0, 8.0, 9.0]))
@@ -91,6 +91,32 @@ def test_python_values_are_told_apart(tmp_path: Path) -> None:
         agree(program, model, X, 3, flag=True)
         with pytest.raises(SignatureError):
             program(X, 4, flag=True)
+
+
+def test_a_variant_says_why_it_does_not_take_a_call() -> None:
+    """It answers with the error, so that the next variant can be asked. What no export of the
+    module takes is raised."""
+
+    class Scale(torch.nn.Module):
+        def forward(self, x: Any, factor: int = 2) -> Any:
+            return x * factor
+
+    x = torch.ones(4)
+    with purevk.compile(Scale(), (x, 3)) as program:
+        reader = program.method("forward").variants[0].reader
+        taken = reader.read_call((x,), {"factor": 3})
+        assert not isinstance(taken, InputError)
+        assert np.shares_memory(taken.arrays[0], x.numpy())
+        assert isinstance(reader.read_call((x,), {"factor": 5}), SignatureError)
+        assert isinstance(reader.read_call(([x],), {"factor": 3}), SignatureError)
+        assert isinstance(reader.read_call((None,), {"factor": 3}), SignatureError)
+        refused = reader.read_call((torch.ones(5),), {"factor": 3})
+        assert isinstance(refused, SizeConstraintError) and "size 5 along dim 0" in str(refused)
+        assert reader.refused_sizes(taken.arrays) is None
+        assert isinstance(reader.refused_sizes([np.ones(5, np.float32), 3]), SizeConstraintError)
+        for other in (torch.ones(4, dtype=torch.float64), torch.ones(2, 2)):
+            with pytest.raises(InputError):
+                reader.read_call((other,), {"factor": 3})
 
 
 def test_none_and_tensors() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import purevk
 from purevk.errors import InputError
-from purevk.program.arguments import read_inputs
 from tests.harness import DATA
 
 torch = pytest.importorskip("torch")
@@ -94,15 +93,13 @@ def test_inputs_of_every_protocol(linear_input: np.ndarray, linear_output: np.nd
 def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
     """Before the one copy into the device's memory."""
     with purevk.load(LINEAR) as program:
-        graph = program.method("forward").graph
+        read = program.method("forward").variants[0].reader.read
         x = linear_input.copy()
         for given in (x, torch.from_numpy(x), WithDLPack(x), memoryview(x), WithArray(x), x[:, :]):
-            assert np.shares_memory(read_inputs(graph, [given], "").arrays[0], x)
+            assert np.shares_memory(read([given]).arrays[0], x)
         wide = np.zeros((4, 10), np.float32)
-        assert np.shares_memory(read_inputs(graph, [wide[::2, ::2]], "").arrays[0], wide)
-        assert np.shares_memory(
-            read_inputs(graph, [torch.from_numpy(wide)[::2, ::2]], "").arrays[0], wide
-        )
+        assert np.shares_memory(read([wide[::2, ::2]]).arrays[0], wide)
+        assert np.shares_memory(read([torch.from_numpy(wide)[::2, ::2]]).arrays[0], wide)
 
 
 def test_results_in_memory_of_the_caller(

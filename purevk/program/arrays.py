@@ -1,0 +1,163 @@
+"""Arrays of numpy over what a caller gives: numpy arrays, torch tensors, and whatever else gives its
+memory away through `__dlpack__`, `__array_interface__`, `__array__` or the buffer protocol. Nothing
+is copied here that need not be."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import InputError
+
+# DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
+# memory of CUDA.
+_HOST_MEMORY = (1, 3, 11, 13)
+
+
+def is_torch(given: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.Tensor)
+
+
+def dtype_of(array: np.ndarray) -> DType | None:
+    """The element type of an array; None for one that numpy itself does not have. An array that was
+    pickled has a copy of numpy's dtype, so its identity says nothing."""
+    dtype = array.dtype
+    own = dtype.num < 256 and dtype.isnative and dtype.kind in "biufc"
+    return DType.from_numpy(dtype) if own else None
+
+
+def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
+    """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
+    import torch
+
+    try:
+        if not tensor.requires_grad and tensor.dtype is not torch.bfloat16:
+            try:
+                direct: np.ndarray = tensor.numpy()
+                return direct
+            except (RuntimeError, TypeError):
+                pass  # on another device, or conjugated or negated lazily
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if plain.dtype is torch.bfloat16:
+            plain = plain.view(torch.uint16)
+        array: np.ndarray = plain.numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        kind, next = _unreadable(tensor)
+        if kind:
+            why = "a dense tensor of a dtype that purevk has is expected"
+            raise InputError(f"{name} is {kind}", where=where, why=why, next=next) from error
+        raise InputError(
+            f"the elements of {name} cannot be read",
+            where=where,
+            why=f"{type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
+            next="pass a torch.Tensor of its own, such as x.detach().cpu().clone()",
+        ) from error
+    return array
+
+
+def _unreadable(tensor: Any) -> tuple[str, str]:
+    """What kind of tensor purevk does not read, and what to do; empty texts if it reads it."""
+    import torch
+
+    if tensor.is_nested:
+        return "a nested tensor", "pad it: torch.nested.to_padded_tensor(x, 0)"
+    if tensor.layout is not torch.strided:
+        name = str(tensor.layout).removeprefix("torch.")
+        return f"a tensor of the layout {name}", "convert it: x.to_dense()"
+    if tensor.device.type == "meta":
+        return "a tensor on the device meta, which has no elements", "pass a tensor on the CPU"
+    if type(tensor).__name__ == "FakeTensor":
+        return "a FakeTensor, which has no elements", "call the program outside of tracing"
+    if tensor.is_quantized:
+        return "a quantized tensor", "pass x.dequantize() or x.int_repr()"
+    if DType.from_torch(tensor.dtype) is None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"a tensor of the dtype {dtype}", "convert it to a dtype that the method expects"
+    return "", ""
+
+
+def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
+    if isinstance(given, np.ndarray):
+        if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
+            raise InputError(
+                f"{name} is a masked array",
+                where=where,
+                why="the mask would be lost",
+                next="fill it: x.filled(0)",
+            )
+        return given
+    if isinstance(given, (bool, int, float, complex, list, tuple)):
+        array = _asarray(given, name, where)
+        # Numbers without a dtype take the method's, if it is of their kind.
+        if array.dtype.kind == "i" and wanted.numpy.kind in "iu" and array.size:
+            limits = np.iinfo(wanted.numpy)
+            if array.min() < limits.min or array.max() > limits.max:
+                raise InputError(
+                    f"{name} has numbers from {array.min()} to {array.max()}",
+                    where=where,
+                    why=f"{wanted.name} holds {limits.min} to {limits.max}",
+                )
+        return (
+            array.astype(wanted.numpy)
+            if np.can_cast(array.dtype, wanted.numpy, "same_kind")
+            else array
+        )
+    if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
+        kind = int(given.__dlpack_device__()[0])
+        if kind not in _HOST_MEMORY:
+            raise InputError(
+                f"{name} is in the memory of another device",
+                where=where,
+                why=f"its DLPack device type is {kind}; memory of the CPU is expected",
+                next="copy it to the CPU first",
+            )
+        try:
+            return np.from_dlpack(given)
+        except (BufferError, RuntimeError, TypeError):
+            pass  # a dtype that numpy has not: the object may give an array in another way
+    if any(
+        hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
+    ):
+        return _asarray(given, name, where)
+    try:
+        return np.asarray(memoryview(given))
+    except TypeError:
+        raise InputError(
+            f"{name} is {type(given).__name__}",
+            where=where,
+            why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
+            " the buffer protocol",
+        ) from None
+
+
+def _asarray(given: Any, name: str, where: str) -> np.ndarray:
+    try:
+        array = np.asarray(given)
+    except Exception as error:  # `__array__` runs code of others
+        raise InputError(
+            f"{name} cannot be made an array: {type(error).__name__}",
+            where=where,
+            why=str(error).partition("\n")[0],
+            next="pass a numpy array or a torch tensor",
+        ) from error
+    if array.dtype.kind == "O":
+        raise InputError(
+            f"{name} is {type(given).__name__} of Python objects",
+            where=where,
+            why="numpy makes no array of numbers from it",
+            next="pass a numpy array or a torch tensor",
+        )
+    return array
+
+
+def overlap(one: np.ndarray, two: np.ndarray) -> bool:
+    if not np.may_share_memory(one, two):
+        return False
+    try:
+        return np.shares_memory(one, two, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
