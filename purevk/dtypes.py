@@ -24,7 +24,14 @@ class _Row:
 
 
 class DType(enum.Enum):
-    """An element type. `DType.float32.itemsize`, `.numpy`, `.glsl` and so on read its row."""
+    """An element type.
+
+    Attributes:
+        itemsize: bytes per element.
+        numpy: the numpy type whose bytes are the same (uint16 for bfloat16).
+        glsl: GLSL type of one element in a storage buffer.
+        acc: GLSL type that arithmetic on elements is done in.
+    """
 
     bool = _Row("bool", 1, np.bool_, "uint8_t", "bool", 11, 0)
     uint8 = _Row("uint8", 1, np.uint8, "uint8_t", "int", 0, 1)
@@ -40,25 +47,10 @@ class DType(enum.Enum):
     complex64 = _Row("complex64", 8, np.complex64, "", "", 9, None)
     complex128 = _Row("complex128", 16, np.complex128, "", "", 10, None)
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return self.value.itemsize
-
-    @property
-    def numpy(self) -> np.dtype:
-        """The numpy type whose bytes are the same (uint16 for bfloat16)."""
-        return np.dtype(self.value.numpy or np.uint16)
-
-    @property
-    def glsl(self) -> str:
-        """GLSL type of one element in a storage buffer."""
-        return self.value.glsl
-
-    @property
-    def acc(self) -> str:
-        """GLSL type that arithmetic on elements is done in."""
-        return self.value.acc
+    def __init__(self, row: _Row) -> None:
+        self.itemsize = row.itemsize
+        self.numpy: np.dtype = np.dtype(row.numpy or np.uint16)
+        self.glsl, self.acc = row.glsl, row.acc
 
     @property
     def is_float(self) -> bool_:
@@ -93,7 +85,9 @@ class DType(enum.Enum):
     @classmethod
     def from_torch(cls, dtype: object) -> DType | None:
         """The type of a `torch.dtype`, without importing torch; None if purevk has no such type."""
-        return cls.__members__.get(str(dtype).removeprefix("torch."))
+        if dtype not in _FROM_TORCH:
+            _FROM_TORCH[dtype] = cls.__members__.get(str(dtype).removeprefix("torch."))
+        return _FROM_TORCH[dtype]
 
     def to_torch(self) -> torch.dtype:
         """The `torch.dtype`. Imports torch."""
@@ -106,6 +100,7 @@ class DType(enum.Enum):
 bool_ = bool
 _FROM_PTE = {member.value.pte: member for member in DType}
 _FROM_VK = {member.value.vk: member for member in DType if member.value.vk is not None}
+_FROM_TORCH: dict[object, DType | None] = {}  # filled when they are asked for
 _FROM_NUMPY = {
     np.dtype(member.value.numpy): member for member in DType if member.value.numpy is not None
 }

@@ -425,11 +425,10 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
     """A torch tensor over an array's memory (a copy if the array is read-only)."""
     import torch
 
-    shape = array.shape
-    array = np.ascontiguousarray(array)
-    if not array.flags.writeable:
-        array = array.copy()
-    tensor = torch.from_numpy(array.reshape(-1)).reshape(shape)
+    if not array.flags.carray:
+        array = np.array(array, order="C")
+    # Not the array itself: a dim of size 1 may have any stride there, and torch would keep it.
+    tensor = torch.from_numpy(np.ndarray(array.shape, array.dtype, array))
     return tensor.view(torch.bfloat16) if dtype is DType.bfloat16 else tensor
 
 

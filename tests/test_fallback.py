@@ -243,6 +243,30 @@ def test_every_overload_of_a_torch_sample() -> None:
         check(name, full, made, trusted=pure_operators.refusal(func) is not None)
 
 
+def test_tensors_over_arrays() -> None:
+    """They share the array's memory where torch can write it, and have torch's own strides."""
+    read_only = np.ones(3, np.float32)
+    read_only.flags.writeable = False
+    wide = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for array, shared in (
+        (wide, True),
+        (wide[:1], True),
+        (wide.transpose(0, 2, 1)[:, :, :1], False),
+        (wide[0].T[:, :1].T, True),
+        (np.ones((2, 5), np.float32).T[:1, :].T[:1], True),  # dims of size 1 have odd strides
+        (np.float32(2.5), False),
+        (np.array(2.5, np.float32), True),
+        (np.empty((0, 4), np.float32), False),
+        (read_only, False),
+    ):
+        made = fallback.to_torch(array, DType.float32)
+        wanted = torch.tensor(np.asarray(array).tolist(), dtype=torch.float32).reshape(array.shape)
+        assert torch.equal(made, wanted) and made.stride() == wanted.stride()
+        assert np.shares_memory(made.numpy(), array) is shared
+    bits = np.array([0x3F80], np.uint16)
+    assert fallback.to_torch(bits, DType.bfloat16).tolist() == [1.0]
+
+
 def test_what_cannot_be_run() -> None:
     with pytest.raises(FallbackError, match="torch does not know it"):
         fallback.run("nolib.nothing.default", [], {}, [], "here")

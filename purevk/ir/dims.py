@@ -52,6 +52,9 @@ class Symbol:
     unbacked: bool = False
     open: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # a call looks values up by symbols
+
     def __repr__(self) -> str:
         return self.name
 

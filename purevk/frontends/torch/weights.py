@@ -156,6 +156,8 @@ class _Attributes:
             if not all(map(_is_same, now, self._values)):
                 return True
             self._values = now
+        if not self._mutable:
+            return False
         return not all(_is_same(now[number], content) for number, content in self._mutable)
 
 
