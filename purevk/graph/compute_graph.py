@@ -1,5 +1,5 @@
-"""Dispatches on a device: plans memory, writes descriptor sets, records a command buffer for each
-signature and replays it.
+"""Dispatches on a device: writes descriptor sets over the memory of the calls, records a command
+buffer for each signature and replays it.
 
 The dispatches of a program are cut into segments, one command buffer each, where the host has to
 step in between.
@@ -9,58 +9,23 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from purevk import api, knobs
 from purevk.api import vk
-from purevk.errors import InputError, UnsupportedOperatorError
+from purevk.errors import InputError
+from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import BufferRange, DeviceStore
 from purevk.graph.size_table import SizeTable
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import MAX_PUSH, BufferWindow, Dispatch
-from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
+from purevk.memory_planner import ALIGNMENT
 
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
-_COPIED = (
-    64 << 10
-)  # bytes of a result from which on it is copied into the host's memory rather than written there
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A segment: the dispatches [first, last), the values that the host writes before it, and those
-    that it reads after it."""
-
-    first: int
-    last: int
-    uploads: tuple[Value, ...]
-    downloads: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes of a program on the device.
-
-    Attributes:
-        planned, naive, lower_bound: of intermediate tensors, see `MemoryPlan`.
-        inputs, outputs: buffers that the host writes and reads.
-        weights, state: of the whole program.
-    """
-
-    planned: int
-    naive: int
-    lower_bound: int
-    inputs: int
-    outputs: int
-    weights: int
-    state: int
-
-
 _Owned = TypeVar("_Owned", bound=api.DeviceObject)
 
 
@@ -73,7 +38,7 @@ class ComputeGraph:
         cuts: the segments.
         fixed: stores that hold weights and state.
         sizes: bytes of every storage that the dispatches name.
-        windows: storages that are parts of fixed ones: (whole storage, first byte, bytes).
+        windows: storages that are parts of fixed ones.
     """
 
     def __init__(
@@ -88,22 +53,8 @@ class ComputeGraph:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
         self._owned: list[api.DeviceObject] = []
-        self._ranges: dict[Value, BufferRange] = {}
-        for store in fixed:
-            for key, span in store.ranges.items():
-                assert isinstance(key, Value)  # stores of a program keep values
-                self._ranges[key] = span
-        for window, (storage, first, nbytes) in (windows or {}).items():
-            whole = self._ranges.get(storage)
-            if whole is not None:
-                self._ranges[window] = BufferRange(whole.buffer, whole.offset + first, nbytes)
-        self._copies: dict[Value, BufferRange] = {}  # downloads that a copy command fetches
-        self.plan: MemoryPlan = plan([])
-        self.input_bytes = self.output_bytes = 0
+        self.memory = CallMemory(self.device, dispatches, cuts, fixed, sizes, windows or {})
         try:
-            self._place_uploads()
-            self._place_outputs_and_temporaries()
-            self._check_ranges()
             self._pipelines = [
                 context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches
             ]
@@ -121,113 +72,9 @@ class ComputeGraph:
         self.recorded = 0
         self._running: api.Submission | None = None
 
-    # -- memory -----------------------------------------------------------------------------------
     def _own(self, item: _Owned) -> _Owned:
         self._owned.append(item)
         return item
-
-    def _buffer(self, nbytes: int, kind: api.MemoryKind, label: str) -> api.Buffer:
-        usage = api.Usage.DEFAULT | api.Usage.TEXEL
-        return self._own(api.Buffer(self.device, max(nbytes, 4), kind, usage, label=label))
-
-    def _together(
-        self, values: Sequence[Value], kind: api.MemoryKind, label: str
-    ) -> dict[Value, BufferRange]:
-        """Buffer ranges of values, in one buffer of a kind."""
-        offsets, total = [], 0
-        for value in values:
-            offsets.append(total)
-            total += -(-max(self._sizes[value], 4) // ALIGNMENT) * ALIGNMENT
-        if not values:
-            return {}
-        buffer = self._buffer(total, kind, label)
-        ends = [*offsets[1:], total]
-        return {
-            value: BufferRange(buffer, start, end - start)
-            for value, start, end in zip(values, offsets, ends)
-        }
-
-    def _place_uploads(self) -> None:
-        uploads = list(
-            dict.fromkeys(
-                value for cut in self.cuts for value in cut.uploads if value not in self._ranges
-            )
-        )
-        spans = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
-        self.input_bytes = sum(span.nbytes for span in spans.values())
-        self._ranges.update(spans)
-
-    def _place_outputs_and_temporaries(self) -> None:
-        first: dict[Value, int] = {}
-        last: dict[Value, int] = {}
-        read: set[Value] = set()
-        for step, dispatch in enumerate(self.dispatches):
-            for binding in dispatch.bindings:
-                storage = binding.storage
-                if storage in self._ranges:
-                    continue
-                first.setdefault(storage, step)
-                last[storage] = step
-                if not binding.write:
-                    read.add(storage)
-        downloads: dict[Value, int] = {}
-        for cut in self.cuts:
-            for value in cut.downloads:
-                downloads.setdefault(value, cut.last)
-        # Kernels write small results into the host's memory themselves. Across a bus, scattered
-        # writes are a hundred times slower than one copy, which large results are worth.
-        direct = [
-            value
-            for value in downloads
-            if value not in self._ranges
-            and (self.device.is_unified or (value not in read and self._sizes[value] < _COPIED))
-        ]
-        spans = self._together(direct, api.MemoryKind.READBACK, "outputs")
-        copied = [value for value in downloads if value not in spans and not self._is_mapped(value)]
-        self._copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
-        self.output_bytes = sum(span.nbytes for span in (*spans.values(), *self._copies.values()))
-        self._ranges.update(spans)
-        for value in copied:
-            if value in first:
-                last[value] = max(last[value], downloads[value])
-        blocks = [
-            Block(value, self._sizes[value], first[value], last[value])
-            for value in first
-            if value not in self._ranges
-        ]
-        limit = self.device.limits.max_allocation
-        self.plan = plan(blocks, max_arena=limit)
-        arenas = [
-            self._buffer(nbytes, api.MemoryKind.DEVICE, "temporaries")
-            for nbytes in self.plan.arenas
-        ]
-        for block in blocks:
-            arena, offset = self.plan.offsets[block.key]
-            assert isinstance(block.key, Value)  # as given above
-            self._ranges[block.key] = BufferRange(arenas[arena], offset, block.nbytes)
-
-    def _is_mapped(self, value: Value) -> bool:
-        return value in self._ranges and self._ranges[value].buffer.mapped
-
-    def _check_ranges(self) -> None:
-        limits = self.device.limits
-        for dispatch in self.dispatches:
-            for binding in dispatch.bindings:
-                size = self._sizes.get(binding.storage, 0)
-                kind, _, form = binding.kind.partition(":")
-                texel = kind == "texel"
-                limit = limits.max_storage_buffer_range
-                if texel:
-                    limit = limits.max_texel_buffer_elements * api.texel_format(form)[1]
-                if size > limit:
-                    raise UnsupportedOperatorError(
-                        f"a tensor of {size} bytes is larger than one binding of the device",
-                        where=dispatch.label,
-                        why=f"{self.device.name} binds {limit} bytes at most",
-                        next="set PUREVK_TEXELS=0"
-                        if texel
-                        else "use a device with a larger maxStorageBufferRange, or split the tensor",
-                    )
 
     # -- descriptors and parameters ---------------------------------------------------------------
     def _make_params(self) -> dict[int, BufferRange]:
@@ -239,7 +86,7 @@ class ComputeGraph:
         ]
         if not wanted:
             return {}
-        buffer = self._buffer(
+        buffer = self.memory.buffer(
             sum(nbytes for _, nbytes in wanted), api.MemoryKind.UPLOAD, "parameters"
         )
         spans, offset = {}, 0
@@ -254,7 +101,7 @@ class ComputeGraph:
         for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
             bindings: list[Any] = []
             for binding in dispatch.bindings:
-                span = self._ranges[binding.storage]
+                span = self.memory.ranges[binding.storage]
                 kind, _, form = binding.kind.partition(":")
                 if kind == "texel":
                     bindings.append(self._view(views, span, binding.offset, form))
@@ -303,7 +150,7 @@ class ComputeGraph:
                 written, touched = [], []
             mine = []
             for binding in dispatch.bindings:
-                span = self._ranges[binding.storage]
+                span = self.memory.ranges[binding.storage]
                 mine.append(
                     (
                         (span.buffer.number, span.offset, span.offset + span.nbytes),
@@ -325,15 +172,6 @@ class ComputeGraph:
         return needed
 
     # -- running ----------------------------------------------------------------------------------
-    def host_view(self, value: Value) -> memoryview:
-        """The bytes of an upload before its segment, or of a download after it, without a copy."""
-        span = self._copies.get(value) or self._ranges[value]
-        return span.buffer.view(span.offset, self._sizes[value])
-
-    def span(self, value: Value) -> BufferRange:
-        """The buffer range of a storage."""
-        return self._ranges[value]
-
     def settle(self) -> None:
         """Waits for a segment that still runs: a call that was interrupted did not wait for it."""
         if self._running is not None:
@@ -410,11 +248,13 @@ class ComputeGraph:
                     record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
                 if queries is not None:
                     commands.write_timestamp(queries, query + at + 1)
-        copies = [value for value in cut.downloads if value in self._copies and queries is None]
+        copies = [
+            value for value in cut.downloads if value in self.memory.copies and queries is None
+        ]
         if copies:
             commands.barrier(api.Access.COMPUTE, api.Access.TRANSFER)
             for value in copies:
-                source, target = self._ranges[value], self._copies[value]
+                source, target = self.memory.ranges[value], self.memory.copies[value]
                 commands.copy_buffer(
                     source.buffer,
                     target.buffer,
@@ -464,7 +304,7 @@ class ComputeGraph:
             recordings.clear()
         while self._owned:
             self._owned.pop().destroy()
-        self._ranges = {}
+        self.memory.close()
 
 
 class _Tables:
@@ -494,7 +334,7 @@ class _Tables:
         )
         found = {*self.pushed.symbols, *self.grids.symbols}
         for value in cut.downloads:
-            if value in graph._copies:
+            if value in graph.memory.copies:
                 found |= _dims.symbols(value.type.numel)
         self.symbols = tuple(sorted(found, key=lambda symbol: symbol.name))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from purevk import fallback
 from purevk.errors import InputError
-from purevk.graph.compute_graph import ComputeGraph, Cut
+from purevk.graph.call_memory import Cut
+from purevk.graph.compute_graph import ComputeGraph
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.memory import DeviceStore
@@ -21,6 +22,15 @@ from purevk.ir import dims as _dims
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]
+
+
+class _HostForm(NamedTuple):
+    """How the elements of a value lie in the memory of the host."""
+
+    sizes: tuple[int, ...]
+    dtype: np.dtype
+    numel: int
+    nbytes: int
 
 
 class Executable:
@@ -43,7 +53,6 @@ class Executable:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
         self.seconds: dict[str, float] = {}
-        graph = plan.assignment.graph
         start = time.perf_counter()
         self._pipelines = context.kernels.prepare(plan.kernels, progress)
         self.seconds["kernels"] = time.perf_counter() - start
@@ -74,11 +83,7 @@ class Executable:
             for executable in control.inner:
                 for phase, seconds in executable.seconds.items():
                     self.seconds[phase] += seconds
-        self.input_symbols = [
-            (symbol, source)
-            for symbol, source in graph.symbols.items()
-            if source.value is None or source.value in graph.inputs
-        ]
+        self._forms: dict[Value, _HostForm] = {}
         self.closed = False
         self._unbacked = UnbackedSymbols(plan)
 
@@ -193,7 +198,7 @@ class Executable:
         targets: Sequence[np.ndarray | None] | None,
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
-        plan, compute = self.plan, self.graph
+        plan, compute, memory = self.plan, self.graph, self.graph.memory
         compute.settle()
         graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
@@ -202,7 +207,7 @@ class Executable:
             if step.on_device:
                 for value in plan.uploads[number]:
                     array = host[value] if value in host else self._host_array(value, host, env)
-                    _copy_in(compute.host_view(value), array)
+                    _copy_in(memory.upload_view(value), array)
                 first, last = plan.ranges[number]
                 if first != last:
                     submission = compute.submit(self._segment_of[number], env)
@@ -239,28 +244,32 @@ class Executable:
             array = graph.constants[value].array(value.type)
         else:
             storage = self.plan.assignment.storages.get(value, value)
-            sizes = tuple(_dims.evaluate(size, env) for size in value.type.dims)
-            count = math.prod(sizes)
-            nbytes = count * value.type.dtype.itemsize
-            if not count:
-                array = np.empty(sizes, value.type.dtype.numpy)
+            sizes, dtype, numel, nbytes = self._forms.get(value) or self._form(value, env)
+            if not numel:
+                array = np.empty(sizes, dtype)
             elif storage in host and storage is not value:
-                array = (
-                    host[storage].reshape(-1).view(value.type.dtype.numpy)[:count].reshape(sizes)
-                )
+                array = host[storage].reshape(-1).view(dtype)[:numel].reshape(sizes)
             elif storage in self.weights.ranges or storage in self.states.ranges:
                 store = self.weights if storage in self.weights.ranges else self.states
                 data = store.read(storage, max(nbytes, 4))[:nbytes]
-                array = np.frombuffer(data, value.type.dtype.numpy).reshape(sizes)
+                array = np.frombuffer(data, dtype).reshape(sizes)
             else:
-                span = self.graph.span(storage)
-                span.buffer.invalidate()
-                view = self.graph.host_view(storage)[:nbytes]
-                array = np.frombuffer(view, value.type.dtype.numpy).reshape(sizes)
+                array = np.ndarray(sizes, dtype, self.graph.memory.download_view(storage))
             if storage in self.states.ranges:
                 return array  # a state may change during the call
         host[value] = array
         return array
+
+    def _form(self, value: Value, env: Mapping[Symbol, int]) -> _HostForm:
+        """How the elements of a value lie in the memory of the host; remembered if no symbol
+        changes it."""
+        dims, dtype = value.type.dims, value.type.dtype
+        sizes = tuple([_dims.evaluate(size, env) for size in dims])
+        numel = math.prod(sizes)
+        form = _HostForm(sizes, dtype.numpy, numel, numel * dtype.itemsize)
+        if not any(isinstance(size, Dim) for size in dims):
+            self._forms[value] = form
+        return form
 
     def _run_host(
         self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
@@ -328,7 +337,7 @@ class Executable:
 
 def _copy_in(target: memoryview, array: np.ndarray) -> None:
     if array.nbytes:
-        np.copyto(np.frombuffer(target, array.dtype, array.size).reshape(array.shape), array)
+        np.copyto(np.ndarray(array.shape, array.dtype, target), array)
 
 
 def _evaluated(arg: Any, env: Mapping[Symbol, int]) -> Any:

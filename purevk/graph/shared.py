@@ -34,15 +34,15 @@ class Contents:
 
         Args:
             constants: values whose bytes are known. They are equal if they are the same value.
-            windows: storages that are parts of others: (whole storage, first byte, bytes).
+            windows: storages that are parts of others.
             sizes: bytes of storages.
         """
         found = {value: self._number(("constant", value)) for value in constants}
 
         def content(storage: Value) -> int:
             if storage in windows:
-                whole, first, nbytes = windows[storage]
-                return self._number(("part", content(whole), first, nbytes))
+                part = windows[storage]
+                return self._number(("part", content(part.storage), part.first, part.nbytes))
             if storage not in found:
                 found[storage] = self._number(("empty", sizes[storage]))
             return found[storage]
@@ -52,10 +52,7 @@ class Contents:
             step = self._number((each.kernel, each.push, each.grid, each.params_buffer, bindings))
             for number, binding in enumerate(each.bindings):
                 if binding.write:
-                    whole = (
-                        windows[binding.storage][0]
-                        if binding.storage in windows
-                        else binding.storage
-                    )
+                    window = windows.get(binding.storage)
+                    whole = binding.storage if window is None else window.storage
                     found[whole] = self._number(("result", step, number))
         return found

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from purevk.errors import InputError, UnsupportedProgramError
-from purevk.graph.compute_graph import MemoryReport
+from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context, default_context, typical_traits
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.limits import DeviceLimits, device_limits

@@ -17,6 +17,7 @@ import numpy as np
 from purevk import progress as progress_bars
 from purevk.api import check_fork
 from purevk.errors import InputError, PurevkError
+from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context, default_context
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
@@ -257,22 +258,20 @@ class Program:
         return self.context.device
 
     @property
-    def memory(self) -> Any:
+    def memory(self) -> MemoryReport:
         """Bytes on the device; see `MemoryReport`. The planned ones are of all methods together."""
-        from purevk.graph.compute_graph import MemoryReport
-
-        graphs = [
-            inner.graph
+        memories = [
+            inner.graph.memory
             for method in self.methods.values()
             for each in method.specializations
             for inner in each.executable.nested()
         ]
         return MemoryReport(
-            planned=sum(graph.plan.planned for graph in graphs),
-            naive=sum(graph.plan.naive for graph in graphs),
-            lower_bound=sum(graph.plan.lower_bound for graph in graphs),
-            inputs=sum(g.input_bytes for g in graphs),
-            outputs=sum(g.output_bytes for g in graphs),
+            planned=sum(each.plan.planned for each in memories),
+            naive=sum(each.plan.naive for each in memories),
+            lower_bound=sum(each.plan.lower_bound for each in memories),
+            inputs=sum(each.input_bytes for each in memories),
+            outputs=sum(each.output_bytes for each in memories),
             weights=self.weights.nbytes,
             state=self.states.nbytes,
         )

@@ -1,0 +1,220 @@
+"""The buffers of a graph's calls: inputs, outputs, and temporaries at the offsets of the memory
+planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from purevk import api
+from purevk.errors import UnsupportedOperatorError
+from purevk.graph.memory import BufferRange, DeviceStore
+from purevk.ir import Value
+from purevk.lower.lowering import BufferWindow, Dispatch
+from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
+
+# Bytes of a result from which on it is copied into the host's memory rather than written there.
+_COPIED = 64 << 10
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A segment: the dispatches [first, last), the values that the host writes before it, and those
+    that it reads after it."""
+
+    first: int
+    last: int
+    uploads: tuple[Value, ...]
+    downloads: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of a program on the device.
+
+    Attributes:
+        planned, naive, lower_bound: of intermediate tensors, see `MemoryPlan`.
+        inputs, outputs: buffers that the host writes and reads.
+        weights, state: of the whole program.
+    """
+
+    planned: int
+    naive: int
+    lower_bound: int
+    inputs: int
+    outputs: int
+    weights: int
+    state: int
+
+
+class CallMemory:
+    """Where each storage of dispatches is.
+
+    Args:
+        device: the device.
+        dispatches: all of them, in order.
+        cuts: the segments.
+        fixed: stores that hold weights and state.
+        sizes: bytes of every storage that the dispatches name.
+        windows: storages that are parts of fixed ones.
+
+    Attributes:
+        ranges: the buffer range of each storage.
+        copies: for downloads that a copy command fetches, the ranges that the host reads.
+        plan: of the temporaries.
+        input_bytes, output_bytes: of the buffers that the host writes and reads.
+    """
+
+    def __init__(
+        self,
+        device: api.Device,
+        dispatches: Sequence[Dispatch],
+        cuts: Sequence[Cut],
+        fixed: Sequence[DeviceStore],
+        sizes: Mapping[Value, int],
+        windows: Mapping[Value, BufferWindow],
+    ) -> None:
+        self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
+        self._buffers: list[api.Buffer] = []
+        self.ranges: dict[Value, BufferRange] = {}
+        for store in fixed:
+            for key, span in store.ranges.items():
+                assert isinstance(key, Value)  # stores of a program keep values
+                self.ranges[key] = span
+        for value, window in windows.items():
+            whole = self.ranges.get(window.storage)
+            if whole is not None:
+                start = whole.offset + window.first
+                self.ranges[value] = BufferRange(whole.buffer, start, window.nbytes)
+        self.copies: dict[Value, BufferRange] = {}
+        self.plan: MemoryPlan = plan([])
+        self.input_bytes = self.output_bytes = 0
+        try:
+            self._place_uploads()
+            self._place_outputs_and_temporaries()
+            self._check_ranges()
+        except BaseException:
+            self.close()
+            raise
+
+    def upload_view(self, value: Value) -> memoryview:
+        """The bytes of an upload, which the host writes before its segment."""
+        span = self.ranges[value]
+        return span.buffer.view(span.offset, self._sizes[value])
+
+    def download_view(self, value: Value) -> memoryview:
+        """The bytes of a download after its segment, without a copy."""
+        span = self.copies.get(value) or self.ranges[value]
+        span.buffer.invalidate()
+        return span.buffer.view(span.offset, self._sizes[value])
+
+    def buffer(self, nbytes: int, kind: api.MemoryKind, label: str) -> api.Buffer:
+        """A new buffer, which `close` destroys."""
+        usage = api.Usage.DEFAULT | api.Usage.TEXEL
+        made = api.Buffer(self._device, max(nbytes, 4), kind, usage, label=label)
+        self._buffers.append(made)
+        return made
+
+    def _together(
+        self, values: Sequence[Value], kind: api.MemoryKind, label: str
+    ) -> dict[Value, BufferRange]:
+        """Buffer ranges of values, in one buffer of a kind."""
+        offsets, total = [], 0
+        for value in values:
+            offsets.append(total)
+            total += -(-max(self._sizes[value], 4) // ALIGNMENT) * ALIGNMENT
+        if not values:
+            return {}
+        buffer = self.buffer(total, kind, label)
+        ends = [*offsets[1:], total]
+        return {
+            value: BufferRange(buffer, start, end - start)
+            for value, start, end in zip(values, offsets, ends)
+        }
+
+    def _place_uploads(self) -> None:
+        uploads = list(
+            dict.fromkeys(
+                value for cut in self._cuts for value in cut.uploads if value not in self.ranges
+            )
+        )
+        spans = self._together(uploads, api.MemoryKind.UPLOAD, "inputs")
+        self.input_bytes = sum(span.nbytes for span in spans.values())
+        self.ranges.update(spans)
+
+    def _place_outputs_and_temporaries(self) -> None:
+        first: dict[Value, int] = {}
+        last: dict[Value, int] = {}
+        read: set[Value] = set()
+        for step, dispatch in enumerate(self._dispatches):
+            for binding in dispatch.bindings:
+                storage = binding.storage
+                if storage in self.ranges:
+                    continue
+                first.setdefault(storage, step)
+                last[storage] = step
+                if not binding.write:
+                    read.add(storage)
+        downloads: dict[Value, int] = {}
+        for cut in self._cuts:
+            for value in cut.downloads:
+                downloads.setdefault(value, cut.last)
+        # Kernels write small results into the host's memory themselves. Across a bus, scattered
+        # writes are a hundred times slower than one copy, which large results are worth.
+        direct = [
+            value
+            for value in downloads
+            if value not in self.ranges
+            and (self._device.is_unified or (value not in read and self._sizes[value] < _COPIED))
+        ]
+        spans = self._together(direct, api.MemoryKind.READBACK, "outputs")
+        copied = [value for value in downloads if value not in spans and not self._is_mapped(value)]
+        self.copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
+        self.output_bytes = sum(span.nbytes for span in (*spans.values(), *self.copies.values()))
+        self.ranges.update(spans)
+        for value in copied:
+            if value in first:
+                last[value] = max(last[value], downloads[value])
+        blocks = [
+            Block(value, self._sizes[value], first[value], last[value])
+            for value in first
+            if value not in self.ranges
+        ]
+        limit = self._device.limits.max_allocation
+        self.plan = plan(blocks, max_arena=limit)
+        arenas = [
+            self.buffer(nbytes, api.MemoryKind.DEVICE, "temporaries") for nbytes in self.plan.arenas
+        ]
+        for block in blocks:
+            arena, offset = self.plan.offsets[block.key]
+            assert isinstance(block.key, Value)  # as given above
+            self.ranges[block.key] = BufferRange(arenas[arena], offset, block.nbytes)
+
+    def _is_mapped(self, value: Value) -> bool:
+        return value in self.ranges and self.ranges[value].buffer.mapped
+
+    def _check_ranges(self) -> None:
+        limits = self._device.limits
+        for dispatch in self._dispatches:
+            for binding in dispatch.bindings:
+                size = self._sizes.get(binding.storage, 0)
+                kind, _, form = binding.kind.partition(":")
+                texel = kind == "texel"
+                limit = limits.max_storage_buffer_range
+                if texel:
+                    limit = limits.max_texel_buffer_elements * api.texel_format(form)[1]
+                if size > limit:
+                    raise UnsupportedOperatorError(
+                        f"a tensor of {size} bytes is larger than one binding of the device",
+                        where=dispatch.label,
+                        why=f"{self._device.name} binds {limit} bytes at most",
+                        next="set PUREVK_TEXELS=0"
+                        if texel
+                        else "use a device with a larger maxStorageBufferRange, or split the tensor",
+                    )
+
+    def close(self) -> None:
+        """Destroys the buffers."""
+        while self._buffers:
+            self._buffers.pop().destroy()
+        self.ranges = {}
