@@ -134,7 +134,7 @@ def test_compile_cached(tmp_path: Path, compiler: shaderc.Compiler) -> None:
     )
     assert len(seen) == 2
     assert compile_cached([], cache) == []
-    meta, _ = cache._read("spirv", CacheKey.of(JOBS[0]).digest())
+    meta, _ = cache._entries.read("spirv", CacheKey.of(JOBS[0]).digest())
     assert meta["compiler"] == compiler.version
 
 

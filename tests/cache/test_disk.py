@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purevk import cache as cache_module
 from purevk.cache import Cache, default_cache
 from purevk.errors import PurevkError
 from purevk.shaders.cache_entry import pack, unpack
@@ -122,7 +121,7 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache_module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     cache = Cache(tmp_path)
     with pytest.warns(RuntimeWarning, match="No space left"):
         cache.put_spirv(key_of(1), spirv_of(1))

@@ -1,33 +1,23 @@
-"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results; and bundles of
-SPIR-V in one file.
-
-A key is computed in Python from the sources and settings, so a warm start never loads the compiler.
-Nothing here fails because of the disk: a damaged entry is a miss, and a folder that cannot be
-written leaves the cache in memory.
-"""
+"""The cache: entries in memory over those of a folder and of bundles."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
-import time
 import uuid
-import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from purevk import knobs
-from purevk.errors import PurevkError, ShaderCompilerError
-from purevk.shaders import shaderc
+from purevk.cache.folder import EntryFolder
+from purevk.errors import PurevkError
 from purevk.shaders.cache_entry import (
     FORMAT,
     MANIFEST,
@@ -38,16 +28,10 @@ from purevk.shaders.cache_entry import (
     key_from,
     pack,
     pipeline_header_fits,
-    unpack,
 )
 from purevk.shaders.source import text_hash
 
-__all__ = ["Cache", "CacheKey", "CacheStats", "compile_cached", "default_cache"]
-
-_log = logging.getLogger("purevk.cache")
 _MEMORY_BYTES = 64 << 20
-_KINDS = ("spirv", "pipeline", "tuning")
-_TEMPORARY = ".purevk-"
 
 
 @dataclass(frozen=True)
@@ -89,9 +73,8 @@ class Cache:
         self._memory_bytes = 0
         self._other: dict[str, bytes] = {}
         self._bundles: list[Bundle] = []
-        self._writable = self.folder is not None
-        self._disk_bytes: int | None = None
-        self._counts = dict.fromkeys(("hits", "memory_hits", "misses", "damaged", "evicted"), 0)
+        self._entries = EntryFolder(self.folder, self.max_bytes)
+        self._counts = dict.fromkeys(("hits", "memory_hits", "misses"), 0)
 
     def __repr__(self) -> str:
         return f"<Cache {self.folder or 'in memory'}>"
@@ -114,9 +97,9 @@ class Cache:
             if entry is not None:
                 break
         else:
-            entry = self._read("spirv", digest)
+            entry = self._entries.read("spirv", digest)
         if entry is not None and not is_spirv(entry[1]):
-            self._drop_damaged("spirv", digest)
+            self._entries.drop_damaged("spirv", digest)
             entry = None
         with self._lock:
             self._counts["misses" if entry is None else "hits"] += 1
@@ -134,7 +117,9 @@ class Cache:
         digest = key.digest()
         with self._lock:
             self._remember(digest, spirv)
-        self._write("spirv", digest, pack(digest, spirv, {"key": asdict(key), **(meta or {})}))
+        self._entries.write(
+            "spirv", digest, pack(digest, spirv, {"key": asdict(key), **(meta or {})})
+        )
 
     def explain_miss(self, key: CacheKey) -> str:
         """Why a key is not on disk: how it differs from the entry nearest to it of the same
@@ -166,7 +151,7 @@ class Cache:
             vendor, device, pipeline_uuid: `vendorID`, `deviceID` and `pipelineCacheUUID` of the
                 device's properties; where given, data made by another device or driver is left out.
         """
-        entry = self._read("pipeline", text_hash(device_key))
+        entry = self._entries.read("pipeline", text_hash(device_key))
         if entry is None or not pipeline_header_fits(entry[1], vendor, device, pipeline_uuid):
             return None
         return entry[1]
@@ -176,7 +161,7 @@ class Cache:
         if not pipeline_header_fits(data, None, None, None):
             return
         digest = text_hash(device_key)
-        self._write("pipeline", digest, pack(digest, data, {"device": device_key}))
+        self._entries.write("pipeline", digest, pack(digest, data, {"device": device_key}))
 
     def get_tuning(self, device_key: str, name: str) -> Any:
         """The tuning result kept under a name for a device (JSON values), or None."""
@@ -184,7 +169,7 @@ class Cache:
         with self._lock:
             held = self._other.get(digest)
         if held is None:
-            entry = self._read("tuning", digest)
+            entry = self._entries.read("tuning", digest)
             if entry is None:
                 return None
             held = entry[1]
@@ -193,7 +178,9 @@ class Cache:
         try:
             return json.loads(held)
         except ValueError:
-            self._drop_damaged("tuning", digest)
+            with self._lock:
+                self._other.pop(digest, None)
+            self._entries.drop_damaged("tuning", digest)
             return None
 
     def put_tuning(self, device_key: str, name: str, value: Any) -> None:
@@ -207,7 +194,9 @@ class Cache:
         digest = text_hash(json.dumps([device_key, name]))
         with self._lock:
             self._other[digest] = payload
-        self._write("tuning", digest, pack(digest, payload, {"device": device_key, "name": name}))
+        self._entries.write(
+            "tuning", digest, pack(digest, payload, {"device": device_key, "name": name})
+        )
 
     # -- bundles
 
@@ -226,7 +215,7 @@ class Cache:
             if spirv is None:
                 missing.append(key.template)
             else:
-                stored = self._read("spirv", digest, count=False)
+                stored = self._entries.read("spirv", digest, count=False)
                 meta = stored[0] if stored is not None else {"key": asdict(key)}
                 entries[digest] = pack(
                     digest, spirv, {k: v for k, v in meta.items() if k != "digest"}
@@ -276,7 +265,7 @@ class Cache:
                 continue
             with self._lock:
                 self._remember(digest, entry[1])
-            self._write("spirv", digest, pack(digest, entry[1], entry[0]))
+            self._entries.write("spirv", digest, pack(digest, entry[1], entry[0]))
             count += 1
         return count
 
@@ -284,13 +273,15 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Entries and bytes on disk, and the counts of this process."""
-        files = self._files()
+        files = self._entries.files()
         with self._lock:
             return CacheStats(
                 str(self.folder) if self.folder is not None else "",
                 len(files),
                 sum(f[2] for f in files),
                 **self._counts,
+                damaged=self._entries.damaged,
+                evicted=self._entries.evicted,
             )
 
     def clear(self) -> int:
@@ -300,118 +291,13 @@ class Cache:
             self._memory.clear()
             self._memory_bytes = 0
             self._other.clear()
-            self._disk_bytes = None
-        return sum(_remove(file[0]) for file in self._files(temporary=True))
-
-    # -- disk
-
-    def _path(self, kind: str, digest: str) -> Path | None:
-        if self.folder is None:
-            return None
-        return self.folder / kind / digest[:2] / f"{digest}{SUFFIX}"
-
-    def _read(
-        self, kind: str, digest: str, count: bool = True
-    ) -> tuple[dict[str, Any], bytes] | None:
-        path = self._path(kind, digest)
-        if path is None:
-            return None
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        entry = unpack(digest, data)
-        if entry is None:
-            if count:
-                self._drop_damaged(kind, digest)
-            return None
-        try:
-            # The time of last use, for the eviction; once an hour is exact enough.
-            if time.time() - path.stat().st_mtime > 3600:
-                os.utime(path)
-        except OSError:
-            _log.debug("cannot note the use of %s", path)
-        return entry
-
-    def _drop_damaged(self, kind: str, digest: str) -> None:
-        path = self._path(kind, digest)
-        with self._lock:
-            self._counts["damaged"] += 1
-            self._other.pop(digest, None)
-        if path is not None and _remove(path):
-            _log.info("removed the damaged entry %s", path)
-
-    def _write(self, kind: str, digest: str, data: bytes) -> None:
-        path = self._path(kind, digest)
-        if path is None or not self._writable or len(data) > self.max_bytes:
-            return
-        try:
-            # Another process may clear the folder between the two steps: one more try makes it
-            # again.
-            try:
-                _write_file(path, data)
-            except FileNotFoundError:
-                _write_file(path, data)
-        except OSError as error:
-            if path.is_file() and isinstance(error, PermissionError) and os.name == "nt":
-                return  # another process has the same entry open
-            with self._lock:
-                if not self._writable:
-                    return
-                self._writable = False
-            warnings.warn(
-                f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
-                " folder, PUREVK_CACHE=0 uses none)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            return
-        with self._lock:
-            if self._disk_bytes is not None:
-                self._disk_bytes += len(data)
-            if self._disk_bytes is not None and self._disk_bytes <= self.max_bytes:
-                return
-            self._evict()
-
-    def _evict(self) -> None:
-        """Removes temporary files that a killed process left, and the least recently used entries
-        over the bound."""
-        files = sorted(self._files(temporary=True), key=lambda file: file[1])
-        total = sum(file[2] for file in files)
-        goal = self.max_bytes * 9 // 10 if total > self.max_bytes else total
-        for path, used, size in files:
-            if path.suffix != SUFFIX:
-                if time.time() - used > 3600 and _remove(path):
-                    total -= size
-            elif total > goal and _remove(path):
-                total -= size
-                self._counts["evicted"] += 1
-        self._disk_bytes = total
-
-    def _files(self, temporary: bool = False) -> list[tuple[Path, float, int]]:
-        """(path, time of last use in seconds, bytes) of every entry, and of temporary files if
-        asked for."""
-        found: list[tuple[Path, float, int]] = []
-        for root in [self.folder / kind for kind in _KINDS] if self.folder is not None else ():
-            for folder, _, names in os.walk(root):
-                for name in names:
-                    if not name.endswith(SUFFIX) and not (
-                        temporary and name.startswith(_TEMPORARY)
-                    ):
-                        continue
-                    path = Path(folder) / name
-                    try:
-                        status = path.stat()
-                    except OSError:
-                        continue  # another process removed it
-                    found.append((path, status.st_mtime, status.st_size))
-        return found
+        return self._entries.clear()
 
     def _stored_keys(self) -> list[CacheKey]:
         keys = []
-        for path, _, _ in self._files():
+        for path, _, _ in self._entries.files():
             entry = (
-                self._read("spirv", path.stem, count=False)
+                self._entries.read("spirv", path.stem, count=False)
                 if path.parent.parent.name == "spirv"
                 else None
             )
@@ -423,28 +309,10 @@ class Cache:
     def _remember(self, digest: str, spirv: bytes) -> None:
         self._memory_bytes += len(spirv) - len(self._memory.pop(digest, b""))
         self._memory[digest] = spirv
-        while self._memory_bytes > _MEMORY_BYTES and self._writable and len(self._memory) > 1:
+        while (
+            self._memory_bytes > _MEMORY_BYTES and self._entries.writable and len(self._memory) > 1
+        ):
             self._memory_bytes -= len(self._memory.popitem(last=False)[1])
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        _remove(temporary)
-        raise
-
-
-def _remove(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
 
 
 _caches: dict[tuple[str, int], Cache] = {}
@@ -465,84 +333,3 @@ def default_cache() -> Cache:
         if wanted not in _caches:
             _caches[wanted] = Cache(folder or None)
         return _caches[wanted]
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What `load_or_compile` found.
-
-    Attributes:
-        spirv: by key.
-        fresh: the keys that were not in the cache.
-        seconds: the time that their compilation took.
-    """
-
-    spirv: dict[CacheKey, bytes]
-    fresh: tuple[CacheKey, ...] = ()
-    seconds: float = 0.0
-
-
-def load_or_compile(
-    jobs: Mapping[CacheKey, Callable[[], shaderc.CompileJob]],
-    cache: Cache,
-    *,
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Compiled:
-    """The SPIR-V of every key: from the cache, and compiled (and kept) where it is not there. The
-    compiler is loaded only if something has to be compiled.
-
-    Args:
-        jobs: what to compile for a key; called only where it is compiled.
-        threads, progress: as `purevk.shaders.shaderc.compile_many` takes them; the progress counts only
-            what is compiled.
-
-    Raises:
-        ShaderCompilerError: a shader does not compile, or must be compiled and there is no
-            compiler.
-    """
-    found = {key: spirv for key in jobs if (spirv := cache.get_spirv(key)) is not None}
-    fresh = tuple(key for key in jobs if key not in found)
-    if not fresh:
-        return Compiled(found)
-    start = time.perf_counter()
-    try:
-        results = shaderc.compile_many([jobs[key]() for key in fresh], threads, progress)
-    except ShaderCompilerError as error:
-        if not error.why.startswith("tried"):
-            raise
-        raise ShaderCompilerError(
-            f"kernels are not in the cache and no compiler was found: {len(fresh)}",
-            where=str(cache),
-            why=error.why,
-            next=error.next,
-        ) from error
-    compiler = shaderc.load()
-    for key, spirv in zip(fresh, results):
-        cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
-        found[key] = spirv
-    return Compiled(found, fresh, time.perf_counter() - start)
-
-
-def compile_cached(
-    jobs: Sequence[shaderc.CompileJob],
-    cache: Cache | None = None,
-    *,
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[bytes]:
-    """The SPIR-V of every job, in order; see `load_or_compile`. Jobs with the same key are compiled
-    once.
-
-    Args:
-        cache: None: `default_cache()`.
-    """
-    cache = default_cache() if cache is None else cache
-    keys = [CacheKey.of(job) for job in jobs]
-    wanted = {key: partial(_same, job) for key, job in zip(keys, jobs)}
-    found = load_or_compile(wanted, cache, threads=threads, progress=progress).spirv
-    return [found[key] for key in keys]
-
-
-def _same(job: shaderc.CompileJob) -> shaderc.CompileJob:
-    return job

@@ -1,0 +1,172 @@
+"""Entries of the cache as files of a folder, which several processes may share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+from purevk.shaders.cache_entry import SUFFIX, unpack
+
+_log = logging.getLogger("purevk.cache")
+_KINDS = ("spirv", "pipeline", "tuning")
+_TEMPORARY = ".purevk-"
+
+
+class EntryFolder:
+    """Files of entries: `KIND/DI/DIGEST`. They are written to a temporary file and renamed, never
+    changed.
+
+    Args:
+        folder: where; made when first needed. None: there are no files.
+        max_bytes: size bound.
+
+    Attributes:
+        writable: False once writing has failed.
+        damaged, evicted: counts of entries that were unusable, or went to keep the size bound.
+    """
+
+    def __init__(self, folder: Path | None, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.writable = folder is not None
+        self.damaged = self.evicted = 0
+        self._lock = threading.RLock()
+        self._disk_bytes: int | None = None
+
+    def _path(self, kind: str, digest: str) -> Path | None:
+        if self.folder is None:
+            return None
+        return self.folder / kind / digest[:2] / f"{digest}{SUFFIX}"
+
+    def read(
+        self, kind: str, digest: str, count: bool = True
+    ) -> tuple[dict[str, Any], bytes] | None:
+        """An entry and what is known of it; None if it is not there. A damaged one is removed, unless
+        `count` is False."""
+        path = self._path(kind, digest)
+        if path is None:
+            return None
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        entry = unpack(digest, data)
+        if entry is None:
+            if count:
+                self.drop_damaged(kind, digest)
+            return None
+        try:
+            # The time of last use, for the eviction; once an hour is exact enough.
+            if time.time() - path.stat().st_mtime > 3600:
+                os.utime(path)
+        except OSError:
+            _log.debug("cannot note the use of %s", path)
+        return entry
+
+    def drop_damaged(self, kind: str, digest: str) -> None:
+        """Counts an entry that cannot be used, and removes it."""
+        path = self._path(kind, digest)
+        with self._lock:
+            self.damaged += 1
+        if path is not None and _remove(path):
+            _log.info("removed the damaged entry %s", path)
+
+    def write(self, kind: str, digest: str, data: bytes) -> None:
+        """Writes an entry, and removes others if the folder is too large then. A folder that cannot
+        be written is not tried again."""
+        path = self._path(kind, digest)
+        if path is None or not self.writable or len(data) > self.max_bytes:
+            return
+        try:
+            # Another process may clear the folder between the two steps: one more try makes it
+            # again.
+            try:
+                _write_file(path, data)
+            except FileNotFoundError:
+                _write_file(path, data)
+        except OSError as error:
+            if path.is_file() and isinstance(error, PermissionError) and os.name == "nt":
+                return  # another process has the same entry open
+            with self._lock:
+                if not self.writable:
+                    return
+                self.writable = False
+            warnings.warn(
+                f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
+                " folder, PUREVK_CACHE=0 uses none)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+        with self._lock:
+            if self._disk_bytes is not None:
+                self._disk_bytes += len(data)
+            if self._disk_bytes is not None and self._disk_bytes <= self.max_bytes:
+                return
+            self._evict()
+
+    def _evict(self) -> None:
+        """Removes temporary files that a killed process left, and the least recently used entries
+        over the bound."""
+        files = sorted(self.files(temporary=True), key=lambda file: file[1])
+        total = sum(file[2] for file in files)
+        goal = self.max_bytes * 9 // 10 if total > self.max_bytes else total
+        for path, used, size in files:
+            if path.suffix != SUFFIX:
+                if time.time() - used > 3600 and _remove(path):
+                    total -= size
+            elif total > goal and _remove(path):
+                total -= size
+                self.evicted += 1
+        self._disk_bytes = total
+
+    def files(self, temporary: bool = False) -> list[tuple[Path, float, int]]:
+        """(path, time of last use in seconds, bytes) of every entry, and of temporary files if
+        asked for."""
+        found: list[tuple[Path, float, int]] = []
+        for root in [self.folder / kind for kind in _KINDS] if self.folder is not None else ():
+            for folder, _, names in os.walk(root):
+                for name in names:
+                    if not name.endswith(SUFFIX) and not (
+                        temporary and name.startswith(_TEMPORARY)
+                    ):
+                        continue
+                    path = Path(folder) / name
+                    try:
+                        status = path.stat()
+                    except OSError:
+                        continue  # another process removed it
+                    found.append((path, status.st_mtime, status.st_size))
+        return found
+
+    def clear(self) -> int:
+        """Removes every entry, also of other format versions, and temporary files. Gives back how
+        many files went."""
+        with self._lock:
+            self._disk_bytes = None
+        return sum(_remove(file[0]) for file in self.files(temporary=True))
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
