@@ -135,7 +135,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
     "Factorizations": (
         "LU, Cholesky, QR, singular values and what follows from them",
-        "factorize spectra linalg.factorize linalg.spectra",
+        "linalg.lu linalg.triangular linalg.cholesky linalg.qr linalg.spectra",
     ),
     "Convolution": (
         "1-D to 3-D, transposed, grouped, depthwise",

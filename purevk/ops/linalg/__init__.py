@@ -1,3 +1,3 @@
 """Linear algebra beyond matmul: distances, factorizations, singular values."""
 
-from purevk.ops.linalg import factorize, linalg, spectra  # noqa: F401
+from purevk.ops.linalg import cholesky, linalg, lu, qr, spectra, triangular  # noqa: F401

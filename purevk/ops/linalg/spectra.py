@@ -9,7 +9,14 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.factorize import LARGEST, _eye, _lead, _over, _square, _transposed
+from purevk.ops.linalg.small import (
+    LARGEST,
+    eye,
+    lead,
+    matrix_transpose,
+    over_matrices,
+    require_square,
+)
 from purevk.ops.map import mapped_over, mapped_over_all
 from purevk.ops.registry import definition_of, rewrite
 from purevk.tuning import DeviceTraits
@@ -34,8 +41,8 @@ def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value
     are orthogonal. Each dispatch goes over all pairs once. With `vectors` the product of the
     rotations is a second result."""
     rows, columns = a.type.dims[-2:]
-    at = _lead(a.type)
-    v = _eye(builder, a.type, columns, columns) if vectors else None
+    at = lead(a.type)
+    v = eye(builder, a.type, columns, columns) if vectors else None
 
     def rotate(name: str, size: str) -> str:
         x, y = f"{name}({at}i, p)", f"{name}({at}i, q)"
@@ -65,10 +72,16 @@ def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value
     most = _dims.upper(columns)
     for _ in range(5 + most.bit_length() if most > 1 else 0):
         if v is None:
-            a = mapped_over(builder, body, {"A": a}, _over(a.type), a.type, numbers=numbers)
+            a = mapped_over(builder, body, {"A": a}, over_matrices(a.type), a.type, numbers=numbers)
         else:
             a, v = mapped_over_all(
-                builder, body, {"A": a, "V": v}, _over(a.type), a.type, v.type, numbers=numbers
+                builder,
+                body,
+                {"A": a, "V": v},
+                over_matrices(a.type),
+                a.type,
+                v.type,
+                numbers=numbers,
             )
     return a, v
 
@@ -83,7 +96,9 @@ def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
 
 def _values(builder: Builder, a: Value) -> Value:
     """Singular values, in no order."""
-    a, top = _scaled(builder, a if a.type.dims[-2] >= a.type.dims[-1] else _transposed(builder, a))
+    a, top = _scaled(
+        builder, a if a.type.dims[-2] >= a.type.dims[-1] else matrix_transpose(builder, a)
+    )
     norms = builder.emit(
         "aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None
     )
@@ -123,13 +138,15 @@ def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
     """The symmetric matrices of which `a` has one triangle."""
     half = "aten.triu.default" if upper else "aten.tril.default"
     rest = builder.emit(half, a, 1 if upper else -1)
-    return builder.emit("aten.add.Tensor", builder.emit(half, a, 0), _transposed(builder, rest), 1)
+    return builder.emit(
+        "aten.add.Tensor", builder.emit(half, a, 0), matrix_transpose(builder, rest), 1
+    )
 
 
 def _eigh_shape(
     a: TensorType, UPLO: str = "L", compute_v: bool = True
 ) -> tuple[TensorType, TensorType]:
-    _square(a)
+    require_square(a)
     return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
 
 
@@ -143,7 +160,7 @@ def _eigh(
     moved = builder.emit(
         "aten.add.Tensor",
         a,
-        builder.emit("aten.mul.Tensor", _eye(builder, a.type, *a.type.dims[-2:]), up),
+        builder.emit("aten.mul.Tensor", eye(builder, a.type, *a.type.dims[-2:]), up),
         1,
     )
     flat = (*up.type.dims[:-2], 1)
@@ -180,7 +197,7 @@ def _inverse(
     wide = rows < columns
     whole, top = _scaled(
         builder,
-        _symmetric(builder, a, False) if hermitian else _transposed(builder, a) if wide else a,
+        _symmetric(builder, a, False) if hermitian else matrix_transpose(builder, a) if wide else a,
     )
     rotated, v = _orthogonal(builder, whole, True)
     norms = builder.emit("aten.linalg_vector_norm.default", rotated, 2, (-2,), True, None)
@@ -218,8 +235,8 @@ def _inverse(
         builder.emit("aten.mul.Tensor", rotated, over),
         builder.emit("aten.div.Tensor", over, top),
     )
-    made = builder.emit("aten.matmul.default", v, _transposed(builder, left))
-    return _transposed(builder, made) if wide and not hermitian else made
+    made = builder.emit("aten.matmul.default", v, matrix_transpose(builder, left))
+    return matrix_transpose(builder, made) if wide and not hermitian else made
 
 
 rewrite("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)

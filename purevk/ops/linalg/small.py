@@ -1,0 +1,89 @@
+"""What the operators on small matrices share.
+
+One invocation takes a matrix, or a column of the right-hand side. That suits batches of small
+matrices (poses, cameras, covariances). Larger matrices stay on the CPU, where a core is faster than
+an invocation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.builder import Builder
+from purevk.ops.map import mapped
+from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
+from purevk.tuning import DeviceTraits
+
+# Rows and columns. With these the loops stay within the device's limit, and an invocation is not much
+# slower than a core.
+LARGEST = 32
+INT = DType.int32
+
+
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    for value in node.inputs:
+        if value.type.dtype not in (DType.float32, DType.float64, DType.int32):
+            return f"no kernel for {value.type.dtype.name}"
+        if any(_dims.upper(size) > LARGEST for size in value.type.dims[-2:]):
+            return f"no kernel above {LARGEST} rows"
+    parameters = definition_of(node).parameters
+    if "check_errors" in parameters and node.bool("check_errors"):
+        return "no kernel that raises errors"
+    if "pivot" in parameters and not node.bool("pivot"):
+        return "no kernel without pivots"
+    return None
+
+
+def factorization(
+    name: str, shape: Callable[..., Types], expand: Callable[..., Made], *names: str
+) -> None:
+    """Registers an operator on small matrices."""
+    rewrite(f"aten.{name}.default", shape, expand, *names, supports=_refuse)
+
+
+def lead(type: TensorType, less: int = 2) -> str:
+    """The coordinates of a batch, each with a comma."""
+    return "".join(f"i{d}, " for d in range(type.rank - less))
+
+
+def over_matrices(type: TensorType) -> tuple[Size, ...]:
+    """The space of a kernel with one invocation per matrix."""
+    return type.dims[:-2] or (1,)
+
+
+def require_square(x: TensorType) -> None:
+    """Raises `ShapeError` for a matrix that is not square."""
+    if x.rank < 2 or x.dims[-1] != x.dims[-2]:
+        raise ShapeError(f"{x} is no square matrix")
+
+
+def matrix_transpose(builder: Builder, x: Value) -> Value:
+    """The last two dims in the other order."""
+    return builder.emit("aten.transpose.int", x, -1, -2)
+
+
+def triangle(builder: Builder, x: Value, upper: bool, unit: bool = False) -> Value:
+    """The upper or lower triangle of matrices, with ones on the diagonal if asked for."""
+    at = lead(x.type)
+    r, c = (f"i{x.type.rank - n}" for n in (2, 1))
+    keep = f"{c} > {r}" if upper else f"{c} < {r}"
+    diagonal = "1.0" if unit else f"X({at}{r}, {c})"
+    return mapped(
+        builder, f"r = {r} == {c} ? {diagonal} : {keep} ? X({at}{r}, {c}) : 0.0;", {"X": x}, x.type
+    )
+
+
+def eye(builder: Builder, like: TensorType, rows: Size, columns: Size) -> Value:
+    """Identity matrices for a batch of the dims of `like`."""
+    made = builder.emit("aten.eye.m", rows, columns, like.dtype)
+    return builder.emit("aten.expand.default", made, (*like.dims[:-2], rows, columns))
+
+
+def with_info(a: TensorType) -> tuple[TensorType, TensorType]:
+    """The types of results of the sizes of square matrices, and of a number for each: where it
+    failed."""
+    require_square(a)
+    return a, TensorType(INT, a.dims[:-2])

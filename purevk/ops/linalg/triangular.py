@@ -1,0 +1,75 @@
+"""Solutions of triangular systems of small matrices."""
+
+from __future__ import annotations
+
+from purevk.ir import Node, TensorType, Value
+from purevk.ops.builder import Builder
+from purevk.ops.linalg.small import factorization, lead, matrix_transpose
+from purevk.ops.map import mapped_over
+from purevk.ops.shapes import broadcast
+
+
+def solve_triangle(builder: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
+    """The x with a x = b, where `a` is one triangle of a matrix."""
+    batch = broadcast(a.type.dims[:-2], b.type.dims[:-2])
+    a, b = (
+        builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b)
+    )
+    at, c = lead(b.type), f"i{b.type.rank - 2}"
+    walk = "int i = rows - 1; i >= 0; i--" if upper else "int i = 0; i < rows; i++"
+    known = "int j = i + 1; j < rows; j++" if upper else "int j = 0; j < i; j++"
+    body = (
+        f"for ({walk}) {{ float sum = B({at}i, {c}); for ({known}) sum -= A({at}i, j) * R({at}j, {c});"
+        f" R_PUT({at}i, {c}, {'sum' if unit else f'sum / A({at}i, i)'}); }}"
+    )
+    over = (*batch, b.type.dims[-1])
+    return mapped_over(
+        builder, body, {"A": a, "B": b}, over, b.type, numbers={"rows": b.type.dims[-2]}
+    )
+
+
+def _solve_triangular(
+    builder: Builder, node: Node, a: Value, b: Value, upper: bool, left: bool, unit: bool
+) -> Value:
+    if left:
+        return solve_triangle(builder, a, b, upper, unit)
+    return matrix_transpose(
+        builder,
+        solve_triangle(
+            builder, matrix_transpose(builder, a), matrix_transpose(builder, b), not upper, unit
+        ),
+    )
+
+
+def triangle_shape(a: TensorType, b: TensorType) -> TensorType:
+    return b.with_dims((*broadcast(a.dims[:-2], b.dims[:-2]), *b.dims[-2:]))
+
+
+factorization(
+    "linalg_solve_triangular",
+    lambda a, b, upper, left=True, unitriangular=False: triangle_shape(a, b),
+    _solve_triangular,
+)
+
+
+def _older_triangular_shape(
+    b: TensorType,
+    a: TensorType,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[TensorType, TensorType]:
+    made = triangle_shape(a, b)
+    return made, a.with_dims((*made.dims[:-2], *a.dims[-2:]))
+
+
+def _older_triangular(
+    builder: Builder, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
+) -> tuple[Value, Value]:
+    wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
+    if transpose:
+        a, upper = matrix_transpose(builder, a), not upper
+    return solve_triangle(builder, a, b, upper, unit), builder.emit("purevk.copy", wide)
+
+
+factorization("triangular_solve", _older_triangular_shape, _older_triangular)
