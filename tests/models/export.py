@@ -7,39 +7,22 @@ answers (`out<sample>_<result>`), so that whoever uses an export needs neither t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.models.messages import quiet
 from tests.models.zoo import CASES, Built, Case
 
 if TYPE_CHECKING:
     import numpy
 
 VARIANTS = ("fp32", "fp16")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep executorch's and torch's progress messages off the terminal."""
-    level = logging.root.level
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-        logging.root.setLevel(level)
 
 
 def versions() -> dict[str, str]:
@@ -163,7 +146,7 @@ def export_pte(name: str, variant: str = "fp32", folder: str | Path | None = Non
 def _write(case: Case, variant: str, path: Path, key: str) -> None:
     import numpy
 
-    with _quiet():
+    with quiet():
         built = case.build()
         blob = lower(built, variant, case.dynamic)
         if built.stateful:

@@ -9,12 +9,11 @@ operator against its own reference.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from tests.models.messages import quiet
 
 SEED = 20262
 
@@ -38,20 +37,6 @@ class Flow:
     quantize: Callable[[Any, tuple], Any]
     operators: tuple[str, ...]
     tolerance: float
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps the exporters' messages off the terminal."""
-    level = logging.root.level
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-        logging.root.setLevel(level)
 
 
 # -- models --------------------------------------------------------------------------------------

@@ -20,6 +20,18 @@ from purevk.ir import Graph, TensorType, Value
 from purevk.ops import registry
 from purevk.program import Program
 
+# The dtypes of operators that move elements and do not compute with them.
+TYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 # Relative and absolute tolerance by dtype of the result. float16: twice the rounding of the type,
 # since torch and purevk may round to different sides of a sum that both have in float32.
 TOLERANCE = {

@@ -9,7 +9,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.registry import ShapeError, Types, rewrite
 from purevk.tuning import DeviceTraits
 
 # Gets what the input adds to the gates, and the state before; returns the state after.
@@ -191,27 +191,6 @@ def _lstm_shape(
     return _sizes(x, hx[0], bidirectional), hx[0], hx[1]
 
 
-def _lstm(
-    builder: Builder,
-    node: Node,
-    x: Value,
-    hx: tuple[Value, ...],
-    params: tuple[Value, ...],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Value, ...]:
-    return _run(
-        builder, x, hx, params, has_biases, num_layers, bidirectional, batch_first, _lstm_step
-    )
-
-
-rewrite("aten.lstm.input", _lstm_shape, _lstm, supports=_refuse)
-
-
 def _rnn_shape(
     x: TensorType,
     hx: TensorType,
@@ -250,15 +229,6 @@ def _lstm_cell_shape(
     return hx[0], hx[1]
 
 
-def _lstm_cell(
-    builder: Builder, node: Node, x: Value, hx: tuple[Value, ...], *params: Value | None
-) -> tuple[Value, ...]:
-    return _cell(builder, x, hx, params, _lstm_step)
-
-
-rewrite("aten.lstm_cell.default", _lstm_cell_shape, _lstm_cell, supports=supports_float)
-
-
 def _cell_shape(
     x: TensorType,
     hx: TensorType,
@@ -270,15 +240,22 @@ def _cell_shape(
     return hx
 
 
-# -- layers and cells whose state is one tensor ---------------------------------------------------
-def _register(name: str, step: Step) -> None:
-    """A layer and its cell."""
+def _register(
+    name: str,
+    step: Step,
+    shape: Callable[..., Types] = _rnn_shape,
+    cell_shape: Callable[..., Types] = _cell_shape,
+) -> None:
+    """A layer and its cell. The state is one tensor, or several."""
+
+    def parts(hx: Value | tuple[Value, ...]) -> tuple[Value, ...]:
+        return (hx,) if isinstance(hx, Value) else hx
 
     def layer(
         builder: Builder,
         node: Node,
         x: Value,
-        hx: Value,
+        hx: Value | tuple[Value, ...],
         params: tuple[Value, ...],
         has_biases: bool,
         num_layers: int,
@@ -288,18 +265,23 @@ def _register(name: str, step: Step) -> None:
         batch_first: bool,
     ) -> tuple[Value, ...]:
         return _run(
-            builder, x, (hx,), params, has_biases, num_layers, bidirectional, batch_first, step
+            builder, x, parts(hx), params, has_biases, num_layers, bidirectional, batch_first, step
         )
 
     def cell(
-        builder: Builder, node: Node, x: Value, hx: Value, *params: Value | None
+        builder: Builder,
+        node: Node,
+        x: Value,
+        hx: Value | tuple[Value, ...],
+        *params: Value | None,
     ) -> tuple[Value, ...]:
-        return _cell(builder, x, (hx,), params, step)
+        return _cell(builder, x, parts(hx), params, step)
 
-    rewrite(f"aten.{name}.input", _rnn_shape, layer, supports=_refuse)
-    rewrite(f"aten.{name}_cell.default", _cell_shape, cell, supports=supports_float)
+    rewrite(f"aten.{name}.input", shape, layer, supports=_refuse)
+    rewrite(f"aten.{name}_cell.default", cell_shape, cell, supports=supports_float)
 
 
+_register("lstm", _lstm_step, _lstm_shape, _lstm_cell_shape)
 _register("gru", _gru_step)
 _register("rnn_tanh", _plain_step("aten.tanh.default"))
 _register("rnn_relu", _plain_step("aten.relu.default"))

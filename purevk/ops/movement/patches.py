@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from purevk.ir import Node, Size, TensorType, Value
@@ -25,14 +25,19 @@ def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
 def _shuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
-    at = coordinates(
-        rank,
-        **{
-            f"d{c}": f"(i{c} * factor + i{h} % factor) * factor + i{w} % factor",
-            f"d{h}": f"i{h} / factor",
-            f"d{w}": f"i{w} / factor",
-        },
-    )
+    source = {
+        f"d{c}": f"(i{c} * factor + i{h} % factor) * factor + i{w} % factor",
+        f"d{h}": f"i{h} / factor",
+        f"d{w}": f"i{w} / factor",
+    }
+    return _read_from(builder, node, x, factor, source)
+
+
+def _read_from(
+    builder: Builder, node: Node, x: Value, factor: int, source: Mapping[str, str]
+) -> Value:
+    """A result whose elements are those of x at other coordinates."""
+    at = coordinates(x.type.rank, **source)
     return mapped(
         builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
     )
@@ -52,17 +57,12 @@ def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
 def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
-    at = coordinates(
-        rank,
-        **{
-            f"d{c}": f"i{c} / (factor * factor)",
-            f"d{h}": f"i{h} * factor + i{c} / factor % factor",
-            f"d{w}": f"i{w} * factor + i{c} % factor",
-        },
-    )
-    return mapped(
-        builder, f"r = X({at});", {"X": x}, node.result.type, numbers={"factor": factor}, order=0
-    )
+    source = {
+        f"d{c}": f"i{c} / (factor * factor)",
+        f"d{h}": f"i{h} * factor + i{c} / factor % factor",
+        f"d{w}": f"i{w} * factor + i{c} % factor",
+    }
+    return _read_from(builder, node, x, factor, source)
 
 
 rewrite("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)

@@ -14,21 +14,9 @@ from purevk.graph.context import default_context
 from purevk.ir import TensorType
 from purevk.program import Program
 from purevk.tuning import DEFAULT
-from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor
+from tests.ops.harness import TYPES, Case, aten, check, context, dispatches, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
-
-TYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 
 
 @pytest.fixture

@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.harness import Case, aten, check, program_of, tensor
+from tests.ops.harness import TYPES, Case, aten, check, program_of, tensor
 
 pytestmark = pytest.mark.device
-
-TYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 
 
 def test_flip_and_roll():
