@@ -92,7 +92,7 @@ def test_unusable_folder_leaves_the_cache_in_memory(tmp_path: Path, kind: str) -
     folder = tmp_path / "cache"
     if kind == "proc":
         if not Path("/proc/self").exists():
-            pytest.skip("no /proc here")
+            pytest.skip("this system has no /proc")
         folder = Path("/proc/purevk")
     elif kind == "dangling link":
         folder.symlink_to("/proc/absent/folder")

@@ -39,7 +39,8 @@ def test_here(cli, cache_folder: Path) -> None:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="stands in for the loader through LD_LIBRARY_PATH"
+    sys.platform != "linux",
+    reason="hides the loader through LD_LIBRARY_PATH, which only Linux reads",
 )
 def test_a_bare_machine(tmp_path: Path) -> None:
     """No loader, no compiler, no folder to write to, nothing in the environment."""

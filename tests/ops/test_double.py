@@ -382,7 +382,7 @@ def test_sizes_of_a_call():
 
 @pytest.mark.skipif(
     os.environ.get("PUREVK_TEST_TRAITS") == "gpu",
-    reason="a software device taken for a GPU ends loops",
+    reason="a software device with the traits of a GPU ends long loops",
 )
 def test_long_rows():
     row = wide(2, 70001)

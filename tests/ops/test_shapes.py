@@ -74,7 +74,7 @@ def test_known_sizes(name):
     definition, wrong = registry.find(name), []
     found = calls().get(name, [])
     if not found:
-        pytest.skip("no sample of torch's calls it")
+        pytest.skip("no sample of torch's OpInfo calls the operator")
     for call in found:
         try:
             made = text(infer(definition, types_of(full_args(call))))
@@ -102,7 +102,7 @@ def test_symbolic_sizes(name):
     definition, wrong = registry.find(name), []
     found = calls().get(name, [])
     if not found:
-        pytest.skip("no sample of torch's calls it")
+        pytest.skip("no sample of torch's OpInfo calls the operator")
     for call in found[:60]:
         symbols: dict[int, Symbol] = {}
         args = full_args(call)

@@ -113,7 +113,7 @@ def _values_at_indices(
 def test_operator(name):
     found = spread([call for call in calls().get(name, []) if is_sound(call)])
     if not found:
-        pytest.skip("no sample of torch's calls it")
+        pytest.skip("no sample of torch's OpInfo calls the operator")
     before = len(ran_on_host)
     wrong = failures([as_case(call) for call in found])
     folder = os.environ.get("PUREVK_TEST_REPORT")

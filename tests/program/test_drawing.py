@@ -54,8 +54,8 @@ def _nodes(data: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_program_can_be_drawn(path: Path) -> None:
     try:
         program = purevk.load(path)
-    except purevk.PurevkError:
-        pytest.skip("its weights are elsewhere, or it holds what is not run")
+    except purevk.PurevkError as error:
+        pytest.skip(f"{path.name} cannot be loaded: {error.what}")
     with program:
         for name, method in program.methods.items():
             drawing = program.graph(name)

@@ -324,6 +324,31 @@ def test_a_failed_load_leaves_nothing(
     assert context.device.live_objects() == before
 
 
+def test_results_that_a_copy_fetches(
+    linear_input: np.ndarray, linear_output: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across a bus, large results are copied to memory of the host. That memory is made visible
+    before the host reads it, not that of the device."""
+    from purevk import api
+    from purevk.graph import call_memory
+    from purevk.graph.context import default_context
+
+    invalidated: list[api.Buffer] = []
+    invalidate = api.Buffer.invalidate
+
+    def noted(self: api.Buffer) -> None:
+        invalidated.append(self)
+        invalidate(self)
+
+    monkeypatch.setattr(call_memory, "_COPIED", 0)
+    monkeypatch.setattr(default_context().device, "is_unified", False)
+    with purevk.load(LINEAR) as program:
+        copies = program.method("forward").executable.graph.memory.copies
+        monkeypatch.setattr(api.Buffer, "invalidate", noted)
+        np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=1e-5)
+        assert [span.buffer for span in copies.values()] == invalidated != []
+
+
 def test_no_use_after_close(linear_input: np.ndarray) -> None:
     program = purevk.load(LINEAR)
     method = program.method("forward")

@@ -138,15 +138,17 @@ def check(
     elif kind in ("tiled", "shuffled"):
         if kind == "shuffled":
             if subgroup_size() % 8:
-                pytest.skip("subgroups are not whole groups of lanes")
+                pytest.skip("the subgroup size is no multiple of the 8 lanes of a group")
             macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
         template = "attention/attention_tiled.comp"
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     elif kind == "steps":
         if head % 16 or values % 8 or subgroup_size() % 4:
-            pytest.skip("heads are not whole fragments, or subgroups not whole rows of them")
+            pytest.skip(
+                "head or value width is no multiple of a fragment, or the subgroup size none of 4"
+            )
         if size != SIZES[0] or head != values:
-            pytest.skip("takes long, step by step")
+            pytest.skip("scalar steps are slow: only the first size, with heads as wide as values")
         macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
         template = "attention/attention_coopmat.comp"
         grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)
@@ -154,7 +156,7 @@ def check(
         splits = 1 if kind == "decode" else 3
         if kind == "split_shuffled":
             if subgroup_size() % 8:
-                pytest.skip("subgroups are not whole groups of lanes")
+                pytest.skip("the subgroup size is no multiple of the 8 lanes of a group")
             macros["SHUFFLE"] = 1
         macros["SPLIT"] = int(splits > 1)
         template = "attention/attention_decode.comp"
