@@ -191,7 +191,7 @@ def test_least_recently_used_go_first(tmp_path: Path) -> None:
     for number in range(10):
         cache.put_spirv(key_of(number), spirv_of(number, 10_000))
     for age, path in enumerate(
-        Cache(tmp_path)._path("spirv", key_of(number).digest()) for number in range(10)
+        Cache(tmp_path)._entries._path("spirv", key_of(number).digest()) for number in range(10)
     ):
         os.utime(path, (1_000_000 + age, 1_000_000 + age))
     assert Cache(tmp_path).get_spirv(key_of(0)) is not None  # used now, so no more the oldest
