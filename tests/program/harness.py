@@ -8,7 +8,7 @@ import torch
 
 import purevk
 from purevk import pte
-from tests.models.export import _quiet
+from tests.models.messages import quiet
 
 
 def tensor(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -24,7 +24,7 @@ def file_of(module, inputs, dynamic_shapes=None, vulkan=False, **options) -> byt
         to_edge_transform_and_lower,
     )
 
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
         edge = to_edge_transform_and_lower(
             program,

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk.errors import InputError  # noqa: E402
-from tests.models.export import _quiet  # noqa: E402
+from tests.models.messages import quiet  # noqa: E402
 from tests.program.harness import check_file, tensor  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.export]
@@ -177,7 +177,7 @@ def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
     )
     from executorch.exir.passes import MemoryPlanningPass
 
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         programs = {
             name: torch.export.export(module, inputs, strict=False)
             for (name, inputs), module in zip(CALLS[:3], fresh())
