@@ -202,7 +202,9 @@ class Executable:
         compute.settle()
         graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
-        self._bind_unbacked(-1, host, env)
+        stages = self._unbacked.stages
+        if stages:
+            self._bind_unbacked(-1, host, env)
         for number, step in enumerate(plan.steps):
             if step.on_device:
                 for value in plan.uploads[number]:
@@ -224,7 +226,8 @@ class Executable:
                 host.update(self._control[step.nodes[0]].run(read, env))
             else:
                 self._run_host(step.nodes[0], host, env)
-            self._bind_unbacked(number, host, env)
+            if stages:
+                self._bind_unbacked(number, host, env)
         if meanwhile is not None:
             meanwhile()
         return [

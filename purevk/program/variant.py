@@ -75,6 +75,7 @@ class Specialization:
             if isinstance(value, Value)
         ]
         self._fixed_sizes, self._fixed_integers = _fixed_here(graph, exported or graph)
+        self._fixes_more = bool(self._fixed_sizes or self._fixed_integers)
         self._symbols = input_symbols(graph)
         self._sizes = [symbol for symbol, _, _ in self._symbols if symbol.is_size]
         self.used = 0
@@ -94,7 +95,7 @@ class Specialization:
 
     def bind(self, arrays: Sequence[Any]) -> dict[Symbol, int] | None:
         """The values of the symbols, if this lowering serves the inputs; else None."""
-        if not self._takes(arrays):
+        if self._fixes_more and not self._takes(arrays):
             return None
         env = self.environment(arrays)
         return env if self._serves(env) else None
