@@ -236,11 +236,7 @@ def _is_same(new: Any, old: Any) -> bool:
 
 _version = operator.attrgetter("_version")
 _mode = operator.attrgetter("training")
-
-
-def _address(tensor: Any) -> int:
-    address: int = tensor.data_ptr()
-    return address
+_address = operator.methodcaller("data_ptr")
 
 
 def _type(tensor: Any) -> tuple[Any, ...]:
