@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from purevk.errors import FileFormatError
 from purevk.ir import Dim, Graph, Guard, Size, Symbol
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected, expecting
 
+_CHANGES = 8  # of the bound of one symbol, above which a file contradicts itself
 _GUESS = 64  # what memory is planned for at first, for a size without a bound
 
 
@@ -22,13 +24,26 @@ class UnsettledBounds(Exception):
 
 def settled(read: Callable[[], Graph]) -> Graph:
     """Reads a graph. Reads it again while data-dependent sizes turn out to have other bounds than
-    those that it was read for."""
+    those that it was read for.
+
+    Raises:
+        FileFormatError: a bound changes again and again.
+    """
     known: dict[str, Expected] = {}
+    changes: dict[str, int] = {}
     while True:
         try:
             with expecting(known):
                 return read()
         except UnsettledBounds as found:
+            for name in found.bounds:
+                changes[name] = changes.get(name, 0) + 1
+                if changes[name] > _CHANGES:
+                    raise FileFormatError(
+                        f"the bounds of size {name} contradict one another",
+                        why=f"the graph was read {_CHANGES} times, and gave another bound each time",
+                        next="the file is damaged: copy or export it again",
+                    ) from None
             known.update(found.bounds)
 
 

@@ -223,6 +223,13 @@ class VulkanDelegate:
                 chosen[number] = constant
                 continue
             number, candidates = next(iter(open_.items()))
+            if not candidates:
+                raise FileFormatError(
+                    f"{self.label} returns more mutated buffers than it has",
+                    where=self.importer.where,
+                    why=f"no constant is left that has the type of output %{number}",
+                    next="the file is damaged: copy or export it again",
+                )
             alike = [other for other, each in open_.items() if set(each) & set(candidates)]
             constants = sorted({c for other in alike for c in open_[other]})
             if len(constants) != len(alike) or any(
