@@ -56,6 +56,10 @@ class GraphError(PurevkError):
     takes. The cause is a bug in a front end or a pass."""
 
 
+class ShapeError(PurevkError, ValueError):
+    """An operator's shape function refuses its arguments."""
+
+
 class InputError(PurevkError, ValueError):
     """The inputs of a call do not match the method: their number, rank, dtype or sizes."""
 

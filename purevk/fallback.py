@@ -143,11 +143,14 @@ def _call(
         _refuse_impure(name, operator, source)
     schema = operator._schema.arguments
     given = dict(zip(names, args))
-    values = {
-        each.name: _convert(given[each.name], str(each.real_type), arrays)
-        for each in schema
-        if each.name in given
-    }
+    try:
+        values = {
+            each.name: _convert(given[each.name], str(each.real_type), arrays)
+            for each in schema
+            if each.name in given
+        }
+    except Exception as error:
+        raise _failed(name, source, error, "check the arguments of the operator") from error
     written = [each.name for each in schema if each.is_write and not each.is_out]
     import torch
 

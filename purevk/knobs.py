@@ -138,6 +138,27 @@ RECORDINGS = Knob(
     16,
     "Number of recorded command buffers to keep per segment. Each input signature needs one.",
 )
+MAX_NODES = Knob(
+    "PUREVK_MAX_NODES", int, 50_000, "Number of nodes of a method in a file that is accepted."
+)
+MAX_SYMBOLS = Knob(
+    "PUREVK_MAX_SYMBOLS",
+    int,
+    10_000,
+    "Number of dynamic sizes of a method in a file that is accepted.",
+)
+MAX_DEPTH = Knob(
+    "PUREVK_MAX_DEPTH",
+    int,
+    128,
+    "How deep lists, sizes and graphs in a file may be nested.",
+)
+MAX_TENSOR_BYTES = Knob(
+    "PUREVK_MAX_TENSOR_BYTES",
+    int,
+    1 << 40,
+    "Bytes of a tensor in a file that are accepted, at the bounds of its sizes.",
+)
 VK_DRIVER_FILES = Knob(
     "VK_DRIVER_FILES", str, "", "Driver manifests for the Vulkan loader. It uses no others."
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,29 @@ from pathlib import Path
 from purevk import pte
 from purevk.errors import InputError
 from purevk.frontends import saved
+from purevk.frontends.checked import check_results
 from purevk.frontends.importer import InputSizes
+from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
+
+
+class FileSource:
+    """The graphs of a method of a file, for the sizes of calls.
+
+    Args:
+        file: an open file.
+        method: name of the method.
+    """
+
+    def __init__(self, file: ModelFile, method: str) -> None:
+        self.file, self.method = file, method
+
+    def __call__(self, sizes: InputSizes | None) -> Graph:
+        return self.file.graph(self.method, sizes)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """The boundary around what is done with the graphs, see `reading`."""
+        return reading(f"{self.file.label}, method {self.method}")
 
 
 class ModelFile:
@@ -45,11 +67,17 @@ class ModelFile:
         Raises:
             UnsupportedProgramError, FileFormatError: as `purevk.load` does.
         """
-        if isinstance(self.content, saved.SavedProgram):
-            return self.content.graph(method, sizes)
-        from purevk.frontends.executorch.methods import read_method
+        where = f"{self.label}, method {method}"
+        with reading(where):
+            if isinstance(self.content, saved.SavedProgram):
+                graph = self.content.graph(method, sizes)
+            else:
+                from purevk.frontends.executorch.methods import read_method
 
-        return read_method(self.content, method, sizes)
+                graph = read_method(self.content, method, sizes)
+            check_limits(graph, where)
+            check_results(graph, where)
+            return graph
 
     def close(self) -> None:
         """Closes the file once nobody uses its data."""
@@ -86,7 +114,8 @@ def open_file(
         else Path(os.fspath(file)).name
     )
     if not saved.is_saved(file):
-        return ModelFile(pte.read_program(file, data_files), label)
+        with reading(label):
+            return ModelFile(pte.read_program(file, data_files), label)
     if data_files:
         raise InputError(
             "data files go with .pte files only",
@@ -94,4 +123,5 @@ def open_file(
             why="a saved program holds its own tensors",
             next="leave them out",
         )
-    return ModelFile(saved.read_program(file, check), label)
+    with reading(label):
+        return ModelFile(saved.read_program(file, check), label)

@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from purevk.errors import FileFormatError, GraphError
+from purevk.errors import FileFormatError
 from purevk.frontends.importer import InputSizes
+from purevk.frontends.reading import check_depth, reading
 from purevk.frontends.respecialize import respecialize
 from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir import dims as _dims
@@ -149,8 +150,10 @@ class SavedProgram:
             source.slice(start, size, "a tensor")
         self._methods: dict[str, tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]] = {}
         for name, data in content["methods"].items():
-            self._methods[name] = GraphReader(self._tensor).method(data)
-            verify(self._methods[name][0], "reading it")
+            where = f"{source.name}, method {name}"
+            with reading(where):
+                self._methods[name] = made = GraphReader(self._tensor).method(data)
+                verify(made[0], "reading it")
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -257,11 +260,24 @@ def _read(source: Source) -> SavedProgram:
     if zlib.crc32(text) != check:
         raise _damaged(source, "the description of the program does not have its checksum")
     try:
-        return SavedProgram(source, json.loads(bytes(text)))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, GraphError) as error:
+        content = json.loads(bytes(text), parse_constant=_refuse_constant)
+        check_depth(content, source.name)
+        return SavedProgram(source, content)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         if isinstance(error, FileFormatError):
             raise
         raise _damaged(source, f"the description cannot be read: {error!r}") from error
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _damaged(source: Source, why: str) -> FileFormatError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,11 +50,11 @@ def to_data(size: Size) -> Any:
 def from_data(data: Any, symbols: Mapping[str, Symbol]) -> Size:
     """What `to_data` wrote. Raises KeyError for a symbol or kind that there is not, ValueError or
     TypeError for other data."""
-    if isinstance(data, int):
-        return data
+    if not isinstance(data, list):
+        return _integer(data)
     total: Size = 0
     for factor, atoms in data:
-        part: Size = factor
+        part: Size = _integer(factor)
         for atom in atoms:
             if isinstance(atom, str):
                 part = part * Dim.of(symbols[atom])
@@ -219,9 +219,10 @@ class GraphReader:
 
     def method(self, data: Mapping[str, Any]) -> tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]:
         """The graph, its guards, and those of them that the front end decided."""
-        self._symbols = {each[0]: Symbol(**dict(zip(_SYMBOL, each))) for each in data["symbols"]}
+        symbols = [_checked(Symbol(**dict(zip(_SYMBOL, each)))) for each in data["symbols"]]
+        self._symbols = {symbol.name: symbol for symbol in symbols}
         self._values = [
-            Value(name, TensorType(DType[dtype], self._sizes(dims)))
+            _checked(Value(name, TensorType(DType[dtype], self._sizes(dims))))
             for name, dtype, dims in data["values"]
         ]
         graph = self._graph(data["graph"])
@@ -233,19 +234,23 @@ class GraphReader:
 
     def _graph(self, data: Mapping[str, Any]) -> Graph:
         return Graph(
-            name=data["name"],
-            inputs=tuple(map(self._arg, data["inputs"])),
+            name=_text(data["name"]),
+            inputs=tuple(map(self._input, data["inputs"])),
             constants={
-                self._values[number]: self._constant(number, at) for number, at in data["constants"]
+                self._value(number): self._constant(number, at) for number, at in data["constants"]
             },
             states={
-                self._values[number]: None if at is None else self._constant(number, at)
+                self._value(number): None if at is None else self._constant(number, at)
                 for number, at in data["states"]
             },
-            nodes=tuple(Node(**dict(zip(_NODE, map(self._arg, node)))) for node in data["nodes"]),
+            nodes=tuple(
+                _checked(Node(**dict(zip(_NODE, map(self._arg, node))))) for node in data["nodes"]
+            ),
             outputs=tuple(map(self._arg, data["outputs"])),
             symbols={
-                self._symbols[name]: SymbolSource(**dict(zip(_SOURCE, map(self._arg, source))))
+                self._symbols[name]: _checked(
+                    SymbolSource(**dict(zip(_SOURCE, map(self._arg, source))))
+                )
                 for name, *source in data["sources"]
             },
             checks=tuple(
@@ -254,7 +259,7 @@ class GraphReader:
             outer=frozenset(self._symbols[name] for name in data.get("outer", ())),
             updates=tuple(map(int, data.get("updates", ()))),
             labels={
-                self._values[number]: Label(str(name), str(key))
+                self._value(number): Label(str(name), str(key))
                 for number, name, key in data.get("labels", ())
             },
             constraints=tuple(map(self.guard, data.get("constraints", ()))),
@@ -291,8 +296,8 @@ class GraphReader:
         return Tree(kind, tuple(keys), tuple(map(self._tree, items)), name=str(name))
 
     def _constant(self, number: int, at: int) -> Constant:
-        data = self._tensor(at)
-        needed = self._values[number].type.nbytes
+        data = self._tensor(_integer(at))
+        needed = self._value(number).type.nbytes
         if len(data) < needed:
             raise ValueError(
                 f"{self._values[number]!r} needs {needed} bytes, {len(data)} are there"
@@ -300,7 +305,23 @@ class GraphReader:
         return Constant(data)
 
     def _sizes(self, data: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(from_data(size, self._symbols) for size in data)
+        sizes = tuple(from_data(size, self._symbols) for size in data)
+        for size in sizes:
+            if isinstance(size, int) and not 0 <= _integer(size) < 1 << 62:
+                raise ValueError(f"{size} is no size")
+        return sizes
+
+    def _value(self, number: Any) -> Value:
+        if _integer(number) < 0:
+            raise IndexError(number)
+        value: Value = self._values[number]
+        return value
+
+    def _input(self, data: Any) -> Any:
+        made = self._arg(data)
+        if made is None or isinstance(made, (Value, Dim, FixedInput)):
+            return made
+        raise TypeError(f"{made!r} is no input")
 
     def guard(self, data: Sequence[Any]) -> Guard:
         """A guard over the symbols that are known."""
@@ -320,11 +341,49 @@ class GraphReader:
         return data
 
 
+_Checked = TypeVar("_Checked", Symbol, Value, Node, SymbolSource)
+
+# What the fields of objects that are read from data have to be, by their annotations.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda each: isinstance(each, str),
+    "bool": lambda each: isinstance(each, bool),
+    "int": lambda each: type(each) is int,
+    "int | None": lambda each: each is None or type(each) is int,
+    "Value | None": lambda each: each is None or isinstance(each, Value),
+    "TensorType": lambda each: isinstance(each, TensorType),
+    "tuple[Arg, ...]": lambda each: isinstance(each, tuple),
+    "tuple[Value, ...]": lambda each: (
+        isinstance(each, tuple) and all(isinstance(item, Value) for item in each)
+    ),
+}
+
+
+def _checked(made: _Checked) -> _Checked:
+    """An object, if its fields are of the types that its class states."""
+    for each in fields(made):
+        found = getattr(made, each.name)
+        if not _FIELDS[str(each.type)](found):
+            raise TypeError(f"{each.name} of a {type(made).__name__} is {found!r}")
+    return made
+
+
+def _text(data: Any) -> str:
+    if not isinstance(data, str):
+        raise TypeError(f"{data!r} is no text")
+    return data
+
+
+def _integer(data: Any) -> int:
+    if type(data) is not int:
+        raise TypeError(f"{data!r} is no integer")
+    return data
+
+
 # Kinds of arguments that JSON has no form for: type, what is written, how it is read.
 _KINDS: dict[
     str, tuple[type, Callable[[GraphWriter, Any], Any], Callable[[GraphReader, Any], Any]]
 ] = {
-    "value": (Value, GraphWriter._number, lambda reader, data: reader._values[data]),
+    "value": (Value, GraphWriter._number, lambda reader, data: reader._value(data)),
     "size": (
         Dim,
         lambda writer, arg: to_data(arg),

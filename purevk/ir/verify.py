@@ -6,6 +6,7 @@ from typing import Any
 
 from purevk.errors import GraphError
 from purevk.ir import dims as _dims
+from purevk.ir.dims import Dim
 from purevk.ir.graph import Graph, Node, values_in
 from purevk.ir.types import Value
 
@@ -73,6 +74,48 @@ def verify(graph: Graph, after: str = "") -> None:
     for value in values_in(graph.outputs):
         if value not in defined:
             fail(f"{value!r} is returned but never defined", "outputs")
+    for output in graph.outputs:
+        unknown = (
+            _dims.symbols(output) - set(graph.symbols) - graph.outer
+            if isinstance(output, Dim)
+            else None
+        )
+        if unknown:
+            fail(f"{output} is returned and uses unknown symbols", "outputs")
+    _check_symbols(graph, defined, fail)
+    _check_updates(graph, fail)
+
+
+def _check_symbols(graph: Graph, defined: set[Value], fail: Any) -> None:
+    """Each symbol is a size or an element of a value, or an integer among the inputs."""
+    for symbol, source in graph.symbols.items():
+        where = f"symbol {symbol}"
+        if source.value is None:
+            known = 0 <= source.element < len(graph.inputs)
+            if not known or not isinstance(graph.inputs[source.element], Dim):
+                fail(f"input {source.element} is no integer", where)
+            continue
+        if source.value not in defined:
+            fail(f"{source.value!r} is never defined", where)
+        type = source.value.type
+        if source.dim is not None and not 0 <= source.dim < type.rank:
+            fail(f"{source.value!r} has no dim {source.dim}", where, str(type))
+        if source.dim is None and isinstance(type.numel, int):
+            if not -type.numel <= source.element < type.numel:
+                fail(f"{source.value!r} has no element {source.element}", where, str(type))
+
+
+def _check_updates(graph: Graph, fail: Any) -> None:
+    """The last outputs are the new elements of inputs, of the same type."""
+    count = len(graph.outputs) - len(graph.updates)
+    if count < 0 or len(set(graph.updates)) < len(graph.updates):
+        fail(f"{len(graph.updates)} inputs are written", "updates", f"{len(graph.outputs)} outputs")
+    for position, output in zip(graph.updates, graph.outputs[count:]):
+        given = graph.inputs[position] if 0 <= position < len(graph.inputs) else None
+        if not isinstance(given, Value) or not isinstance(output, Value):
+            fail(f"input {position} is no tensor that a call can write", "updates")
+        elif given.type.dtype is not output.type.dtype or given.type.rank != output.type.rank:
+            fail(f"input {position} is {given.type}", "updates", f"it is given {output.type}")
 
 
 def _check_args(args: tuple[Any, ...], where: str, fail: Any) -> None:

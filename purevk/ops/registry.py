@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
+from purevk.errors import ShapeError as ShapeError
 from purevk.ir import Arg, Layout, Node, Size, TensorType, Value, map_values, schema, values_in
 from purevk.lower.lowering import Lowering
 from purevk.ops.image_layout import LayoutQuery
@@ -193,10 +194,6 @@ def _type_of(value: Value) -> TensorType:
     return value.type
 
 
-class ShapeError(ValueError):
-    """Arguments that an operator's shape function refuses."""
-
-
 @dataclass(frozen=True)
 class DataDependentSize:
     """A size that follows from the values of the arguments.
@@ -235,6 +232,9 @@ class UnknownSizes(ShapeError):
     ) -> None:
         super().__init__(text)
         self.types = types
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownSizes, (self.what, self.types)
 
 
 HOST = "purevk.host"  # the operator of nodes that the CPU runs; it has a schema, but no definition

@@ -423,14 +423,12 @@ def load(
         DeviceError: there is no Vulkan device.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
     """
-    from purevk.frontends.files import open_file
+    from purevk.frontends.files import FileSource, open_file
 
     check_fork()
     opened = open_file(file, data_files, check)
     try:
-        sources = {
-            name: (lambda sizes, name=name: opened.graph(name, sizes)) for name in opened.methods
-        }
+        sources = {name: FileSource(opened, name) for name in opened.methods}
         shown = progress_bars.default() if progress is None else progress
         with progress_bars.closing(shown):
             return Program(

@@ -3,6 +3,7 @@ lowerings do not serve."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -189,7 +190,8 @@ class Variant:
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None = None
     ) -> Specialization:
         # Methods share weights, and a call holds the lock of its own method alone.
-        with self.program.lock:
+        reading = getattr(self.source, "reading", contextlib.nullcontext)
+        with self.program.lock, reading():
             return self._lower(sizes, expected)
 
     def _lower(

@@ -1,0 +1,161 @@
+"""Compares what a saved graph states of its values with what follows from its operators: sizes, dtypes,
+and where views lie in the bytes of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError
+from purevk.frontends.reading import NEXT, place_of
+from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops import registry
+
+
+def check_results(graph: Graph, where: str) -> None:
+    """Compares every result of a graph and its sub-graphs with the shape function of its operator, and
+    every view with its storage.
+
+    Args:
+        where: the file and the method, for messages.
+
+    Raises:
+        FileFormatError: they differ.
+        ShapeError, GraphError, TypeError, ...: an operator does not take its arguments.
+    """
+    with GuardLog():  # decisions that the graph was made under, see `SavedProgram.graph`
+        for each in graph.nested():
+            for node in each.nodes:
+                _check_node(each, node, where)
+
+
+# Parameters of pointwise operators that are texts. Each chooses one of several expressions.
+_CHOICES = ("approximate", "rounding_mode")
+
+
+def check_texts(definition: registry.Operator, args: Sequence[Arg]) -> None:
+    """Raises `ShapeError` if a pointwise operator is given a text for a number: expressions of GLSL
+    are made of its arguments."""
+    if not isinstance(definition.form, registry.Pointwise):
+        return
+    for name, arg in zip(definition.parameters, args):
+        if isinstance(arg, str) and name not in _CHOICES:
+            raise registry.ShapeError(
+                f"argument {name!r} of {definition.name} is the text {arg[:80]!r}",
+                why="a tensor or a number is expected",
+            )
+
+
+def _check_node(graph: Graph, node: Node, where: str) -> None:
+    definition = registry.find(node.op)
+    if definition is None:
+        return  # the CPU runs it, and compares what it gives with the stated types
+    for value in registry.mutated(node):
+        if value in graph.inputs or value in graph.constants:
+            _refuse(node, where, f"{node.op} writes {value!r}", "it is no state of the program")
+    if node.op == "purevk.store":
+        _check_type(node, where, 0, node.tensor("value").type, node.tensor("state").type)
+    check_texts(definition, node.args)
+    try:
+        inferred = definition.infer(node.args)
+    except registry.UnknownSizes as error:
+        if error.types is not None:
+            for number, (value, type) in enumerate(zip(node.results, error.types)):
+                _check_data_dependent(node, where, number, value.type, type)
+        return
+    if len(inferred) != len(node.results):
+        why = f"{len(node.results)} are stated"
+        _refuse(node, where, f"{node.op} has {len(inferred)} results", why)
+    for number, (value, type) in enumerate(zip(node.results, inferred)):
+        _check_type(node, where, number, value.type, type)
+    if isinstance(definition.form, (registry.View, registry.Kernel)):
+        for value, type in zip(node.results, inferred):
+            if value.type.dtype is not type.dtype:
+                why = f"its elements are {type.dtype}"
+                _refuse(node, where, f"a result of {node.op} is stated as {value.type}", why)
+    if isinstance(definition.form, registry.View):
+        _check_view(node, where, definition, definition.form)
+
+
+def _check_type(node: Node, where: str, number: int, stated: TensorType, found: TensorType) -> None:
+    same = (
+        stated.rank == found.rank
+        and all(_alike(a, b) for a, b in zip(stated.dims, found.dims))
+        and _alike_dtypes(stated.dtype, found.dtype)
+    )
+    if not same:
+        _refuse(
+            node,
+            where,
+            f"result {number} of {node.op} is stated as {stated}",
+            f"from its arguments it is {found}",
+        )
+
+
+def _check_data_dependent(
+    node: Node,
+    where: str,
+    number: int,
+    stated: TensorType,
+    found: TensorType | registry.DataDependentType,
+) -> None:
+    same = stated.rank == len(found.dims) and all(
+        not isinstance(size, (int, Dim)) or _alike(given, size)
+        for given, size in zip(stated.dims, found.dims)
+    )
+    if not same or not _alike_dtypes(stated.dtype, found.dtype):
+        why = f"from its arguments it is {found}"
+        _refuse(node, where, f"result {number} of {node.op} is stated as {stated}", why)
+
+
+def _alike(stated: Size, found: Size) -> bool:
+    """Whether two sizes are the same expression, or agree at the bounds of their symbols."""
+    if isinstance(stated, int) and isinstance(found, int):
+        return stated == found
+    if isinstance(stated, Dim) and isinstance(found, Dim) and stated.terms == found.terms:
+        return True
+    return _dims.hint(stated) == _dims.hint(found)
+
+
+def _alike_dtypes(stated: DType, found: DType) -> bool:
+    """Whether a file may state one dtype where the operator gives another: exporters narrow numbers
+    (int64 to int32, float32 to float16), and have bytes for bools."""
+    if stated is found:
+        return True
+    return _class(stated) == _class(found)
+
+
+def _class(dtype: DType) -> str:
+    return "float" if dtype.is_float else "complex" if dtype.is_complex else "int"
+
+
+def _check_view(node: Node, where: str, definition: registry.Operator, form: registry.View) -> None:
+    """Whether all elements of the results are elements of the input, if it is dense."""
+    source = node.inputs[0].type
+    bound = tuple(definition.bind(node.args).values())
+    types = tuple(value.type for value in node.results)
+    layouts = form.layout(Layout.dense(source.dims), source, types, *bound)
+    for value, layout in zip(node.results, layouts or ()):
+        if not _lies_within(value, layout, source.numel):
+            why = f"{node.inputs[0]!r} has {source.numel} elements"
+            _refuse(node, where, f"{node.op} reads beyond its input", why)
+
+
+def _lies_within(value: Value, layout: Layout, numel: Size) -> bool:
+    numbers: Sequence[Size] = (layout.offset, *layout.strides, *value.type.dims, numel)
+    symbols = set().union(*map(_dims.symbols, numbers))
+    if any(symbol.unbacked or not symbol.is_size for symbol in symbols):
+        return True  # positions are checked at the call
+    sizes = list(map(_dims.hint, value.type.dims))
+    if 0 in sizes:
+        return True
+    first = last = _dims.hint(layout.offset)
+    for size, stride in zip(sizes, map(_dims.hint, layout.strides)):
+        first += min(stride, 0) * (size - 1)
+        last += max(stride, 0) * (size - 1)
+    return first >= 0 and last < max(_dims.hint(numel), 1)
+
+
+def _refuse(node: Node, where: str, what: str, why: str) -> None:
+    raise FileFormatError(what, where=place_of(where, node), why=why, next=NEXT)

@@ -1,0 +1,125 @@
+"""The boundary around everything that a file decides: whatever a damaged or hostile file makes the
+code behind raise comes out as `FileFormatError`, with the operator and its place in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from purevk import knobs
+from purevk.errors import (
+    FileFormatError,
+    GraphError,
+    KernelInterfaceError,
+    PurevkError,
+    ShapeError,
+)
+from purevk.ir import Graph, Node, Value
+
+# What wrong data raises where code counts on a graph that keeps the rules.
+_UNEXPECTED = (
+    AssertionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+# Errors that a valid file never causes.
+_OF_GRAPHS = (GraphError, KernelInterfaceError, ShapeError)
+NEXT = "the file is damaged, or purevk and its exporter disagree: copy or export it again"
+
+
+@contextlib.contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Within, errors that follow from the content of a file become `FileFormatError`. All other
+    errors of purevk stay what they are.
+
+    Args:
+        where: the file, or the file and the method.
+    """
+    try:
+        yield
+    except _OF_GRAPHS as error:
+        node = _node_of(error.__traceback__)
+        raise FileFormatError(
+            error.what, where=place_of(where, node) or error.where, why=error.why, next=NEXT
+        ) from error
+    except PurevkError:
+        raise
+    except _UNEXPECTED as error:
+        node = _node_of(error.__traceback__)
+        subject = "the file" if node is None else node.op
+        raise FileFormatError(
+            f"{subject} cannot be read",
+            where=place_of(where, node),
+            why=f"{type(error).__name__}: {str(error)[:200]}",
+            next=NEXT,
+        ) from error
+
+
+def _node_of(trace: TracebackType | None) -> Node | None:
+    """The node that the code worked on which raised an error: the one in the innermost frame that has
+    one."""
+    found: Node | None = None
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            if isinstance(value, Node):
+                found = value
+        trace = trace.tb_next
+    return found
+
+
+def place_of(where: str, node: Node | None) -> str:
+    """The place of a node in a file, for messages."""
+    return where if node is None else f"{where}, {node.source} ({node.op})"
+
+
+def check_limits(graph: Graph, where: str) -> None:
+    """Compares a graph with the limits that the knobs set for files.
+
+    Raises:
+        FileFormatError: it is larger.
+    """
+    nested = list(graph.nested())
+    nodes = sum(len(each.nodes) for each in nested)
+    _within(nodes, knobs.MAX_NODES, "nodes", where)
+    _within(sum(len(each.symbols) for each in nested), knobs.MAX_SYMBOLS, "symbols", where)
+    for each in nested:
+        leaves = [value for value in each.inputs if isinstance(value, Value)]
+        for value in (*leaves, *each.constants, *each.states):
+            _within(value.type.nbytes, knobs.MAX_TENSOR_BYTES, f"bytes of {value!r}", where)
+        for node in each.nodes:
+            for value in node.results:
+                if value.type.nbytes > knobs.MAX_TENSOR_BYTES():
+                    place = place_of(where, node)
+                    _within(value.type.nbytes, knobs.MAX_TENSOR_BYTES, "bytes of a result", place)
+
+
+def check_depth(content: Any, where: str) -> None:
+    """Compares how deep lists and mappings are nested with the limit that the knobs set for files."""
+    level, depth = [content], 0
+    while level:
+        _within(depth, knobs.MAX_DEPTH, "levels of nesting", where)
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, (list, dict))
+        ]
+        depth += 1
+
+
+def _within(found: int, limit: knobs.Knob, what: str, where: str) -> None:
+    if found > limit():
+        raise FileFormatError(
+            f"the program has {found} {what}",
+            where=where,
+            why=f"{limit()} are accepted",
+            next=f"raise {limit.name} if you trust the file",
+        )
