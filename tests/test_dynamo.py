@@ -195,6 +195,26 @@ def test_attention_is_one_kernel() -> None:
     assert labels == ["purevk.attention"] and program.report()["cpu_nodes"] == 0
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_fewer_heads_of_keys(causal: bool) -> None:
+    def attend(*args: torch.Tensor) -> torch.Tensor:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(*args, is_causal=causal, enable_gqa=True)
+
+    q, k, v = torch.rand(2, 6, 5, 8), torch.rand(2, 3, 7, 8), torch.rand(2, 3, 7, 8)
+    _agrees(torch.compile(attend, backend="purevk"), attend, q, k, v)
+
+
+def test_a_sum_of_sizes() -> None:
+    def padded(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        rows = torch.sym_sum((x.shape[0], y.shape[0], z.shape[0], 1))
+        return torch.ones(rows, 2) * x.sum()
+
+    compiled = torch.compile(padded, backend="purevk", dynamic=True)
+    for sizes in ((3, 5, 2), (4, 2, 7)):
+        _agrees(compiled, padded, *(torch.rand(size, 2) for size in sizes))
+
+
 def test_parameters_that_change_are_seen() -> None:
     module = _mlp()
     compiled = torch.compile(module, backend="purevk")

@@ -257,7 +257,7 @@ class _AotReader(Reader):
 
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         """Attention. Tracing on the CPU gives the operator of the CPU, with a second result that
-        inference does not read."""
+        inference does not read. It has no `enable_gqa`: fewer heads of keys mean groups."""
         args = dict(
             zip(
                 (each.name for each in target._schema.arguments),
@@ -265,11 +265,12 @@ class _AotReader(Reader):
             )
         )
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+        heads, groups = (args[name].type.dims[-3] for name in ("query", "key"))
         return (
             self._emit(
                 node,
                 "aten.scaled_dot_product_attention.default",
-                [args[name] for name in names],
+                [*(args[name] for name in names), heads != groups],
                 examples[0],
             ),
             None,

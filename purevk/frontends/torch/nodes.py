@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -178,6 +179,14 @@ class NodeReader:
             if name.startswith("sym_") and name[4:] in ("max", "min"):
                 join = _dims.maximum if name == "sym_max" else _dims.minimum
                 self.env[node] = join(*(self.arg(arg) for arg in node.args))
+                return
+            if name == "sym_sum":
+                self.env[node] = functools.reduce(
+                    lambda left, right: numbers.arithmetic(
+                        self.importer, "+", [left, right], node.name
+                    ),
+                    (self.arg(arg) for arg in node.args[0]),
+                )
                 return
             if name == "sym_not":
                 self.env[node] = _dims.invert(self.arg(node.args[0]))
