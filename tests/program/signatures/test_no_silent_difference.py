@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import purevk  # noqa: E402
-from tests.program.drawn_models import (  # noqa: E402
+from tests.program.signatures.drawn_models import (  # noqa: E402
     DECIDING,
     SIZES,
     Calls,

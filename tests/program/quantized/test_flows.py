@@ -16,7 +16,7 @@ from purevk.program import Program  # noqa: E402
 from tests.models import quantized  # noqa: E402
 from tests.ops.harness import context, host_nodes  # noqa: E402
 from tests.ops.quantized.harness import kernels_of  # noqa: E402
-from tests.program.quantized_reference import run_graph  # noqa: E402
+from tests.program.quantized.reference import run_graph  # noqa: E402
 
 _exports: dict[str, quantized.Exported] = {}
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
-from tests.program.control_models import (  # noqa: E402
+from tests.program.control.models import (  # noqa: E402
     BATCH,
     FALSE,
     TRUE,

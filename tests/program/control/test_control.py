@@ -15,7 +15,7 @@ from torch._higher_order_ops.map import map as torch_map  # noqa: E402
 import purevk  # noqa: E402
 from purevk import cli  # noqa: E402
 from purevk.errors import UnsupportedProgramError  # noqa: E402
-from tests.program.control_models import (  # noqa: E402
+from tests.program.control.models import (  # noqa: E402
     BATCH,
     FALSE,
     TRUE,

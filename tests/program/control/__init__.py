@@ -1,0 +1,1 @@
+"""Control flow and sizes that depend on data."""

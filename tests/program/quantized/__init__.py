@@ -1,0 +1,1 @@
+"""Quantized models, as exporters write them."""

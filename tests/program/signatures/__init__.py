@@ -1,0 +1,1 @@
+"""How programs are called: arguments, guards, and modules that change."""
