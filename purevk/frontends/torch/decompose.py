@@ -8,6 +8,7 @@ from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch import higher_order
+from purevk.frontends.torch.caches import exportable
 from purevk.ops import registry
 
 PYTHON = {
@@ -56,12 +57,13 @@ def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any =
     """A module (traced with the inputs) or an exported program, decomposed."""
     import torch
 
-    if not isinstance(model, torch.export.ExportedProgram):
-        with torch.no_grad():
-            model = torch.export.export(
-                model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
-            )
-    return decompose(model)
+    if isinstance(model, torch.export.ExportedProgram):
+        return decompose(model)
+    with torch.no_grad(), exportable(model):
+        program = torch.export.export(
+            model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
+        )
+        return decompose(program)
 
 
 def decompose(program: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import InputError, PurevkError, SizeConstraintError
+from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
 from purevk.frontends.torch.signatures import signature_of
@@ -77,7 +78,7 @@ class ModuleSource:
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._example, self._shapes = (positional, named), dynamic_shapes
-        with _tracing, torch.no_grad():
+        with _tracing, torch.no_grad(), exportable(module):
             exported = torch.export.export(
                 module, positional, named, dynamic_shapes=dynamic_shapes, strict=False
             )
