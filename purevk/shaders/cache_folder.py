@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 import time
 import uuid
@@ -52,8 +53,11 @@ class EntryFolder:
         if path is None:
             return None
         try:
-            data = path.read_bytes()
+            data = _read_file(path)
         except OSError:
+            return None
+        if data is None:
+            _log.info("%s is no entry of this user: it is not read", path)
             return None
         entry = unpack(digest, data)
         if entry is None:
@@ -152,11 +156,28 @@ class EntryFolder:
         return sum(_remove(file[0]) for file in self.files(temporary=True))
 
 
+def _read_file(path: Path) -> bytes | None:
+    """The bytes of an entry. None if it is no regular file, or if others could have written it: the
+    driver runs what is in it. Never waits, as a FIFO would have it."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if hasattr(os, "geteuid"):
+            own = status.st_uid in (os.geteuid(), 0)
+            if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+        return file.read()
+
+
 def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
-        with open(temporary, "xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
         os.replace(temporary, path)
     except BaseException:

@@ -312,3 +312,26 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform == "linux":
         assert default_cache().folder == tmp_path / "xdg" / "purevk"
     assert not (tmp_path / "xdg").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs modes and FIFOs of POSIX")
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "writable by others"])
+def test_only_own_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "cache"
+    Cache(folder).put_spirv(key_of(1), spirv_of(1))
+    (path,) = entry_files(folder)
+    assert path.stat().st_mode & 0o777 == 0o600
+    moved = path.rename(tmp_path / "moved")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(moved)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        moved.rename(path).chmod(0o666)
+    assert Cache(folder).get_spirv(key_of(1)) is None
+    if kind != "folder":
+        Cache(folder).put_spirv(key_of(1), spirv_of(1))  # takes the place of what was there
+        assert Cache(folder).get_spirv(key_of(1)) == spirv_of(1)
