@@ -127,6 +127,10 @@ def parse_file(name: str, text: str) -> ParsedFile:
             macro, parameters, value = defined.groups()
             names.add(macro)
             body.append(DefineLine(macro, None if kind == "undef" else "" if parameters else value))
+            if kind == "define" and not parameters:  # such as the default of BUFFERS
+                found = declarations(value)
+                declares |= bool(found)
+                body += found
             if macro == before and not macro.startswith(_PRIVATE):
                 macros.add(macro)
     if stack:

@@ -154,6 +154,18 @@ def test_texts_that_are_wrong(text: str, message: str) -> None:
         parse(text).kernel({})
 
 
+def test_a_default_that_declares() -> None:
+    """The default of a macro counts where the kernel gives no text of its own."""
+    text = (
+        "#ifndef BUFFERS\n#define BUFFERS READONLY_BUFFER(0, x, float) BUFFER(1, y, float)\n"
+        "#define LOAD(v) READONLY_BUFFER(2, v, float)\n#endif\nBUFFERS\n"
+    )
+    template = TemplateInterface.parse(text, "own.comp")
+    assert list(template.kernel({}).buffers) == ["x", "y"]
+    given = template.kernel({"BUFFERS": "WRITEONLY_BUFFER(0, z, float)"})
+    assert list(given.buffers) == ["z"]
+
+
 def test_an_include_that_is_missing() -> None:
     def find(name: str) -> tuple[str, str]:
         raise ShaderCompilerError(f"{name} cannot be read")
