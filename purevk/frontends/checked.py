@@ -30,7 +30,8 @@ def check_results(graph: Graph, where: str) -> None:
                 _check_node(each, node, where)
 
 
-# Parameters of pointwise operators that are texts. Each chooses one of several expressions.
+# Parameters of pointwise operators that are texts although no default says so. Each chooses one of
+# several expressions.
 _CHOICES = ("approximate", "rounding_mode")
 
 
@@ -39,8 +40,9 @@ def check_texts(definition: registry.Operator, args: Sequence[Arg]) -> None:
     are made of its arguments."""
     if not isinstance(definition.form, registry.Pointwise):
         return
-    for name, arg in zip(definition.parameters, args):
-        if isinstance(arg, str) and name not in _CHOICES:
+    for (name, parameter), arg in zip(definition.signature.parameters.items(), args):
+        is_choice = name in _CHOICES or isinstance(parameter.default, str)
+        if isinstance(arg, str) and not is_choice:
             raise registry.ShapeError(
                 f"argument {name!r} of {definition.name} is the text {arg[:80]!r}",
                 why="a tensor or a number is expected",
