@@ -77,10 +77,8 @@ class ProgressBar:
                 # A phase that follows at once is more of the same work.
                 if now - self._last > _DELAY:
                     self._started = now
-                self._phase, self._drawn = (
-                    phase,
-                    now,
-                )  # a phase that is over at once is not worth a line
+                # A phase that is over at once is not worth a line.
+                self._phase, self._drawn = phase, now
             self._last = now
             if done >= total:
                 self._erase()
@@ -92,6 +90,8 @@ class ProgressBar:
         from rich.text import Text
 
         console = self._stream()
+        if console.is_dumb_terminal:  # TERM=dumb: a line cannot be cleared
+            return
         label = PHASES.get(self._phase, self._phase)
         count = (
             f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if self._phase in _BYTES else f"{done}/{total}"

@@ -28,8 +28,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def terminal(width: int = 80) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+def terminal(width: int = 80, term: str = "xterm") -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        width=width,
+        color_system=None,
+        _environ={"TERM": term},
+    )
 
 
 def last_line(console: Console) -> str:
@@ -63,6 +69,16 @@ def test_long_work_shows_a_bar_that_goes_away(clock: Clock, width: int) -> None:
     assert width < 80 or last_line(console).endswith("9/10 1:10")
     bar("compile", 10, 10)
     assert last_line(console) == ""
+
+
+def test_a_dumb_terminal_shows_nothing(clock: Clock) -> None:
+    console = terminal(term="dumb")
+    bar = ProgressBar(console=console)
+    bar("compile", 0, 10)
+    clock.now += 0.6
+    bar("compile", 5, 10)
+    bar.close()
+    assert console.file.getvalue() == ""
 
 
 def test_phases_that_follow_are_one_work(clock: Clock) -> None:
