@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import uuid
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ import platformdirs
 
 from purevk import knobs
 from purevk.errors import PurevkError, ShaderCompilerError
-from purevk.shaders import shaderc
 from purevk.shaders.cache_entry import (
     FORMAT,
     MANIFEST,
@@ -38,7 +36,7 @@ from purevk.shaders.cache_entry import (
     pipeline_header_fits,
 )
 from purevk.shaders.cache_folder import EntryFolder
-from purevk.shaders.source import text_hash
+from purevk.shaders.source import CompileJob, text_hash
 
 __all__ = [
     "Cache",
@@ -245,6 +243,8 @@ class Cache:
                 where=", ".join(sorted(set(missing))),
                 next="load the model on this machine first, which compiles them",
             )
+        import zipfile  # few programs write a bundle
+
         temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp")
         try:
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -371,7 +371,7 @@ class Compiled:
 
 
 def load_or_compile(
-    jobs: Mapping[CacheKey, Callable[[], shaderc.CompileJob]],
+    jobs: Mapping[CacheKey, Callable[[], CompileJob]],
     cache: Cache,
     *,
     threads: int | None = None,
@@ -393,6 +393,8 @@ def load_or_compile(
     fresh = tuple(key for key in jobs if key not in found)
     if not fresh:
         return Compiled(found)
+    from purevk.shaders import shaderc  # a warm start does without it
+
     start = time.perf_counter()
     try:
         results = shaderc.compile_many([jobs[key]() for key in fresh], threads, progress)
@@ -413,7 +415,7 @@ def load_or_compile(
 
 
 def compile_cached(
-    jobs: Sequence[shaderc.CompileJob],
+    jobs: Sequence[CompileJob],
     cache: Cache | None = None,
     *,
     threads: int | None = None,
@@ -432,5 +434,5 @@ def compile_cached(
     return [found[key] for key in keys]
 
 
-def _same(job: shaderc.CompileJob) -> shaderc.CompileJob:
+def _same(job: CompileJob) -> CompileJob:
     return job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk import api
 from purevk.cache import compile_cached
-from purevk.shaders.shaderc import CompileJob
+from purevk.shaders.source import CompileJob
 
 if TYPE_CHECKING:
     from purevk.graph.context import Context

@@ -11,7 +11,6 @@ import os
 import re
 import struct
 import threading
-import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -31,7 +30,6 @@ _HEADER = struct.Struct(
 )  # magic, format, SHA-256 of what follows the header, bytes of meta, of payload
 _MAX_ENTRY = 1 << 28
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 SUFFIX = ".pvk"
 MANIFEST = "purevk-bundle.json"
 
@@ -109,14 +107,18 @@ class Bundle:
     file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        import zipfile  # few programs read a bundle
+
         where = os.fspath(path)
+        errors = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+        self._errors = (*errors, KeyError)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(Path(path).read_bytes()))
             if self._zip.getinfo(MANIFEST).file_size > _MAX_ENTRY:
                 raise ValueError("its list of contents is too long")
             manifest = json.loads(self._zip.read(MANIFEST))
             version = manifest["format"]
-        except (OSError, *_ZIP_ERRORS, KeyError, ValueError, TypeError) as error:
+        except (OSError, *self._errors, ValueError, TypeError) as error:
             raise FileFormatError(
                 "the file is no purevk bundle", where=where, why=str(error)
             ) from None
@@ -143,7 +145,7 @@ class Bundle:
                 if info.file_size > _MAX_ENTRY:
                     return None
                 return unpack(digest, self._zip.read(info))
-        except (*_ZIP_ERRORS, KeyError) as error:
+        except self._errors as error:
             _log.warning("damaged entry %s in a bundle: %s", digest[:12], error)
             return None
 
