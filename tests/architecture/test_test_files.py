@@ -14,12 +14,16 @@ PACKAGE = ROOT / "purevk"
 # Folders that mirror no package: rules, programs and models that tests run, what is beside purevk/,
 # and what a type checker of a user sees.
 OTHERS = {"architecture", "bench", "data", "docs", "models", "typing"}
+# Parts of a package whose tests would not fit into one folder.
+TOPICS = {"program/control", "program/quantized", "program/signatures"}
+MOST_FILES = 22  # of a folder, so that one finds the way around
 FOLDERS = sorted(
     path.relative_to(TESTS).as_posix()
     for path in TESTS.rglob("*")
     if path.is_dir()
     and path.name != "__pycache__"
     and path.relative_to(TESTS).parts[0] not in OTHERS
+    and path.relative_to(TESTS).as_posix() not in TOPICS
 )
 
 
@@ -45,6 +49,14 @@ def test_only_harness_files_are_shared(folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folders_mirror_the_package(folder: str) -> None:
     assert (PACKAGE / folder).is_dir() or (PACKAGE / f"{folder}.py").is_file()
+
+
+def test_folders_stay_small() -> None:
+    """`purevk/` and `tests/` themselves have what belongs to no package."""
+    folders = [path for root in (PACKAGE, TESTS) for path in root.rglob("*") if path.is_dir()]
+    for folder in folders:
+        files = [path for path in folder.glob("*") if path.suffix in (".py", ".comp", ".glslh")]
+        assert len(files) <= MOST_FILES, f"{folder.relative_to(ROOT)} has {len(files)} files"
 
 
 def test_files_beside_the_folders_mirror_modules() -> None:
