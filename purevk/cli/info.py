@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from purevk import api
@@ -66,7 +66,7 @@ def _device(device: api.PhysicalDevice, instance: api.Instance) -> dict[str, Any
         "max_storage_buffer_range": device.limits.max_storage_buffer_range,
         "max_shared_memory": device.limits.max_shared_memory,
         "max_workgroup_invocations": device.limits.max_workgroup_invocations,
-        "profile": asdict(profile_of(device)),
+        "profile": _plain(profile_of(device)),
     }
 
 
@@ -181,16 +181,25 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
             )
 
 
+def _plain(value: Any) -> Any:
+    """Dataclasses and named tuples as dicts."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
+
+
 def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The fields of a profile; those of its cost models are named `model.field`. A list of tiles
-    takes one row each."""
+    """The fields of a profile; those of its cost models are named `model.field`. Each tile takes one
+    row."""
     for name, value in profile.items():
-        if isinstance(value, dict):
+        if prefix == "tiles.":
+            for number, tile in enumerate(value if isinstance(value, list) else [value]):
+                sizes = ", ".join(f"{size} {number}" for size, number in tile.items())
+                yield "" if number else prefix + name, sizes
+        elif isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, tuple):
-            tiles = value if isinstance(value[0], tuple) else (value,)
-            for number, tile in enumerate(tiles):
-                yield "" if number else prefix + name, ", ".join(map(str, tile))
         else:
             yield prefix + name, str(value)
 

@@ -21,8 +21,8 @@ macros, such as `2 + BIAS`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 _CONSTANT = re.compile(
     r"\b(PARAM|SPEC_CONSTANT|PUSH_CONSTANT|RAW_PUSH_CONSTANT)[ \t]*"
@@ -40,8 +40,7 @@ _ACCESS = {
 _HINTS = ("PARAM", "_CONSTANT", "local_size_x_id", "BUFFER")  # one of these is in each declaration
 
 
-@dataclass(frozen=True)
-class ConstantDeclaration:
+class ConstantDeclaration(NamedTuple):
     """`kind` is PARAM, SPEC_CONSTANT, PUSH_CONSTANT or RAW_PUSH_CONSTANT."""
 
     kind: str
@@ -49,8 +48,7 @@ class ConstantDeclaration:
     number: int
 
 
-@dataclass(frozen=True)
-class BufferDeclaration:
+class BufferDeclaration(NamedTuple):
     """A storage buffer or (`texel`) a uniform texel buffer.
 
     Attributes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from purevk.errors import KernelInterfaceError
 from purevk.shaders.declarations import (
@@ -40,8 +41,7 @@ _MOST_KERNELS = 1000  # that are remembered of a template
 EXTRA_BINDING = "EXTRA_BINDING"  # what the texts of macros may read without a condition on it
 
 
-@dataclass(frozen=True)
-class BufferSlot:
+class BufferSlot(NamedTuple):
     """A buffer that a kernel takes.
 
     Attributes:
@@ -55,8 +55,7 @@ class BufferSlot:
     texel: bool
 
 
-@dataclass(frozen=True)
-class KernelInterface:
+class KernelInterface(NamedTuple):
     """What one kernel, a template with its macros, takes.
 
     Attributes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from purevk.errors import KernelInterfaceError
 from purevk.shaders.declarations import (
@@ -33,23 +33,20 @@ _PRIVATE = "PUREVK_"  # names of include guards start so
 _GUARD = re.compile(rf"!defined\({_PRIVATE}\w+\)$")
 
 
-@dataclass(frozen=True)
-class DefineLine:
+class DefineLine(NamedTuple):
     """`#define NAME text`; None for `#undef NAME`."""
 
     name: str
     text: str | None
 
 
-@dataclass(frozen=True)
-class IncludeLine:
+class IncludeLine(NamedTuple):
     """`#include "name"`. A file takes effect once."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Conditional:
+class Conditional(NamedTuple):
     """`#if` to `#endif`: each branch with its condition, of which the first true one counts."""
 
     branches: tuple[tuple[str, tuple[Item, ...]], ...]
@@ -58,8 +55,7 @@ class Conditional:
 Item = Declaration | DefineLine | IncludeLine | Conditional
 
 
-@dataclass(frozen=True)
-class ParsedFile:
+class ParsedFile(NamedTuple):
     """One file: the macros that it declares, and all else of it that may matter.
 
     Attributes:

@@ -6,11 +6,10 @@ coefficients matter, since a model compares kernels with each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class TiledCosts:
+class TiledCosts(NamedTuple):
     """Microseconds of matmul and convolution tiles in shared memory.
 
     Attributes:
@@ -35,8 +34,7 @@ class TiledCosts:
     join: float
 
 
-@dataclass(frozen=True)
-class CoopmatCosts:
+class CoopmatCosts(NamedTuple):
     """Microseconds of the same tiles on matrix cores.
 
     Attributes:
@@ -59,8 +57,7 @@ class CoopmatCosts:
     store: float
 
 
-@dataclass(frozen=True)
-class VectorCosts:
+class VectorCosts(NamedTuple):
     """Microseconds of matmuls of few rows.
 
     Attributes:
@@ -81,8 +78,7 @@ class VectorCosts:
     join: float
 
 
-@dataclass(frozen=True)
-class MatmulCosts:
+class MatmulCosts(NamedTuple):
     """The kernels of devices with fast shared memory.
 
     Attributes:
@@ -100,8 +96,7 @@ class MatmulCosts:
     split_element: float
 
 
-@dataclass(frozen=True)
-class RegisterCosts:
+class RegisterCosts(NamedTuple):
     """The kernels that keep tiles in registers, and exchange data inside a subgroup.
 
     Attributes:

@@ -6,7 +6,6 @@ more kernel to compile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -74,8 +73,7 @@ class NchwStep(NamedTuple):
     ahead: bool
 
 
-@dataclass(frozen=True)
-class TileSizes:
+class TileSizes(NamedTuple):
     """All of them.
 
     Attributes:

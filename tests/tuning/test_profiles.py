@@ -88,10 +88,17 @@ def test_a_variable_forces_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "software" in raised.value.why and raised.value.where == knobs.PROFILE.name
 
 
+def fields_of(kind: type) -> list[str]:
+    """Of a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields)  # type: ignore[attr-defined]
+
+
 DESCRIBED = [
     DeviceTraits,
     DeviceProfile,
-    *(each for each in vars(costs).values() if dataclasses.is_dataclass(each)),
+    *(each for each in vars(costs).values() if hasattr(each, "_fields")),
     tiles.TileSizes,
 ]
 
@@ -101,8 +108,7 @@ def test_every_field_is_described(described: type) -> None:
     assert described.__doc__ is not None
     attributes = described.__doc__.partition("Attributes:")[2]
     names = re.findall(r"^        ((?:\w+, )*\w+):", attributes, re.MULTILINE)
-    fields = [field.name for field in dataclasses.fields(described)]
-    assert ", ".join(names).split(", ") == fields
+    assert ", ".join(names).split(", ") == fields_of(described)
 
 
 def test_every_field_is_asked_for() -> None:
@@ -115,8 +121,7 @@ def test_every_field_is_asked_for() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in readers)
     asked = set(re.findall(r"\.([a-z]\w*)", text)) | {"name"}
     described = (each for each in DESCRIBED if each is not DeviceTraits)
-    fields = {field.name for each in described for field in dataclasses.fields(each)}
-    assert fields <= asked
+    assert {name for each in described for name in fields_of(each)} <= asked
 
 
 def test_profiles_are_frozen_keys() -> None:
