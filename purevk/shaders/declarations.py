@@ -18,8 +18,6 @@
 macros, such as `2 + BIAS`.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple

@@ -4,8 +4,6 @@
 coefficients matter, since a model compares kernels with each other.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ Where a list has several, a cost model or a limit of the device chooses among th
 more kernel to compile.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 
