@@ -365,6 +365,23 @@ def test_no_step_is_simplified_for_finite_numbers_alone():
     check([Case(function, (SPECIAL_FLOATS,), name=str(n)) for n, function in enumerate(functions)])
 
 
+def test_trigonometry_of_any_number():
+    """Up to the largest float32, in steps of its exponent, and random bits."""
+    bits = torch.randint(
+        0x46000000, 0x7F7FFFFF, (20000,), generator=torch.Generator().manual_seed(3)
+    )
+    powers = torch.exp2(torch.arange(-20, 128).float())
+    x = torch.cat([bits.int().view(torch.float32), powers, -powers, SPECIAL_FLOATS])
+    for name in ("sin", "cos", "tan"):
+        exact = getattr(torch, name)
+        with program_of(exact, (x,)) as program:
+            made, wanted = program.forward(x), exact(x.double())
+        slope = 1 + wanted**2 if name == "tan" else torch.ones(())
+        finite = x.isfinite()
+        assert ((made.double() - wanted).abs() / slope)[finite].max() < 2e-7, name
+        assert made[~finite].isnan().all()
+
+
 @pytest.mark.parametrize("narrow", (torch.float16, torch.bfloat16), ids=str)
 def test_a_cast_rounds_also_within_a_chain(narrow):
     x = torch.cat([SPECIAL_FLOATS, tensor(500) * 100, tensor(500) * 1e-6])
