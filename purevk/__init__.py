@@ -6,7 +6,24 @@ y = program.forward(x)
 
 from typing import TYPE_CHECKING
 
-from purevk.errors import PurevkError
+from purevk.errors import (
+    DeviceError,
+    DeviceLostError,
+    FallbackError,
+    FileFormatError,
+    GraphError,
+    InputError,
+    KernelInterfaceError,
+    OutOfDeviceMemoryError,
+    PurevkError,
+    ShaderCompilerError,
+    ShapeError,
+    SignatureError,
+    SizeConstraintError,
+    UnsupportedOperatorError,
+    UnsupportedProgramError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from purevk import ops
@@ -19,8 +36,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Method", "PlannedProgram", "Program", "PurevkError", "Runtime", "compile", "load", "ops", "plan",
-]  # fmt: skip
+    "DeviceError",
+    "DeviceLostError",
+    "FallbackError",
+    "FileFormatError",
+    "GraphError",
+    "InputError",
+    "KernelInterfaceError",
+    "Method",
+    "OutOfDeviceMemoryError",
+    "PlannedProgram",
+    "Program",
+    "PurevkError",
+    "Runtime",
+    "ShaderCompilerError",
+    "ShapeError",
+    "SignatureError",
+    "SizeConstraintError",
+    "UnsupportedOperatorError",
+    "UnsupportedProgramError",
+    "ValidationError",
+    "compile",
+    "load",
+    "ops",
+    "plan",
+]
 
 _HOMES = {
     "Method": "program.method",
