@@ -151,6 +151,8 @@ class _Shared:
 
 
 _shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
+# AOTAutograd orders operators with effects by tokens. It passes None for each, traced as this.
+_TOKEN = torch.empty(0)
 
 
 def _key(tensor: torch.Tensor) -> _Key:
@@ -195,7 +197,10 @@ class _CompiledGraph:
                 self._lower(args)
             if self.aot.make_room(args):
                 _log.debug("%s: integers above those that memory was planned for", self.aot.name)
-            method, inputs = self._method, [args[at] for at in self._order]
+            method, inputs = (
+                self._method,
+                [_TOKEN if args[at] is None else args[at] for at in self._order],
+            )
         args.clear()
         made = method(*inputs)
         made = made if isinstance(made, tuple) else (made,)

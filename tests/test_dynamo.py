@@ -205,6 +205,23 @@ def test_attention_with_fewer_heads_of_keys(causal: bool) -> None:
     _agrees(torch.compile(attend, backend="purevk"), attend, q, k, v)
 
 
+def test_operators_that_may_fail() -> None:
+    """torch checks factorizations by an operator with an effect, which it orders by a token."""
+
+    def solve(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        square = a @ a.mT + torch.eye(4)
+        return torch.linalg.inv(a), torch.linalg.solve(a, b), torch.linalg.cholesky(square)
+
+    compiled = torch.compile(solve, backend="purevk")
+    a, b = torch.randn(4, 4) + 4 * torch.eye(4), torch.randn(4, 2)
+    for _ in range(2):
+        _agrees(compiled, solve, a, b)
+    with pytest.raises(RuntimeError, match="singular"):
+        solve(torch.zeros(4, 4), b)
+    with pytest.raises(RuntimeError, match="singular"):
+        compiled(torch.zeros(4, 4), b)
+
+
 def test_a_sum_of_sizes() -> None:
     def padded(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         rows = torch.sym_sum((x.shape[0], y.shape[0], z.shape[0], 1))
