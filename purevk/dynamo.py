@@ -28,7 +28,7 @@ from purevk.errors import UnsupportedProgramError
 from purevk.fallback import to_torch
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
-from purevk.graph.context import Context, default_context
+from purevk.graph.context import Context, context_of
 from purevk.program import Program
 
 NAME = "purevk"
@@ -227,7 +227,7 @@ class _CompiledGraph:
         # Inference tensors do not count their versions, so a change would not be seen.
         self.fixed = {at for at in self.fixed if not args[at].is_inference()}
         tensors = {at: args[at] for at in sorted(self.fixed)}
-        held = _share(self._given_context or default_context(), tensors)
+        held = _share(context_of(self._given_context), tensors)
         constants = held.take(tensors)
         aot = self.aot
         held.program.add_methods({aot.name: lambda sizes: aot.read(constants, sizes)})

@@ -22,6 +22,16 @@ def _flag(text: str) -> bool:
     raise ValueError("1 or 0")
 
 
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ValueError("a whole number, 0 or more")
+    return number
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -69,7 +79,7 @@ CACHE_DIR = Knob(
 CACHE = Knob("PUREVK_CACHE", _flag, True, "0 turns the on-disk cache off.")
 CACHE_MAX_BYTES = Knob(
     "PUREVK_CACHE_MAX_BYTES",
-    int,
+    _count,
     1 << 30,
     "Size limit of the on-disk cache, in bytes. The least recently used entries are removed first.",
 )
@@ -94,7 +104,7 @@ TEXELS = Knob(
     "0 reads all tensors as storage buffers. 1 also uses texel buffers where they are faster.",
 )
 COMPILE_THREADS = Knob(
-    "PUREVK_COMPILE_THREADS", int, 0, "Number of threads that compile shaders. 0: one per core."
+    "PUREVK_COMPILE_THREADS", _count, 0, "Number of threads that compile shaders. 0: one per core."
 )
 VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the graph after every pass.")
 DUMP = Knob(
@@ -128,34 +138,34 @@ POLL = Knob(
 )
 SEED = Knob(
     "PUREVK_SEED",
-    int,
+    _count,
     0,
     "Seed of random operators (rand, randn, dropout, ...). Read when a program is loaded.",
 )
 RECORDINGS = Knob(
     "PUREVK_RECORDINGS",
-    int,
+    _count,
     16,
     "Number of recorded command buffers to keep per segment. Each input signature needs one.",
 )
 MAX_NODES = Knob(
-    "PUREVK_MAX_NODES", int, 50_000, "Number of nodes of a method in a file that is accepted."
+    "PUREVK_MAX_NODES", _count, 50_000, "Number of nodes of a method in a file that is accepted."
 )
 MAX_SYMBOLS = Knob(
     "PUREVK_MAX_SYMBOLS",
-    int,
+    _count,
     10_000,
     "Number of dynamic sizes of a method in a file that is accepted.",
 )
 MAX_DEPTH = Knob(
     "PUREVK_MAX_DEPTH",
-    int,
+    _count,
     128,
     "How deep lists, sizes and graphs in a file may be nested.",
 )
 MAX_TENSOR_BYTES = Knob(
     "PUREVK_MAX_TENSOR_BYTES",
-    int,
+    _count,
     1 << 40,
     "Bytes of a tensor in a file that are accepted, at the bounds of its sizes.",
 )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
-from purevk.errors import ShaderCompilerError
+from purevk.errors import InputError, ShaderCompilerError
 from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import TEXEL_FORMATS
@@ -203,6 +203,24 @@ def _max_texels(device: api.Device) -> int:
     usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
     usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
     return device.limits.max_texel_buffer_elements if usable else 0
+
+
+def context_of(given: Context | None) -> Context:
+    """The context that a caller gave, or the default one.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if given is None:
+        return default_context()
+    if not isinstance(given, Context):
+        raise InputError(
+            f"the context is {given!r}",
+            why=f"a {Context.__module__}.Context is expected, not a {type(given).__name__}",
+            next="leave it out, and name the device in PUREVK_DEVICE: its index, or a part of its"
+            " name",
+        )
+    return given
 
 
 def default_context() -> Context:

@@ -7,7 +7,7 @@ from typing import Any
 
 from purevk.api import check_fork
 from purevk.errors import InputError
-from purevk.graph.context import Context, default_context
+from purevk.graph.context import Context, context_of
 from purevk.program.program import Program
 
 
@@ -74,7 +74,7 @@ def compile(
     return Program(
         label,
         sources,
-        context or default_context(),
+        context_of(context),
         progress,
         bounds=bounds,
         weight_watch=Weights(list(sources.values())),

@@ -18,7 +18,7 @@ from purevk import progress as progress_bars
 from purevk.api import check_fork
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
-from purevk.graph.context import Context, default_context
+from purevk.graph.context import Context, context_of
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
@@ -89,6 +89,7 @@ class Program:
         self._reloading = False
         self._names: set[str] = set()
         self._closed = False
+        self._origin: tuple[Any, ...] | None = None  # arguments with which `load` makes it again
         self._submissions: Submissions | None = None
         self.in_flight = 2
         self.lock = threading.RLock()
@@ -249,6 +250,7 @@ class Program:
     def graph(self, method: str = "forward") -> GraphDrawing:
         """The optimized graph of a method: print it, or take its `to_json()`, `to_mermaid()` or
         `data()`."""
+        self.check_open()
         return GraphDrawing(self.method(method).executable.plan)
 
     # -- reports ----------------------------------------------------------------------------------
@@ -284,6 +286,7 @@ class Program:
             the cache), "seconds" by phase, "dispatches", "segments", "cpu_nodes" and "control_flow"
             (choices and loops that the host runs) of all methods, those in sub-graphs included.
         """
+        self.check_open()
         plans = [
             plan for method in self.methods.values() for plan in method.executable.plan.nested()
         ]
@@ -362,6 +365,26 @@ class Program:
         if self._closed:
             raise PurevkError("the program is closed", where=self.name, next="load it again")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles, and copies, a program that was loaded from a path: as the path, the options and
+        the states. The other process loads it again, on its own best device (or PUREVK_DEVICE).
+
+        Raises:
+            PurevkError: it was made in another way, or has a context of its own.
+        """
+        self.check_open()
+        if self._origin is None:
+            raise PurevkError(
+                f"{self.name} cannot be pickled or copied",
+                where=self.name,
+                why="only a program that was loaded from a path, on the default context, can",
+                next="save it with program.save(path), and load this file where it is needed",
+            )
+        return _load_again, self._origin, dict(self.state) or None
+
+    def __setstate__(self, states: dict[str, np.ndarray]) -> None:
+        self.state.update(states)
+
     def close(self) -> None:
         """Waits for the calls that were made, then releases everything of the program on the
         device, and the file. Safe to call twice."""
@@ -407,7 +430,8 @@ def load(
     Args:
         file: path, or the file's bytes.
         data_files: .ptd files with weights that are not in the program.
-        context: device to run on; None: the best one, or that of PUREVK_DEVICE.
+        context: device to run on; None: the best one, or that of PUREVK_DEVICE. Only then, and if
+            `file` is a path, the program can be pickled.
         progress: called with (phase, done, total) during long work; None: a progress bar on a
             terminal.
         bounds: what happens to sizes outside of the exported bounds. "exported": the call raises
@@ -426,14 +450,23 @@ def load(
     from purevk.frontends.files import FileSource, open_file
 
     check_fork()
+    data_files = tuple(data_files)
     opened = open_file(file, data_files, check)
     try:
         sources = {name: FileSource(opened, name) for name in opened.methods}
         shown = progress_bars.default() if progress is None else progress
         with progress_bars.closing(shown):
-            return Program(
-                opened.label, sources, context or default_context(), shown, opened.close, bounds
+            program = Program(
+                opened.label, sources, context_of(context), shown, opened.close, bounds
             )
     except BaseException:
         opened.close()
         raise
+    if context is None and isinstance(file, (str, os.PathLike)):
+        paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
+        program._origin = paths[0], tuple(paths[1:]), bounds, check
+    return program
+
+
+def _load_again(file: str, data_files: tuple[str, ...], bounds: str, check: bool) -> Program:
+    return load(file, data_files, bounds=bounds, check=check)
