@@ -123,11 +123,7 @@ class Method:
             if attempts >= MAX_ATTEMPTS and not comparison.prevented:
                 break  # weights that change all the time are as they were when the call began
             self.program.refresh()
-        results = _update(variant.graph, given.inputs, outputs)
-        if out is not None:
-            kept = out if isinstance(out, (tuple, list)) else [out]
-            results = tuple(new if old is None else old for old, new in zip(kept, results))
-        return _returned(variant.graph, results)
+        return _finished(variant.graph, given.inputs, outputs, out)
 
     def run_flat(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Runs the method on a flat list: one value for each of `Method.inputs`, in order. Returns
@@ -141,14 +137,17 @@ class Method:
         variant, outputs = self._call(variant, given)
         return _update(variant.graph, inputs, outputs)
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, *args: Any, out: Any = None, **kwargs: Any) -> Future[Any]:
         """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
 
-        The inputs are copied now; those that the method writes have their new elements when the
-        call is finished. Calls run in the order in which they were made, those of all methods of
+        The inputs are copied now; those that the method writes, and `out`, have their new elements
+        when the call is finished. Calls run in the order in which they were made, those of all methods of
         the program and those without `submit` included, so states change in that order. At most
         `Program.in_flight` calls are unfinished: if there are as many, this waits for one to
         finish.
+
+        Args:
+            args, out, kwargs: as `__call__` takes them.
 
         Returns:
             A `concurrent.futures.Future`: `result(timeout=None)` waits and gives what `__call__`
@@ -158,18 +157,18 @@ class Method:
         Raises:
             PurevkError: the program is closed.
         """
-
         self.program.check_open()
 
-        def prepare() -> tuple[Variant, Given]:
+        def prepare() -> tuple[Variant, Given, Sequence[np.ndarray | None] | None]:
             self.program.refresh()  # waits for the calls before, if there is something to copy
             variant, given = self._read(args, kwargs)
-            return variant, given.owned()
+            targets = None if out is None else read_outputs(variant.graph, out, variant.where)
+            return variant, given.owned(), targets
 
-        def call(prepared: tuple[Variant, Given]) -> Any:
-            _, given = prepared
+        def call(prepared: tuple[Variant, Given, Sequence[np.ndarray | None] | None]) -> Any:
+            _, given, _ = prepared
             variant, outputs = self._call(*prepared)
-            return _returned(variant.graph, _update(variant.graph, given.inputs, outputs))
+            return _finished(variant.graph, given.inputs, outputs, out)
 
         return self.program.submissions.submit(prepare, call)
 
@@ -372,6 +371,20 @@ def _update(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tu
     if graph.updates:
         write_back(inputs, graph.updates, outputs[count:])
     return outputs[:count]
+
+
+def _finished(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...], out: Any) -> Any:
+    """What a call returns. Inputs that the method writes get their new elements.
+
+    Args:
+        outputs: those of the graph.
+        out: what the caller gave for results.
+    """
+    results = _update(graph, inputs, outputs)
+    if out is not None:
+        kept = out if isinstance(out, (tuple, list)) else [out]
+        results = tuple(new if old is None else old for old, new in zip(kept, results))
+    return _returned(graph, results)
 
 
 def _returned(graph: Graph, results: tuple[Any, ...]) -> Any:

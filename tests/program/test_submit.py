@@ -65,6 +65,18 @@ def test_results_in_order_of_copied_inputs(linear_input: np.ndarray) -> None:
         assert isinstance(made, torch.Tensor)
 
 
+def test_results_in_memory_of_the_caller(linear_input: np.ndarray) -> None:
+    with purevk.load(LINEAR) as program:
+        wanted = program.forward(linear_input)
+        memory = [np.full_like(wanted, np.nan) for _ in range(3)]
+        handles = [program.submit(linear_input, out=each) for each in memory]
+        for handle, each in zip(handles, memory):
+            assert handle.result(60) is each
+            np.testing.assert_array_equal(each, wanted)
+        with pytest.raises(purevk.InputError, match="out"):
+            program.submit(linear_input, out=np.zeros(3, np.int8)).result(60)
+
+
 def test_states_keep_the_order_of_calls() -> None:
     with purevk.load(COUNTER) as program:
         x = np.ones((2, 4), np.float32)
