@@ -4,6 +4,7 @@ it reports."""
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +241,17 @@ def test_threads_run_real_models(context: Context) -> None:
     """A convolutional model and a stateful one on one queue, each in its own thread, give what they
     give alone."""
 
-    def run(name: str) -> None:
-        path = exported(name)
+    # torch.export is not thread-safe.
+    paths = [exported(name) for name in ("mobilenet_v2", "decoder", "minilm_sdpa_dyn")]
+
+    def run(path: Path) -> None:
         with purevk.load(path, context=context) as program:
             for _ in range(2):
                 for inputs, expected in samples_of(path):
                     assert distance(program.forward(*inputs), expected[0]).error < 1e-4
                 program.reset_state()
 
-    in_threads(lambda: run("mobilenet_v2"), lambda: run("decoder"), lambda: run("minilm_sdpa_dyn"))
+    in_threads(*(partial(run, path) for path in paths))
 
 
 # -- what it releases ----------------------------------------------------------------------------
