@@ -16,7 +16,7 @@ from purevk.errors import ShaderCompilerError
 from purevk.graph.context import Context
 from tests.harness import DATA, finish, python, start
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.slow]
 LINEAR = DATA / "linear_relu.pte"
 LOAD = """
 import json, sys, numpy as np, purevk

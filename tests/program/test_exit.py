@@ -144,7 +144,13 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+FEW = ("interrupted, closed", "daemon threads in calls")  # in the fast tier
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ENDS],
+)
 def test_ends_cleanly(name: str, long_program: Path) -> None:
     source, argument = ENDS[name]
     process = start(source, long_program, argument, SECONDS="0.4")

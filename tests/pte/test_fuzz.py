@@ -101,6 +101,7 @@ def test_changed_bytes_of_a_data_file(name: str, changes: list[tuple[float, int]
     use(ORIGINALS[name], [bytes(data)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["topk", "dynamic_views", "gather", "linear_portable_external"])
 @pytest.mark.parametrize("word", [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_every_word_replaced(name: str, word: int) -> None:

@@ -28,7 +28,7 @@ from tests.program.control.models import (  # noqa: E402
 )
 from tests.program.harness import tensor  # noqa: E402
 
-pytestmark = [pytest.mark.device, pytest.mark.export]
+pytestmark = [pytest.mark.device, pytest.mark.export, pytest.mark.slow]
 
 
 def check(module, calls, dynamic_shapes=None, control=None) -> None:

@@ -19,7 +19,7 @@ from tests.program.control.models import (  # noqa: E402
 )
 from tests.program.harness import check_file, tensor  # noqa: E402
 
-pytestmark = [pytest.mark.device, pytest.mark.export]
+pytestmark = [pytest.mark.device, pytest.mark.export, pytest.mark.slow]
 
 
 class Between(torch.nn.Module):

@@ -177,6 +177,7 @@ def _check_arguments(way: str, folder: Path, drawn: Calls) -> None:
                 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["module", "exported", "pvk"])
 def test_arguments(way: str, tmp_path: Path) -> None:
     FEW(given(calls())(lambda drawn: _check_arguments(way, tmp_path, drawn)))()
