@@ -126,7 +126,9 @@ class KernelInterface(NamedTuple):
             )
         for name, mode in buffers.items():
             slot, (access, _, form) = self.buffers[name], mode.partition(":")
-            if slot.access not in ("rw", access) or slot.texel != bool(form):
+            # What is read and written may be passed as written: both make later work wait.
+            accepted = ("rw", "w") if slot.access == "rw" else (slot.access,)
+            if access not in accepted or slot.texel != bool(form):
                 raise KernelInterfaceError(
                     f"the buffer {name} is used as {mode!r}",
                     where=self.template,

@@ -82,8 +82,8 @@ def test_wrong_names_are_refused() -> None:
                 lower(template, **{**given, kind: {**names, "no_such_name": other_value[kind]}})
         for name, slot in takes.buffers.items():
             wrong = "r:r32f" if not slot.texel else "r"
-            if not slot.texel and slot.access != "rw":
-                wrong = "rw"
+            if not slot.texel:
+                wrong = "rw" if slot.access != "rw" else "r"
             with pytest.raises(
                 KernelInterfaceError, match=f"the buffer {name} is used as '{wrong}'"
             ):

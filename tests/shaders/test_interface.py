@@ -259,6 +259,13 @@ class TestDispatches:
             ({"buffers": {**BUFFERS, "x": (VALUE, "rw")}}, "the buffer x is used as 'rw'"),
             ({"buffers": {**BUFFERS, "out": (VALUE, "r")}}, "the buffer out is used as 'r'"),
             ({"buffers": {**BUFFERS, "x": (VALUE, "r:r32f")}}, "the buffer x is used as 'r:r32f'"),
+            (
+                {
+                    "macros": {"BODY": "BUFFER(EXTRA_BINDING, sums, float)"},
+                    "buffers": {**BUFFERS, "sums": (VALUE, "r")},
+                },
+                "the buffer sums is used as 'r'",
+            ),
         ],
     )
     def test_wrong_names(self, changed: dict, message: str) -> None:
