@@ -1,3 +1,3 @@
-"""Tensors made from numbers: filled, ranges, random."""
+"""Tensors made from numbers: filled, ranges."""
 
-from purevk.ops.creation import creation, fill, random  # noqa: F401
+from purevk.ops.creation import creation, fill  # noqa: F401

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
 from purevk.ops.builder import Builder
@@ -111,6 +113,19 @@ rewrite(
 )
 
 
+_MOST_STEPS = 1 << 16  # of integers that are made at load time
+
+
+def _whole_steps(start: int, end: int, steps: int) -> np.ndarray:
+    """`torch.linspace` of whole numbers: in double precision from both ends, then cut off."""
+    step = (float(end) - float(start)) / max(steps - 1, 1)
+    at = np.arange(steps)
+    numbers = np.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at))
+    if steps == 1:
+        numbers = np.full(1, float(start))
+    return np.trunc(numbers).astype(np.int64)
+
+
 def _linspace(
     builder: Builder,
     node: Node,
@@ -122,6 +137,10 @@ def _linspace(
     type = node.result.type
     if isinstance(start, Value) or isinstance(end, Value):
         raise ShapeError("linspace between tensors")
+    if type.dtype.is_int:
+        start, end = int(start), int(end)
+        if isinstance(steps, int) and steps <= _MOST_STEPS:
+            return builder.constant(_whole_steps(start, end, steps), type.dtype)
     step = f"float({end!r} - ({start!r})) / float(size_0 - 1)"
     # From both ends, as torch does, so that both are exact.
     body = f"float by = size_0 > 1 ? {step} : 0.0; float v = i0 * 2 < size_0 ? {float(start)!r} + by * float(i0) : {float(end)!r} - by * float(size_0 - 1 - i0);"  # noqa: E501

@@ -62,6 +62,17 @@ def test_patterns():
                 (tensor(1),),
             )
         )
+    # torch cuts the ends off first, and then goes towards the middle from both.
+    for args in [(4.3, -3.7, 50), (0, 7, 50), (-3.0, 2.5, 8), (5.9, -1.0, 1)]:
+        cases.append(
+            Case(
+                lambda x, args=args: (
+                    torch.linspace(*args, dtype=torch.int64),
+                    torch.linspace(*args, dtype=torch.int32) + x,
+                ),
+                (tensor(1),),
+            )
+        )
     cases += [
         Case(
             lambda x, k=k: (torch.tril_indices(5, 4, k), torch.triu_indices(3, 5, k), x),
