@@ -1,0 +1,300 @@
+"""Arithmetic and functions of complex numbers, as steps of a pointwise program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Scalar, Size, TensorType, Value
+from purevk.lower.expression import ExpressionBuilder, Term, convert, in_double, literal
+from purevk.ops.builder import Builder
+from purevk.ops.elementwise.pointwise import NAME as POINTWISE
+
+
+class Z(NamedTuple):
+    """A complex number in a program."""
+
+    re: Term
+    im: Term
+
+
+class Algebra:
+    """A pointwise program over complex numbers in the making.
+
+    Args:
+        builder: takes the node.
+        sizes: of the result; tensors broadcast to it.
+        dtype: in which it computes, float32 or float64.
+    """
+
+    def __init__(self, builder: Builder, sizes: Sequence[Size], dtype: DType) -> None:
+        self.builder, self.sizes, self.dtype = builder, tuple(sizes), dtype
+        self._steps = ExpressionBuilder()
+
+    # -- leaves -----------------------------------------------------------------------------------
+    def tensor(self, value: Value) -> Term:
+        """An element of a real tensor, in the dtype of the program."""
+        term = self._steps.input(value, value.type.dtype)
+        return self._converted(term, value.type.dtype, self.dtype)
+
+    def condition(self, value: Value) -> Term:
+        """An element of a tensor of bools."""
+        term = self._steps.input(value, value.type.dtype)
+        return self._converted(term, value.type.dtype, DType.bool)
+
+    def number(self, number: Scalar) -> Z:
+        """A Python number."""
+        if isinstance(number, Dim):
+            term = self._steps.scalar(number, DType.int32)
+            return Z(self._converted(term, DType.int32, self.dtype), self.real(0.0))
+        whole = complex(number)
+        return Z(self.real(whole.real), self.real(whole.imag))
+
+    def real(self, number: float) -> Term:
+        return self._steps.step(literal(number, self.dtype), [], self.dtype)
+
+    def f(self, glsl: str, *operands: Term) -> Term:
+        """A step that is written for float."""
+        if glsl == "$0":
+            return operands[0]
+        text = in_double(glsl) if self.dtype is DType.float64 else glsl
+        return self._steps.step(text, operands, self.dtype)
+
+    def test(self, glsl: str, *operands: Term) -> Term:
+        """A step that gives a bool."""
+        text = in_double(glsl) if self.dtype is DType.float64 else glsl
+        return self._steps.step(text, operands, DType.bool)
+
+    def _converted(self, term: Term, source: DType, target: DType) -> Term:
+        text = convert("$0", source, target)
+        return term if text == "$0" else self._steps.step(text, [term], target)
+
+    def emit(self, results: Sequence[tuple[Term, DType, DType]]) -> tuple[Value, ...]:
+        """The results as tensors: for each a term, its dtype, and that of the tensor."""
+        terms = [self._converted(term, source, target) for term, source, target in results]
+        expression = self._steps.build(terms)
+        types = tuple(TensorType(target, self.sizes) for _, _, target in results)
+        return self.builder.emit_all(
+            POINTWISE,
+            expression,
+            tuple(self._steps.inputs),
+            tuple(self._steps.scalars),
+            self.sizes,
+            results=types,
+        )
+
+    # -- arithmetic -------------------------------------------------------------------------------
+    def add(self, x: Z, y: Z) -> Z:
+        return Z(self.f("($0 + $1)", x.re, y.re), self.f("($0 + $1)", x.im, y.im))
+
+    def sub(self, x: Z, y: Z) -> Z:
+        return Z(self.f("($0 - $1)", x.re, y.re), self.f("($0 - $1)", x.im, y.im))
+
+    def neg(self, x: Z) -> Z:
+        return Z(self.f("(-$0)", x.re), self.f("(-$0)", x.im))
+
+    def conj(self, x: Z) -> Z:
+        return Z(x.re, self.f("(-$0)", x.im))
+
+    def scaled(self, x: Z, factor: Term) -> Z:
+        return Z(self.f("($0 * $1)", x.re, factor), self.f("($0 * $1)", x.im, factor))
+
+    def mul(self, x: Z, y: Z) -> Z:
+        operands = (x.re, x.im, y.re, y.im)
+        return Z(
+            self.f("($0 * $2 - $1 * $3)", *operands),
+            self.f("($0 * $3 + $1 * $2)", *operands),
+        )
+
+    def square(self, x: Z) -> Z:
+        return Z(
+            self.f("(($0 - $1) * ($0 + $1))", x.re, x.im), self.f("(2.0 * ($0 * $1))", x.re, x.im)
+        )
+
+    def div(self, x: Z, y: Z) -> Z:
+        """Divides by the larger part of y first, so that no square overflows."""
+        wide = self.test("(abs($0) >= abs($1))", y.re, y.im)
+        big = self._choose(wide, y.re, y.im)
+        small = self._choose(wide, y.im, y.re)
+        ratio = self.f("($1 == 0.0 ? 0.0 : $0 / $1)", small, big)
+        under = self.f("($0 + $1 * $2)", big, small, ratio)
+        along = Z(
+            self.f("($0 + $1 * $2)", x.re, x.im, ratio), self.f("($0 - $1 * $2)", x.im, x.re, ratio)
+        )
+        across = Z(
+            self.f("($0 * $2 + $1)", x.re, x.im, ratio), self.f("($1 * $2 - $0)", x.re, x.im, ratio)
+        )
+        over = self.choose(wide, along, across)
+        return Z(
+            self.f("pv_quotient($0, $1)", over.re, under),
+            self.f("pv_quotient($0, $1)", over.im, under),
+        )
+
+    def _choose(self, test: Term, x: Term, y: Term) -> Term:
+        return self.f("($0 ? $1 : $2)", test, x, y)
+
+    def choose(self, test: Term, x: Z, y: Z) -> Z:
+        return Z(self._choose(test, x.re, y.re), self._choose(test, x.im, y.im))
+
+    def reciprocal(self, x: Z) -> Z:
+        return self.div(self.number(1), x)
+
+    # -- polar form -------------------------------------------------------------------------------
+    def abs(self, x: Z) -> Term:
+        return self.f("pv_hypot($0, $1)", x.re, x.im)
+
+    def angle(self, x: Z) -> Term:
+        return self.f("pv_atan2($1, $0)", x.re, x.im)
+
+    def polar(self, length: Term, angle: Term) -> Z:
+        return Z(
+            self.f("($0 * pv_cos($1))", length, angle), self.f("($0 * pv_sin($1))", length, angle)
+        )
+
+    def sgn(self, x: Z) -> Z:
+        length = self.abs(x)
+        text = "($1 == 0.0 ? 0.0 : $0 / $1)"
+        return Z(self.f(text, x.re, length), self.f(text, x.im, length))
+
+    # -- exponentials -----------------------------------------------------------------------------
+    def exp(self, x: Z) -> Z:
+        power = self.f("pv_exp($0)", x.re)
+        return Z(
+            self.f("($1 == 0.0 ? $0 : $0 * pv_cos($1))", power, x.im),
+            self.f("($1 == 0.0 ? $1 : $0 * pv_sin($1))", power, x.im),
+        )
+
+    def expm1(self, x: Z) -> Z:
+        half = self.f("pv_sin(0.5 * $0)", x.im)
+        return Z(
+            self.f("(pv_expm1($0) * pv_cos($1) - 2.0 * $2 * $2)", x.re, x.im, half),
+            self.f("(pv_exp($0) * pv_sin($1))", x.re, x.im),
+        )
+
+    def log(self, x: Z) -> Z:
+        """Near the unit circle the logarithm of the length is that of 1 + (length^2 - 1)."""
+        big = self.f("max(abs($0), abs($1))", x.re, x.im)
+        small = self.f("min(abs($0), abs($1))", x.re, x.im)
+        length = self.abs(x)
+        near = self.f("(0.5 * pv_log1p(($0 - 1.0) * ($0 + 1.0) + $1 * $1))", big, small)
+        real = self.f("($0 > 0.5 && $0 < 2.0 ? $1 : pv_log($2))", length, near, length)
+        return Z(real, self.angle(x))
+
+    def log1p(self, x: Z) -> Z:
+        near = self.f("(0.5 * pv_log1p($0 * (2.0 + $0) + $1 * $1))", x.re, x.im)
+        far = self.log(self.add(x, self.number(1)))
+        small = self.test("(max(abs($0), abs($1)) < 0.5)", x.re, x.im)
+        return Z(self._choose(small, near, far.re), far.im)
+
+    def sqrt(self, x: Z) -> Z:
+        root = self.f("sqrt(0.5 * (abs($0) + $1))", x.re, self.abs(x))
+        other = self.f("($1 == 0.0 ? abs($0) : 0.5 * abs($0) / $1)", x.im, root)
+        right = self.test("($0 >= 0.0)", x.re)
+        return Z(
+            self._choose(right, root, other),
+            self.f("pv_copysign($0, $1)", self._choose(right, other, root), x.im),
+        )
+
+    def pow(self, x: Z, y: Z) -> Z:
+        power = self.exp(self.mul(y, self.log(x)))
+        zero = self.test("($0 == 0.0 && $1 == 0.0)", x.re, x.im)
+        none = self.test("($0 == 0.0 && $1 == 0.0)", y.re, y.im)
+        made = self.choose(zero, self.number(0), power)
+        return self.choose(none, self.number(1), made)
+
+    # -- trigonometry -----------------------------------------------------------------------------
+    def sin(self, x: Z) -> Z:
+        return Z(
+            self.f("(pv_sin($0) * pv_cosh($1))", x.re, x.im),
+            self.f("(pv_cos($0) * pv_sinh($1))", x.re, x.im),
+        )
+
+    def cos(self, x: Z) -> Z:
+        return Z(
+            self.f("(pv_cos($0) * pv_cosh($1))", x.re, x.im),
+            self.f("(-pv_sin($0) * pv_sinh($1))", x.re, x.im),
+        )
+
+    def sinh(self, x: Z) -> Z:
+        return Z(
+            self.f("(pv_sinh($0) * pv_cos($1))", x.re, x.im),
+            self.f("(pv_cosh($0) * pv_sin($1))", x.re, x.im),
+        )
+
+    def cosh(self, x: Z) -> Z:
+        return Z(
+            self.f("(pv_cosh($0) * pv_cos($1))", x.re, x.im),
+            self.f("(pv_sinh($0) * pv_sin($1))", x.re, x.im),
+        )
+
+    def tanh(self, x: Z) -> Z:
+        """By tan y and sinh x, which are exact near 0; far from it the limit."""
+        far = self.test(
+            "(abs($0) > 11.0)" if self.dtype is not DType.float64 else "(abs($0) > 22.0)", x.re
+        )
+        slope = self.f("pv_tan($0)", x.im)
+        beta = self.f("(1.0 + $0 * $0)", slope)
+        s = self.f("pv_sinh(clamp($0, -23.0, 23.0))", x.re)
+        rho = self.f("sqrt(1.0 + $0 * $0)", s)
+        under = self.f("(1.0 + $0 * $1 * $1)", beta, s)
+        limit = Z(
+            self.f("pv_copysign(1.0, $0)", x.re),
+            self.f("(4.0 * pv_sin($1) * pv_cos($1) * pv_exp(-2.0 * abs($0)))", x.re, x.im),
+        )
+        near = Z(
+            self.f("($0 * $1 * $2 / $3)", beta, rho, s, under), self.f("($0 / $1)", slope, under)
+        )
+        return self.choose(far, limit, near)
+
+    def tan(self, x: Z) -> Z:
+        turned = self.tanh(Z(self.f("(-$0)", x.im), x.re))
+        return Z(turned.im, self.f("(-$0)", turned.re))
+
+    # The inverse functions follow Kahan, "Branch cuts for complex elementary functions".
+    def _roots(self, x: Z) -> tuple[Z, Z]:
+        """The square roots of 1 - x and 1 + x."""
+        one = self.number(1)
+        return self.sqrt(self.sub(one, x)), self.sqrt(self.add(one, x))
+
+    def asin(self, x: Z) -> Z:
+        minus, plus = self._roots(x)
+        return Z(
+            self.f("pv_atan2($0, $1)", x.re, self.mul(minus, plus).re),
+            self.f("pv_asinh($0)", self.mul(self.conj(minus), plus).im),
+        )
+
+    def acos(self, x: Z) -> Z:
+        minus, plus = self._roots(x)
+        return Z(
+            self.f("(2.0 * pv_atan2($0, $1))", minus.re, plus.re),
+            self.f("pv_asinh($0)", self.mul(self.conj(plus), minus).im),
+        )
+
+    def atanh(self, x: Z) -> Z:
+        return Z(
+            self.f("(0.25 * pv_log1p(4.0 * $0 / ((1.0 - $0) * (1.0 - $0) + $1 * $1)))", x.re, x.im),
+            self.f("(0.5 * pv_atan2(2.0 * $1, (1.0 - $0) * (1.0 + $0) - $1 * $1))", x.re, x.im),
+        )
+
+    def asinh(self, x: Z) -> Z:
+        made = self.asin(Z(self.f("(-$0)", x.im), x.re))
+        return Z(made.im, self.f("(-$0)", made.re))
+
+    def acosh(self, x: Z) -> Z:
+        one = self.number(1)
+        minus, plus = self.sqrt(self.sub(x, one)), self.sqrt(self.add(x, one))
+        return Z(
+            self.f("pv_asinh($0)", self.mul(self.conj(minus), plus).re),
+            self.f("(2.0 * pv_atan2($0, $1))", minus.im, plus.re),
+        )
+
+    def atan(self, x: Z) -> Z:
+        made = self.atanh(Z(self.f("(-$0)", x.im), x.re))
+        return Z(made.im, self.f("(-$0)", made.re))
+
+    def sigmoid(self, x: Z) -> Z:
+        return self.reciprocal(self.add(self.number(1), self.exp(self.neg(x))))
+
+
+Function = Callable[[Algebra, Z], Z]

@@ -1,0 +1,131 @@
+"""Sums, products and norms of complex numbers."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Value
+from purevk.ir import dims as _dims
+from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
+from purevk.ops.complex.movement import by_parts
+from purevk.ops.complex.split import (
+    Made,
+    NoKernelError,
+    Pairs,
+    Parts,
+    Split,
+    apply_by,
+    expand_by,
+    expand_by_own,
+)
+from purevk.ops.map import mapped_over_all
+from purevk.ops.shapes import wrap, wrap_all
+
+apply_by(
+    "aten.sum.default",
+    "aten.sum.dim_IntList",
+    "aten.mean.default",
+    "aten.mean.dim",
+    "aten.cumsum.default",
+)(by_parts)
+
+
+@expand_by("aten.any.default", "aten.any.dim", "aten.all.default", "aten.all.dim")
+def _tests(builder: Builder, node: Node) -> Value:
+    bools = builder.emit("aten.ne.Tensor", node.tensor("x"), 0)
+    return builder.emit(node.op, bools, *node.args[1:])
+
+
+@expand_by(
+    "aten.linalg_vector_norm.default",
+    "aten.norm.Scalar",
+    "aten.norm.ScalarOpt_dim",
+    "aten.norm.ScalarOpt_dim_dtype",
+)
+def _norm(builder: Builder, node: Node) -> Value:
+    lengths = builder.emit("aten.abs.default", node.tensor("x"))
+    args = tuple(
+        arg.component if isinstance(arg, DType) and arg.is_complex else arg for arg in node.args[1:]
+    )
+    made = builder.emit(node.op, lengths, *args)
+    return (
+        made
+        if made.type.dtype is node.result.type.dtype
+        else builder.emit("aten._to_copy.default", made, node.result.type.dtype)
+    )
+
+
+@expand_by("aten.std.correction", "aten.std.dim", "aten.std.default")
+def _deviation(builder: Builder, node: Node) -> Value:
+    variance = builder.emit(node.op.replace("std", "var"), *node.args)
+    return builder.emit("aten.sqrt.default", variance)
+
+
+@expand_by(
+    "aten.var_mean.correction",
+    "aten.var_mean.dim",
+    "aten.std_mean.correction",
+    "aten.std_mean.dim",
+)
+def _with_mean(builder: Builder, node: Node) -> tuple[Value, Value]:
+    spread = builder.emit(node.op.replace("_mean", ""), *node.args)
+    x, rank = node.tensor("x"), node.tensor("x").type.rank
+    dims = wrap_all(node.optional_ints("dim"), rank)
+    return spread, builder.emit("aten.mean.dim", x, dims, node.bool("keepdim"))
+
+
+@expand_by("aten.var.correction", "aten.var.dim", "aten.var.default")
+def _variance(builder: Builder, node: Node) -> Value:
+    """The sum of the variances of the parts."""
+    parts = [builder.emit(f"aten.{name}.default", node.tensor("x")) for name in ("real", "imag")]
+    first, second = (builder.emit(node.op, part, *node.args[1:]) for part in parts)
+    return builder.emit("aten.add.Tensor", first, second)
+
+
+expand_by_own("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList", "aten.trace.default")
+
+
+def _multiplied(split: Split, x: Value, dim: int, running: bool, dtype: DType) -> Parts:
+    """The product along a dim, or the running products: one invocation per row."""
+    parts = split.parts(x, dtype)
+    rank, length = x.type.rank, x.type.dims[dim]
+    if _dims.upper(length) > split.builder.traits.max_iterations:
+        raise NoKernelError(f"no kernel for a product of {_dims.upper(length)} complex numbers")
+    over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
+    at = coordinates(rank, **{f"d{dim}": "j"})
+    end = coordinates(rank)
+    store = "R_PUT({at}, a); R1_PUT({at}, b);"
+    body = (
+        f"{parts.real.type.dtype.acc} a = 1.0, b = 0.0;"
+        f" for (int j = 0; j < re_size_{dim}; j++) {{"
+        f" {parts.real.type.dtype.acc} c = RE({at}), d = IM({at}), e = a * c - b * d;"
+        f" b = a * d + b * c; a = e; {store.format(at=at) if running else ''} }}"
+        f" {'' if running else store.format(at=end)}"
+    )
+    result = parts.real.type if running else parts.real.type.with_dims(over)
+    real, imaginary = mapped_over_all(
+        split.builder, body, {"RE": parts.real, "IM": parts.imaginary}, over, result, result
+    )
+    return Parts(real, imaginary)
+
+
+@apply_by("aten.prod.default", "aten.prod.dim_int", "aten.cumprod.default")
+def _product(split: Split, node: Node) -> Made:
+    x, result = node.tensor("x"), node.result.type
+    if not x.type.rank:
+        return split.parts(x, result.dtype.component)
+    if node.op == "aten.prod.default":
+        flat = split.builder.emit("aten.view.default", split.pairs(x), (x.type.numel, 2))
+        whole = Value("flat", x.type.with_dims((x.type.numel,)))
+        split.define(whole, Pairs(flat))
+        x, dim = whole, 0
+    else:
+        dim = wrap(node.int("dim"), x.type.rank)
+    running = node.op == "aten.cumprod.default"
+    made = _multiplied(split, x, dim, running, result.dtype.component)
+    return Parts(
+        *(
+            split.emit("aten.view.default", part, result.dims)
+            for part in (made.real, made.imaginary)
+        )
+    )

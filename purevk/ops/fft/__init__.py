@@ -1,0 +1,3 @@
+"""Discrete Fourier transforms."""
+
+from purevk.ops.fft import operators, overlap, tables, transform  # noqa: F401

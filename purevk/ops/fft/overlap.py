@@ -1,0 +1,45 @@
+"""Sums of overlapping windows, as `torch.istft` adds up its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.lower.map import coordinates
+from purevk.ops.builder import Builder
+from purevk.ops.map import mapped
+from purevk.ops.registry import rewrite
+from purevk.ops.shapes import wrap
+
+
+def _shape(
+    grad_in: TensorType, input_sizes: Sequence[Size], dim: int, size: int, step: int
+) -> TensorType:
+    return grad_in.with_dims(input_sizes)
+
+
+def _overlap_add(
+    builder: Builder,
+    node: Node,
+    grad_in: Value,
+    input_sizes: Sequence[Size],
+    dim: int,
+    size: int,
+    step: int,
+) -> Value:
+    """Each element is the sum of what the windows that cover it have at it."""
+    rank = len(input_sizes)
+    if not rank:
+        return builder.emit("aten.view.default", grad_in, ())
+    at = wrap(dim, rank)
+    here = coordinates(rank + 1, **{f"d{at}": "w", f"d{rank}": f"i{at} - w * step"})
+    acc = grad_in.type.dtype.acc
+    body = (
+        f"int w = i{at} < size ? 0 : (i{at} - size) / step + 1; {acc} sum = {acc}(0);"
+        f" for (; w < x_size_{at} && w * step <= i{at}; w++) sum += X({here}); r = sum;"
+    )
+    numbers: dict[str, Size] = {"size": size, "step": step}
+    return mapped(builder, body, {"X": grad_in}, node.result.type, numbers=numbers)
+
+
+rewrite("aten.unfold_backward.default", _shape, _overlap_add)

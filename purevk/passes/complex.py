@@ -1,0 +1,89 @@
+"""Complex numbers as real ones: each operator of complex tensors becomes operators of real tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from purevk.errors import GraphError
+from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
+from purevk.ops import registry
+from purevk.ops.complex.split import Pairs, Parts, Split, is_complex, rule_of
+from purevk.passes.rewrite import Rewriter
+from purevk.tuning import DeviceTraits
+
+
+def split_complex(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
+    """Expresses the operators of complex numbers by operators of real ones.
+
+    What is left of complex numbers is what the host reads and writes: inputs, outputs, constants,
+    states, and operands and results of nodes on the CPU and of control flow. They are views of the
+    same bytes (`aten.view_as_real`, `aten.view_as_complex`).
+    """
+    if not any(is_complex(node) for node in graph.nodes):
+        return graph
+    return _Splitter(graph, traits).run()
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, traits: DeviceTraits | None) -> None:
+        self.graph = graph
+        self.rewriter = Rewriter(graph, traits)
+        self.split = Split(self.rewriter)
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self._visit(node)
+        for value in values_in(self.graph.outputs):
+            if self.split.is_split(value):
+                self.rewriter.replaced[value] = self.split.whole(value)
+        for source in self.graph.symbols.values():
+            measured = source.value
+            if measured is not None and self.split.is_split(measured):
+                self.rewriter.replaced.setdefault(measured, self.split.pairs(measured))
+        return self.rewriter.finish()
+
+    def _visit(self, node: Node) -> None:
+        node = self.rewriter.current(node)
+        self.rewriter.source = node.source
+        if not is_complex(node):
+            self.rewriter.keep(node)
+            return
+        rule = None if node.op == registry.HOST or node.graphs else rule_of(node)
+        if rule is None:
+            self.rewriter.keep(replace(node, args=tuple(self._whole(arg) for arg in node.args)))
+            return
+        if rule.apply is not None:
+            made = rule.apply(self.split, node)
+            results = [made] if isinstance(made, (Value, Pairs, Parts)) else [*made]
+        else:
+            assert rule.expand is not None  # a rule has one of the two
+            start = len(self.rewriter.nodes)
+            values = rule.expand(self.rewriter, node)
+            added = self.rewriter.nodes[start:]
+            del self.rewriter.nodes[start:]
+            for each in added:
+                self._visit(each)
+            results = [values] if isinstance(values, Value) else [*values]
+        for old, new in zip(node.results, results, strict=True):
+            self._define(node, old, new)
+
+    def _define(self, node: Node, old: Value, new: Value | Pairs | Parts) -> None:
+        if isinstance(new, Value):
+            new = self.rewriter.resolve(new)
+            if new.type.dtype is not old.type.dtype:
+                raise GraphError(
+                    f"{node.op} of complex numbers gives {new.type}",
+                    where=node.source,
+                    why=f"{old.type} is expected",
+                )
+        if not isinstance(new, Value):
+            self.split.define(old, new)
+        elif new.type.dtype.is_complex:
+            self.split.follow(old, new)
+        else:
+            self.rewriter.replaced[old] = new
+
+    def _whole(self, arg: Arg) -> Arg:
+        return map_values(
+            arg, lambda value: self.split.whole(value) if value.type.dtype.is_complex else value
+        )
