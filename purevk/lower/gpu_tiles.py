@@ -64,6 +64,11 @@ class GpuChoice(ABC):
     template = "matmul/matmul_tiled.comp"
     subgroup: int | None = None
 
+    @property
+    @abstractmethod
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+
     @abstractmethod
     def macros(self) -> dict[str, int]:
         """The macros of the template that state the tile."""
@@ -94,6 +99,11 @@ class _TileChoice(GpuChoice):
     tile_m: int
     tile_n: int
     tile_k: int
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.tile_m
 
     @property
     @abstractmethod
@@ -303,6 +313,11 @@ class Vector(GpuChoice):
     depth: int = 2
     template = "matmul/matmul_vec.comp"
 
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.rows
+
     def macros(self) -> dict[str, int]:
         return {
             "ROWS": self.rows,
@@ -436,6 +451,22 @@ def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
         [c for c in found if _runs(traits, problem, c)] or found,
         key=lambda c: _total(traits, problem, c),
     )
+
+
+@lru_cache(maxsize=4096)
+def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKernel:
+    """The cheapest kernel for groups of rows, each with a matrix of its own: `problem` is one group
+    of the average size, and its batches are the groups.
+
+    Args:
+        single: a workgroup can only take a single row.
+    """
+    found: list[GpuKernel] = [
+        choice
+        for choice in candidates(traits, problem)
+        if choice.splits == 1 and (not single or (isinstance(choice, Vector) and choice.rows == 1))
+    ]
+    return min(found, key=lambda choice: choice.cost(traits, problem))
 
 
 def choose_distance(

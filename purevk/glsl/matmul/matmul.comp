@@ -10,10 +10,12 @@
 //   VEC4_A  K is a multiple of 4
 //   VEC4_B  N is a multiple of 4, or K if B_TRANSPOSED
 //   VEC4_OUT  N is a multiple of 4
+//   ROW_GROUPS  as in matmul_groups.glslh: the rows of a workgroup choose B
 //   With each VEC4_*, the offset and the row and batch strides are multiples of 4 too.
 // Grid:
 //   LANES_M 0: (ceil(N / (LX * 4 * TN4)), ceil(M / (TM * WY)), batches); LX is SG, or 8 if SG is 1
 //   LANES_M 1: (ceil(N / (4 * TN4)), ceil(M / (SG * TM * WY)), batches)
+//   With ROW_GROUPS (the same, tiles of rows, 1).
 #include "core/common.glslh"
 
 PARAM(0, M)
@@ -37,6 +39,7 @@ PARAM(15, offset_o)  // of out
 PARAM(16, offset_bias)  // of the bias
 
 #include "matmul/matmul_io.glslh"
+#include "matmul/matmul_groups.glslh"
 
 int base_a, base_b;
 
@@ -93,11 +96,22 @@ void main() {
     int z = int(gl_WorkGroupID.z);
     int outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;
-    base_b = offset_b + inner * batch_b + outer * outer_b;
+    int m_end = M, depth = K;
     tile_row = TILE_ROW;
+#if ROW_GROUPS
+    // A workgroup has WY tiles, one below the other.
+    int rows = TILE_ROWS * WY, tile = int(gl_WorkGroupID.y);
+    if (!find_rows(tile, rows, LX * WY)) return;
+    tile_row += group_row - tile * rows;
+    m_end = group_end;
+    depth = GROUP_DEPTH;
+    base_b = offset_b + GROUP_OFFSET;
+#else
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+#endif
     tile_col = TILE_COL;
     tile_clear();
-    for (int k = 0; k < K; k += 4) {
+    for (int k = 0; k < depth; k += 4) {
         vec4 a[A_LOADS];
         UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(A_ROW(g), k);
         tile_step(a, k);
@@ -108,7 +122,7 @@ void main() {
         vec4 bias = bias4(n, N);
         UNROLL for (int i = 0; i < TM; i++) {
             int m = OUT_ROW(i);
-            if (m < M && n < N) store4(acc[i][j] + bias, base_o + m * ldo + n, z, m, n, N);
+            if (m < m_end && n < N) store4(acc[i][j] + bias, base_o + m * ldo + n, z, m, n, N);
         }
     }
 }

@@ -14,8 +14,9 @@
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, and VEC4_OUT follows
 //     from N % 4.
 // Local size: LOCAL of matmul_sizes.glslh.
+//   ROW_GROUPS  as in matmul_groups.glslh: the rows of a tile choose B; not with SPLIT_K
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M), batches), or batches * splits
-//   (z = batch * splits + split)
+//   (z = batch * splits + split); with ROW_GROUPS (ceil(N / TILE_N), tiles of rows, 1)
 #include "core/common.glslh"
 #include "matmul/matmul_sizes.glslh"
 
@@ -46,6 +47,7 @@ PARAM(18, split_size)  // K of one split, a multiple of TILE_K
 #endif
 
 #include "matmul/matmul_io.glslh"
+#include "matmul/matmul_groups.glslh"
 
 int base_b, base_o, pitch, batch, k_now, k_last;
 int row_at[A_SLOTS];
@@ -102,7 +104,11 @@ LOADED4 load_bt(int n, int k) {
 }
 
 int tile_rows() {
+#if ROW_GROUPS
+    return group_end;
+#else
     return M;
+#endif
 }
 
 int tile_columns() {
@@ -124,8 +130,12 @@ void tile_store(int m, int n, vec4 v) {
 #endif
 
 void main() {
-    int z = int(gl_WorkGroupID.z), k_first = 0;
-    k_last = K;
+    int z = int(gl_WorkGroupID.z), k_first = 0, row0 = int(gl_WorkGroupID.y) * TILE_M;
+#if ROW_GROUPS
+    if (!find_rows(int(gl_WorkGroupID.y), TILE_M, LOCAL)) return;
+    row0 = group_row;
+#endif
+    k_last = GROUP_DEPTH;
 #if SPLIT_K
     batch = z / splits;
     int part = z - batch * splits;
@@ -136,7 +146,11 @@ void main() {
 #endif
     int outer = batch / inner_batches, inner = batch - outer * inner_batches;
     UNROLL for (int s = 0; s < A_SLOTS; s++) row_at[s] = offset_a + inner * batch_a + outer * outer_a;
+#if ROW_GROUPS
+    base_b = offset_b + GROUP_OFFSET;
+#else
     base_b = offset_b + inner * batch_b + outer * outer_b;
+#endif
 #if SPLIT_K
     int batches = int(gl_NumWorkGroups.z) / splits;
     base_o = offset_o + (part * batches + batch) * M * N;
@@ -145,5 +159,5 @@ void main() {
     base_o = offset_o + inner * batch_o + outer * outer_o;
     pitch = ldo;
 #endif
-    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
+    tile_multiply(row0, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
 }

@@ -16,8 +16,10 @@
 //     B_TRANSPOSED 0: LANES (8) invocations side by side with 4 columns each, SLICES (16) parts
 //       of K
 //     B_TRANSPOSED 1: 4 columns per workgroup, SLICES (64) parts of K; LANES is 1
+//   ROW_GROUPS  as in matmul_groups.glslh: the rows of a workgroup choose B
 // Local size: LANES * SLICES; SLICES is a power of two.
-// Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED
+// Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED. With
+//   ROW_GROUPS (the same, tiles of rows, 1).
 #include "core/common.glslh"
 #ifndef B_TRANSPOSED
 #define B_TRANSPOSED 0
@@ -67,9 +69,10 @@ PARAM(15, offset_o)
 PARAM(16, offset_bias)
 
 #include "matmul/matmul_io.glslh"
+#include "matmul/matmul_groups.glslh"
 layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 
-int base_a, base_b;
+int base_a, base_b, depth;  // `depth` is how much of K there is
 vec4 acc[ROWS];
 #define LOCAL (LANES * SLICES)
 // With many rows A goes through shared memory, in steps of 4 * SLICES of K. DEPTH buffers hold one
@@ -118,7 +121,7 @@ vec4 load_a(int m, int k) {
 
 vec4 load_b(int k, int n) {
     vec4 v = vec4(0.0);
-    if (k < K) {
+    if (k < depth) {
         int at = base_b + k * ldb;
 #if VEC4_B
         v = READ4_B(at + min(n, N - 4));
@@ -154,7 +157,7 @@ void fetch(int d, int m0, int k0, int n) {
     UNROLL for (int c = 0; c < 4; c++) next_b[d][c] = load_b(k0 + slice * 4 + c, n);
     UNROLL for (int t = 0; t < A_LOADS; t++) {
         int i = id + t * LOCAL, k = k0 + i / ROWS * 4;
-        next_a[d][t] = k < K ? load_a(m0 + i % ROWS, k) : vec4(0.0);
+        next_a[d][t] = k < depth ? load_a(m0 + i % ROWS, k) : vec4(0.0);
     }
 }
 
@@ -168,7 +171,7 @@ void put(int d) {
 // Multiplies what is in buffer d, from k0 on, and fetches what goes there next. All invocations of
 // a workgroup do it.
 void multiply_step(int d, int m0, int k0, int n) {
-    if (k0 >= K) return;
+    if (k0 >= depth) return;
     put(d);
     vec4 b[4];
     UNROLL for (int c = 0; c < 4; c++) b[c] = next_b[d][c];
@@ -188,15 +191,23 @@ void multiply_step(int d, int m0, int k0, int n) {
 void main() {
     int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;
-    base_b = offset_b + inner * batch_b + outer * outer_b;
     int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
-    int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS;
+    int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS, m_end = M;
+#if ROW_GROUPS
+    if (!find_rows(int(gl_WorkGroupID.y), ROWS, LOCAL)) return;
+    m0 = group_row;
+    m_end = group_end;
+    base_b = offset_b + GROUP_OFFSET;
+#else
+    base_b = offset_b + inner * batch_b + outer * outer_b;
+#endif
+    depth = GROUP_DEPTH;
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
 #if STAGED
     UNROLL for (int d = 0; d < DEPTH; d++) fetch(d, m0, d * 4 * SLICES, n);
     // Written out: the optimizer does not unroll a loop with barriers, and registers have no
     // indices.
-    for (int k0 = 0; k0 < K; k0 += DEPTH * 4 * SLICES) {
+    for (int k0 = 0; k0 < depth; k0 += DEPTH * 4 * SLICES) {
         multiply_step(0, m0, k0, n);
         multiply_step(1, m0, k0 + 4 * SLICES, n);
 #if DEPTH == 4
@@ -209,13 +220,13 @@ void main() {
 #if B_TRANSPOSED && ROWS > 8
     // The arithmetic takes so long that the next step's loads have to be in flight meanwhile.
     vec4 next[4];
-    UNROLL for (int c = 0; c < 4; c++) next[c] = slice * 4 < K ? load_bt(n + c, slice * 4) : vec4(0.0);
+    UNROLL for (int c = 0; c < 4; c++) next[c] = slice * 4 < depth ? load_bt(n + c, slice * 4) : vec4(0.0);
 #endif
-    for (int k = slice * 4; k < K; k += SLICES * 4) {
+    for (int k = slice * 4; k < depth; k += SLICES * 4) {
         vec4 b[4];
 #if B_TRANSPOSED
 #if ROWS > 8
-        int after = k + SLICES * 4 < K ? k + SLICES * 4 : k;
+        int after = k + SLICES * 4 < depth ? k + SLICES * 4 : k;
         UNROLL for (int c = 0; c < 4; c++) b[c] = next[c];
         UNROLL for (int c = 0; c < 4; c++) next[c] = load_bt(n + c, after);
 #else
@@ -250,7 +261,7 @@ void main() {
         int id = int(gl_LocalInvocationIndex);
         UNROLL for (int t = 0; t < CHUNK * LANES; t += LOCAL) {
             int r = (t + id) / LANES, m = m0 + r0 + r;
-            if (r < CHUNK && m < M && n < N) store4(PART(0, r, lane) + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
+            if (r < CHUNK && m < m_end && n < N) store4(PART(0, r, lane) + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
         }
     }
 }

@@ -51,6 +51,11 @@ class Registers:
         )
 
     @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.tm * self.wy * (max(self.subgroup_size, 1) if self.lanes_m else 1)
+
+    @property
     def template(self) -> str:
         return "matmul/matmul.comp"
 
@@ -155,7 +160,7 @@ def bind(
     texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
-        "T_B": b.dtype.glsl,
+        "T_B": "int16_t" if b.dtype is DType.bfloat16 else b.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "VEC4_A": int(vectors[0]),
         "VEC4_B": int(vectors[1]),
@@ -164,6 +169,8 @@ def bind(
         "TEXEL_A": int(bool(texel_a)),
         "TEXEL_B": int(bool(texel_b)),
     }
+    if b.dtype is DType.bfloat16:
+        macros["BITS_B"] = 1
     buffers = {"a": (a, "r" + texel_a), "b": (b, "r" + texel_b), "out": (out, "w")}
     if bias is not None:
         texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""

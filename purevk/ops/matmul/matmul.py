@@ -328,6 +328,37 @@ register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm)))
 register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
 
 
+def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
+    if x.rank != 2 or y.rank != 2 or x.dtype is not DType.int8 or y.dtype is not DType.int8:
+        raise ShapeError(f"_int_mm of {x} and {y}: matrices of int8 are expected")
+    return matmul_type(x, y).with_dtype(DType.int32)
+
+
+def _expand_int_mm(builder: Builder, node: Node) -> Value:
+    x, y = (builder.emit("aten._to_copy.default", node.tensor(name), DType.int32) for name in "xy")
+    return builder.emit("aten.mm.default", x, y)
+
+
+def _scaled_mm_shape(
+    x: TensorType,
+    y: TensorType,
+    scale_a: TensorType,
+    scale_b: TensorType,
+    bias: TensorType | None = None,
+    scale_result: TensorType | None = None,
+    dtype: DType | None = None,
+    use_fast_accum: bool = False,
+) -> TensorType:
+    if not x.dtype.is_float8 or not y.dtype.is_float8 or x.rank != 2 or y.rank != 2:
+        raise ShapeError(f"_scaled_mm of {x} and {y}: matrices of 8-bit floats are expected")
+    return matmul_type(x, y.with_dtype(x.dtype)).with_dtype(dtype or x.dtype)
+
+
+# `passes/float8.py` replaces it: no kernel takes 8-bit floats.
+register(Operator("aten._scaled_mm.default", _scaled_mm_shape, None))
+register(Operator("aten._int_mm.default", _int_mm_shape, Rewrite(_expand_int_mm)))
+
+
 def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
     left = a if a.rank > 1 else a.with_dims((1, *a.dims))
     right = b if b.rank > 1 else b.with_dims((*b.dims, 1))

@@ -13,6 +13,7 @@ from purevk.graph.context import default_context
 from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, candidates, choose_gpu
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
+from purevk.ops.matmul.grouped import choose_grouped
 from purevk.tuning import DEFAULT, DeviceTraits
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
@@ -262,3 +263,30 @@ def test_chosen_kernels_are_right():
         check(cases)
     finally:
         context.traits = kept
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_groups_of_rows_keep_the_conditions(name):
+    """Tiles are not split along K, and rows that are not sorted come one by one."""
+    traits = TRAITS[name]
+    for m, n, k, groups in [(1, 64, 64, 8), (8, 1536, 2048, 128), (4096, 5760, 2880, 32)]:
+        for half in (False, True):
+            for transposed in (False, True):
+                for ordered in (False, True):
+                    vectors = (True, True)
+                    choice = choose_grouped(
+                        traits, (m, n, k), groups, half, transposed, vectors, ordered
+                    )
+                    used = min(m, groups)
+                    rows = -(-m // used) if ordered else 1
+                    holds(choice, traits, Problem(rows, n, k, used, half, transposed))
+                    assert choice.splits == 1
+                    assert ordered or choice.rows_per_group == 1
+
+
+def test_prompts_take_matrix_cores_and_steps_take_vectors():
+    large = TRAITS["large"]
+    sizes = (4096 * 4, 5760, 2880)
+    assert isinstance(choose_grouped(large, sizes, 32, True, True, (True, True), True), Coopmat)
+    step = choose_grouped(large, (4, 5760, 2880), 32, True, True, (True, True), True)
+    assert isinstance(step, Vector) and step.rows == 1

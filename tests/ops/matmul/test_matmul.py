@@ -20,6 +20,7 @@ from tests.ops.harness import (
     tensor,
     unit,
 )
+from tests.ops.quantized.harness import kernels_of, run_with_templates
 
 pytestmark = pytest.mark.device
 
@@ -238,3 +239,22 @@ def test_one_dispatch():
         with program_of(fn, args) as program:
             assert len(dispatches(program)) == 1, dispatches(program)
             torch.testing.assert_close(program.forward(*args), fn(*args), rtol=1e-5, atol=SINGLE)
+
+
+@pytest.mark.parametrize("constants", [(), (1,)], ids=["input", "constant"])
+def test_weight_larger_than_a_binding(constants):
+    """200 rows of 16 bytes in parts of 2048 bytes, also where a call brings the
+    weight."""
+    x, w = tensor(3, 4), tensor(200, 4, seed=1)
+    with kernels_of("small"):
+        have, templates = run_with_templates("aten.linear.default", (x, w, None), (), constants)
+        assert sum("matmul" in template for template in templates) == 2
+        torch.testing.assert_close(have, F.linear(x, w), rtol=1e-5, atol=SINGLE)
+
+
+def test_weight_larger_than_a_binding_from_the_cpu():
+    """No kernel makes a tensor larger than a binding."""
+    x, w = tensor(3, 4), tensor(200, 2, seed=1)
+    with kernels_of("small"):
+        fn = lambda x, w: F.linear(x, torch.cat([w, w.relu()], 1))  # noqa: E731
+        check(Case(fn, (x, w), rtol=1e-5, atol=SINGLE, host=True))
