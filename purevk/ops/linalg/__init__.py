@@ -1,3 +1,3 @@
-"""Linear algebra beyond matmul: distances, factorizations, singular values."""
+"""Linear algebra beyond matmul: distances, factorizations, singular values and vectors."""
 
-from purevk.ops.linalg import cholesky, linalg, lu, qr, spectra, triangular  # noqa: F401
+from purevk.ops.linalg import cholesky, jacobi, linalg, lu, qr, spectra, triangular  # noqa: F401

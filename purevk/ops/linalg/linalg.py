@@ -123,7 +123,7 @@ def _trace(builder: Builder, node: Node, x: Value) -> Value:
 
 rewrite(
     "aten.trace.default",
-    lambda x: TensorType(x.dtype if x.dtype.is_float else DType.int64, ()),
+    lambda x: TensorType(x.dtype if x.dtype.is_float or x.dtype.is_complex else DType.int64, ()),
     _trace,
 )
 

@@ -20,6 +20,7 @@ from purevk.ops.linalg.small import (
 )
 from purevk.ops.linalg.triangular import solve_triangle
 from purevk.ops.map import mapped, mapped_all, mapped_over_all
+from purevk.ops.promotion import real_dtype
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import broadcast
 
@@ -194,7 +195,8 @@ def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ..
 def _determinant_shape(count: int) -> Callable[[TensorType], tuple[TensorType, ...]]:
     def shape(a: TensorType) -> tuple[TensorType, ...]:
         require_square(a)
-        return *([a.with_dims(a.dims[:-2])] * count), *_lu_types(a)[:2]
+        lengths = [TensorType(real_dtype(a.dtype), a.dims[:-2])] * (count - 1)
+        return a.with_dims(a.dims[:-2]), *lengths, *_lu_types(a)[:2]
 
     return shape
 

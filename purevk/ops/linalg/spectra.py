@@ -1,89 +1,46 @@
-"""Singular values of small matrices, by Jacobi's method, and what follows from them: eigenvalues of
-symmetric matrices, pseudo-inverses, ranks. Singular vectors are computed on the CPU, because LAPACK
-chooses their signs.
+"""Singular values and vectors by Jacobi's method, and what follows from them: eigenvalues and
+eigenvectors of symmetric matrices, pseudo-inverses, ranks.
+
+The signs of vectors, and the vectors of values that are equal, differ from those of LAPACK.
 """
 
 from __future__ import annotations
 
-from purevk.dtypes import DType
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.small import (
+from purevk.ops.linalg.jacobi import (
+    EPSILON,
     LARGEST,
-    eye,
-    lead,
-    matrix_transpose,
-    over_matrices,
-    require_square,
+    SMALL,
+    basis_steps,
+    orthogonal_columns,
+    orthonormal_basis,
+    steps,
 )
-from purevk.ops.map import mapped_over, mapped_over_all
+from purevk.ops.linalg.small import eye, matrix_transpose, require_square
+from purevk.ops.promotion import real_dtype
 from purevk.ops.registry import definition_of, rewrite
 from purevk.tuning import DeviceTraits
-
-_EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     a = node.tensor("a").type
-    if a.dtype not in _EPSILON:
+    if a.dtype not in EPSILON:
         return f"no kernel for {a.dtype.name}"
-    if not all(isinstance(size, int) and 0 < size <= LARGEST for size in a.dims[-2:]):
-        return f"no kernel for other than 1 to {LARGEST} rows and columns"
-    for parameter in ("compute_uv", "compute_v"):
-        if parameter in definition_of(node).parameters and node.bool(parameter):
-            return "no kernel for singular vectors"
-    return None
-
-
-def _orthogonal(builder: Builder, a: Value, vectors: bool) -> tuple[Value, Value | None]:
-    """Rotates pairs of columns of matrices, with at least as many rows as columns, until all columns
-    are orthogonal. Each dispatch goes over all pairs once. With `vectors` the product of the
-    rotations is a second result."""
-    rows, columns = a.type.dims[-2:]
-    at = lead(a.type)
-    v = eye(builder, a.type, columns, columns) if vectors else None
-
-    def rotate(name: str, size: str) -> str:
-        x, y = f"{name}({at}i, p)", f"{name}({at}i, q)"
-        return (
-            f" if (i < {size}) {{ float x = {x}, y = {y};"
-            f" {name}_PUT({at}i, p, c * x - s * y); {name}_PUT({at}i, q, s * x + c * y); }}"
-        )
-
-    def copy(name: str, source: str, size: str) -> str:
-        walk = f"for (int i = 0; i < {size}; i++) for (int j = 0; j < columns; j++)"
-        return f"{walk} {name}_PUT({at}i, j, {source}({at}i, j)); "
-
-    body = (
-        copy("R", "A", "rows")
-        + (copy("R1", "V", "columns") if vectors else "")
-        + (
-            "for (int p = 0; p < columns - 1; p++) for (int q = p + 1; q < columns; q++) {"
-            f" float a = 0.0, b = 0.0, d = 0.0; for (int i = 0; i < rows; i++)"
-            f" {{ float x = R({at}i, p), y = R({at}i, q); a += x * x; b += y * y; d += x * y; }}"
-            f" if (!(abs(d) > {_EPSILON[a.type.dtype]!r} * sqrt(a) * sqrt(b))) continue;"
-            " float z = (b - a) / (2.0 * d), t = (z < 0.0 ? -1.0 : 1.0) / (abs(z) + sqrt(1.0 + z * z));"
-            " float c = 1.0 / sqrt(1.0 + t * t), s = c * t;"
-            f" for (int i = 0; i < rows; i++) {{{rotate('R', 'rows')}{rotate('R1', 'columns') if vectors else ''} }} }}"
-        )
-    )
-    numbers = {"rows": rows, "columns": columns}
-    most = _dims.upper(columns)
-    for _ in range(5 + most.bit_length() if most > 1 else 0):
-        if v is None:
-            a = mapped_over(builder, body, {"A": a}, over_matrices(a.type), a.type, numbers=numbers)
-        else:
-            a, v = mapped_over_all(
-                builder,
-                body,
-                {"A": a, "V": v},
-                over_matrices(a.type),
-                a.type,
-                v.type,
-                numbers=numbers,
-            )
-    return a, v
+    if not all(isinstance(size, int) and size > 0 for size in a.dims[-2:]):
+        return "no kernel for matrices of no or unknown rows or columns"
+    columns, rows = sorted(_dims.specialize(size) for size in a.dims[-2:])
+    largest = LARGEST if traits.profile.has_fast_shared_memory else SMALL
+    if columns > largest:
+        return f"no kernel for more than {largest} rows and columns"
+    parameters = definition_of(node).parameters
+    vectors = "compute_uv" not in parameters or node.bool("compute_uv")
+    longest = steps(rows, columns, rows + columns)
+    if vectors and "full_matrices" in parameters:
+        count = rows if node.bool("full_matrices") else columns
+        longest = max(longest, basis_steps(rows, count))
+    return traits.too_long(longest)
 
 
 def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
@@ -94,17 +51,28 @@ def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
     return builder.emit("aten.div.Tensor", a, top), top
 
 
+def _lengths(builder: Builder, rows: Value) -> Value:
+    return builder.emit("aten.linalg_vector_norm.default", rows, 2, (-1,), False, None)
+
+
+def _unscaled(builder: Builder, values: Value, top: Value) -> Value:
+    """Singular values of matrices that `_scaled` has divided."""
+    flat = builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1))
+    return builder.emit("aten.mul.Tensor", values, flat)
+
+
 def _values(builder: Builder, a: Value) -> Value:
     """Singular values, in no order."""
-    a, top = _scaled(
-        builder, a if a.type.dims[-2] >= a.type.dims[-1] else matrix_transpose(builder, a)
-    )
-    norms = builder.emit(
-        "aten.linalg_vector_norm.default", _orthogonal(builder, a, False)[0], 2, (-2,), False, None
-    )
-    return builder.emit(
-        "aten.mul.Tensor", norms, builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1))
-    )
+    rows, columns = a.type.dims[-2:]
+    a, top = _scaled(builder, a if rows >= columns else matrix_transpose(builder, a))
+    return _unscaled(builder, _lengths(builder, orthogonal_columns(builder, a, False)[0]), top)
+
+
+def _in_order(builder: Builder, rows: Value, order: Value) -> Value:
+    """The rows [..., n, m] in the order of indices [..., n]."""
+    index = builder.emit("aten.unsqueeze.default", order, -1)
+    index = builder.emit("aten.expand.default", index, rows.type.dims)
+    return builder.emit("aten.gather.default", rows, -2, index, False)
 
 
 def _nothing(builder: Builder, a: Value) -> Value:
@@ -116,19 +84,31 @@ def _svd_shape(
 ) -> tuple[TensorType, ...]:
     rows, columns = a.dims[-2:]
     count = _dims.minimum(rows, columns)
-    s = a.with_dims((*a.dims[:-2], count))
+    s = TensorType(real_dtype(a.dtype), (*a.dims[:-2], count))
     if not compute_uv:
         return a.with_dims((0,)), s, a.with_dims((0,))
     left, right = (rows, columns) if full_matrices else (count, count)
     return a.with_dims((*a.dims[:-2], rows, left)), s, a.with_dims((*a.dims[:-2], right, columns))
 
 
-def _svd(builder: Builder, node: Node, a: Value, *_: Arg) -> tuple[Value, ...]:
-    return (
-        _nothing(builder, a),
-        builder.emit_all("aten.sort.default", _values(builder, a), -1, True)[0],
-        _nothing(builder, a),
-    )
+def _svd(
+    builder: Builder, node: Node, a: Value, full: bool, compute_uv: bool, *_: Arg
+) -> tuple[Value, ...]:
+    if not compute_uv:
+        values = builder.emit_all("aten.sort.default", _values(builder, a), -1, True)[0]
+        return _nothing(builder, a), values, _nothing(builder, a)
+    rows, columns = a.type.dims[-2:]
+    wide = bool(rows < columns)
+    a, top = _scaled(builder, matrix_transpose(builder, a) if wide else a)
+    rotated, v = orthogonal_columns(builder, a, True)
+    assert v is not None
+    lengths, order = builder.emit_all("aten.sort.default", _lengths(builder, rotated), -1, True)
+    count = a.type.dims[-2] if full else a.type.dims[-1]
+    u = orthonormal_basis(builder, _in_order(builder, rotated, order), lengths, count)
+    v = _in_order(builder, v, order)
+    # The rows are the vectors. A wide matrix is the transpose of u s v.
+    left, right = (v, u) if wide else (u, v)
+    return matrix_transpose(builder, left), _unscaled(builder, lengths, top), right
 
 
 rewrite("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
@@ -147,14 +127,15 @@ def _eigh_shape(
     a: TensorType, UPLO: str = "L", compute_v: bool = True
 ) -> tuple[TensorType, TensorType]:
     require_square(a)
-    return a.with_dims(a.dims[:-1]), a if compute_v else a.with_dims((0,))
+    values = TensorType(real_dtype(a.dtype), a.dims[:-1])
+    return values, a if compute_v else a.with_dims((0,))
 
 
 def _eigh(
     builder: Builder, node: Node, a: Value, side: str, compute_v: bool
 ) -> tuple[Value, Value]:
     # A symmetric matrix plus its norm times the identity has no negative eigenvalue. Its eigenvalues
-    # are then its singular values.
+    # and eigenvectors are then its singular values and right singular vectors.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
     up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
     moved = builder.emit(
@@ -163,12 +144,18 @@ def _eigh(
         builder.emit("aten.mul.Tensor", eye(builder, a.type, *a.type.dims[-2:]), up),
         1,
     )
-    flat = (*up.type.dims[:-2], 1)
-    values = builder.emit(
-        "aten.sub.Tensor", _values(builder, moved), builder.emit("aten.view.default", up, flat), 1
-    )
-    values = builder.emit("aten.mul.Tensor", values, builder.emit("aten.view.default", top, flat))
-    return builder.emit_all("aten.sort.default", values, -1, False)[0], _nothing(builder, a)
+    rotated, v = orthogonal_columns(builder, moved, compute_v)
+    if v is None:
+        flat = builder.emit("aten.view.default", up, (*up.type.dims[:-2], 1))
+        values = builder.emit("aten.sub.Tensor", _lengths(builder, rotated), flat, 1)
+        values = builder.emit_all("aten.sort.default", values, -1, False)[0]
+        return _unscaled(builder, values, top), _nothing(builder, a)
+    # The quotient of a vector v, v a v, loses no digits to the norm.
+    product = builder.emit("aten.mul.Tensor", builder.emit("aten.matmul.default", v, a), v)
+    values = builder.emit("aten.sum.dim_IntList", product, (-1,), False, None)
+    values, order = builder.emit_all("aten.sort.default", values, -1, False)
+    vectors = matrix_transpose(builder, _in_order(builder, v, order))
+    return _unscaled(builder, values, top), vectors
 
 
 rewrite("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
@@ -199,7 +186,11 @@ def _inverse(
         builder,
         _symmetric(builder, a, False) if hermitian else matrix_transpose(builder, a) if wide else a,
     )
-    rotated, v = _orthogonal(builder, whole, True)
+    rotated, v = (
+        None if rows is None else matrix_transpose(builder, rows)
+        for rows in orthogonal_columns(builder, whole, True)
+    )
+    assert rotated is not None and v is not None
     norms = builder.emit("aten.linalg_vector_norm.default", rotated, 2, (-2,), True, None)
     atol, rtol = (
         builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
@@ -211,7 +202,7 @@ def _inverse(
     if rtol is not None:
         share = rtol
     else:
-        share = max(_dims.upper(rows), _dims.upper(columns)) * _EPSILON[a.type.dtype]
+        share = max(_dims.upper(rows), _dims.upper(columns)) * EPSILON[a.type.dtype]
         if atol is not None:
             given = builder.emit("aten.gt.Tensor", atol, 0.0)
             share = builder.emit("aten.where.self", given, 0.0, share)

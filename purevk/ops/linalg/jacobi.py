@@ -1,0 +1,191 @@
+"""The method of Jacobi: orthogonal columns of matrices, and orthonormal bases made of them."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense_operand
+from purevk.lower.lowering import Lowering
+from purevk.ops.builder import Builder
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.tuning import DeviceTraits
+
+ORTHOGONAL, BASIS = "purevk.orthogonal_columns", "purevk.orthonormal_basis"
+EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
+LARGEST = 512  # columns; the dispatches of a call grow with their number
+SMALL = 32  # the same on software devices, where LAPACK is faster for more
+_BLOCK = 16  # columns of a block, if a matrix has more than two blocks
+_TOGETHER = 8  # vectors or pairs of them that a kernel works on at once
+
+
+# -- orthogonal columns -------------------------------------------------------------------------
+def _orthogonal_shape(x: TensorType, vectors: bool) -> TensorType:
+    if x.rank != 3 or not isinstance(x.dims[1], int) or not isinstance(x.dims[2], int):
+        raise ShapeError(f"{x} are no columns of matrices of known sizes")
+    matrices, columns, rows = x.dims
+    return x.with_dims((matrices, columns, rows + columns if vectors else rows))
+
+
+def _local(size: int) -> int:
+    """Invocations of a workgroup, for vectors of `size` elements."""
+    return 16 if size <= 32 else 64
+
+
+def _blocks(columns: int) -> tuple[int, int]:
+    """The number of blocks, an even one, and the columns of each."""
+    if columns <= 2 * _BLOCK:
+        return 2, max(-(-columns // 2), 1)
+    return -(-columns // (2 * _BLOCK)) * 2, _BLOCK
+
+
+def _sweeps(columns: int) -> int:
+    """Sweeps in which every matrix is done, with some to spare. Convergence is quadratic; sweeps
+    after the last rotation end at once."""
+    return 8 + columns.bit_length() if columns > 1 else 0
+
+
+def steps(rows: int, columns: int, width: int) -> int:
+    """Iterations of loops that an invocation takes for a pair of blocks, at most."""
+    _, block = _blocks(columns)
+    local = _local(width)
+    pairs = (2 * block - 1) * (1 + block * (2 + -(-rows // local) + -(-width // local)))
+    return max(pairs, columns * (1 + -(-width // local)))
+
+
+def _macros(dtype: DType) -> dict[str, str | int]:
+    macros: dict[str, str | int] = {"T": dtype.glsl, "EPSILON": repr(EPSILON[dtype])}
+    if dtype is DType.float64:
+        macros |= {"HAS_FLOAT64": 1, "EPSILON": f"{EPSILON[dtype]!r}lf"}
+    return macros
+
+
+def _lower_orthogonal(lowering: Lowering, node: Node) -> None:
+    x, out = dense_operand(lowering, node.tensor("x")), lowering.operand(node.result)
+    matrices = x.dims[0]
+    columns, rows, width = (_dims.specialize(size) for size in (x.dims[1], x.dims[2], out.dims[2]))
+    sweeps, (blocks, block) = _sweeps(columns), _blocks(columns)
+    rotating = lowering.temporary(TensorType(DType.int32, (matrices, sweeps + 1)))
+    # Software devices take long to compile what is unrolled.
+    together = _TOGETHER if lowering.traits.profile.has_fast_shared_memory else 2
+    macros = {**_macros(out.dtype), "LOCAL": _local(width)}
+    params: dict[str, Size] = {
+        "rows": rows,
+        "columns": columns,
+        "width": width,
+        "sweeps": sweeps,
+        "matrices": matrices,
+        "out_offset": out.offset,
+    }
+    lowering.dispatch(
+        "linalg/jacobi.comp",
+        {"x": (x, "r"), "out": (out, "w"), "rotating": (rotating, "w")},
+        macros={**macros, "START": 1},
+        params={**params, "x_offset": x.offset},
+        grid=lowering.linear_grid(matrices, 1),
+    )
+    pairs = blocks // 2
+    for sweep in range(sweeps):
+        for meeting in range(blocks - 1):
+            lowering.dispatch(
+                "linalg/jacobi.comp",
+                {"out": (out, "rw"), "rotating": (rotating, "rw")},
+                macros={**macros, "PAIRS": together},
+                params={
+                    **params,
+                    "blocks": blocks,
+                    "block": block,
+                    "sweep": sweep,
+                    "meeting": meeting,
+                },
+                grid=lowering.linear_grid(matrices * pairs, 1),
+                flops=matrices * pairs * block * (2 * block - 1) * (6 * rows + 6 * width),
+            )
+
+
+def _supports(node: Node, traits: DeviceTraits) -> str | None:
+    dtype = node.tensor("x").type.dtype
+    return None if dtype in EPSILON else f"no kernel for {dtype.name}"
+
+
+# x is [matrices, columns, rows]: columns of matrices, as rows. They are rotated until they are
+# orthogonal. With `vectors`, the same columns of the product of the rotations follow each.
+register(
+    Operator(
+        ORTHOGONAL,
+        _orthogonal_shape,
+        Kernel(_lower_orthogonal, supports=_supports, bfloat16=False),
+    )
+)
+
+
+# -- bases --------------------------------------------------------------------------------------
+def _basis_shape(x: TensorType, lengths: TensorType, count: Size) -> TensorType:
+    if x.rank != 3 or lengths.dims != x.dims[:2]:
+        raise ShapeError(f"{lengths} are not the lengths of {x}")
+    return x.with_dims((x.dims[0], count, x.dims[2]))
+
+
+def basis_steps(size: int, count: int) -> int:
+    """Iterations of loops that an invocation takes to complete a basis."""
+    local = _local(size)
+    each = -(-size // local)
+    chunks = -(-count // _TOGETHER)
+    return count * (6 * each + each * count + 2 * chunks * (2 * each + local.bit_length()))
+
+
+def _lower_basis(lowering: Lowering, node: Node) -> None:
+    x, lengths = (dense_operand(lowering, node.tensor(name)) for name in ("x", "lengths"))
+    out = lowering.operand(node.result)
+    matrices, given, size = x.dims
+    lowering.dispatch(
+        "linalg/basis.comp",
+        {"x": (x, "r"), "lengths": (lengths, "r"), "out": (out, "rw")},
+        macros={**_macros(out.dtype), "LOCAL": _local(_dims.upper(size))},
+        params={
+            "size": size,
+            "given": given,
+            "count": out.dims[1],
+            "matrices": matrices,
+            "x_offset": x.offset,
+            "lengths_offset": lengths.offset,
+            "out_offset": out.offset,
+        },
+        grid=lowering.linear_grid(matrices, 1),
+        flops=out.type.numel,
+    )
+
+
+# The orthogonal rows of x [matrices, rows, size], the longest first, scaled to length 1; in place
+# of those that are short, and for more of them up to `count`, vectors that complete a basis.
+register(Operator(BASIS, _basis_shape, Kernel(_lower_basis, supports=_supports, bfloat16=False)))
+
+
+def orthogonal_columns(builder: Builder, x: Value, vectors: bool) -> tuple[Value, Value | None]:
+    """The columns of matrices [..., m, n] rotated until they are orthogonal, as rows [..., n, m];
+    and with `vectors` those of the product of the rotations, as rows [..., n, n]."""
+    *batch, rows, columns = x.type.dims
+    turned = builder.emit("aten.transpose.int", x, -1, -2)
+    flat = builder.emit("aten.view.default", turned, (_dims.product(batch), columns, rows))
+    made = builder.emit(ORTHOGONAL, flat, vectors)
+    if not vectors:
+        return builder.emit("aten.view.default", made, (*batch, columns, rows)), None
+    left = builder.emit("aten.slice.Tensor", made, 2, 0, rows, 1)
+    right = builder.emit("aten.slice.Tensor", made, 2, rows, rows + columns, 1)
+    return (
+        builder.emit("aten.view.default", left, (*batch, columns, rows)),
+        builder.emit("aten.view.default", right, (*batch, columns, columns)),
+    )
+
+
+def orthonormal_basis(builder: Builder, x: Value, lengths: Value, count: Size) -> Value:
+    """`purevk.orthonormal_basis` of the rows of [..., n, m]."""
+    *batch, given, size = x.type.dims
+    number = _dims.product(batch)
+    made = builder.emit(
+        BASIS,
+        builder.emit("aten.view.default", x, (number, given, size)),
+        builder.emit("aten.view.default", lengths, (number, given)),
+        count,
+    )
+    return builder.emit("aten.view.default", made, (*batch, count, size))
