@@ -28,6 +28,7 @@ from purevk.ops.conv.nchw import (
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
 from purevk.ops.conv.shapes import convolution_shape, convolved_size, refuse_convolution
+from purevk.ops.conv.whole import expand_whole
 from purevk.ops.image_layout import NHWC, LayoutQuery, is_nchw_operand, keeps_nchw
 from purevk.ops.matmul.choice import (
     Batches,
@@ -47,6 +48,8 @@ NAME = "purevk.conv2d"
 def _expand_convolution(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     spatial = weight.type.rank - 2
+    if x.type.dtype.is_int:
+        return expand_whole(builder, node)
     if node.bool("transposed") or spatial > 2:
         return expand_others(builder, node)
     stride, padding, dilation = (

@@ -69,6 +69,6 @@ def refuse_convolution(node: Node, traits: DeviceTraits) -> str | None:
     if weight.rank > 5:
         return f"no kernel for a convolution of {weight.rank - 2} dims"
     long = traits.too_long(_dims.product(weight.dims[2:]))
-    return long or (
-        None if node.tensor("x").type.dtype is DType.float64 else supports_float(node, traits)
-    )
+    dtypes = {value.type.dtype for value in node.inputs}
+    own = dtypes in ({DType.int64}, {DType.int32}) or node.tensor("x").type.dtype is DType.float64
+    return long or (None if own else supports_float(node, traits))

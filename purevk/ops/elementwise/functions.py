@@ -13,7 +13,10 @@ for _name, (_glsl, *_names) in {
     "i0": ("fn_i0(x)", "aten.special_i0.default", "aten.special_modified_bessel_i0.default"), "special_i0e": ("fn_i0e(x)",), "special_i1": ("fn_i1(x)", "aten.special_modified_bessel_i1.default"),  # noqa: E501
     "special_i1e": ("fn_i1e(x)",), "special_erfcx": ("fn_erfcx(x)",), "special_ndtri": ("fn_ndtri(x)",),
     "special_spherical_bessel_j0": ("fn_spherical_j0(x)",),
-    "angle": ("(pv_isnan(x) ? x : x < ACC(0) ? ACC(3.141592653589793) : ACC(0))",),
+    "special_bessel_j0": ("bf_j0(x)",), "special_bessel_j1": ("bf_j1(x)",), "special_bessel_y0": ("bf_y0(x)",),
+    "special_bessel_y1": ("bf_y1(x)",), "special_modified_bessel_k0": ("bf_k(x, 0, false)",),
+    "special_modified_bessel_k1": ("bf_k(x, 1, false)",), "special_scaled_modified_bessel_k0": ("bf_k(x, 0, true)",),
+    "special_scaled_modified_bessel_k1": ("bf_k(x, 1, true)",), "special_airy_ai": ("bf_airy(x)",),
 }.items():  # fmt: skip
     unary(f"aten.{_name}.default", _glsl, *_names, compute="float")
 
@@ -22,6 +25,12 @@ for _name, (_glsl, *_names) in {
     "special_zeta": ("pv_zeta(x, y)", "aten.special_zeta.self_scalar", "aten.special_zeta.other_scalar"),
 }.items():  # fmt: skip
     binary(f"aten.{_name}.default", _glsl, *_names, compute="float")
+unary(
+    "aten.angle.default",
+    "(pv_isnan(x) ? x : x < ACC(0) ? ACC(3.141592653589793) : ACC(0))",
+    compute="float",
+    out="real",
+)
 binary("aten.ldexp.Tensor", "(x * pv_exp2(y))", compute="float")
 
 # Polynomials: the number of their kind in functions.glslh, and their argument.

@@ -25,7 +25,7 @@ from purevk.lower.expression import (
     literal,
     times_zero,
 )
-from purevk.ops.promotion import float_type, result_type
+from purevk.ops.promotion import float_type, real_dtype, result_type
 from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
 
@@ -69,7 +69,7 @@ def pointwise_operator(
     numbers).
 
     `out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of
-    this name.
+    this name, "real" for that of the parts of complex numbers.
     """
     tensors = [each.name for each in parameters if each.name in "xyz"]
     params = [each.name for each in parameters if each.name not in "xyz"]
@@ -83,10 +83,8 @@ def pointwise_operator(
             return TensorType(arguments["dtype"], sizes)
         # Tensors among the parameters are promoted too, such as the bounds of clamp.
         further = [arguments[name] for name in params if isinstance(arguments[name], TensorType)]
-        return TensorType(
-            _computing(compute, [*operands, *further], operands, arguments),
-            sizes,
-        )
+        made = _computing(compute, [*operands, *further], operands, arguments)
+        return TensorType(real_dtype(made) if out == "real" else made, sizes)
 
     shape.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
     return Operator(name, shape, Pointwise(glsl, compute), names=tuple(names))
@@ -274,6 +272,7 @@ def _only_float(text: str, otherwise: str = "x") -> Callable[..., str]:
 unary(
     "aten.abs.default",
     lambda dtype, **_: "(x < ACC(0) ? -x : x)" if dtype is DType.int64 else "abs(x)",
+    out="real",
 )
 unary("aten.neg.default", "(-x)")
 unary("aten.sign.default", "(x > ACC(0) ? ACC(1) : x < ACC(0) ? ACC(-1) : ACC(0))")
@@ -350,12 +349,28 @@ def _scaled(sign: str) -> Callable[..., str]:
     return lambda alpha, **_: f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
 
 
-def _divide(rounding_mode: str | None, dtype: DType, **_: object) -> str:
+_HALVES = {DType.float16: "float16", DType.bfloat16: "bfloat16"}
+
+
+def _divide(rounding_mode: str | None, dtype: DType, y: Arg, **_: object) -> str:
+    """In half precision, torch rounds each step of a division by a tensor, and none of a division
+    by a number."""
+    half = _HALVES.get(dtype) if isinstance(y, Value) and y.type.rank else None
     if rounding_mode == "floor":
-        return "pv_floor_divide(x, y)"
+        return f"fn_floor_divide_{half}(x, y)" if half else "pv_floor_divide(x, y)"
     if rounding_mode == "trunc":
-        return "pv_trunc_divide(x, y)"
+        return f"trunc(pv_round_{half}(pv_quotient(x, y)))" if half else "pv_trunc_divide(x, y)"
     return "pv_quotient(x, y)"
+
+
+def _by_number(function: str) -> Callable[..., str]:
+    """A function of x and y, where a number y is first rounded to the type of x."""
+
+    def write(y: Arg, dtype: DType, **_: object) -> str:
+        rounds = dtype in _HALVES and not isinstance(y, Value)
+        return f"{function}(x, pv_round_{_HALVES[dtype]}(y))" if rounds else f"{function}(x, y)"
+
+    return write
 
 
 binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1})
@@ -390,9 +405,9 @@ binary(
     params={"rounding_mode": None},
     compute=lambda rounding_mode, **_: "promote" if rounding_mode else "float",
 )
-binary("aten.floor_divide.default", lambda dtype, **_: _divide("floor", dtype))
-binary("aten.fmod.Tensor", "pv_fmod(x, y)", "aten.fmod.Scalar")
-binary("aten.remainder.Tensor", "pv_remainder(x, y)", "aten.remainder.Scalar")
+binary("aten.floor_divide.default", lambda y, dtype, **_: _divide("floor", dtype, y))
+binary("aten.fmod.Tensor", _by_number("pv_fmod"), "aten.fmod.Scalar")
+binary("aten.remainder.Tensor", _by_number("pv_remainder"), "aten.remainder.Scalar")
 binary("aten.maximum.default", "pv_max(x, y)")
 binary("aten.minimum.default", "pv_min(x, y)")
 binary("aten.atan2.default", "pv_atan2(x, y)", compute="float")

@@ -1,3 +1,3 @@
 """Pooling and resizing."""
 
-from purevk.ops.image import pool_nd, pooling, resample, resample_coarsened  # noqa: F401
+from purevk.ops.image import fractional_pool, pool_nd, pooling, resample, resample_coarsened  # noqa: F401

@@ -13,6 +13,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
+from purevk.ops.image.resample_bytes import resize_bytes
 from purevk.ops.image.resample_coarsened import resized, sampled
 from purevk.ops.map import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
@@ -146,6 +147,8 @@ def _resize(
     factors: Sequence[float | None],
 ) -> Value:
     type, rank = node.result.type, count + 2
+    if x.type.dtype is DType.uint8 and kind not in ("nearest", "exact"):
+        return resize_bytes(builder, x, type, kind, align, (factors[0], factors[1]))
     scales = [
         _scale(x.type, 2 + n, type.dims[2 + n], factors[n], align, kind) for n in range(count)
     ]
@@ -176,6 +179,11 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     return None if dtype.is_float else f"no kernel for interpolation of {dtype.name}"
 
 
+def _refuse_resize(node: Node, traits: DeviceTraits) -> str | None:
+    type = node.inputs[0].type
+    return None if type.dtype is DType.uint8 and type.rank == 4 else _refuse(node, traits)
+
+
 def _resizes(name: str, count: int, kind: str) -> None:
     """The overloads of one operator: with sizes and scales, and (.vec) with sizes or scales."""
     plain = kind in ("nearest", "exact")
@@ -198,7 +206,7 @@ def _resizes(name: str, count: int, kind: str) -> None:
         align, factors = (False, rest[0]) if plain else (bool(rest[0]), rest[1])
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
-    supports = None if plain else _refuse
+    supports = None if plain else _refuse_resize
     rewrite(
         f"aten.{name}.default",
         _signed(sized, f"x, output_size, {aligned}{scales}"),
