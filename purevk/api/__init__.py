@@ -20,6 +20,7 @@ from purevk.api.pipeline import (
 )
 from purevk.api.queries import TimestampPool
 from purevk.api.queue import Queue, Submission
+from purevk.api.semaphore import TimelineSemaphore
 from purevk.api.view import TEXEL_FORMATS, BufferView, texel_format
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Queue",
     "ShaderModule",
     "Submission",
+    "TimelineSemaphore",
     "TimestampPool",
     "Usage",
     "check_fork",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.api import vk
 from purevk.api.device import DeviceObject
-from purevk.api.memory import MemoryKind, align_up
+from purevk.api.memory import OPAQUE_FD, MemoryKind, align_up
 from purevk.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ class Buffer(DeviceObject):
             raise InputError(f"A buffer cannot have {nbytes} bytes", why="at least 1 is needed")
         functions, vk_device = device.functions, device.handle
         self.nbytes, self.kind, self.usage = nbytes, kind, int(usage)
+        external, chain = None, vk.NULL
+        if kind is MemoryKind.EXTERNAL:
+            external = vk.struct("VkExternalMemoryBufferCreateInfo", handleTypes=OPAQUE_FD)
+            chain = external
         info = vk.struct(
-            "VkBufferCreateInfo", size=align_up(nbytes, 4), usage=self.usage, sharingMode=0
+            "VkBufferCreateInfo", chain, size=align_up(nbytes, 4), usage=self.usage, sharingMode=0
         )
         handle = vk.ffi.new("VkBuffer *")
         result = functions.vkCreateBuffer(vk_device, info, vk.NULL, handle)
@@ -176,6 +180,29 @@ class Buffer(DeviceObject):
         self._check_range(offset, size)
         self.invalidate()
         return vk.ffi.buffer(self._pointer + offset, size)[:] if size else b""
+
+    def export_fd(self) -> int:
+        """A file descriptor of the buffer's memory (kind EXTERNAL), for another API or process to
+        import. The buffer starts at the first byte of `allocation.block.size` bytes. The caller
+        closes the descriptor, unless what imports it does so.
+
+        Raises:
+            DeviceError: the buffer has another kind of memory, or the driver gives none away.
+        """
+        if self.kind is not MemoryKind.EXTERNAL:
+            raise DeviceError(
+                "The buffer's memory cannot be exported",
+                why=f"it is of kind {self.kind.name}",
+                next="make the buffer with MemoryKind.EXTERNAL",
+            )
+        info = vk.struct(
+            "VkMemoryGetFdInfoKHR", memory=self.allocation.block.memory, handleType=OPAQUE_FD
+        )
+        made = vk.ffi.new("int *")
+        device = self.device
+        result = device.functions.vkGetMemoryFdKHR(device.handle, info, made)
+        vk.check(result, "vkGetMemoryFdKHR", where=f"{self.nbytes} bytes")
+        return int(made[0])
 
     @property
     def address(self) -> int:

@@ -289,6 +289,21 @@ FEATURES: tuple[Feature, ...] = (
         core=(1, 2),
     ),
     Feature(
+        "external_memory_fd",
+        "memory shared with other APIs on the device, such as CUDA",
+        extension="VK_KHR_external_memory_fd",
+        core=None,
+        test=lambda physical: True,
+    ),
+    Feature(
+        "external_semaphore_fd",
+        "semaphores shared with other APIs on the device, such as CUDA",
+        extension="VK_KHR_external_semaphore_fd",
+        core=None,
+        test=lambda physical: True,
+        requires=("timeline_semaphore",),
+    ),
+    Feature(
         "memory_budget",
         "how much memory is free on the device",
         extension="VK_EXT_memory_budget",

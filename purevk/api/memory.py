@@ -28,12 +28,15 @@ class MemoryKind(enum.Enum):
     UNIFIED: device-local and host-visible at once; only where the device has such memory
     (`Device.is_unified` says
         whether it is also fast to read).
+    EXTERNAL: the device's own memory, each buffer an allocation of its own, which other APIs on the
+    same device can use too (feature external_memory_fd).
     """
 
     DEVICE = "device"
     UPLOAD = "upload"
     READBACK = "readback"
     UNIFIED = "unified"
+    EXTERNAL = "external"
 
 
 # For each kind: flags that a memory type must have, and (flag, points) that order those that have
@@ -43,7 +46,9 @@ _PREFERENCE: dict[MemoryKind, tuple[int, tuple[tuple[int, int], ...]]] = {
     MemoryKind.UPLOAD: (HOST_VISIBLE, ((DEVICE_LOCAL, 2), (HOST_COHERENT, 4), (HOST_CACHED, -1))),
     MemoryKind.READBACK: (HOST_VISIBLE, ((HOST_CACHED, 4), (HOST_COHERENT, 2), (DEVICE_LOCAL, -1))),
     MemoryKind.UNIFIED: (HOST_VISIBLE | DEVICE_LOCAL, ((HOST_CACHED, 4), (HOST_COHERENT, 2))),
+    MemoryKind.EXTERNAL: (0, ((DEVICE_LOCAL, 8), (HOST_VISIBLE, -1))),
 }
+OPAQUE_FD = 1  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT, and the same of semaphores
 _PREFERENCE_UNIFIED_DEVICE = (
     0,
     ((DEVICE_LOCAL, 8), (HOST_VISIBLE, 4), (HOST_CACHED, 2), (HOST_COHERENT, 1)),
@@ -239,13 +244,14 @@ class Allocator:
             )
         self._core.collect()
         tried: list[str] = []
+        external = kind is MemoryKind.EXTERNAL
         for index in candidates:
-            allocation = self._from_type(index, size, alignment, tried)
+            allocation = self._from_type(index, size, alignment, tried, external)
             if allocation is not None:
                 return allocation
         if self.state.trim():
             for index in candidates:
-                allocation = self._from_type(index, size, alignment, tried)
+                allocation = self._from_type(index, size, alignment, tried, external)
                 if allocation is not None:
                     return allocation
         raise OutOfDeviceMemoryError(
@@ -312,7 +318,7 @@ class Allocator:
         return tuple(index for *_, index in sorted(found))
 
     def _from_type(
-        self, index: int, size: int, alignment: int, tried: list[str]
+        self, index: int, size: int, alignment: int, tried: list[str], external: bool
     ) -> Allocation | None:
         state = self.state
         kind = self._physical.memory_types[index]
@@ -325,7 +331,7 @@ class Allocator:
         with state.lock:
             if self._core.handle is None:
                 raise DeviceError("The device is closed", next="make a new device")
-            dedicated = size > block_size // 2
+            dedicated = external or size > block_size // 2
             if not dedicated:
                 for block in state.blocks.get(index, ()):
                     if (
@@ -342,7 +348,7 @@ class Allocator:
                 return None
             sizes = (size,) if dedicated else (block_size, max(block_size // 8, size))
             for wanted in sizes:
-                made = self._new_block(index, wanted, dedicated)
+                made = self._new_block(index, wanted, dedicated, external)
                 if made is not None:
                     first = made.ranges.allocate(size, alignment)
                     assert first is not None  # a new block has room
@@ -352,7 +358,7 @@ class Allocator:
         )
         return None
 
-    def _new_block(self, index: int, size: int, dedicated: bool) -> Block | None:
+    def _new_block(self, index: int, size: int, dedicated: bool, external: bool) -> Block | None:
         state, functions = self.state, self._functions
         kind = self._physical.memory_types[index]
         if state.reserved[kind.heap] + size > self._physical.heaps[kind.heap].size:
@@ -363,6 +369,10 @@ class Allocator:
                 "VkMemoryAllocateFlagsInfo", flags=2
             )  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
             chain = flags
+        exported = None
+        if external:
+            exported = vk.struct("VkExportMemoryAllocateInfo", chain, handleTypes=OPAQUE_FD)
+            chain = exported
         info = vk.struct("VkMemoryAllocateInfo", chain, allocationSize=size, memoryTypeIndex=index)
         memory = vk.ffi.new("VkDeviceMemory *")
         result = functions.vkAllocateMemory(self._handle, info, vk.NULL, memory)

@@ -14,11 +14,13 @@ from purevk.errors import DeviceError, DeviceLostError
 if TYPE_CHECKING:
     from purevk.api.commands import CommandBuffer
     from purevk.api.device import Device
+    from purevk.api.semaphore import TimelineSemaphore
 
 _TIMEOUT = vk.const("VK_TIMEOUT")
 _NOT_READY = vk.const("VK_NOT_READY")
 _SLICE_NS = 100_000_000  # a wait returns to Python this often, so that Ctrl-C works
 _SETTLE_S = 10.0
+_ALL_COMMANDS = 0x10000  # VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
 _MANY = 64  # submissions that nobody waited for, above which finished ones are looked for
 
 
@@ -191,8 +193,18 @@ class Queue:
         """Raises ValidationError if the validation layer said something."""
         self._instance.check()
 
-    def submit(self, commands: CommandBuffer | Sequence[CommandBuffer]) -> Submission:
+    def submit(
+        self,
+        commands: CommandBuffer | Sequence[CommandBuffer],
+        semaphores: tuple[tuple[TimelineSemaphore, int], tuple[TimelineSemaphore, int]]
+        | None = None,
+    ) -> Submission:
         """Gives one or several recorded command buffers to the device.
+
+        Args:
+            commands: the command buffers.
+            semaphores: one with the value to wait for before they start, and one with the value to
+                signal once they have finished.
 
         Raises:
             DeviceLostError, OutOfDeviceMemoryError: from the driver.
@@ -204,16 +216,20 @@ class Queue:
         if len(state.pending) > _MANY:
             for earlier in list(state.pending.values()):
                 earlier.done()
-        if not isinstance(commands, Sequence):
+        kept: Any = commands
+        if semaphores is not None:
+            commands = (commands,) if not isinstance(commands, Sequence) else tuple(commands)
+            info, kept = _ordered(commands, *semaphores)
+        elif not isinstance(commands, Sequence):
             info = commands.submit_info
         else:
             handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
             info = vk.struct(
                 "VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles
             )
-            commands = tuple(commands)
+            kept = tuple(commands)
         with state.lock:
-            submission = None if state.leaving else self._submit(info, commands)
+            submission = None if state.leaving else self._submit(info, kept)
         if submission is None:
             time.sleep(_SETTLE_S)  # a daemon thread, which ends with the process before that
             raise DeviceError(f"{self.name} is closed", why="the interpreter exits")
@@ -238,3 +254,35 @@ class Queue:
     ) -> None:
         """Submits and waits."""
         self.submit(commands).wait(timeout)
+
+
+def _ordered(
+    commands: Sequence[CommandBuffer],
+    wait: tuple[TimelineSemaphore, int],
+    signal: tuple[TimelineSemaphore, int],
+) -> tuple[Any, Any]:
+    """What `vkQueueSubmit` takes for command buffers between two values of semaphores, and what has
+    to live as long as they run."""
+    handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
+    before, after = (vk.ffi.new("VkSemaphore[]", [each.handle]) for each, _ in (wait, signal))
+    old, new = (vk.ffi.new("uint64_t[]", [value]) for _, value in (wait, signal))
+    stages = vk.ffi.new("uint32_t[]", [_ALL_COMMANDS])
+    timeline = vk.struct(
+        "VkTimelineSemaphoreSubmitInfo",
+        waitSemaphoreValueCount=1,
+        pWaitSemaphoreValues=old,
+        signalSemaphoreValueCount=1,
+        pSignalSemaphoreValues=new,
+    )
+    info = vk.struct(
+        "VkSubmitInfo",
+        timeline,
+        waitSemaphoreCount=1,
+        pWaitSemaphores=before,
+        pWaitDstStageMask=stages,
+        commandBufferCount=len(handles),
+        pCommandBuffers=handles,
+        signalSemaphoreCount=1,
+        pSignalSemaphores=after,
+    )
+    return info, (commands, wait, signal, info, timeline, handles, before, after, old, new, stages)

@@ -56,11 +56,13 @@ class CallMemory:
         cuts: the segments.
         fixed: stores that hold weights and state.
         sizes: bytes of every storage that the dispatches name.
-        windows: storages that are parts of fixed ones.
+        windows: storages that are parts of others.
+        external: whether another API writes uploads and reads downloads, in place of the host.
 
     Attributes:
         ranges: the buffer range of each storage.
         copies: for downloads that a copy command fetches, the ranges that the host reads.
+        external_buffers: those that the other API has to import.
         plan: of the temporaries.
         input_bytes, output_bytes: of the buffers that the host writes and reads.
     """
@@ -73,25 +75,25 @@ class CallMemory:
         fixed: Sequence[DeviceStore],
         sizes: Mapping[Value, int],
         windows: Mapping[Value, BufferWindow],
+        external: bool = False,
     ) -> None:
+        self._external = external
+        self.external_buffers: list[api.Buffer] = []
         self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
+        self._windows = windows
         self._buffers: list[api.Buffer] = []
         self.ranges: dict[Value, BufferRange] = {}
         for store in fixed:
             for key, span in store.ranges.items():
                 assert isinstance(key, Value)  # stores of a program keep values
                 self.ranges[key] = span
-        for value, window in windows.items():
-            whole = self.ranges.get(window.storage)
-            if whole is not None:
-                start = whole.offset + window.first
-                self.ranges[value] = BufferRange(whole.buffer, start, window.nbytes)
         self.copies: dict[Value, BufferRange] = {}
         self.plan: MemoryPlan = plan([])
         self.input_bytes = self.output_bytes = 0
         try:
             self._place_uploads()
             self._place_outputs_and_temporaries()
+            self._place_windows()
             self._check_ranges()
         except BaseException:
             self.close()
@@ -125,7 +127,11 @@ class CallMemory:
             total += -(-max(self._sizes[value], 4) // ALIGNMENT) * ALIGNMENT
         if not values:
             return {}
+        if self._external:
+            kind = api.MemoryKind.EXTERNAL
         buffer = self.buffer(total, kind, label)
+        if self._external:
+            self.external_buffers.append(buffer)
         ends = [*offsets[1:], total]
         return {
             value: BufferRange(buffer, start, end - start)
@@ -148,7 +154,8 @@ class CallMemory:
         read: set[Value] = set()
         for step, dispatch in enumerate(self._dispatches):
             for binding in dispatch.bindings:
-                storage = binding.storage
+                window = self._windows.get(binding.storage)
+                storage = binding.storage if window is None else window.storage
                 if storage in self.ranges:
                     continue
                 first.setdefault(storage, step)
@@ -165,10 +172,16 @@ class CallMemory:
             value
             for value in downloads
             if value not in self.ranges
-            and (self._device.is_unified or (value not in read and self._sizes[value] < _COPIED))
+            and (
+                self._device.is_unified
+                or self._external
+                or (value not in read and self._sizes[value] < _COPIED)
+            )
         ]
         spans = self._together(direct, api.MemoryKind.READBACK, "outputs")
-        copied = [value for value in downloads if value not in spans and not self._is_mapped(value)]
+        copied = [
+            value for value in downloads if value not in spans and not self._is_reached(value)
+        ]
         self.copies = self._together(copied, api.MemoryKind.READBACK, "outputs")
         self.output_bytes = sum(span.nbytes for span in (*spans.values(), *self.copies.values()))
         self.ranges.update(spans)
@@ -190,8 +203,19 @@ class CallMemory:
             assert isinstance(block.key, Value)  # as given above
             self.ranges[block.key] = BufferRange(arenas[arena], offset, block.nbytes)
 
-    def _is_mapped(self, value: Value) -> bool:
-        return value in self.ranges and self.ranges[value].buffer.mapped
+    def _place_windows(self) -> None:
+        for value, window in self._windows.items():
+            whole = self.ranges.get(window.storage)
+            if whole is not None:
+                start = whole.offset + window.first
+                self.ranges[value] = BufferRange(whole.buffer, start, window.nbytes)
+
+    def _is_reached(self, value: Value) -> bool:
+        """Whether who reads downloads reaches a storage where it is."""
+        if value not in self.ranges:
+            return False
+        buffer = self.ranges[value].buffer
+        return buffer.kind is api.MemoryKind.EXTERNAL if self._external else buffer.mapped
 
     def _check_ranges(self) -> None:
         limits = self._device.limits

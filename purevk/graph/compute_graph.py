@@ -38,7 +38,8 @@ class ComputeGraph:
         cuts: the segments.
         fixed: stores that hold weights and state.
         sizes: bytes of every storage that the dispatches name.
-        windows: storages that are parts of fixed ones.
+        windows: storages that are parts of others.
+        external: whether another API gives the inputs and takes the outputs; see `CallMemory`.
     """
 
     def __init__(
@@ -49,11 +50,14 @@ class ComputeGraph:
         fixed: Sequence[DeviceStore],
         sizes: Mapping[Value, int],
         windows: Mapping[Value, BufferWindow] | None = None,
+        external: bool = False,
     ) -> None:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
         self._owned: list[api.DeviceObject] = []
-        self.memory = CallMemory(self.device, dispatches, cuts, fixed, sizes, windows or {})
+        self.memory = CallMemory(
+            self.device, dispatches, cuts, fixed, sizes, windows or {}, external
+        )
         try:
             self._pipelines = [
                 context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches
@@ -178,9 +182,15 @@ class ComputeGraph:
             self._running.wait()
             self._running = None
 
-    def submit(self, number: int, env: Mapping[Symbol, int]) -> api.Submission:
+    def submit(
+        self,
+        number: int,
+        env: Mapping[Symbol, int],
+        semaphores: tuple[tuple[api.TimelineSemaphore, int], tuple[api.TimelineSemaphore, int]]
+        | None = None,
+    ) -> api.Submission:
         """Starts segment `number` for values of the symbols. Wait for the result before reading
-        downloads."""
+        downloads. `semaphores` are those of `Queue.submit`."""
         self.settle()
         if self._params:
             self._write_params(number, env)
@@ -194,7 +204,7 @@ class ComputeGraph:
                 recordings.popitem(last=False)[1].destroy()
         else:
             recordings.move_to_end(signature)
-        self._running = self.device.queue.submit(commands)
+        self._running = self.device.queue.submit(commands, semaphores)
         return self._running
 
     def _write_params(self, number: int, env: Mapping[Symbol, int]) -> None:

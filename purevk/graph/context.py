@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
@@ -77,6 +77,8 @@ class Context:
                 self.traits, fragment_order=fragment_order(self.kernels)
             )
         self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
+        # The device in another API, by the number that it has there; None if it is another device.
+        self.external: dict[int, Any] = {}
 
     @property
     def closed(self) -> bool:

@@ -98,7 +98,7 @@ class _Collector:
                 )
             )
         for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
-            on = "gpu" if step.on_device else "host" if step.nodes[0].graphs else "cpu"
+            on = step.runs_on
             kernels = dict(
                 _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last])
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,16 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from purevk import fallback
+from purevk import fallback, generators
 from purevk.errors import InputError
-from purevk.graph.call_memory import Cut
+from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.compute_graph import ComputeGraph
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
+from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
 from purevk.graph.memory import DeviceStore
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ops.registry import SEED
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]
@@ -69,9 +72,9 @@ class Executable:
             if step.on_device:
                 self._segment_of[number] = len(cuts)
                 cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
-        self.graph = ComputeGraph(
-            context, plan.dispatches, cuts, [weights, states], plan.sizes, plan.windows
-        )
+        self._cuts = cuts
+        self._external: dict[ExternalDevice, ExternalCalls] = {}
+        self._graph: ComputeGraph | None = self._compute_graph()
         self.seconds["buffers"] = time.perf_counter() - start
         self._control = {
             node: ControlStep(
@@ -83,9 +86,35 @@ class Executable:
             for executable in control.inner:
                 for phase, seconds in executable.seconds.items():
                     self.seconds[phase] += seconds
+        self._generators = {
+            node.int("generator")
+            for inner in plan.nested()
+            for step in inner.steps
+            for node in step.nodes
+            if node.op == SEED
+        }
         self._forms: dict[Value, _HostForm] = {}
         self.closed = False
         self._unbacked = UnbackedSymbols(plan)
+
+    @property
+    def graph(self) -> ComputeGraph:
+        """What runs calls with arrays of the host."""
+        if self._graph is None:
+            self._graph = self._compute_graph()
+        return self._graph
+
+    @property
+    def call_memories(self) -> list[CallMemory]:
+        """The memory of calls."""
+        own = [] if self._graph is None else [self._graph.memory]
+        return [*own, *(calls.memory for calls in self._external.values())]
+
+    def _compute_graph(self, external: bool = False) -> ComputeGraph:
+        plan, fixed = self.plan, [self.weights, self.states]
+        return ComputeGraph(
+            self.context, plan.dispatches, self._cuts, fixed, plan.sizes, plan.windows, external
+        )
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Has the guards of unbacked symbols checked. `run` raises `Replan` if one breaks."""
@@ -185,10 +214,13 @@ class Executable:
             (value, memoryview(self.states.read(value, max(value.type.nbytes, 4))))
             for value in self._unbacked.unsafe
         ]
+        # Another plan begins with the same seeds.
+        seeds = generators.states(self._generators) if self._unbacked.may_replan else []
         try:
             return self._run(inputs, env, targets, meanwhile)
         except Replan:
             self.states.upload(saved)
+            generators.restore(seeds)
             raise
 
     def _run(
@@ -224,6 +256,8 @@ class Executable:
             elif step.nodes[0] in self._control:
                 read = lambda value: self._host_array(value, host, env)  # noqa: E731
                 host.update(self._control[step.nodes[0]].run(read, env))
+            elif step.nodes[0].op == SEED:
+                host[step.nodes[0].result] = generators.draw(step.nodes[0].int("generator"))
             else:
                 self._run_host(step.nodes[0], host, env)
             if stages:
@@ -234,6 +268,92 @@ class Executable:
             self._output(output, host, env, None if targets is None else targets[number])
             for number, output in enumerate(graph.outputs)
         ]
+
+    # -- calls with tensors of another API ---------------------------------------------------------
+    @functools.cached_property
+    def takes_external(self) -> bool:
+        """Whether `run_external` runs its calls: a call is one submission that makes all outputs,
+        and the host has no part in it."""
+        plan, graph = self.plan, self.plan.assignment.graph
+        if len(plan.steps) != 1 or not plan.steps[0].on_device or self._unbacked.stages:
+            return False
+        first, last = plan.ranges[0]
+        return first != last and all(
+            not isinstance(output, Value)
+            or output in graph.constants
+            or plan.assignment.storages.get(output, output) in plan.downloads[0]
+            for output in graph.outputs
+        )
+
+    def external_calls(self, device: ExternalDevice) -> ExternalCalls:
+        """What runs calls with tensors of another API.
+
+        Raises:
+            DeviceError: the other API refuses the memory.
+        """
+        calls = self._external.get(device)
+        if calls is None:
+            calls = ExternalCalls(self._compute_graph(external=True), device)
+            self._external[device] = calls
+            if self._graph is not None and not self._graph.recorded:
+                self._graph.close()  # nobody has called it so far
+                self._graph = None
+        return calls
+
+    def run_external(
+        self,
+        calls: ExternalCalls,
+        inputs: Mapping[Value, Any],
+        env: Mapping[Symbol, int],
+        targets: Sequence[Any] | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """One call with tensors of another API. The device may still run when it returns.
+
+        Args:
+            calls: from `external_calls`.
+            inputs: the tensors of the call: those of the other API, and arrays.
+            env: values of the inputs' symbols.
+            targets: for each output, a tensor to write it to, or None.
+            meanwhile: called once, while the device runs.
+
+        Returns:
+            The outputs in order: tensors of the other API, integers or None. A constant that is an
+            output is a numpy array.
+        """
+        plan, graph = self.plan, self.plan.assignment.graph
+        given = [
+            (self._external_range(calls, value, value, env), inputs[value])
+            for value in plan.uploads[0]
+        ]
+        wanted: list[tuple[ExternalRange, Any] | None] = []
+        for number, output in enumerate(graph.outputs):
+            if not isinstance(output, Value) or output in graph.constants:
+                wanted.append(None)
+                continue
+            storage = plan.assignment.storages.get(output, output)
+            source = self._external_range(calls, storage, output, env)
+            target = None if targets is None else targets[number]
+            if target is not None and tuple(target.shape) != source.sizes:
+                raise self._wrong_target(target, source.sizes)
+            wanted.append((source, target))
+        made = calls.run(given, wanted, env, meanwhile)
+        if graph.states:
+            calls.settle()  # the host may read them
+        for number, output in enumerate(graph.outputs):
+            if wanted[number] is None:
+                made[number] = (
+                    graph.constants[output].array(output.type)
+                    if isinstance(output, Value)
+                    else _evaluated(output, env)
+                )
+        return made
+
+    def _external_range(
+        self, calls: ExternalCalls, storage: Value, value: Value, env: Mapping[Symbol, int]
+    ) -> ExternalRange:
+        form = self._forms.get(value) or self._form(value, env)
+        return calls.range_of(storage, form.sizes, value.type.dtype)
 
     def _host_array(
         self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
@@ -318,23 +438,30 @@ class Executable:
             if target is None:
                 return array.copy()
             if target.shape != array.shape:
-                raise InputError(
-                    f"out has sizes {list(target.shape)}",
-                    where=self.plan.graph.name,
-                    why=f"the result has sizes {list(array.shape)}",
-                )
+                raise self._wrong_target(target, array.shape)
             np.copyto(target, array)
             return target
         if isinstance(output, Dim):
             return _dims.evaluate(output, env)
         return output
 
+    def _wrong_target(self, target: Any, sizes: Sequence[int]) -> InputError:
+        return InputError(
+            f"out has sizes {list(target.shape)}",
+            where=self.plan.graph.name,
+            why=f"the result has sizes {list(sizes)}",
+        )
+
     def close(self) -> None:
         """Releases the memory of calls, and the pipelines that no other program uses. Weights and
         states belong to the program."""
         self.closed = True
         for inner in self.nested():
-            inner.graph.close()
+            for calls in inner._external.values():
+                calls.close()
+            inner._external.clear()
+            if inner._graph is not None:
+                inner._graph.close()
             inner._pipelines = []
 
 

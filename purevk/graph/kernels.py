@@ -3,22 +3,30 @@ the compiler."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from purevk import api
-from purevk.cache import Cache, load_or_compile
+from purevk.cache import Cache, Compiled, load_or_compile
+from purevk.errors import (
+    DeviceError,
+    DeviceLostError,
+    OutOfDeviceMemoryError,
+    ShaderCompilerError,
+)
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
 from purevk.shaders.source import CompileJob, find_include_beside
 from purevk.shaders.templates import find_template
 from purevk.tuning import DeviceTraits
 
+_log = logging.getLogger("purevk")
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
 
 
@@ -118,16 +126,15 @@ class KernelStore:
             missing = [spec for spec in wanted if spec not in found]
             if not missing:
                 return list(found.values())
-            spirv = self._spirv(missing, progress)
+            modules = self._modules(missing, progress)
             start = time.perf_counter()
-            made = api.create_pipelines(
-                self.device,
-                [self._pipeline_spec(spec, spirv[spec.template, spec.macros]) for spec in missing],
-                cache=self._cache(),
-                progress=None
-                if progress is None
-                else lambda done: progress("pipeline", done, len(missing)),
-            )
+            try:
+                made = self._create(missing, modules.spirv, progress)
+            except (DeviceLostError, OutOfDeviceMemoryError):
+                raise
+            except DeviceError as error:
+                modules = self._compiled_again(missing, modules, error)
+                made = self._create(missing, modules.spirv, progress)
             found.update(zip(missing, made))
             self._pipelines.update(zip(missing, made))
             self.report.pipelines += len(made)
@@ -139,9 +146,41 @@ class KernelStore:
         """The pipeline of a spec that was prepared and is held."""
         return self._pipelines[spec]
 
-    def _spirv(
+    def _create(
+        self,
+        specs: list[KernelSpec],
+        spirv: Mapping[CacheKey, bytes],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> list[api.ComputePipeline]:
+        return api.create_pipelines(
+            self.device,
+            [self._pipeline_spec(spec, spirv[self.key(spec)]) for spec in specs],
+            cache=self._cache(),
+            progress=None
+            if progress is None
+            else lambda done: progress("pipeline", done, len(specs)),
+        )
+
+    def _compiled_again(
+        self, specs: list[KernelSpec], modules: Compiled, error: DeviceError
+    ) -> Compiled:
+        """The SPIR-V of specs after the driver has refused some of it: what the cache had is
+        compiled again. Raises `error` if that changes nothing."""
+        kept = {self.key(spec) for spec in specs}.difference(modules.fresh)
+        for key in kept:
+            self.cache.drop_spirv(key)
+        try:
+            again = self._modules(specs, None)
+        except ShaderCompilerError:
+            raise error from None  # there is no compiler
+        if all(again.spirv[key] == modules.spirv[key] for key in kept):
+            raise error
+        _log.warning("%s; the cache held other SPIR-V than the compiler makes", error.what)
+        return again
+
+    def _modules(
         self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None
-    ) -> dict[_Source, bytes]:
+    ) -> Compiled:
         keys = {(spec.template, spec.macros): self.key(spec) for spec in specs}
         jobs = {self.key(spec): partial(self.job, spec) for spec in specs}
         done = load_or_compile(
@@ -156,7 +195,7 @@ class KernelStore:
         report.cached += len(jobs) - len(fresh)
         report.compiled += len(fresh)
         report.compile_seconds += done.seconds
-        return {short: done.spirv[key] for short, key in keys.items()}
+        return done
 
     def _pipeline_spec(self, spec: KernelSpec, spirv: bytes) -> api.PipelineSpec:
         size = spec.subgroup_size
