@@ -5,7 +5,9 @@
         y = compiled(x)
 
 Importing this module registers the backend. If purevk is installed, torch finds it without the
-import. Only inference is compiled. A graph with gradients runs in eager torch, with one warning.
+import. Only inference is compiled. A graph with gradients runs in eager torch, with one warning. So
+does a graph that purevk cannot run, unless `options={"fallback": False}` or PUREVK_EAGER_FALLBACK=0
+says otherwise.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
 
-from purevk.errors import UnsupportedProgramError
+from purevk import knobs
+from purevk.errors import DeviceError, InputError, PurevkError, UnsupportedProgramError
 from purevk.fallback import to_torch
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
@@ -35,6 +39,8 @@ NAME = "purevk"
 _log = logging.getLogger("purevk")
 _lock = threading.RLock()
 _numbers = itertools.count()
+# Errors that eager torch would only hide: of the device, of memory, and how dynamo steers tracing.
+_RAISED = (DeviceError, MemoryError, RestartAnalysis, SkipFrame)
 
 
 def make_backend(
@@ -44,11 +50,18 @@ def make_backend(
 
     Args:
         context: the device; None: the best one, or that of PUREVK_DEVICE.
+
+    `torch.compile(model, backend="purevk", options={"fallback": False})` raises what purevk cannot
+    run. True runs it in eager torch, and warns. The default is that of PUREVK_EAGER_FALLBACK.
     """
 
     def backend(
-        module: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any
+        module: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: Mapping[str, Any] | None = None,
+        **_: Any,
     ) -> Callable[..., Any]:
+        fallback = _fallback(options or {})
         if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
             _warn_about_training()
             return module.forward
@@ -56,7 +69,16 @@ def make_backend(
         aot = aot_autograd(
             fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
         )
-        return aot(module, example_inputs)
+        if not fallback:
+            return aot(module, example_inputs)
+        try:
+            compiled = aot(module, example_inputs)
+        except _RAISED:
+            raise
+        except Exception as error:
+            _warn_about_eager(error)
+            return module.forward
+        return _WithFallback(module, compiled)
 
     return backend
 
@@ -77,6 +99,72 @@ def _warn_about_training() -> None:
     )
 
 
+def _fallback(options: Mapping[str, Any]) -> bool:
+    """Whether eager torch runs what purevk cannot."""
+    unknown = sorted(set(options) - {"fallback"})
+    if unknown:
+        raise InputError(
+            f"unknown options: {', '.join(unknown)}",
+            where="torch.compile(backend='purevk')",
+            why='the option is "fallback": True or False',
+            next="drop them, or set what they stand for in purevk.knobs",
+        )
+    return bool(options.get("fallback", knobs.EAGER_FALLBACK()))
+
+
+class _WithFallback:
+    """A graph of dynamo. When a call fails, eager torch takes over for good. If eager torch fails
+    too, its error is raised: it is one of the call.
+
+    AOTAutograd writes into arguments after the graph has run. So a graph that failed has left
+    nothing behind.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, compiled: Callable[..., Any]) -> None:
+        self._eager = module.forward
+        self._compiled: Callable[..., Any] | None = compiled
+
+    def __call__(self, *args: Any) -> Any:
+        compiled = self._compiled
+        if compiled is None:
+            return self._eager(*args)
+        random_state = torch.get_rng_state()
+        try:
+            return compiled(*args)
+        except _RAISED:
+            raise
+        except Exception as error:
+            # Eager torch draws the random numbers that it would have drawn alone.
+            torch.set_rng_state(random_state)
+            outputs = self._eager(*args)
+            _warn_about_eager(error)
+            self._compiled = None
+            return outputs
+
+
+_reasons: set[str] = set()
+
+
+def _warn_about_eager(error: Exception) -> None:
+    """Warns that a graph runs in eager torch, once for each reason."""
+    _log.debug("a graph runs in eager torch", exc_info=error)
+    if isinstance(error, PurevkError):
+        reason = ": ".join(each for each in (error.what, error.why) if each)
+        where = f" (in {error.where})" if error.where else ""
+    else:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        where = ""
+    with _lock:
+        if reason in _reasons:
+            return
+        _reasons.add(reason)
+    warnings.warn(
+        f"torch.compile(backend='purevk') runs a graph in eager torch: {reason}{where};"
+        " options={'fallback': False} raises instead",
+        stacklevel=2,
+    )
+
+
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(decompositions().items())
@@ -90,14 +178,13 @@ def _compile(
 ) -> Callable[[list[Any]], list[Any]]:
     """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are
     there."""
-    for example in example_inputs:
-        if isinstance(example, torch.Tensor) and example.device.type != "cpu":
-            raise UnsupportedProgramError(
-                f"a tensor is on the device {example.device}",
-                where="torch.compile",
-                why="tensors of the CPU are accepted",
-                next="move the model and its inputs to the CPU; purevk copies them to the Vulkan device",
-            )
+    if any(isinstance(each, torch.Tensor) and each.is_meta for each in example_inputs):
+        raise UnsupportedProgramError(
+            "a tensor is on the device meta",
+            where="torch.compile",
+            why="it has no elements",
+            next="move the model and its inputs to the CPU or to CUDA",
+        )
     traced = TracingContext.try_get()
     meta = None if traced is None else traced.fw_metadata
     fixed = (
@@ -138,7 +225,7 @@ class _Shared:
         for at, tensor in tensors.items():
             key = _key(tensor)
             if key not in self.tensors:
-                self.tensors[key] = _Copied(tensor.detach().contiguous(), tensor._version)
+                self.tensors[key] = _Copied(tensor.detach().cpu().contiguous(), tensor._version)
             taken[at] = self.tensors[key].tensor
         return taken
 
@@ -207,7 +294,13 @@ class _CompiledGraph:
         outputs = list(made[: len(self.aot.strided)])
         for number, value in enumerate(outputs):
             if isinstance(value, np.ndarray):  # no input is a tensor
-                outputs[number] = to_torch(value, method.graph.outputs[number].type.dtype)
+                value = to_torch(value, method.graph.outputs[number].type.dtype)
+            if isinstance(value, torch.Tensor):
+                traced = self.aot.results[number]
+                value = value if traced is None else value.to(traced.device)
+                if not value.numel():
+                    value = torch.empty_like(value)  # code after the graph may resize it (`out=`)
+            outputs[number] = value
         for number, kind in self.aot.numbers:
             outputs[number] = kind(outputs[number])
         _lay_out(outputs, self.aot, iter(made[len(outputs) :]))
@@ -255,9 +348,12 @@ def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
             )
             layouts[at] = strides, offset
             spans[number] = max(spans.get(number, 0), (offset + reach) * value.element_size())
-    memories = {number: torch.empty(span, dtype=torch.uint8) for number, span in spans.items()}
+    memories: dict[int, torch.Tensor] = {}
     for at, (strides, offset) in layouts.items():
-        value, memory = outputs[at], memories[aot.memories[at]]
+        value, number = outputs[at], aot.memories[at]
+        if number not in memories:
+            memories[number] = torch.empty(spans[number], dtype=torch.uint8, device=value.device)
+        memory = memories[number]
         whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(
             value.dtype
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ _MISSING_IN_ETVK = frozenset({
         )
     ),
 })  # fmt: skip
+_QUANTIZED = "quantized_decomposed."
 _SYMBOLIC_IN_ETVK = frozenset({"add", "sub", "mul", "floordiv"})
 
 
@@ -153,6 +154,9 @@ class PurevkPartitioner(Partitioner):
             for node in module.graph.nodes
             if node in refused
         ]
+        if any(each.operator.startswith(_QUANTIZED) for each in self.refused):
+            # Their out-variants, without which executorch writes no file.
+            import executorch.kernels.quantized  # noqa: F401
         for partition in partitions:
             for node in partition.nodes:
                 node.meta["delegation_tag"] = f"tag{partition.id}"
@@ -267,6 +271,9 @@ class _Kernels:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.traits = typical_traits()
+        # Scales are float64 here. executorch folds them away, with a quantize and its dequantize,
+        # when it writes a delegate. The few that stay run on the CPU if a device has no float64.
+        self.quantized_traits = replace(self.traits, features=self.traits.features | {"float64"})
         self.dtypes = _DTYPES
 
     def __call__(self, node: torch.fx.Node) -> str | None:
@@ -311,7 +318,8 @@ class _Kernels:
         for value in (*made.inputs, *made.results):
             if value.type.dtype not in self.dtypes:
                 return f"the delegate's file has no {value.type.dtype.name}"
-        return refusal(made, self.traits)
+        quantized = name.startswith(_QUANTIZED)
+        return refusal(made, self.quantized_traits if quantized else self.traits)
 
     def _arg(self, importer: Importer, arg: Any) -> Any:
         if isinstance(arg, (list, tuple)):

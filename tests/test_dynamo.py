@@ -232,6 +232,50 @@ def test_a_sum_of_sizes() -> None:
         _agrees(compiled, padded, *(torch.rand(size, 2) for size in sizes))
 
 
+def test_the_window_of_a_growing_tensor() -> None:
+    """The last 6 rows, or all of them as long as they are fewer."""
+
+    def windows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[-6:] + 1, x[-6:-2] + 1, x[-6::2] + 1
+
+    compiled = torch.compile(windows, backend="purevk", dynamic=True)
+    for rows in (3, 4, 5, 7, 9, 12):
+        _agrees(compiled, windows, torch.randn(rows, 3))
+
+
+def test_an_integer_that_torch_finds_to_be_one_number() -> None:
+    def scaled(x: torch.Tensor, count: int) -> torch.Tensor:
+        torch._check(count == 7)
+        return x * count
+
+    compiled = torch.compile(scaled, backend="purevk", dynamic=True)
+    _agrees(compiled, scaled, torch.randn(4, 3), 7)
+
+
+def test_a_loop_over_the_experts_in_use() -> None:
+    """Which experts, and how many rows each has, depends on the data."""
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 5, 5))
+
+        def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+            made = torch.zeros_like(x)
+            mask = torch.nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+            for number in torch.greater(mask.sum((-1, -2)), 0).nonzero():
+                expert = number[0]
+                _, rows = torch.where(mask[expert])
+                found = torch.nn.functional.linear(x[rows], self.weight[expert])
+                made.index_add_(0, rows, found)
+            return made
+
+    experts = Experts()
+    compiled = torch.compile(experts, backend="purevk")
+    for chosen in ([0, 1, 1, 3], [2, 2, 2, 2], [3, 0, 1, 2]):
+        _agrees(compiled, experts, torch.randn(4, 5), torch.tensor(chosen)[:, None])
+
+
 def test_parameters_that_change_are_seen() -> None:
     module = _mlp()
     compiled = torch.compile(module, backend="purevk")
@@ -257,6 +301,158 @@ def test_training_runs_in_eager_torch_with_one_warning() -> None:
     _agrees(compiled, module, torch.randn(4, 6))
 
 
+# -- what purevk cannot run ----------------------------------------------------------------------
+FALLBACK = {"fallback": True}
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not warned yet."""
+    monkeypatch.setattr(dynamo, "_reasons", set())
+
+
+def _to_half_pairs(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.complex32).to(torch.complex64).real
+
+
+def test_what_cannot_be_run_runs_in_eager_torch_with_one_warning(forgotten: None) -> None:
+    compiled = torch.compile(_to_half_pairs, backend="purevk", options=FALLBACK, dynamic=False)
+    with pytest.warns(UserWarning, match=r"complex32 cannot be run \(in .*_to_half_pairs"):
+        _agrees(compiled, _to_half_pairs, torch.randn(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _agrees(compiled, _to_half_pairs, torch.randn(3))
+        _agrees(compiled, _to_half_pairs, torch.randn(5))  # another graph, of the same reason
+
+
+def test_strict_compilation_raises() -> None:
+    for compiled in (
+        torch.compile(_to_half_pairs, backend="purevk", options={"fallback": False}),
+        torch.compile(_to_half_pairs, backend="purevk"),  # as the tests' PUREVK_EAGER_FALLBACK=0
+    ):
+        with pytest.raises(UnsupportedProgramError, match="complex32"):
+            compiled(torch.randn(3))
+    with pytest.raises(Exception, match="unknown options: triton"):
+        torch.compile(_to_half_pairs, backend="purevk", options={"triton": 1})(torch.randn(3))
+
+
+@pytest.mark.slow
+def test_what_torch_cannot_trace_for_a_backend_runs_in_eager_torch(forgotten: None) -> None:
+    def padded(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows = n.item()
+        torch._check(rows <= x.shape[0])
+        return torch.nn.utils.rnn.pad_sequence([x[:rows], x])
+
+    compiled = torch.compile(padded, backend="purevk", options=FALLBACK)
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.warns(UserWarning, match="GuardOnDataDependentSymNode"),
+    ):
+        _agrees(compiled, padded, torch.randn(4, 3), torch.tensor(2))
+
+
+def test_errors_of_a_call_are_those_of_eager_torch(forgotten: None) -> None:
+    """And the graph stays on the device for later calls."""
+
+    def invert(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x)
+
+    compiled = torch.compile(invert, backend="purevk", options=FALLBACK)
+    before = set(_programs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            compiled(torch.zeros(4, 4))
+        _agrees(compiled, invert, torch.randn(4, 4) + 4 * torch.eye(4))
+    assert set(_programs()) - before
+
+
+def test_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: Any) -> None:
+        raise purevk.DeviceLostError("the device was lost")
+
+    monkeypatch.setattr(dynamo._CompiledGraph, "_lower", lose)
+    with pytest.raises(purevk.DeviceLostError):
+        torch.compile(lambda x: x + 1, backend="purevk", options=FALLBACK)(torch.randn(3))
+
+
+@pytest.mark.slow
+def test_eager_torch_draws_the_numbers_that_it_would_have_drawn(forgotten: None) -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand(3) + _to_half_pairs(x)
+
+    compiled = torch.compile(noisy, backend="purevk", options=FALLBACK)
+    x = torch.ones(3)
+    torch.manual_seed(3)
+    want = noisy(x)
+    torch.manual_seed(3)
+    with pytest.warns(UserWarning, match="complex32"):
+        assert torch.equal(compiled(x), want)
+
+
+@pytest.mark.slow
+def test_writes_happen_once_when_eager_torch_takes_over(forgotten: None) -> None:
+    def count(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.add_(x.sum())
+        return _to_half_pairs(total)
+
+    compiled = torch.compile(count, backend="purevk", options=FALLBACK)
+    x = torch.ones(3)
+    with pytest.warns(UserWarning, match="eager torch"):
+        for _ in range(2):
+            _agrees(compiled, count, x, torch.zeros(2))
+
+
+# -- positions that follow from data ---------------------------------------------------------------
+def _at(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return x[n.sum().item()]
+
+
+def _after(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x[n.sum().item() :], x[: n.item()] + 1
+
+
+def _between(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return x[n.sum().item() // 2 : n.item()].t()
+
+
+@pytest.mark.parametrize(
+    "function", [_after, *(pytest.param(each, marks=pytest.mark.slow) for each in (_at, _between))]
+)
+def test_positions_that_follow_from_data_may_be_negative(function: Callable[..., Any]) -> None:
+    compiled = torch.compile(function, backend="purevk", fullgraph=True)
+    x = torch.randn(6, 4)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for position in (2, -2, 0, 5, -6, -1, *(() if function is _at else (9, -9))):
+            _agrees(compiled, function, x, torch.tensor(position))
+        if function is _at:
+            with pytest.raises(purevk.InputError, match="above the last"):
+                compiled(x, torch.tensor(6))
+
+
+@pytest.mark.slow
+def test_lists_of_numbers_that_follow_from_data() -> None:
+    def part(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        first, last = n.tolist()
+        return x[first:last]
+
+    compiled = torch.compile(part, backend="purevk", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for bounds in ((1, 4), (0, 6), (3, 3), (-2, 6)):
+            _agrees(compiled, part, torch.randn(6, 4), torch.tensor(bounds))
+
+
+def test_an_empty_result_may_be_resized() -> None:
+    """dynamo calls an operator with `out=` after the graph that makes the tensor."""
+
+    def added(x: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(0)
+        torch.add(x, 1, out=made)
+        return made
+
+    _agrees(torch.compile(added, backend="purevk"), added, torch.randn(3))
+
+
 def test_inference_mode() -> None:
     with torch.inference_mode():
         module = _mlp()
@@ -266,10 +462,10 @@ def test_inference_mode() -> None:
             module[0].weight.mul_(2)  # which such tensors do not tell
 
 
-def test_other_devices_are_refused() -> None:
+def test_tensors_without_elements_are_refused() -> None:
     with torch.device("meta"):
         module, x = _mlp(), torch.randn(4, 6)
-    with pytest.raises(Exception, match="tensors of the CPU are accepted") as caught:
+    with pytest.raises(Exception, match="on the device meta") as caught:
         torch.compile(module, backend="purevk")(x)
     assert isinstance(caught.value, UnsupportedProgramError) or "UnsupportedProgramError" in str(
         caught.value

@@ -14,6 +14,7 @@ pytest.importorskip("executorch")
 
 import purevk  # noqa: E402
 from purevk import pte  # noqa: E402
+from purevk.ops import registry  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
 
@@ -30,7 +31,7 @@ class Beyond(torch.nn.Module):
 
 
 class Special(torch.nn.Module):
-    """One operator without a kernel."""
+    """One operator that the test takes the kernel away from: nearly all of executorch's have one."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.special.bessel_j0(x.exp()).sum(-1)
@@ -88,7 +89,8 @@ def test_portable_files_hold_what_etvk_runs(lower) -> None:
     torch.testing.assert_close(program.forward(x), Beyond()(x))
 
 
-def test_what_has_no_kernel_stays_outside(lower) -> None:
+def test_what_has_no_kernel_stays_outside(lower, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._canonical, "aten.special_bessel_j0.default")
     x = torch.rand(4, 8)
     partitioner, program, delegates, kernels = lower(Special(), (x,))
     assert [str(each) for each in partitioner.refused] == [
@@ -132,3 +134,49 @@ def test_integers_keep_64_bits(lower) -> None:
     partitioner, program, delegates, kernels = lower(Big(), (x,))
     assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
     assert torch.equal(program.forward(x), x * 3 + 1)
+
+
+def _cost(blob: bytes, inputs: tuple, wanted: torch.Tensor) -> tuple[float, int, int, int]:
+    """How far a file is from a result, relative to its largest element, and its delegates and
+    kernels, GPU segments, and nodes on the CPU."""
+    with pte.read_program(blob) as read:
+        calls = read.method("forward").chains[0].instructions
+        outside = sum(isinstance(each, pte.program.KernelCall) for each in calls)
+    with purevk.load(blob) as program:
+        error = (program.forward(*inputs) - wanted).abs().max() / wanted.abs().max()
+        report = program.report()
+    return float(error), outside, report["segments"], report["cpu_nodes"]
+
+
+@pytest.mark.parametrize(
+    "flow", ["xnnpack_dynamic_linear", "vulkan_dynamic4", "torchao_8da4w", "xnnpack_static_linear"]
+)
+def test_quantized_models_are_no_worse_than_with_etvk(flow: str) -> None:
+    """Against the quantized model in eager torch. The exporter folds a quantize and its dequantize
+    away, so both partitioners may leave it."""
+    from purevk.export import PurevkPartitioner
+    from tests.models import quantized
+
+    theirs = quantized.export(flow)
+    partitioner = PurevkPartitioner()
+    ours = quantized.export(flow, partitioner)
+    error, *cost = _cost(ours.blob, ours.inputs, ours.eager_result)
+    their_error, *their_cost = _cost(theirs.blob, theirs.inputs, theirs.eager_result)
+    assert error <= their_error * 1.05 + 1e-6
+    assert all(one <= two for one, two in zip(cost, their_cost))
+    assert partitioner.refused == []
+
+
+def test_portable_files_quantize_on_the_way_as_eager_torch_does() -> None:
+    """ET-VK's runtime has no operators for scales that a call computes. They stay outside of the
+    delegates, as kernels of executorch's, and purevk runs them on the device."""
+    from purevk.export import PurevkPartitioner
+    from tests.models import quantized
+
+    partitioner = PurevkPartitioner(portable_to_etvk=True)
+    made = quantized.export("xnnpack_dynamic_linear", partitioner)
+    assert "quantized_decomposed.choose_qparams.tensor" in {
+        each.operator for each in partitioner.refused
+    }
+    error, outside, segments, cpu_nodes = _cost(made.blob, made.inputs, made.eager_result)
+    assert error < 1e-5 and outside > 0 and (segments, cpu_nodes) == (1, 0)

@@ -33,11 +33,13 @@ def check_results(graph: Graph, where: str) -> None:
 # Parameters of pointwise operators that are texts although no default says so. Each chooses one of
 # several expressions.
 _CHOICES = ("approximate", "rounding_mode")
+# Those that are lists.
+_LISTS = ("dim_order", "memory_format")
 
 
-def check_texts(definition: registry.Operator, args: Sequence[Arg]) -> None:
-    """Raises `ShapeError` if a pointwise operator is given a text for a number: expressions of GLSL
-    are made of its arguments."""
+def check_numbers(definition: registry.Operator, args: Sequence[Arg]) -> None:
+    """Raises `ShapeError` if a pointwise operator is given a text or a list for a number:
+    expressions of GLSL are made of its arguments."""
     if not isinstance(definition.form, registry.Pointwise):
         return
     for (name, parameter), arg in zip(definition.signature.parameters.items(), args):
@@ -45,6 +47,11 @@ def check_texts(definition: registry.Operator, args: Sequence[Arg]) -> None:
         if isinstance(arg, str) and not is_choice:
             raise registry.ShapeError(
                 f"argument {name!r} of {definition.name} is the text {arg[:80]!r}",
+                why="a tensor or a number is expected",
+            )
+        if isinstance(arg, tuple) and name not in _LISTS:
+            raise registry.ShapeError(
+                f"argument {name!r} of {definition.name} is a list",
                 why="a tensor or a number is expected",
             )
 
@@ -58,7 +65,7 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
             _refuse(node, where, f"{node.op} writes {value!r}", "it is no state of the program")
     if node.op == "purevk.store":
         _check_type(node, where, 0, node.tensor("value").type, node.tensor("state").type)
-    check_texts(definition, node.args)
+    check_numbers(definition, node.args)
     try:
         inferred = definition.infer(node.args)
     except registry.UnknownSizes as error:

@@ -1,5 +1,5 @@
-"""Opens the files that programs are loaded from: .pte files of ExecuTorch, and .pvk files that
-`Program.save` writes."""
+"""Opens the files that programs are loaded from: .pte files of ExecuTorch, .pvk files that
+`Program.save` writes, and .pt2 files of `torch.export.save`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from purevk import pte
 from purevk.errors import InputError
 from purevk.frontends import saved
 from purevk.frontends.checked import check_results
+from purevk.frontends.foreign import is_exported, refuse_foreign
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
+
+if TYPE_CHECKING:
+    from purevk.frontends.torch.archive import ExportedFile
 
 
 class FileSource:
@@ -40,17 +45,21 @@ class ModelFile:
     """An open file with a program. A context manager.
 
     Attributes:
-        kind: "pte" or "pvk".
+        kind: "pte", "pvk" or "pt2".
         content: what is in the file.
         label: the file's name without its folder, for messages.
     """
 
-    def __init__(self, content: pte.Program | saved.SavedProgram, label: str) -> None:
+    def __init__(
+        self, content: pte.Program | saved.SavedProgram | ExportedFile, label: str
+    ) -> None:
         self.content, self.label = content, label
 
     @property
     def kind(self) -> str:
-        return "pvk" if isinstance(self.content, saved.SavedProgram) else "pte"
+        if isinstance(self.content, saved.SavedProgram):
+            return "pvk"
+        return "pte" if isinstance(self.content, pte.Program) else "pt2"
 
     @property
     def name(self) -> str:
@@ -69,12 +78,12 @@ class ModelFile:
         """
         where = f"{self.label}, method {method}"
         with reading(where):
-            if isinstance(self.content, saved.SavedProgram):
-                graph = self.content.graph(method, sizes)
-            else:
+            if isinstance(self.content, pte.Program):
                 from purevk.frontends.executorch.methods import read_method
 
                 graph = read_method(self.content, method, sizes)
+            else:
+                graph = self.content.graph(method, sizes)
             check_limits(graph, where)
             check_results(graph, where)
             return graph
@@ -104,24 +113,39 @@ def open_file(
 
     Raises:
         FileFormatError: the file is no program, or damaged.
-        InputError: data files were given with a saved program, which holds its own tensors.
+        InputError: data files were given with a program that holds its own tensors; or `file` is
+            no path and no bytes.
+        UnsupportedProgramError: it is a .pt2 file, and torch is not installed.
         OSError: a path cannot be opened.
     """
     data_files = list(data_files)
-    label = (
-        "<bytes>"
-        if isinstance(file, (bytes, bytearray, memoryview))
-        else Path(os.fspath(file)).name
-    )
-    if not saved.is_saved(file):
-        with reading(label):
-            return ModelFile(pte.read_program(file, data_files), label)
-    if data_files:
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        label = "<bytes>"
+    elif isinstance(file, (str, os.PathLike)):
+        label = Path(os.fspath(file)).name
+    else:
+        raise InputError(
+            f"a program cannot be loaded from {type(file).__name__}",
+            where="purevk.load",
+            why="the path of a file, or its bytes, are expected",
+            next="purevk.compile(module, inputs) takes modules and exported programs",
+        )
+    is_saved = saved.is_saved(file)
+    exported = not is_saved and is_exported(file)
+    if data_files and (is_saved or exported):
         raise InputError(
             "data files go with .pte files only",
             where=label,
             why="a saved program holds its own tensors",
             next="leave them out",
         )
+    if exported:
+        from purevk.frontends.torch.archive import ExportedFile
+
+        return ModelFile(ExportedFile(file), label)
+    refuse_foreign(file, label)
     with reading(label):
-        return ModelFile(saved.read_program(file, check), label)
+        content = (
+            saved.read_program(file, check) if is_saved else pte.read_program(file, data_files)
+        )
+        return ModelFile(content, label)

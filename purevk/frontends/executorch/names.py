@@ -55,6 +55,9 @@ _OUT = {
     "aten.norm.dtype_out": "aten.norm.ScalarOpt_dim_dtype",
     "aten.linalg_inv_ex.inverse": "aten.linalg_inv_ex.default",
     "aten.max_pool2d_with_indices_backward.grad_input": "aten.max_pool2d_with_indices_backward.default",
+    "quantized_decomposed.choose_qparams.Tensor_out": "quantized_decomposed.choose_qparams.tensor",
+    "quantized_decomposed.quantize_per_tensor.Tensor_out": "quantized_decomposed.quantize_per_tensor.tensor",
+    "quantized_decomposed.dequantize_per_tensor.Tensor_out": "quantized_decomposed.dequantize_per_tensor.tensor",
 }
 
 # Arguments of out-variants that are not the first arguments of the functional overload.

@@ -10,17 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from purevk.errors import UnsupportedProgramError
+from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
 from purevk.frontends.torch.nodes import number_kind
 from purevk.frontends.torch.sizes import Sizes
-from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource
+from purevk.ir import Dim, Graph, Guard, Symbol, SymbolSource
 from purevk.ir import dims as _dims
 
-_FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+# What tracing makes of scaled_dot_product_attention, on the CPU and with CUDA.
+_ATTENTION = frozenset(
+    f"aten._scaled_dot_product_{kind}_attention{where}.default"
+    for kind, where in (
+        ("flash", "_for_cpu"),
+        ("flash", ""),
+        ("efficient", ""),
+        ("cudnn", ""),
+    )
+)
 
 
 class AotGraph:
@@ -59,7 +68,12 @@ class AotGraph:
             if isinstance(size, torch.SymInt)
         ]
         named = {str(size.node.expr) for size in sizes if size.node.expr.is_Symbol}
-        self._own = [at for at in numbers if str(examples[at].node.expr) not in named]
+        # Tracing has found what the other integers are: a constant, or an expression over sizes.
+        self._own = [
+            at
+            for at in numbers
+            if not {str(each) for each in examples[at].node.expr.free_symbols} <= named
+        ]
         # Integers that are no size of a tensor come first, since sizes may depend on them. The
         # others come last: by then the tensors have told them.
         rest = [at for at in range(len(examples)) if at not in numbers]
@@ -196,10 +210,21 @@ class _AotReader(Reader):
         super().__init__(program, importer, _AotSizes(aot, program, importer))
         self.aot = aot
 
+    def node(self, node: Any) -> None:
+        try:
+            super().node(node)
+        except PurevkError as error:
+            line = _line_of(node)
+            if not line or line in error.where:
+                raise
+            raise type(error)(
+                error.what, where=f"{error.where}, {line}", why=error.why, next=error.next
+            ) from error
+
     def _finish(self, node: Any, signature: Any, states: Mapping[str, Any]) -> Graph:
         graph = super()._finish(node, signature, states)
         extra = [
-            self._known(number)
+            self.known(number)
             for example, rank in zip(self.aot.results, self.aot.strided)
             if example is not None and rank is not None
             for number in (*example.stride(), example.storage_offset())
@@ -224,12 +249,13 @@ class _AotReader(Reader):
         import torch
 
         name = name_of(target)
-        if name == _FLASH:
+        if name in _ATTENTION:
             return self._attention(node, target, given, examples)
-        if name == "aten.slice.Tensor" and any(
-            isinstance(arg, torch.fx.Node) for arg in given[2:4]
-        ):
-            given = self._within(given, examples)
+        if name == "aten.slice.Tensor":
+            bounds = [arg.meta["val"].node for arg in given[2:4] if isinstance(arg, torch.fx.Node)]
+            known = bool(bounds) and all(each.has_hint() for each in bounds)
+            if known or (not bounds and self._counts_from_the_end(given)):
+                given = self._within(given, examples)
         return super()._operator(node, target, given, examples)
 
     def _within(self, given: Sequence[Any], result: Any) -> Sequence[Any]:
@@ -238,32 +264,45 @@ class _AotReader(Reader):
         dynamo."""
         import torch
 
-        tensor, dim, start, _, *step = given
+        tensor, dim, start, _, *step = (*given, None)[: max(len(given), 4)]
         size = tensor.meta["val"].shape[dim]
         first = self.arg(start) or 0
+        if isinstance(start, int) and start < 0:
+            hint = size if isinstance(size, int) else size.node.hint
+            first = self.known(size) + start if hint + start > 0 else 0
         number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
         if number is not None and number.has_hint() and number.hint < 0:
-            first = first + self._known(size)
+            first = first + self.known(size)
         return (
             tensor,
             dim,
             first,
-            first + self._known(result.shape[dim]) * (step[0] if step else 1),
+            first + self.known(result.shape[dim]) * (step[0] if step else 1),
             *step,
         )
 
-    def _known(self, size: Any) -> Size:
-        return size if isinstance(size, int) else self.sizes.size(size.node.expr)
+    def _counts_from_the_end(self, given: Sequence[Any]) -> bool:
+        """Whether a slice of a dynamic dim starts at a number from its end. Where that is before the
+        first element depends on the size."""
+        import torch
+
+        tensor, dim, start, *_ = (*given, 0, None)[: max(len(given), 3)]
+        size = tensor.meta["val"].shape[dim]
+        negative = isinstance(start, int) and start < 0
+        return negative and isinstance(size, torch.SymInt) and size.node.has_hint()
 
     def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
-        """Attention. Tracing on the CPU gives the operator of the CPU, with a second result that
-        inference does not read. It has no `enable_gqa`: fewer heads of keys mean groups."""
+        """Attention. Tracing gives an operator of the device that the tensors are on, with further
+        results that inference does not read. It has no `enable_gqa`: fewer heads of keys mean
+        groups."""
         args = dict(
             zip(
                 (each.name for each in target._schema.arguments),
                 self._schema_args(target, given, node.kwargs),
             )
         )
+        args.setdefault("attn_mask", args.get("attn_bias"))
+        args.setdefault("scale", None)
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
         heads, groups = (args[name].type.dims[-3] for name in ("query", "key"))
         return (
@@ -275,6 +314,12 @@ class _AotReader(Reader):
             ),
             None,
         )
+
+
+def _line_of(node: Any) -> str:
+    """The line of the user's code that a node is from."""
+    lines = (node.meta.get("stack_trace") or "").splitlines()
+    return next((each.strip() for each in reversed(lines) if each.lstrip().startswith("File")), "")
 
 
 def _memory(example: Any, number: int) -> int:

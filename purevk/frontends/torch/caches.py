@@ -23,6 +23,7 @@ def exportable(module: Any) -> Iterator[None]:
 
     Raises:
         InputError: a static cache of the module has no memory yet.
+        UnsupportedProgramError: a static cache has layers of sliding windows.
     """
     known = sys.modules.get("transformers.cache_utils")
     if known is None:
@@ -64,6 +65,15 @@ def _tensors(module: Any, kind: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
             for number, layer in enumerate(value.layers):
                 if not hasattr(layer, "max_cache_len"):
                     continue
+                if hasattr(layer, "cumulative_length_int"):
+                    raise UnsupportedProgramError(
+                        f"the static cache {name!r} has a layer of {type(layer).__name__}",
+                        where=type(child).__name__,
+                        why="it knows how full it is by a Python number, which torch.export takes for"
+                        " a constant",
+                        next="put a StaticLayer of the cache's whole length in its place: masks of"
+                        " sliding windows work with it. torch.compile takes both",
+                    )
                 if not layer.is_initialized:
                     raise InputError(
                         f"the static cache {name!r} has no memory yet",

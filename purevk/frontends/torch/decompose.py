@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from purevk.errors import UnsupportedProgramError
+from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.torch import higher_order
 from purevk.frontends.torch.caches import exportable
 from purevk.ops import registry
@@ -73,12 +73,16 @@ def decompose(program: Any) -> Any:
     with higher_order.sub_graphs_may_write(program):
         try:
             return program.run_decompositions(decompositions(program))
-        except AssertionError as error:  # torch's own, on a written input that was given twice
+        except PurevkError:
+            raise
+        except Exception as error:  # torch raises errors of many classes
             raise UnsupportedProgramError(
                 "torch cannot decompose the exported program",
                 where="purevk.compile",
-                why=str(error).strip().partition("\n")[0],
-                next="export it with example inputs that share no memory",
+                why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                next="run_decompositions() of the exported program fails too. Known causes: an input"
+                " or a buffer that shares memory with another one and is written, an operator that"
+                " changes the sizes of an input (resize_, transpose_), torch.func.grad",
             ) from error
 
 

@@ -64,7 +64,6 @@ def read_exported(
 
     def read() -> Graph:
         importer = _importer(name, sizes, signature)
-        importer.types.traced_elsewhere = planned_only
         expressions = Sizes(program, importer, dim_names, exact)
         return Reader(program, importer, expressions, mutable, planned_only).run()
 
@@ -88,6 +87,14 @@ def _importer(name: str, sizes: InputSizes | None, signature: Signature | None) 
     return importer
 
 
+def _is_of_cpu(graph: Any) -> bool:
+    """Whether a graph was traced with tensors on the CPU."""
+    import torch
+
+    values = (node.meta.get("val") for node in graph.nodes)
+    return all(value.is_cpu for value in values if isinstance(value, torch.Tensor))
+
+
 class Reader(NodeReader):
     """Reads an exported program: its inputs, states and outputs, and the nodes between them.
 
@@ -108,6 +115,7 @@ class Reader(NodeReader):
         planned_only: bool = False,
     ) -> None:
         super().__init__(program, importer, sizes, planned_only)
+        importer.types.traced_elsewhere = not _is_of_cpu(program.graph)
         self.mutable = mutable
 
     def run(self) -> Graph:
@@ -125,6 +133,9 @@ class Reader(NodeReader):
                     self.env[node] = None
                 else:
                     data = self._tensor(spec)
+                    if spec.kind.name == "CUSTOM_OBJ":
+                        self.env[node] = self.arg(data)
+                        continue
                     state = spec.target in mutated or _address(data) in self.mutable
                     value = self.leaf(data, Label(spec.target, _address(data)) if state else None)
                     states[spec.target] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import threading
@@ -10,11 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import InputError, PurevkError, SizeConstraintError
+from purevk.dtypes import DType
+from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose
+from purevk.frontends.torch.effects import (
+    Effects,
+    applied,
+    python_changes,
+    refuse_effects,
+    refuse_other,
+    watched,
+)
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
-from purevk.frontends.torch.signatures import signature_of
+from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.ir import Graph, Signature
 
 _log = logging.getLogger("purevk")
@@ -37,7 +47,9 @@ class ProgramSource:
         _warn_of_one_tensor_twice(name, program)
         with _tracing:
             self.program = decompose(program)
-        self.signature: Signature | None = signature_of(program)
+        self.signature: Signature | None = with_layouts(
+            signature_of(program), program, self.program
+        )
         self.mutable |= mutated_buffers(self.program)
 
     def __call__(self, sizes: Any) -> Graph:
@@ -79,11 +91,11 @@ class ModuleSource:
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._example, self._shapes = (positional, named), dynamic_shapes
         with _tracing, torch.no_grad(), exportable(module):
-            exported = torch.export.export(
-                module, positional, named, dynamic_shapes=dynamic_shapes, strict=False
-            )
+            exported, effects = _export(module, positional, named, dynamic_shapes)
             self.program = decompose(exported)
-        self.signature = signature_of(exported, module)
+        self.signature = with_layouts(
+            signature_of(exported, module), exported, self.program, effects
+        )
         self.mutable |= mutated_buffers(self.program)
         self.dim_names = self.declared.names(self._leaves(positional, named))
 
@@ -149,6 +161,8 @@ class ModuleSource:
                 return ModuleSource(
                     self.name, self.module, args, kwargs, dynamic, self.mutable, self.declared
                 )
+            except UnsupportedProgramError:
+                raise
             except Exception as error:  # torch.export raises errors of many classes
                 failed = error
                 _log.debug("%s: export with %s failed: %s", self.name, dynamic, error)
@@ -158,6 +172,34 @@ class ModuleSource:
             why=str(failed).strip().partition("\n")[0],
             next="call it as the module itself can be called",
         ) from failed
+
+
+def _export(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> tuple[Any, Effects]:
+    """The exported program, and what else the module did.
+
+    Raises:
+        UnsupportedProgramError: `forward` leaves something in Python objects that the next call, or
+            the caller, reads.
+    """
+    import torch
+
+    def export() -> Any:
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
+
+    with watched(module) as effects:
+        exported = export()
+    refuse_effects(module, effects, exported)
+    changes = python_changes(effects)
+    if changes:
+        other = None
+        with contextlib.suppress(Exception), applied(changes), watched(module):
+            other = export()
+        refuse_other(module, effects, exported, other)
+    return exported, effects
 
 
 def tensors_of(program: Any) -> dict[str, Any]:
@@ -310,18 +352,19 @@ class _Declared:
 
 
 def _distinct(value: Any) -> Any:
-    """Example inputs, each a tensor of its own: torch.export takes two that are one object for one
-    input, whatever a call gives."""
+    """Example inputs, each with memory of its own: torch.export takes two that are one object for
+    one input, whatever a call gives, and cannot trace writes into views of one storage."""
     import torch
     from torch.utils._pytree import tree_map
 
     seen: set[int] = set()
 
     def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
             return leaf
-        if id(leaf) not in seen:
-            seen.add(id(leaf))
+        memory = id(leaf) if leaf.is_meta else leaf.untyped_storage()._cdata
+        if memory not in seen:
+            seen.add(memory)
             return leaf
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
@@ -332,12 +375,30 @@ def _as_torch(leaf: Any) -> Any:
     import torch
 
     if isinstance(leaf, np.ndarray):
-        if leaf.dtype.name == "bfloat16":  # numpy has none of its own
-            return torch.from_numpy(leaf.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(leaf.copy())
+        foreign = DType.__members__.get(leaf.dtype.name)
+        if foreign is not None and not foreign.has_numpy:
+            return torch.from_numpy(leaf.view(foreign.numpy).copy()).view(foreign.to_torch())
+        return _with_strides(leaf)
     if isinstance(leaf, np.generic):
         return leaf.item()
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _with_strides(array: np.ndarray) -> Any:
+    """A tensor with the elements and the strides of an array."""
+    import torch
+
+    strides = [stride // array.itemsize for stride in array.strides]
+    if array.flags.c_contiguous or any(stride % array.itemsize for stride in array.strides):
+        return torch.from_numpy(array.copy())
+    if min(strides) < 0:
+        return torch.from_numpy(array.copy())  # torch has no negative strides
+    made = torch.empty_strided(
+        array.shape, strides, dtype=torch.from_numpy(array.reshape(-1)[:0].copy()).dtype
+    )
+    if 0 not in strides:
+        made.copy_(torch.from_numpy(array.copy()))
+    return made
 
 
 def _spec_leaves(group: Sequence[Any], spec: Any) -> list[Any]:

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from purevk import generators
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends import numbers
 from purevk.frontends.importer import Importer
 from purevk.frontends.result_types import OpenType, Recorded
-from purevk.frontends.torch import higher_order
+from purevk.frontends.torch import flex, higher_order, positions
 from purevk.frontends.torch.decompose import (
     BATCH_NORM,
     BATCH_NORM_INFERENCE,
     PYTHON,
+    decompositions,
     name_of,
     out_of_place,
 )
@@ -113,8 +115,8 @@ class NodeReader:
                 next="load the model's weights before exporting it, or use purevk.plan, which needs none",
             )
         tensor = tensor.cpu().contiguous()
-        if tensor.dtype is torch.bfloat16:
-            tensor = tensor.view(torch.uint16)
+        if not type.dtype.has_numpy:
+            tensor = tensor.view(torch.uint16 if type.dtype.itemsize == 2 else torch.uint8)
         array = tensor.numpy()
         self.kept.append(array)
         data = memoryview(b"")
@@ -136,7 +138,7 @@ class NodeReader:
         target = self.module
         for part in node.target.split("."):
             target = getattr(target, part)
-        self.env[node] = self.leaf(target) if isinstance(target, torch.Tensor) else target
+        self.env[node] = self.leaf(target) if isinstance(target, torch.Tensor) else self.arg(target)
 
     # -- nodes ------------------------------------------------------------------------------------
     def arg(self, arg: Any) -> Any:
@@ -151,6 +153,8 @@ class NodeReader:
             return self.dtype(arg)
         if isinstance(arg, (torch.device, torch.layout, torch.memory_format)):
             return None
+        if isinstance(arg, torch.Generator):
+            return generators.number_of(arg)
         return arg
 
     def _call(self, node: Any) -> None:
@@ -173,6 +177,11 @@ class NodeReader:
             return
         if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
             self.env[node] = higher_order.read(self, node)
+            return
+        if flex.is_flex(target):
+            walk = functools.partial(self.walk, importer=self.importer)
+            call = flex.Flex(node, self.importer, self.arg, walk, decompositions())
+            self.env[node] = call.read()
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
@@ -249,25 +258,62 @@ class NodeReader:
             return _tensor(args[0]).type.numel
         if name == "aten.sym_size.int":
             return _tensor(args[0]).type.dims[operator.index(args[1])]
+        if name in ("aten.sym_storage_offset.default", "aten.sym_stride.int"):
+            return self.known(examples)
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
             expression = getattr(getattr(examples, "node", None), "expr", None)
-            bounds = (
+            lower, upper = (
                 self.sizes.range(expression)
                 if expression is not None and expression.is_Symbol
                 else (None, None)
             )
-            found = numbers.item(self.importer, _tensor(args[0]), node.name, *bounds)
+            lower = -_dims.UNBOUNDED if lower is None else lower
+            found = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
             self.bind_symbol(examples, found)
             return found
         if name == "aten._assert_scalar.default" and isinstance(args[0], _Relation):
             relation = args[0]
             self.importer.check(relation.left, relation.op, relation.right, str(args[1]))
             return None
+        if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
+            return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
         if name == "aten.copy_.default":
             return self._write(node, given[0], _tensor(args[1]))
+        if name in positions.NAMES:
+            base = given[0].meta["val"]
+            args = positions.from_start(self.importer, self.known, name, args, base, examples)
         if name.startswith(("aten._assert", "aten.sym_constrain")):
             return None
+        if target._opname.startswith("as_strided"):
+            self._refuse_strides(node, given[0])
         return self._emit(node, name, args, examples)
+
+    def known(self, number: Any, found: Size | None = None) -> Size:
+        """An integer of torch in the graph. `found` is what a new symbol of torch stands for."""
+        if isinstance(number, int):
+            return number
+        expression = number.node.expr
+        if found is not None and expression.is_Symbol:
+            return self.sizes.symbols.setdefault(str(expression), found)
+        return self.sizes.size(expression)
+
+    def _refuse_strides(self, node: Any, source: Any) -> None:
+        """Refuses to take elements by strides from a tensor that torch keeps in another order than
+        row-major, or as a part of a larger one: here every value is dense and on its own."""
+        from torch._prims_common import is_contiguous_or_false
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        example = source.meta.get("val")
+        if example is not None and not (
+            is_contiguous_or_false(example) and guard_or_false(example.storage_offset() == 0)
+        ):
+            raise UnsupportedProgramError(
+                f"{node.name} takes elements by the strides of a view",
+                where=f"{self.importer.where}, {node.name}",
+                why=f"{source.name} has the strides {list(example.stride())} at offset"
+                f" {example.storage_offset()}; values on the device are dense and row-major",
+                next="call contiguous() before as_strided, or index the tensor",
+            )
 
     def _write(self, node: Any, target: Any, new: Value) -> Value:
         """A sub-graph's write into one of its arguments."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from purevk.ir import Parameter, Signature
-from purevk.ir.signature import Tree, tree_of
+from purevk.errors import UnsupportedProgramError
+from purevk.frontends.torch.effects import VIEW_OR_COPY, Effects
+from purevk.ir import Parameter, Signature, StructureError
+from purevk.ir.signature import CONTIGUOUS, Tree, memory_layout, tree_of
 
 _SIMPLE = (type(None), bool, int, float, str)
 
@@ -42,6 +45,57 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
         free=free,
         exact=module is not None,
     )
+
+
+def with_layouts(
+    signature: Signature | None, program: Any, decomposed: Any, effects: Effects | None = None
+) -> Signature | None:
+    """The signature with the memory layouts on which the result of a program depends.
+
+    They matter if the module asked for strides, or takes elements by strides of its own. And if an
+    input is written through what is a view in one layout and a copy in another.
+
+    Args:
+        program: as it was exported. decomposed: the same, where what is written is known.
+        effects: of the module that was exported. None: those that its nodes show.
+
+    Raises:
+        UnsupportedProgramError: it takes elements by strides from an input that is not contiguous.
+    """
+    examples = program.example_inputs
+    if signature is None or examples is None:
+        return signature
+    try:
+        given = signature.bind(*examples)
+    except StructureError:
+        return signature
+    found = {
+        position: memory_layout(each.shape, each.stride())
+        for position, each in enumerate(given)
+        if hasattr(each, "stride")
+    }
+    targets = [node.target for node in program.graph.nodes if hasattr(node.target, "_opname")]
+    operators = {target._opname for target in targets}
+    layouts: list[tuple[int, str]] = []
+    if "as_strided" in operators or (effects is not None and effects.asked_for_strides):
+        layouts = list(found.items())
+    elif any(target._schema.is_mutable for target in targets) and (
+        operators & VIEW_OR_COPY or (effects is not None and effects.viewed_or_copied)
+    ):
+        # What is written through a copy here is the input itself in a contiguous one.
+        specs = decomposed.graph_signature
+        names = [spec.arg.name for spec in specs.input_specs if spec.kind.name == "USER_INPUT"]
+        written = set(map(names.index, specs.user_inputs_to_mutate.values()))
+        layouts = [each for each in found.items() if each[0] in written or each[1] != CONTIGUOUS]
+    for position, layout in layouts:
+        if "as_strided" in operators and layout != CONTIGUOUS:
+            raise UnsupportedProgramError(
+                f"as_strided is used, and {signature.names[position]} is not contiguous",
+                where="purevk.compile",
+                why=f"its elements lie in memory as: {layout}; the device gets them in row-major order",
+                next="pass a contiguous tensor",
+            )
+    return dataclasses.replace(signature, layouts=tuple(layouts))
 
 
 def _undeclared(module: Any, keywords: Sequence[str]) -> tuple[str, ...]:

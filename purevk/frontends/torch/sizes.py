@@ -200,11 +200,14 @@ class Sizes:
         return symbol
 
     def _traced_from(self, expression: Any) -> int:
-        """The smallest size that torch traced for."""
+        """The smallest size that torch traced for. A program that `torch.export.load` has read does
+        not say it any more, but torch takes 0 and 1 for constants."""
+        if self.bounded and self.hint(expression) < 2:
+            return 0
         for environment in environments(self.program.graph.find_nodes(op="placeholder")):
             bounds = environment.var_to_range.get(expression)
             if bounds is not None and bounds.lower.is_Integer:
-                return int(bounds.lower)
+                return max(int(bounds.lower), 2 if self.bounded else 0)
         return 0
 
     def sizes_depend_on(self, symbol: Any) -> bool:

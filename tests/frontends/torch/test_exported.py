@@ -172,7 +172,7 @@ def test_an_instance_norm_keeps_its_statistics() -> None:
     torch.testing.assert_close(state, [module.running_mean, module.running_var])
 
 
-def test_complex_numbers_run_on_the_cpu() -> None:
+def test_complex_numbers_run_on_the_device() -> None:
     class Spectrum(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -187,7 +187,7 @@ def test_complex_numbers_run_on_the_cpu() -> None:
 
     module, x = Spectrum(), torch.randn(2, 200)
     with purevk.compile(module, (x,)) as program:
-        assert program.report()["cpu_nodes"] >= 3 and program.report()["segments"] >= 2
+        assert program.report()["cpu_nodes"] == 0 and program.report()["segments"] == 1
         _agrees(program, module, x)
 
 

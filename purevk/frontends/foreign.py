@@ -1,0 +1,110 @@
+"""Files that are no programs of purevk: what they are, by their first bytes, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import zipfile
+
+from purevk.errors import FileFormatError
+from purevk.pte.source import FileLike
+
+_ZIP = b"PK\x03\x04"
+_FROM_WEIGHTS = (
+    "make the module in Python, load the weights into it{how}, then purevk.compile(module, inputs)"
+)
+# The first bytes at an offset, what such a file is, and what to do with it.
+_KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
+    (
+        0, b"GGUF", "a GGUF file: the weights of a language model",
+        "load it with transformers: AutoModelForCausalLM.from_pretrained(folder, gguf_file=name),"
+        " then purevk.compile(model, inputs)",
+    ),
+    (8, b'{"', "a safetensors file: weights without a program", _FROM_WEIGHTS.format(
+        how=" (safetensors.torch.load_model)")),
+    (0, b"\x89HDF", "an HDF5 file, such as one of Keras", "export the model from PyTorch"),
+    (4, b"TFL3", "a TensorFlow Lite file", "export the model from PyTorch"),
+    (0, b"<?xml", "an XML file, such as one of OpenVINO", "export the model from PyTorch"),
+    (0, b"PTD0", "a .ptd file: weights of a .pte file",
+     "load the .pte file, and pass this one: purevk.load(program, [weights])"),
+    (4, b"FT01", "a .ptd file: weights of a .pte file",
+     "load the .pte file, and pass this one: purevk.load(program, [weights])"),
+)  # fmt: skip
+
+
+def is_exported(file: FileLike) -> bool:
+    """Whether a file is one of torch.export.save."""
+    return any(_is_graph(name) for name in _members(file))
+
+
+def _is_graph(name: str) -> bool:
+    # Since torch 2.8: models/NAME.json in a folder; before: a file of this name.
+    *folders, last = name.split("/")
+    return last == "serialized_exported_program.json" or (
+        folders[-1:] == ["models"] and last.endswith(".json")
+    )
+
+
+def refuse_foreign(file: FileLike, label: str) -> None:
+    """Raises `FileFormatError` for a file of a format that is known and that purevk does not load."""
+    head = _head(file)
+    for offset, magic, what, next in _KNOWN:
+        if head[offset : offset + len(magic)] == magic:
+            raise _refused(label, what, next)
+    if head.startswith(_ZIP):
+        members = [name.rpartition("/")[2] for name in _members(file)]
+        if "constants.pkl" in members:
+            raise _refused(
+                label, "a TorchScript program", "export the module that it was scripted from"
+            )
+        if "data.pkl" in members:
+            raise _refused(label, *_PICKLED)
+        if any(name.endswith(".npy") for name in members):
+            raise _refused(label, "an .npz file of numpy", "pass its arrays to a program")
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise _refused(label, *_PICKLED)
+    # Protocol buffers have no magic number: ir_version comes first, then a text or the graph.
+    if label.lower().endswith(".onnx") or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a")):
+        raise _refused(
+            label,
+            "an ONNX file",
+            "export the PyTorch model that it was made from; without it, onnx2torch.convert makes"
+            " a module for purevk.compile",
+        )
+
+
+_PICKLED = (
+    "a file of torch.save: weights, or a pickled module",
+    _FROM_WEIGHTS.format(how=" (module.load_state_dict(torch.load(path)))"),
+)
+
+
+def _refused(label: str, what: str, next: str) -> FileFormatError:
+    return FileFormatError(
+        f"this is {what}",
+        where=label,
+        why="programs are accepted: .pte files of executorch, .pt2 files of torch.export.save, and"
+        " .pvk files of Program.save",
+        next=next,
+    )
+
+
+def _head(file: FileLike) -> bytes:
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        return bytes(memoryview(file).cast("B")[:16])
+    with open(file, "rb") as stream:
+        return stream.read(16)
+
+
+def _members(file: FileLike) -> list[str]:
+    """The names in a zip file; none if it is no zip file, or damaged."""
+    if not _head(file).startswith(_ZIP):
+        return []
+    given = io.BytesIO(file) if isinstance(file, (bytes, bytearray, memoryview)) else file
+    with (
+        contextlib.suppress(zipfile.BadZipFile, OSError, ValueError),
+        zipfile.ZipFile(given if isinstance(given, io.BytesIO) else os.fspath(given)) as opened,
+    ):
+        return opened.namelist()
+    return []

@@ -1,0 +1,306 @@
+"""The Python values that the `forward` of modules reads: taken down once, compared at each call.
+
+Export makes them part of the graph, so a change asks for another export.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, np.generic)
+_CONTAINERS = (list, tuple, set, frozenset, Mapping)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+MAX_ITEMS = 1000  # of a container whose content is compared
+MAX_ARRAY = 1 << 20  # bytes of an array of numpy whose content is compared
+_MAX_DEPTH = 3  # of objects in objects
+
+
+class Attributes:
+    """The Python values of modules. Most are compared by identity, which is fast enough for every
+    call.
+
+    Seen are:
+
+    - the attributes of modules, and of plain objects in them, such as a configuration;
+    - numbers, strings and what else is immutable by value; lists, tuples, dicts, sets and arrays
+      of numpy by their content, up to `MAX_ITEMS` items and `MAX_ARRAY` bytes; all others by
+      identity;
+    - sub-modules and hooks that are added, removed or exchanged;
+    - of classes that are not torch's: their attributes and functions, and what these functions name
+      in their closures and among the global variables of their file, as far as it is data.
+
+    Args:
+        modules: each once.
+    """
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._modules = modules
+        self._types = list(map(type, modules))
+        self._dicts: list[dict[str, Any]] = []  # whose number of items is compared
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._classes: list[type] = []
+        self._cells: list[types.CellType] = []
+        self._seen: set[int] = set()
+        for module in modules:
+            self._read_module(module)
+        of_modules = len(self._slots)
+        for each in dict.fromkeys(self._types):
+            self._read_class(each)
+        self._lengths = list(map(len, self._dicts))
+        self._owners = [owner for owner, _ in self._slots]
+        self._keys = [key for _, key in self._slots]
+        self._values = self._now()
+        # Containers of functions and classes, such as registries, are data only in modules.
+        self._mutable = [
+            (number, _Content(value))
+            for number, value in enumerate(self._values)
+            if _is_mutable(value) and (number < of_modules or is_data(value))
+        ]
+
+    def _read_module(self, module: Any) -> None:
+        attributes = vars(module)
+        children: dict[str, Any] = attributes["_modules"]
+        self._dicts += [attributes, children, *(attributes[name] for name in _HOOKS)]
+        self._slots += [(children, key) for key in children]
+        torchs = type(module).__module__.startswith("torch.nn.")
+        for key, value in attributes.items():
+            # What modules of torch keep in private attributes follows from their public ones.
+            if key not in of_every_module() and not (torchs and key.startswith("_")):
+                self._slots.append((attributes, key))
+                self._read_object(value, _MAX_DEPTH)
+
+    def _read_object(self, value: Any, depth: int) -> None:
+        """The attributes of an object, such as a configuration, and of objects in it."""
+        if not depth or id(value) in self._seen or not is_plain_object(value):
+            return
+        self._seen.add(id(value))
+        attributes = vars(value)
+        self._dicts.append(attributes)
+        for key, each in attributes.items():
+            self._slots.append((attributes, key))
+            self._read_object(each, depth - 1)
+
+    def _read_class(self, of_module: type) -> None:
+        functions: list[types.FunctionType] = []
+        for each in of_module.__mro__:
+            torchs = each is object or each.__module__.partition(".")[0] == "torch"
+            if not torchs and each not in self._classes:
+                self._classes.append(each)
+                functions += [f for f in vars(each).values() if isinstance(f, types.FunctionType)]
+        while functions:
+            function = functions.pop()
+            if id(function) in self._seen:
+                continue
+            self._seen.add(id(function))
+            for cell in function.__closure__ or ():
+                value = _content(cell)
+                functions += _of_the_same_file(value, function)
+                if is_data(value):
+                    self._cells.append(cell)
+            for name in sorted(_names_in(function.__code__) & function.__globals__.keys()):
+                value = function.__globals__[name]
+                functions += _of_the_same_file(value, function)
+                if is_data(value):
+                    self._slots.append((function.__globals__, name))
+
+    def _now(self) -> list[Any]:
+        """All values, in the same order each time."""
+        values = list(map(dict.get, self._owners, self._keys))
+        for each in self._classes:
+            values += vars(each).values()
+        return values + list(map(_content, self._cells))
+
+    def tensors(self) -> list[Any]:
+        """The tensors in lists, tuples, dicts and sets."""
+        held = [value for value in self._values if isinstance(value, _CONTAINERS)]
+        return [each for value in held for each in _tensors_in(value)]
+
+    def changed(self) -> bool:
+        """Whether an export could read another value than before."""
+        if list(map(len, self._dicts)) != self._lengths:
+            return True
+        if list(map(type, self._modules)) != self._types:
+            return True
+        now = self._now()
+        if len(now) != len(self._values):
+            return True
+        if not all(map(operator.is_, now, self._values)):
+            # An equal value that is another object is no change.
+            if not all(map(is_same, now, self._values)):
+                return True
+            self._values = now
+        return any(content.differs(now[number]) for number, content in self._mutable)
+
+
+class _Content:
+    """The content of a value that can change in place."""
+
+    def __init__(self, value: Any) -> None:
+        self._copy = copied(value)
+        self._text = repr(value) if _is_text(value) else None
+
+    def differs(self, value: Any) -> bool:
+        """Whether the content of a value is another one."""
+        # Equal texts are the fast way to see that numbers are the same and of the same type.
+        if self._text is not None and repr(value) == self._text:
+            return False
+        return not is_same(value, self._copy)
+
+
+@functools.cache
+def of_every_module() -> frozenset[str]:
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether an object is one for its attributes: no tensor, module, function, class or number."""
+    import torch
+
+    if isinstance(value, (type, types.ModuleType, torch.Tensor, torch.nn.Module, *_ATOMS)):
+        return False
+    owner = type(value).__module__.partition(".")[0]
+    if owner in ("builtins", "torch", "numpy", "logging", "threading", "functools"):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _FUNCTIONS)
+
+
+def is_data(value: Any) -> bool:
+    """Whether a variable of a class or of a file is compared by its content. Functions, classes and
+    modules, and registries of these, seldom change."""
+    import torch
+
+    if isinstance(value, _CONTAINERS):
+        items = value.values() if isinstance(value, Mapping) else value
+        return _is_plain(value) and all(map(is_data, items))
+    return isinstance(value, (*_ATOMS, np.ndarray, torch.Tensor, torch.dtype))
+
+
+def _of_the_same_file(value: Any, function: types.FunctionType) -> list[types.FunctionType]:
+    """The value, if it is a function of the file that a function is in."""
+    same = isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__
+    return [value] if same else []
+
+
+def computes_by_mode(module: Any) -> bool:
+    """Whether a module in training mode computes otherwise than in eval mode: its `forward` asks.
+    Dropout with probability 0 does not count."""
+    function = getattr(type(module).forward, "__wrapped__", type(module).forward)
+    code = getattr(function, "__code__", None)
+    if not module.training or code is None or "training" not in _names_in(code):
+        return False
+    rates = [getattr(module, name) for name in ("p", "dropout") if hasattr(module, name)]
+    return not rates or any(rate != 0 for rate in rates)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The global variables and attributes that the code of a function names."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _content(cell: types.CellType) -> Any:
+    """The value of a variable of a closure; a function, which is no data, if it has none."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet, or deleted
+        return _content
+
+
+# -- comparing -----------------------------------------------------------------------------------
+def _is_plain(value: Any) -> bool:
+    """Whether a container is compared by its content: atoms, tensors, and containers of these, not
+    too many."""
+    left = MAX_ITEMS
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            if not all(isinstance(key, _ATOMS) for key in each):
+                return False
+            items: Sequence[Any] = list(each.values())
+        elif isinstance(each, (list, tuple, set, frozenset)):
+            items = list(each)
+        else:
+            continue
+        left -= len(items)
+        if left < 0:
+            return False
+        waiting += items
+    return True
+
+
+def _is_mutable(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.nbytes <= MAX_ARRAY
+    if not isinstance(value, _CONTAINERS) or not _is_plain(value):
+        return False
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_is_mutable, value))
+    return True
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a container holds only values that their texts tell apart."""
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(map(_is_text, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_text, value))
+    return isinstance(value, _ATOMS)
+
+
+def _tensors_in(value: Any) -> Iterator[Any]:
+    if _is_tensor(value):
+        if not value.is_inference() and value.device.type != "meta":
+            yield value
+    elif isinstance(value, _CONTAINERS) and _is_plain(value):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(each)
+
+
+def copied(value: Any) -> Any:
+    """A container whose containers and arrays are copies too. All else are the same objects."""
+    if isinstance(value, Mapping):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copied(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return set(value) if isinstance(value, (set, frozenset)) else value
+
+
+def is_same(new: Any, old: Any) -> bool:
+    """Whether two values are equal and of one type; `old` may be what `_copy` returned. NaN is
+    itself. What is neither an atom nor a container nor an array is the same if it is one object."""
+    if new is old:
+        return True
+    if isinstance(old, dict) and isinstance(new, Mapping):
+        items = dict(new.items())  # a class may make new objects in its own `__getitem__`
+        return items.keys() == old.keys() and all(is_same(items[key], old[key]) for key in old)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return len(new) == len(old) and all(map(is_same, new, old))
+    if isinstance(old, (set, frozenset)) and isinstance(new, (set, frozenset)):
+        return set(new) == set(old)
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, np.ndarray):
+        same: bool = new.dtype == old.dtype and new.shape == old.shape
+        return same and new.tobytes() == old.tobytes()
+    if isinstance(new, (float, np.floating)):
+        return repr(new) == repr(old)  # 0.0 is not -0.0
+    return isinstance(new, _ATOMS) and bool(new == old)

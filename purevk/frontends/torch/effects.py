@@ -1,0 +1,265 @@
+"""What a module does while torch.export traces it that the exported program does not show: it
+changes containers of its caller or its own attributes, or asks for the strides of a tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from purevk.errors import UnsupportedProgramError
+from purevk.frontends.torch.attributes import is_plain_object, is_same, of_every_module
+
+# Methods and functions that answer by the strides of a tensor.
+_ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
+# Methods and functions that give a view or a copy, by the strides of a tensor.
+VIEW_OR_COPY = frozenset(("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"))
+_TORCH = os.path.dirname(torch.__file__)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An attribute that `forward` changed.
+
+    Attributes:
+        owner: the attributes of a module, or of an object in it.
+        existed: whether there was such an attribute.
+        old: its value, or a copy if it can change in place.
+    """
+
+    owner: dict[str, Any]
+    key: str
+    existed: bool
+    old: Any
+    new: Any
+
+    def restore(self) -> None:
+        """Gives the attribute its old value again."""
+        if self.existed:
+            self.owner[self.key] = self.old
+        else:
+            self.owner.pop(self.key, None)
+
+
+@dataclass
+class Effects:
+    """What `forward` did beside computing its result.
+
+    Attributes:
+        containers: the lists and dicts among its arguments that it changed, by their kind.
+        attributes: the attributes that it changed.
+        asked_for_strides: whether the code of the module, not torch's own, asked for strides.
+        viewed_or_copied: whether it called what gives a view or a copy, by the strides.
+    """
+
+    containers: list[str] = field(default_factory=list)
+    attributes: list[Changed] = field(default_factory=list)
+    asked_for_strides: bool = False
+    viewed_or_copied: bool = False
+
+
+@contextlib.contextmanager
+def watched(module: Any) -> Iterator[Effects]:
+    """Within, a call of the module adds to the effects. At the end, the module has the attributes
+    that it had before."""
+    effects = Effects()
+    if isinstance(module, torch.jit.ScriptModule):
+        yield effects
+        return
+    forward, own = module.forward, vars(module)
+    patched = "forward" in own
+
+    @functools.wraps(forward)
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        containers = [(each, _items(each)) for each in _containers((*args, *kwargs.values()))]
+        before = _attributes(module)
+        with _Asking(effects):
+            result = forward(*args, **kwargs)
+        effects.containers += [
+            type(each).__name__ for each, old in containers if not _is_untouched(each, old)
+        ]
+        effects.attributes = list(_changes(before, _attributes(module)))
+        return result
+
+    own["forward"] = watching
+    try:
+        yield effects
+    finally:
+        if patched:
+            own["forward"] = forward
+        else:
+            del own["forward"]
+        for each in effects.attributes:
+            each.restore()
+
+
+class _Asking(TorchFunctionMode):
+    """Notes that code outside of torch asks for strides."""
+
+    def __init__(self, effects: Effects) -> None:
+        super().__init__()
+        self._effects = effects
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in _ASKING:
+            caller = sys._getframe(1).f_code.co_filename
+            self._effects.asked_for_strides |= not caller.startswith(_TORCH)
+        self._effects.viewed_or_copied |= name in VIEW_OR_COPY
+        return function(*args, **(kwargs or {}))
+
+
+def refuse_effects(module: Any, effects: Effects, program: Any) -> None:
+    """Raises `UnsupportedProgramError` if a call changes what an exported program cannot change: a
+    container of the caller, or a tensor that it reads and replaces."""
+    where = type(module).__name__
+    if effects.containers:
+        raise UnsupportedProgramError(
+            f"forward changes a {effects.containers[0]} that it is given",
+            where=where,
+            why="torch.export records what is computed, not what is done to Python objects",
+            next="copy the container first, and return what the caller needs",
+        )
+    read = {id(value) for value in program.constants.values()}
+    for each in effects.attributes:
+        if isinstance(each.new, torch.Tensor) and id(each.old) in read:
+            raise UnsupportedProgramError(
+                f"forward reads the tensor {each.key!r} and replaces it",
+                where=where,
+                why="torch.export takes a tensor that is no buffer for a constant",
+                next=f"make it a buffer: self.register_buffer({each.key!r}, ...)",
+            )
+
+
+def refuse_other(module: Any, effects: Effects, one: Any, other: Any) -> None:
+    """Raises `UnsupportedProgramError` if the second call of a module computes otherwise than the
+    first.
+
+    Args:
+        one: the exported program of the first call.
+        other: that of a call with the attributes that the first has changed; None: it failed.
+    """
+    if other is not None and _alike(one, other):
+        return
+    names = ", ".join(dict.fromkeys(repr(each.key) for each in python_changes(effects)))
+    raise UnsupportedProgramError(
+        f"forward changes what the next call reads: {names}",
+        where=type(module).__name__,
+        why="torch.export records what is computed, not what is done to Python objects",
+        next="keep it in a buffer (register_buffer) and write into that, or pass it as an input",
+    )
+
+
+def python_changes(effects: Effects) -> list[Changed]:
+    """The attributes that changed to other Python values, lists of tensors included. A dict of
+    tensors, or a tensor in place of None, is taken for a cache of what any call computes."""
+    return [
+        each
+        for each in effects.attributes
+        if not isinstance(each.new, torch.Tensor)
+        and not (isinstance(each.new, dict) and any(map(_has_tensors, each.new.values())))
+    ]
+
+
+@contextlib.contextmanager
+def applied(changes: list[Changed]) -> Iterator[None]:
+    """Within, the attributes have their new values."""
+    for each in changes:
+        each.owner[each.key] = each.new
+    try:
+        yield
+    finally:
+        for each in changes:
+            each.restore()
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two exported programs compute the same."""
+    if one.graph_module.code != other.graph_module.code:
+        return False
+    first, second = list(one.constants.values()), list(other.constants.values())
+    return len(first) == len(second) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a is b for a, b in zip(first, second)
+    )
+
+
+# -- snapshots -----------------------------------------------------------------------------------
+def _containers(arguments: Sequence[Any]) -> Iterator[Any]:
+    """The lists and dicts in arguments."""
+    waiting = [*arguments]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (list, tuple)):
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += each.values()
+        if isinstance(each, (list, dict)):
+            yield each
+
+
+def _items(container: Any) -> Any:
+    return dict(container.items()) if isinstance(container, dict) else list(container)
+
+
+def _is_untouched(container: Any, old: Any) -> bool:
+    if len(container) != len(old):
+        return False
+    if isinstance(container, dict):
+        return list(container) == list(old) and all(container[key] is old[key] for key in old)
+    return all(a is b for a, b in zip(container, old))
+
+
+_Taken = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _attributes(module: Any) -> _Taken:
+    """The attributes of modules and of plain objects in them, copied where they can change in
+    place."""
+    found: _Taken = []
+    for each in module.modules():
+        own = vars(each)
+        keys = [key for key in own if key not in of_every_module() and key != "forward"]
+        found.append((own, {key: _kept(own[key]) for key in keys}))
+        for key in keys:
+            if is_plain_object(own[key]):
+                inner = vars(own[key])
+                found.append((inner, {key: _kept(value) for key, value in inner.items()}))
+    return found
+
+
+def _kept(value: Any) -> Any:
+    """A copy of a container or an array, of the same type; other values as they are."""
+    if type(value) is dict:
+        return {key: _kept(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_kept, value))
+    return value.copy() if isinstance(value, (set, np.ndarray)) else value
+
+
+def _changes(before: _Taken, after: _Taken) -> Iterator[Changed]:
+    known = {id(owner): values for owner, values in before}
+    for owner, values in after:
+        old = known.get(id(owner))
+        if old is None:
+            continue
+        for key, value in values.items():
+            if key not in old:
+                yield Changed(owner, key, False, None, value)
+            elif not is_same(value, old[key]):
+                yield Changed(owner, key, True, old[key], value)
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(value, torch.Tensor)

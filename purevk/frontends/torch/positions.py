@@ -1,0 +1,66 @@
+"""Positions along a dim that follow from data, such as `x[n.item():]`.
+
+torch does not know their signs. For such a slice it makes new symbols: of its size, and of the
+offset of the result in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from purevk.frontends.importer import Importer
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+
+NAMES = ("aten.select.int", "aten.slice.Tensor")
+
+
+def from_start(
+    importer: Importer,
+    known: Callable[..., Size],
+    name: str,
+    args: Sequence[Any],
+    base: Any,
+    result: Any,
+) -> tuple[Any, ...]:
+    """The arguments of one of `NAMES`. Positions that follow from data count from the start, and
+    bounds of slices are within the tensor.
+
+    Args:
+        known: see `NodeReader.known`.
+        base, result: what torch traced for the tensor and for the result.
+    """
+    tensor, dim, *bounds = args
+    if not any(_follows_from_data(each) for each in bounds[:2]):
+        return tuple(args)
+    at = dim % tensor.type.rank
+    size = tensor.type.dims[at]
+    if name == "aten.select.int":
+        first = _counted(bounds[0], size)
+        bounds = [first]
+        importer.check(first, ">=", 0, "an index is below the first element")
+        importer.check(first, "<=", size - 1, "an index is above the last element")
+    else:
+        start, end, step = bounds
+        first = _within(0 if start is None else start, size)
+        last = _within(size if end is None else end, size)
+        count = _dims.ceil_div(_dims.maximum(last - first, 0), step)
+        count = known(result.shape[at], count)
+        bounds = [first, first + count * step, step]
+    offset, stride = known(base.storage_offset()), known(base.stride(at))
+    known(result.storage_offset(), offset + first * stride)
+    return (tensor, dim, *bounds)
+
+
+def _follows_from_data(position: Any) -> bool:
+    return any(not symbol.is_size for symbol in _dims.symbols(position or 0))
+
+
+def _counted(position: Size, size: Size) -> Size:
+    """A position that may count from the end, as one that counts from the start."""
+    return position + size * _dims.indicator(position, "<", 0)
+
+
+def _within(position: Size, size: Size) -> Size:
+    return _dims.minimum(_dims.maximum(_counted(position, size), 0), size)

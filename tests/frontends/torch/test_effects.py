@@ -1,0 +1,104 @@
+"""What `forward` does to Python objects is no part of an exported program: it is refused where the
+next call, or the caller, would see it."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import purevk  # noqa: E402
+from purevk.errors import UnsupportedProgramError  # noqa: E402
+from tests.program.signatures.harness import module  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
+X = torch.tensor([1.0, 2.0, 3.0])
+
+
+def counter(self: Any, x: Any) -> Any:
+    self.count = getattr(self, "count", 0) + 1
+    return x * self.count
+
+
+def first(self: Any, x: Any) -> Any:
+    self.is_first, was = False, self.is_first
+    return x * 2 if was else x
+
+
+def history(self: Any, x: Any) -> Any:
+    self.seen.append(x)
+    return x * len(self.seen)
+
+
+def configured(self: Any, x: Any) -> Any:
+    self.config.step += 1
+    return x * self.config.step
+
+
+def tensor(self: Any, x: Any) -> Any:
+    self.total = self.total + x
+    return self.total * 2
+
+
+REFUSED = {
+    "count": (counter, {}),
+    "is_first": (first, {"is_first": True}),
+    "seen": (history, {"seen": []}),
+    "step": (configured, {"config": types.SimpleNamespace(step=0)}),
+    "total": (tensor, {"total": torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_next_call_reads_is_refused(name: str) -> None:
+    function, attributes = REFUSED[name]
+    made = module(function, **attributes)
+    before = str(vars(made))
+    with pytest.raises(UnsupportedProgramError, match=repr(name)):
+        purevk.compile(made, (X,))
+    assert str(vars(made)) == before
+
+
+def harmless(self: Any, x: Any) -> Any:
+    self.calls += 1
+    self.last, self.sizes = x * 2, list(x.shape)
+    self.outputs = []
+    self.outputs.append(x)
+    if x.shape[0] not in self.tables:
+        self.tables[x.shape[0]] = torch.arange(x.shape[0]) + 1.0
+    if self.slopes is None:
+        self.slopes = torch.full((3,), 5.0)
+    return x * self.tables[x.shape[0]] + self.slopes + len(self.outputs)
+
+
+def test_what_no_call_reads_is_accepted() -> None:
+    made, eager = (module(harmless, calls=0, tables={}, slopes=None, outputs=[]) for _ in range(2))
+    names = vars(made).keys()
+    with purevk.compile(made, (X,)) as program:
+        assert vars(made).keys() == names and made.calls == 0
+        for _ in range(2):
+            torch.testing.assert_close(program(X), eager(X))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda d: d.append(X), lambda d: d.pop(), lambda d: d.__setitem__(0, X * 2)]
+)
+def test_containers_of_the_caller(change: Any) -> None:
+    def forward(self: Any, x: Any, given: Any) -> Any:
+        change(given["list"])
+        return x + len(given["list"])
+
+    with pytest.raises(UnsupportedProgramError, match="changes a list that it is given"):
+        purevk.compile(module(forward), (X, {"list": [X + 1, X + 2]}))
+
+
+def test_a_copy_of_a_container_may_change() -> None:
+    def forward(self: Any, given: Any) -> Any:
+        given = dict(given)
+        return given.pop("x") * len(given)
+
+    with purevk.compile(module(forward), ({"x": X, "y": X + 1},)) as program:
+        torch.testing.assert_close(program({"x": X + 1, "y": X}), X + 1)
