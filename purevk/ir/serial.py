@@ -152,6 +152,7 @@ class GraphWriter:
             "numbers": [list(each) for each in signature.numbers],
             "free": list(signature.free),
             "exact": signature.exact,
+            "layouts": [list(each) for each in signature.layouts],
         }
 
     def _tree(self, tree: Tree) -> list[Any] | None:
@@ -285,6 +286,7 @@ class GraphReader:
             tuple((int(position), str(kind)) for position, kind in data.get("numbers", ())),
             tuple(map(str, data.get("free", ()))),
             bool(data.get("exact", False)),
+            tuple((int(position), str(text)) for position, text in data.get("layouts", ())),
         )
 
     def _tree(self, data: Sequence[Any] | None) -> Tree:

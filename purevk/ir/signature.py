@@ -24,6 +24,7 @@ LEAF, TUPLE, LIST, DICT, NAMED_TUPLE, OBJECT = (
     "object",
 )
 KINDS = (TUPLE, LIST, DICT, NAMED_TUPLE, OBJECT)
+CONTIGUOUS = "contiguous"
 _NAMED: dict[tuple[str, tuple[Any, ...]], type] = {}
 
 
@@ -243,6 +244,8 @@ class Signature:
         exact: what the model may tell apart is told apart: the order of dict keys and of keywords
             that no parameter declares, and a Python number from a tensor. So it is where the module
             can be exported again; an exported program of torch goes by names.
+        layouts: inputs whose memory layout decides what is computed, by position, each with the
+            layout of the export, see `memory_layout`.
     """
 
     parameters: tuple[Parameter, ...]
@@ -252,6 +255,7 @@ class Signature:
     numbers: tuple[tuple[int, str], ...] = ()
     free: tuple[str, ...] = ()
     exact: bool = False
+    layouts: tuple[tuple[int, str], ...] = ()
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -342,6 +346,26 @@ class Signature:
                 number = number.item() if hasattr(number, "item") else number
                 outputs[position] = bool(number) if kind == "bool" else float(number)
         return unflatten(iter(outputs), self.outputs)
+
+
+def memory_layout(sizes: Sequence[int], strides: Sequence[int]) -> str:
+    """How the elements of a tensor lie in memory, as text: "contiguous" if they are dense in
+    row-major order, "1, 0" if they are dense in another order of the dims, else their strides. Dims
+    of size 1 do not count, so the text is the same for other sizes.
+
+    Args:
+        strides: in elements.
+    """
+    if 0 in sizes:
+        return CONTIGUOUS
+    dims = [dim for dim, size in enumerate(sizes) if size != 1]
+    order = sorted(dims, key=lambda dim: -strides[dim])
+    step = 1
+    for dim in reversed(order):
+        if strides[dim] != step:
+            return f"strides {', '.join(str(strides[each]) for each in dims)}"
+        step *= sizes[dim]
+    return CONTIGUOUS if order == dims else ", ".join(map(str, order))
 
 
 def same_literal(given: Any, wanted: Any) -> bool:

@@ -190,9 +190,26 @@ class ExpressionBuilder:
             names.append(self.step(step.glsl, inner, step.dtype, step.name))
         return [names[output] for output in expression.outputs]
 
-    def build(self, outputs: Sequence[Term]) -> Expression:
-        """The expression of the steps that `outputs` need. Inputs and scalars keep the order of
-        first mention."""
+    def mark(self) -> tuple[int, int, int]:
+        """The state that `return_to` takes."""
+        return len(self.inputs), len(self.scalars), len(self._steps)
+
+    def return_to(self, mark: tuple[int, int, int]) -> None:
+        """Forgets what was added since `mark`."""
+        inputs, scalars, steps = mark
+        while len(self.inputs) > inputs:
+            del self._inputs[self.inputs.popitem()[0]]
+        while len(self.scalars) > scalars:
+            del self._scalars[self.scalars.popitem()[0]]
+        while len(self._steps) > steps:
+            self._zeros.discard(self._steps.popitem()[1])
+        del self._names[steps:]
+
+    def needs_at_most(self, limit: int, outputs: Sequence[Term]) -> bool:
+        """Whether `outputs` need no more than `limit` steps."""
+        return len(self._steps) <= limit or len(self._needed(outputs)) <= limit
+
+    def _needed(self, outputs: Sequence[Term]) -> set[int]:
         unfinished = list(self._steps)
         needed: set[int] = set()
         stack = list(outputs)
@@ -201,6 +218,12 @@ class ExpressionBuilder:
             if kind == "step" and number not in needed:
                 needed.add(number)
                 stack.extend(unfinished[number][1])
+        return needed
+
+    def build(self, outputs: Sequence[Term]) -> Expression:
+        """The expression of the steps that `outputs` need. Inputs and scalars keep the order of
+        first mention."""
+        needed = self._needed(outputs)
         leaves = (*self._inputs.values(), *self._scalars.values())
         position = {operand: number for number, operand in enumerate(leaves)}
         steps = []

@@ -167,10 +167,10 @@ class Lowering:
         """A value with the storage and the layout that were assigned to it."""
         operand = Operand(self.storages.get(value, value), self.layout(value), value.type)
         if operand.storage.type.nbytes > self.traits.max_storage_range:
-            return self._window(operand)
+            return self.window(operand)
         return operand
 
-    def _window(self, operand: Operand) -> Operand:
+    def window(self, operand: Operand) -> Operand:
         """The operand in the part of its storage that it reaches, if one binding spans this part."""
         layout, item = operand.layout, operand.dtype.itemsize
         if not isinstance(layout.offset, int) or 0 in operand.dims:
@@ -255,6 +255,8 @@ class Lowering:
         fixed = {takes.constants[name]: value for name, value in constants.items()}
         if any("fn_" in value for value in text.values()):
             text["PV_FUNCTIONS"] = "1"
+        if any("bf_" in value for value in text.values()):
+            text["PV_BESSEL"] = "1"
         words: list[Size] = []
         for number, size in sorted(numbered.items(), key=lambda item: item[0]):
             if isinstance(size, int) and number in special:

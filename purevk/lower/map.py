@@ -64,8 +64,6 @@ class MapSpec:
         flops: operations per index, for profiles.
         walk: the dims in the order in which neighbouring invocations go over them, the innermost
             last; by default that of memory.
-        counts_calls: the first input is a counter of two words, calls and finished workgroups. The
-            dispatch adds its call.
         local: invocations per workgroup, or as many as the device takes; None: as the profile says.
         fours: the body writes by `R_PUT4(a, b, v)`, the vec4 of 4 neighbours along the last dim, the
             first a multiple of 4. That dim of the results is dense, its size and their other
@@ -85,7 +83,6 @@ class MapSpec:
     atomic: bool = False
     pushed: tuple[str, ...] = ()
     walk: tuple[int, ...] = ()
-    counts_calls: bool = False
     local: int | None = None
     fours: bool = False
 
@@ -288,8 +285,6 @@ class _Writer:
         wide = any(operand.dtype is DType.float64 for operand in self.operands)
         macros["BODY"] = in_double(self._body()) if wide else self._body()
         macros["T_R"] = self._type(len(self.inputs))
-        if spec.counts_calls:
-            macros["CALL_COUNTER"] = self._buffer(0)
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
@@ -326,9 +321,6 @@ class _Writer:
             for number, (name, operand) in enumerate(zip(self.names, self.operands))
         }
         grid = lowering.linear_grid(work, local)
-        if spec.counts_calls:
-            most = traits.profile.max_counting_workgroups_per_core * traits.processors
-            grid = (_dims.minimum(_dims.ceil_div(work, local), most), 1, 1)
         lowering.dispatch(
             spec.template,
             buffers,
@@ -361,7 +353,7 @@ class _Writer:
     def _access(self, number: int, text: str) -> str:
         """How the statements use an operand; `text`: all that may name it."""
         if number < len(self.inputs):
-            return "rw" if self.spec.counts_calls and number == 0 else "r"
+            return "r"
         read = self.spec.atomic or re.search(rf"\b{self.names[number]}\(", text) is not None
         return "rw" if read else "w"
 

@@ -8,12 +8,14 @@ from purevk.dtypes import DType
 from purevk.ir import TensorType
 from purevk.ops import (  # noqa: F401
     attention,
+    complex,
     control,
     conv,
     creation,
     double,
     elementwise,
     executorch,
+    fft,
     image,
     index,
     linalg,
@@ -21,6 +23,7 @@ from purevk.ops import (  # noqa: F401
     matmul,
     movement,
     quantized,
+    random,
     reduce,
     sort,
 )

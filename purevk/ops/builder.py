@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
+from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
 from purevk.ops import registry
@@ -29,6 +32,7 @@ class Builder(ABC):
         self.traits = traits
         self.nodes: list[Node] = []
         self.random_operators = 0
+        self._seeds: dict[int, Value] = {}
         self.source = source
         self.names = names or NameSource()
 
@@ -38,9 +42,22 @@ class Builder(ABC):
         zeros)."""
 
     @abstractmethod
+    def constant(self, array: np.ndarray, dtype: DType) -> Value:
+        """A new constant, with the elements of an array."""
+
+    @abstractmethod
     def bind_symbol(self, size: Size, count: Value) -> None:
         """Takes the value of an unbacked symbol from a tensor of one element. Until then it was to
         be read from the size of a result."""
+
+    def seed(self, generator: int) -> Value:
+        """The seed that a run of the graph draws from a generator, see `purevk.generators`: one for
+        all random operators of the generator."""
+        if generator not in self._seeds:
+            value = Value(self.names.fresh("seed"), TensorType(DType.int32, (2,)))
+            self.nodes.append(Node(registry.SEED, (generator,), (value,), self.source))
+            self._seeds[generator] = value
+        return self._seeds[generator]
 
     def emit(self, op: str, *args: Arg, results: tuple[TensorType, ...] | None = None) -> Value:
         """Appends `op(*args)` and returns its result.

@@ -137,7 +137,11 @@ def register_pointwise(
     )
     _register(
         definition,
-        tuple(each.name for each in DType if not each.is_complex and each is not DType.float64),
+        tuple(
+            each.name
+            for each in DType
+            if not (each.is_complex or each.is_float8 or each is DType.float64)
+        ),
         replace,
     )
 

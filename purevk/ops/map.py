@@ -64,6 +64,7 @@ def mapped(
     template: str = "elementwise/map.comp",
     macros: Mapping[str, object] | None = None,
     flops: int = 1,
+    pushed: Sequence[str] = (),
 ) -> Value:
     """Emits `purevk.map` for one result; see `mapped_all`."""
     return mapped_all(
@@ -77,6 +78,7 @@ def mapped(
         template=template,
         macros=macros,
         flops=flops,
+        pushed=pushed,
     )[0]
 
 
@@ -91,6 +93,7 @@ def mapped_all(
     template: str = "elementwise/map.comp",
     macros: Mapping[str, object] | None = None,
     flops: int = 1,
+    pushed: Sequence[str] = (),
 ) -> tuple[Value, ...]:
     """Emits `purevk.map` for results of the types `results`. The other arguments are attributes of
     `MapSpec`."""
@@ -103,6 +106,7 @@ def mapped_all(
         template=template,
         macros=tuple((name, str(text)) for name, text in (macros or {}).items()),
         flops=flops,
+        pushed=tuple(pushed),
     )
     return builder.emit_all(
         NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results)

@@ -15,13 +15,16 @@ _SIGNED_ABOVE_UINT8 = {DType.int8: DType.int16}
 
 def category(dtype: DType) -> int:
     """0 for bool, 1 for integers, 2 for floating point, 3 for complex numbers."""
-    return 3 if dtype.is_complex else 2 if dtype.is_float else 1 if dtype.is_int else 0
+    real = dtype.is_float or dtype.is_float8
+    return 3 if dtype.is_complex else 2 if real else 1 if dtype.is_int else 0
 
 
 def promote_types(left: DType, right: DType) -> DType:
     """The smallest type that both convert to, as `torch.promote_types`."""
     if left is right:
         return left
+    if left.is_float8 or right.is_float8:
+        raise ShapeError(f"torch does not promote {left.name} and {right.name}")
     low, high = sorted((left, right), key=category)
     if high.is_complex:
         return (
@@ -84,3 +87,8 @@ def wide_type(dtype: DType) -> DType:
 def float_type(dtype: DType) -> DType:
     """The dtype in which torch computes a function of real numbers on `dtype`."""
     return dtype if dtype.is_float or dtype.is_complex else DType.float32
+
+
+def real_dtype(dtype: DType) -> DType:
+    """The dtype of the parts of complex numbers; a real dtype itself."""
+    return dtype.component if dtype.is_complex else dtype

@@ -131,7 +131,8 @@ class Operator:
         form: how it runs; None: on the CPU only.
         mutates: positions of arguments (tensors, or lists of them) that are written in place.
         names: further names under which files know it.
-        random: two applications to the same arguments give different results.
+        random: two applications to the same arguments give different results; or a function of
+            the node that says so.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Operator:
     form: Form | None
     mutates: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
-    random: bool = False
+    random: bool | Callable[[Node], bool] = False
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -238,6 +239,7 @@ class UnknownSizes(ShapeError):
 
 
 HOST = "purevk.host"  # the operator of nodes that the CPU runs; it has a schema, but no definition
+SEED = "purevk.seed"  # draws a seed at each run; the host runs it, and it has no definition
 _definitions: dict[str, Operator] = {}
 _in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
 _canonical: dict[str, str] = {}
@@ -247,7 +249,13 @@ def _host(name: str, reason: str, args: tuple[Arg, ...]) -> None:
     """The schema of `HOST`: the operator and its arguments, and why the device does not run it."""
 
 
+def _seed(generator: int) -> None:
+    """The schema of `SEED`: the number of a generator, see `purevk.generators`. The result is an
+    int32[2]: the seed's lower and upper 32 bits."""
+
+
 schema.declare(HOST, _host)
+schema.declare(SEED, _seed)
 
 
 def register(definition: Operator) -> Operator:
@@ -331,6 +339,15 @@ def is_view(node: Node) -> bool:
     return definition is not None and isinstance(definition.form, View)
 
 
+def is_random(node: Node) -> bool:
+    """Whether each application of a node gives other results."""
+    definition = find(node.op)
+    if definition is None:
+        return False
+    random = definition.random
+    return random if isinstance(random, bool) else random(node)
+
+
 def is_control(node: Node) -> bool:
     """Whether a node is control flow."""
     return bool(node.graphs)
@@ -347,6 +364,7 @@ def rewrite(
     expand: Callable[..., Made],
     *names: str,
     supports: Supports | None = None,
+    random: bool = False,
 ) -> None:
     """Registers an operator that other operators express; `expand` gets the builder, the node, and
     the arguments. Its results are converted to the node's dtypes, which a file may have chosen
@@ -362,4 +380,4 @@ def rewrite(
             for value, result in zip(values, node.results)
         )
 
-    register(Operator(name, shape, Rewrite(typed, supports), names=names))
+    register(Operator(name, shape, Rewrite(typed, supports), names=names, random=random))

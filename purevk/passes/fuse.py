@@ -3,12 +3,12 @@ of a kernel that takes epilogues becomes part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
-from purevk.lower.expression import Expression, ExpressionBuilder, Step, literal
+from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term, literal
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import NAME, expression_of
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
@@ -79,72 +79,122 @@ def _with_literals(
     return builder.build(outputs), tuple(value for value in inputs if value not in texts)
 
 
+class _Program:
+    """A pointwise node, with a program that grows while the programs of its inputs are put in.
+
+    Attributes:
+        inputs: the tensors that it reads.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.inputs = node.inputs
+        self._builder: ExpressionBuilder | None = None
+        self._outputs: list[Term] = []
+        self._refused: set[_Program] = set()  # too large to be put in, now and when this has grown
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        return self._node.results
+
+    def take(self, maker: _Program) -> bool:
+        """Puts in the program that makes some of the inputs; False if this would grow too large.
+        The maker must not be used any more: its program becomes the start of this one."""
+        if maker in self._refused:
+            return False
+        expression, tensors, scalars = self._parts()
+        builder, results = maker._open()
+        mark = builder.mark()
+        made = dict(zip(maker.results, results))
+        refs = [
+            made[v] if v in made else builder.input(v, t)
+            for v, t in zip(tensors, expression.inputs)
+        ] + [builder.scalar(d, t) for d, t in zip(scalars, expression.scalars)]
+        outputs = builder.inline(expression, refs)
+        if len(builder.inputs) + len(outputs) > MAX_BUFFERS or not builder.needs_at_most(
+            MAX_STEPS, outputs
+        ):
+            builder.return_to(mark)
+            self._refused.add(maker)
+            return False
+        self._refused |= maker._refused
+        self._builder, self._outputs = builder, outputs
+        self.inputs = tuple(builder.inputs)
+        return True
+
+    def node(self) -> Node:
+        """The node with the whole program."""
+        if self._builder is None:
+            return self._node
+        expression, inputs, scalars = self._parts()
+        return self._node.with_arguments(expression=expression, inputs=inputs, scalars=scalars)
+
+    def _parts(self) -> tuple[Expression, tuple[Value, ...], tuple[Size, ...]]:
+        builder, node = self._builder, self._node
+        if builder is not None:
+            parts = tuple(builder.inputs), tuple(builder.scalars)
+            return builder.build(self._outputs), *parts
+        expression = node.attribute("expression", Expression)
+        return expression, tuple(node.tensors("inputs")), tuple(node.sizes("scalars"))
+
+    def _open(self) -> tuple[ExpressionBuilder, list[Term]]:
+        if self._builder is None:
+            expression, tensors, scalars = self._parts()
+            builder = self._builder = ExpressionBuilder()
+            refs = [builder.input(v, t) for v, t in zip(tensors, expression.inputs)]
+            refs += [builder.scalar(d, t) for d, t in zip(scalars, expression.scalars)]
+            self._outputs = builder.inline(expression, refs)
+        return self._builder, self._outputs
+
+
 def fuse_pointwise(graph: Graph) -> Graph:
     """Joins a pointwise program with those that make its inputs, where nobody else reads these."""
-    nodes = list(graph.nodes)
     readers = reader_counts(graph)
-    producer = graph.producers()
     written = changing(graph.nodes)
-    for position in range(len(nodes)):
-        node = nodes[position]
+    makers: dict[Value, _Program] = {}
+    items: list[Node | _Program] = []
+    for node in graph.nodes:
         if node.op != NAME:
+            items.append(node)
             continue
-        changed = True
-        while changed:
-            changed = False
-            for value in node.tensors("inputs"):
-                maker = producer.get(value)
-                if (
-                    maker is None
-                    or maker.op != NAME
-                    or readers[value] != 1
-                    or len(maker.results) != 1
-                ):
-                    continue
-                if written & set(maker.inputs):
-                    continue
-                joined = _join(node, value, maker)
-                if joined is None:
-                    continue
-                readers[value] = 0
-                for shared in set(node.inputs) & set(maker.inputs):
-                    readers[shared] -= 1
-                for result in node.results:
-                    producer[result] = joined
-                node, changed = joined, True
-                break
-        nodes[position] = node
-    gone = {value for value, count in readers.items() if count == 0}
-    outputs = graph.output_values()
-    kept = [
-        node
-        for node in nodes
-        if not (node.op == NAME and all(v in gone and v not in outputs for v in node.results))
-    ]
-    return graph.with_nodes(kept)
+        program = _Program(node)
+        items.append(program)
+        while _takes_one(program, makers, readers, written):
+            pass
+        makers.update(dict.fromkeys(node.results, program))
+    gone = {value for value, count in readers.items() if count == 0}.difference(
+        graph.output_values()
+    )
+    return graph.with_nodes(
+        each.node() if isinstance(each, _Program) else each
+        for each in items
+        if isinstance(each, Node) or not gone.issuperset(each.results)
+    )
 
 
-def _join(node: Node, value: Value, maker: Node) -> Node | None:
-    """`node` with the program of the node that makes one of its inputs put in, or None if it would
-    grow too large."""
-    outer, inner = (each.attribute("expression", Expression) for each in (node, maker))
-    builder = ExpressionBuilder()
-    results = builder.inline(
-        inner,
-        [builder.input(v, t) for v, t in zip(maker.tensors("inputs"), inner.inputs)]
-        + [builder.scalar(d, t) for d, t in zip(maker.sizes("scalars"), inner.scalars)],
-    )
-    refs = [
-        results[0] if v is value else builder.input(v, t)
-        for v, t in zip(node.tensors("inputs"), outer.inputs)
-    ] + [builder.scalar(d, t) for d, t in zip(node.sizes("scalars"), outer.scalars)]
-    outputs = builder.inline(outer, refs)
-    joined = builder.build(outputs)
-    if len(joined.inputs) + len(joined.outputs) > MAX_BUFFERS or len(joined.steps) > MAX_STEPS:
-        return None
-    return node.with_arguments(
-        expression=joined, inputs=tuple(builder.inputs), scalars=tuple(builder.scalars)
-    )
+def _takes_one(
+    program: _Program,
+    makers: Mapping[Value, _Program],
+    readers: dict[Value, int],
+    written: set[Value],
+) -> bool:
+    """Puts one of the programs that make its inputs into a program; whether there was one."""
+    for value in program.inputs:
+        maker = makers.get(value)
+        if maker is None:
+            continue
+        if any(readers.get(made, 0) != (made in program.inputs) for made in maker.results):
+            continue  # another node reads one of its results
+        if written.intersection(maker.inputs):
+            continue
+        shared = set(program.inputs).intersection(maker.inputs)
+        if not program.take(maker):
+            continue
+        readers.update(dict.fromkeys(maker.results, 0))
+        for each in shared:
+            readers[each] -= 1
+        return True
+    return False
 
 
 def fuse_epilogues(graph: Graph) -> Graph:

@@ -12,8 +12,12 @@ from purevk.ir.verify import verify
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
+from purevk.passes.check_indices import check_indices
+from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.expand import expand_rewrites
+from purevk.passes.experts import select_matrices
+from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_matmuls import merge_matmuls
 from purevk.passes.placement import assign_hosts
@@ -48,8 +52,9 @@ class Phase:
 def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
     """The phases that a graph goes through before each value gets a storage.
 
-    - legalize: control flow and dtypes that the device lacks are replaced, and nodes that it cannot
-      run are wrapped. Later phases make operators of purevk's own, which always run.
+    - legalize: indices are checked if that is asked for; control flow and dtypes that the device
+      lacks are replaced, nodes that it cannot run are wrapped, and complex numbers become real ones.
+      Later phases make operators of purevk's own, which always run.
     - canonicalize: what means the same is written the same way.
     - recognize: groups of operators that one kernel runs are found, before their parts are expanded.
     - expand: operators that are expressed by others are, until only kernels, views and pointwise
@@ -61,6 +66,9 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
 
+    def without_complex(graph: Graph) -> Graph:
+        return split_complex(graph, traits)
+
     def expand(graph: Graph) -> Graph:
         return expand_rewrites(graph, traits)
 
@@ -71,13 +79,22 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
     return (
         Phase(
             "legalize",
-            (settle_control, *dtypes, drop_unused, drop_unread, place_on_host),
+            (
+                check_indices,
+                settle_control,
+                float8_as_bytes,
+                *dtypes,
+                drop_unused,
+                drop_unread,
+                place_on_host,
+                without_complex,
+            ),
         ),
         Phase(
             "canonicalize",
             (drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused),
         ),
-        Phase("recognize", (find_attention, keep_weights_quantized)),
+        Phase("recognize", (find_attention, keep_weights_quantized, select_matrices)),
         Phase(
             "expand",
             (

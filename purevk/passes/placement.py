@@ -5,7 +5,10 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node
 from purevk.ops import registry
-from purevk.ops.registry import HOST
+from purevk.ops.complex.split import NoKernelError, is_complex, rule_of
+from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
+from purevk.ops.registry import HOST, SEED
+from purevk.passes.complex import split_complex
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
@@ -15,11 +18,13 @@ _NEEDS = {
     DType.bool: ("storage_8bit", "int8"),
     DType.uint8: ("storage_8bit", "int8"),
     DType.int8: ("storage_8bit", "int8"),
+    **{dtype: ("storage_8bit", "int8") for dtype in DType if dtype.is_float8},
     DType.int16: ("storage_16bit", "int16"),
     DType.float16: ("storage_16bit",),
     DType.bfloat16: ("storage_16bit", "int16"),
     DType.int64: ("int64",),
     DType.float64: ("float64",),
+    DType.complex128: ("float64",),
 }
 
 
@@ -29,6 +34,7 @@ _SPLIT = {
     "et_vk.linear_q4gsw.default", "et_vk.linear_dq8ca_q4gsw.default", "et_vk.linear_q8ta_q8csw.default",
     "et_vk.q8ta_linear.default", "et_vk.embedding_q4gsw.default", "quantized_decomposed.embedding_byte.default",
     "quantized_decomposed.embedding_4bit.default", "quantized_decomposed.embedding_2bit.default",
+    "aten._grouped_mm.default",
 }  # fmt: skip
 
 
@@ -36,12 +42,14 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     if node.op == HOST:
         return node.str("reason")
+    if node.op == SEED:
+        return None
     definition = registry.find(node.op)
     if definition is None or definition.form is None:
         return "no kernel"
     for value in (*node.inputs, *node.results):
-        if value.type.dtype.is_complex:
-            return "no kernel takes complex numbers"
+        if value.type.dtype.is_float8 and not registry.is_view(node):
+            return f"no kernel for {value.type.dtype.name}"
         missing = [name for name in _NEEDS.get(value.type.dtype, ()) if name not in traits.features]
         if missing:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
@@ -49,6 +57,11 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         for value in (*node.inputs, *node.results):
             if value.type.nbytes > traits.max_storage_range and not registry.is_view(node):
                 return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
+    if is_complex(node):
+        rule = rule_of(node)
+        if rule is None:
+            return "no kernel for complex numbers"
+        return None if rule.refuse is None else rule.refuse(node)
     form = definition.form
     if isinstance(form, registry.Kernel) and registry.expansion(node) is not None:
         return None
@@ -58,16 +71,25 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
-    """Why what a node expands to cannot run on the device: asked of nodes in double precision
-    alone, for which fewer kernels are written."""
-    if registry.expansion(node) is None:
+    """Why what a node expands to cannot run on the device: asked of nodes of complex numbers or in
+    double precision alone, for which fewer kernels are written."""
+    inside = graph.with_nodes((node,), outputs=())
+    if is_complex(node):
+        try:
+            inside = split_complex(inside, traits)
+        except NoKernelError as error:
+            return error.what
+    elif registry.expansion(node) is None:
         return None
-    if all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
+    elif all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
         return None
-    inside = expand_rewrites(graph.with_nodes((node,)), traits)
-    return next(
-        (reason for each in inside.nodes if (reason := refusal(each, traits)) is not None), None
+    inside = expand_rewrites(inside, traits)
+    reasons = (
+        refusal(each, traits)
+        for each in inside.nodes
+        if each.op not in (AS_REAL, AS_COMPLEX) or each is node
     )
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
+import numpy as np
+
+from purevk.dtypes import DType
 from purevk.ir import (
     Arg,
     Constant,
@@ -33,12 +36,19 @@ class Rewriter(Builder):
     def __init__(self, graph: Graph, traits: DeviceTraits | None = None) -> None:
         super().__init__(graph, traits or DeviceTraits(frozenset()), names=_names_of(graph))
         self.replaced: dict[Value, Value] = {}
+        self._constants: dict[Value, Constant] = {}
         self._states: dict[Value, Constant | None] = {}
         self._sources: dict[Symbol, SymbolSource] = {}
 
     def state(self, type: TensorType, first: Constant | None = None) -> Value:
         value = Value(self.names.fresh("state"), type)
         self._states[value] = first
+        return value
+
+    def constant(self, array: np.ndarray, dtype: DType) -> Value:
+        value = Value(self.names.fresh("const"), TensorType(dtype, array.shape))
+        data = np.ascontiguousarray(array, dtype.numpy).reshape(-1).view(np.uint8).data
+        self._constants[value] = Constant(data)
         return value
 
     def bind_symbol(self, size: Size, count: Value) -> None:
@@ -81,6 +91,8 @@ class Rewriter(Builder):
     def finish(self, **changes: Any) -> Graph:
         """The new graph."""
         outputs = tuple(self.resolve(output) for output in self.graph.outputs)
+        if self._constants:
+            changes.setdefault("constants", {**self.graph.constants, **self._constants})
         if self._states:
             changes.setdefault("states", {**self.graph.states, **self._states})
         if self._sources or self.graph.unbacked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, Value
 from purevk.ir import dims as _dims
@@ -174,7 +175,7 @@ def merge_equal(graph: Graph) -> Graph:
         if (
             definition is None
             or definition.mutates
-            or definition.random
+            or registry.is_random(node)
             or any(value in moving for value in node.inputs)
             or not node.results
         ):
@@ -219,7 +220,8 @@ def share_cats(graph: Graph) -> Graph:
 
 def drop_unused(graph: Graph) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
-    nobody needs."""
+    nobody needs. A relation that only such symbols have to keep is not checked, unless
+    PUREVK_CHECK_INDICES asks for it."""
     needed = set(graph.output_values())
     unbacked = graph.unbacked
     seen: set[Symbol] = set()
@@ -232,6 +234,8 @@ def drop_unused(graph: Graph) -> Graph:
                 needed.add(source.value)
 
     mention(*graph.outputs, *(value.type.dims for value in needed))
+    if knobs.CHECK_INDICES():
+        mention(*(side for guard, _ in graph.checks for side in (guard.left, guard.right)))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if (

@@ -42,7 +42,9 @@ def split_constant(
             and all(value.type.is_static for value in node.results)
             and not _symbolic(node.args)
         )
-        if fixed and all(storage_of(value) in constant for value in node.inputs):
+        if fixed and all(
+            value in constant or storage_of(value) in constant for value in node.inputs
+        ):
             once.append(node)
             constant.update(node.results)
         else:

@@ -204,7 +204,7 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     for source in graph.symbols.values():
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
-    resident = set(graph.constants) | set(graph.states) | kept | set(plan.windows)
+    resident = set(graph.constants) | set(graph.states) | kept
     uploads: list[tuple[Value, ...]] = []
     downloads: list[tuple[Value, ...]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):
@@ -216,12 +216,14 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
         written: set[Value] = set()
         for dispatch in plan.dispatches[first:last]:
             for binding in dispatch.bindings:
-                if binding.storage in resident or binding.storage in on_device:
+                window = plan.windows.get(binding.storage)
+                storage = binding.storage if window is None else window.storage
+                if storage in resident or storage in on_device:
                     continue
                 if binding.write:
-                    written.add(binding.storage)
-                elif binding.storage not in written:
-                    needs[binding.storage] = None
+                    written.add(storage)
+                elif storage not in written:
+                    needs[storage] = None
         # A storage that the host made (an input, or a result of a CPU node).
         host_made = [v for v in needs if v not in made_by or not plan.steps[made_by[v]].on_device]
         uploads.append(tuple(host_made))

@@ -8,21 +8,27 @@ from dataclasses import dataclass
 
 from purevk.ir import Graph, Node, Symbol, Value
 from purevk.ops import registry
-from purevk.ops.registry import HOST
+from purevk.ops.registry import HOST, SEED
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, or control
-    flow."""
+    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, control
+    flow, or a seed."""
 
     on_device: bool
     nodes: tuple[Node, ...]
 
+    @property
+    def runs_on(self) -> str:
+        """ "gpu", "cpu" (an operator that the device cannot run), or "host" (control flow, a
+        seed)."""
+        return "gpu" if self.on_device else "cpu" if self.nodes[0].op == HOST else "host"
+
 
 def on_host(node: Node) -> bool:
     """Whether the host runs a node, or decides what runs."""
-    return node.op == HOST or registry.is_control(node)
+    return node.op in (HOST, SEED) or registry.is_control(node)
 
 
 def segments(
@@ -49,6 +55,14 @@ def segments(
     done: list[Segment] = []
     order = {node: at for at, node in enumerate(graph.nodes)}
     ready = [node for node in graph.nodes if not pending[node]]
+    # Seeds come first: they need nothing from the device.
+    for node in [node for node in ready if node.op == SEED]:
+        done.append(Segment(False, (node,)))
+        ready.remove(node)
+        for follower in followers[node]:
+            pending[follower] -= 1
+            if not pending[follower]:
+                ready.append(follower)
     while ready:
         batch: list[Node] = []
         queue = [(order[node], node) for node in ready if not on_host(node)]

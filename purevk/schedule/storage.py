@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from purevk.errors import GraphError
 from purevk.ir import Graph, Layout, Node, Value, values_in
 from purevk.ops import registry
+from purevk.ops.complex.views import INTERLEAVE, pair_type, part_layout
+from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
@@ -42,6 +44,7 @@ class _StorageAssigner:
         self.graph = graph
         self.storages: dict[Value, Value] = {}
         self.layouts: dict[Value, Layout] = {}
+        self.placed = _placed_parts(graph)
         self.query = LayoutQuery(
             self.layout, self._copied, traits, graph.users(), graph.output_values()
         )
@@ -126,6 +129,8 @@ class _StorageAssigner:
             )
         layout = self.layout(value)
         storage = self.storages.get(value, value)
+        if value.type.dtype.is_complex and storage is not value:
+            return self._dense_pairs(value, storage)
         whole = (
             storage.type.numel == value.type.numel
             and isinstance(layout.offset, int)
@@ -135,7 +140,24 @@ class _StorageAssigner:
             return {}
         return {value: self.rewriter.emit("purevk.copy", value)}
 
+    def _dense_pairs(self, value: Value, storage: Value) -> dict[Value, Value]:
+        """The same for a view of pairs as complex numbers, which is dense by itself. Copies are of
+        pairs."""
+        pairs = Value(f"{value.name}_pairs", pair_type(value.type))
+        self.storages[pairs], self.layouts[pairs] = storage, Layout.dense(pairs.type.dims)
+        copied = self._dense_copy(pairs)
+        if not copied:
+            return {}
+        whole = Value(f"{value.name}_copy", value.type)
+        self.storages[whole], self.layouts[whole] = copied[pairs], Layout.dense(value.type.dims)
+        return {value: whole}
+
     def _results(self, node: Node, form: registry.Kernel) -> Node:
+        if any(value in self.placed for value in node.results):
+            for number, value in enumerate(node.results):
+                pairs = self.storages[value] = self.placed[value]
+                self.layouts[value] = part_layout(Layout.dense(pairs.type.dims), number)
+            return node
         if form.layouts is None:
             return node
         orders = form.layouts(node, self.query)
@@ -149,3 +171,20 @@ class _StorageAssigner:
         made = self.rewriter.emit("purevk.copy", value, order)
         self.layouts[made] = Layout.dense(made.type.dims, order)
         return made
+
+
+def _placed_parts(graph: Graph) -> dict[Value, Value]:
+    """The real and imaginary parts that a pointwise program makes, with the pairs that are made of
+    them: the program writes them there."""
+    producers = graph.producers()
+    placed: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.op != INTERLEAVE:
+            continue
+        parts = node.inputs
+        maker = producers.get(parts[0])
+        if maker is None or maker.op != POINTWISE or maker.results != parts:
+            continue
+        for part in parts:
+            placed.setdefault(part, node.result)
+    return placed

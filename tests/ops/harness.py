@@ -39,6 +39,8 @@ TOLERANCE = {
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (1.6e-2, 1e-2),
     torch.float64: (1e-5, 1e-6),
+    torch.complex64: (1e-5, 1e-6),
+    torch.complex128: (1e-10, 1e-12),
 }
 
 

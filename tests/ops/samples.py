@@ -38,6 +38,15 @@ WITHOUT = (
 )
 
 
+# ... but for these.
+WITH = (
+    "linalg.vector_norm",
+    *(info.name for info in op_db if info.name.startswith("fft.")),
+    "stft",
+    "istft",
+)
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of an overload, and its results."""
@@ -89,7 +98,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def _is_plain(call: Call) -> bool:
-    """Dense tensors of types that purevk has, and not many elements."""
+    """Dense tensors of types that purevk has, and not many elements. Complex ones are not conjugated
+    or negated lazily: a call takes the elements."""
     tensors = [
         leaf
         for leaf in pytree.tree_leaves((call.args, call.kwargs, call.results))
@@ -97,7 +107,7 @@ def _is_plain(call: Call) -> bool:
     ]
     return all(
         t.layout is torch.strided
-        and not t.is_complex()
+        and t.dtype is not torch.complex32
         and t.device.type == "cpu"
         and t.numel() <= 100_000
         for t in tensors
@@ -105,16 +115,16 @@ def _is_plain(call: Call) -> bool:
 
 
 @functools.lru_cache
-def calls() -> dict[str, list[Call]]:
-    """The calls of each operator definition, by its name."""
+def calls(dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, list[Call]]:
+    """The calls of each operator definition, by its name, in the samples of these dtypes."""
     found: dict[str, dict[str, Call]] = {}
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for info in op_db:
-            if info.name.startswith(WITHOUT) and info.name != "linalg.vector_norm":
+            if info.name.startswith(WITHOUT) and info.name not in WITH:
                 continue
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 if dtype not in info.supported_dtypes("cpu"):
                     continue
                 try:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from purevk.dtypes import DType
+from purevk.errors import ShapeError
 from purevk.ir import TensorType
 from purevk.lower.expression import convert, literal
 from purevk.ops.promotion import float_type, promote_types, result_type
 
-TYPES = list(DType)
+TYPES = [dtype for dtype in DType if not dtype.is_float8]
 NUMBERS = [True, 3, 2.5, 1j]
 
 
@@ -49,6 +50,20 @@ def test_result_type(left):
             other,
             mine,
         )
+
+
+@pytest.mark.parametrize("dtype", [each for each in DType if each.is_float8], ids=repr)
+def test_floats_of_8_bits(dtype):
+    """They meet numbers and their own kind alone."""
+    mine, theirs = operands(dtype)[0]
+    assert promote_types(dtype, dtype) is dtype
+    for number in NUMBERS[:3]:
+        assert result_type((mine, number)).to_torch() is torch.result_type(theirs, number)
+    for other in TYPES:
+        with pytest.raises(RuntimeError):
+            torch.promote_types(dtype.to_torch(), other.to_torch())
+        with pytest.raises(ShapeError, match="does not promote"):
+            promote_types(dtype, other)
 
 
 def test_functions_of_real_numbers():

@@ -14,6 +14,7 @@ from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import Attention, choose
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.random.sampling import dropped
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
@@ -177,8 +178,6 @@ def _sdpa_shape(
 
 
 def _refuse_aten_sdpa(node: Node, traits: DeviceTraits) -> str | None:
-    if node.float("dropout_p"):
-        return "attention with dropout is random"
     reason = _refuse_sdpa(node, traits)
     q, k, v = (node.tensor(name).type for name in "qkv")
     if reason is None and node.bool("enable_gqa"):
@@ -230,6 +229,7 @@ def _expand_sdpa(builder: Builder, node: Node) -> Value:
         node.bool("is_causal"),
         node.optional_float("scale"),
         node.bool("enable_gqa"),
+        node.float("dropout_p"),
     )
 
 
@@ -242,6 +242,7 @@ def _sdpa(
     causal: bool,
     scale: float | None,
     gqa: bool,
+    dropout: float = 0.0,
 ) -> Value:
     """Attention as torch defines it: any rank, and the dims before the last two broadcast."""
     scale = default_scale(scale, q.type.dims[-1])
@@ -261,7 +262,7 @@ def _sdpa(
         mask = _to_four(builder, mask, lead)
     elif mask is not None and mask.type.rank == 3 and q.type.rank < 4:
         mask = builder.emit("aten.unsqueeze.default", mask, 0)
-    made = _attend(builder, q4, k4, v4, mask, scale, causal)
+    made = _attend(builder, q4, k4, v4, mask, scale, causal, dropout)
     return made if made.type.dims == dims else builder.emit("aten.reshape.default", made, dims)
 
 
@@ -279,12 +280,19 @@ def _repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
 
 
 def _attend(
-    builder: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: float, causal: bool
+    builder: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    scale: float,
+    causal: bool,
+    dropout: float = 0.0,
 ) -> Value:
     """Attention [B, H, S, D] of any width: one kernel, on padded heads where it needs them, or two
-    matmuls."""
+    matmuls, between which weights may be dropped."""
     width, value_width = q.type.dims[3], v.type.dims[3]
-    wide = q.type.dtype is DType.float64  # in two matmuls
+    wide = q.type.dtype is DType.float64 or bool(dropout)  # in two matmuls
     if not wide and head_width_fits(width, value_width):
         return builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
     if not wide and all(
@@ -317,6 +325,8 @@ def _attend(
     elif mask is not None:
         scores = builder.emit("aten.add.Tensor", scores, mask, 1)
     weights = builder.emit("purevk.softmax", scores, -1, False, True, v.type.dtype)
+    if dropout:
+        weights = dropped(builder, weights, dropout)[0]
     return builder.emit("aten.matmul.default", weights, v)
 
 
@@ -325,6 +335,7 @@ register(
         "aten.scaled_dot_product_attention.default",
         _sdpa_shape,
         Rewrite(_expand_sdpa, _refuse_aten_sdpa),
+        random=lambda node: bool(node.float("dropout_p")),
     )
 )
 

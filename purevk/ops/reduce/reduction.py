@@ -400,7 +400,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
             return DType.uint8 if x.dtype is DType.uint8 else DType.bool
         if dtype is not None:
             return dtype
-        if out == "sum" and not x.dtype.is_float:
+        if out == "sum" and not (x.dtype.is_float or x.dtype.is_complex):
             return DType.int64
         return float_type(x.dtype) if out == "float" else x.dtype
 

@@ -345,7 +345,9 @@ def _scan_with_index(
 
 def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> TensorType:
     wrap(dim, x.rank)
-    return x.with_dtype(dtype or (x.dtype if x.dtype.is_float else DType.int64))
+    return x.with_dtype(
+        dtype or (x.dtype if x.dtype.is_float or x.dtype.is_complex else DType.int64)
+    )
 
 
 def _cumulative(kind: str) -> Callable[..., Value]:

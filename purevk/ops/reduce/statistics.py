@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.promotion import float_type
+from purevk.ops.promotion import float_type, real_dtype
 from purevk.ops.reduce.reduction import NAME, Reduction
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import reduced, wrap_all
@@ -142,8 +142,12 @@ def _spread(
 
 
 def _float_reduced(x: TensorType, dim: Dims, keepdim: bool) -> TensorType:
-    if not x.dtype.is_float:
+    if not (x.dtype.is_float or x.dtype.is_complex):
         raise ShapeError(f"variance of {x.dtype.name}")
+    return TensorType(real_dtype(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+
+
+def _mean_type(x: TensorType, dim: Dims, keepdim: bool) -> TensorType:
     return x.with_dims(reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
@@ -183,7 +187,10 @@ for _name, _root in {"var": False, "std": True}.items():
     )
     rewrite(
         f"aten.{_name}_mean.correction",
-        lambda x, dim=None, correction=None, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
+        lambda x, dim=None, correction=None, keepdim=False: (
+            _float_reduced(x, dim, keepdim),
+            _mean_type(x, dim, keepdim),
+        ),
         lambda builder, node, x, dim, correction, keepdim, root=_root: (
             _spread(
                 builder, x, wrap_all(dim, x.type.rank), correction, keepdim, root, x.type.dtype
@@ -193,7 +200,10 @@ for _name, _root in {"var": False, "std": True}.items():
     )
     rewrite(
         f"aten.{_name}_mean.dim",
-        lambda x, dim=None, unbiased=True, keepdim=False: (_float_reduced(x, dim, keepdim),) * 2,
+        lambda x, dim=None, unbiased=True, keepdim=False: (
+            _float_reduced(x, dim, keepdim),
+            _mean_type(x, dim, keepdim),
+        ),
         lambda builder, node, x, dim, unbiased, keepdim, root=_root: (
             _spread(
                 builder, x, wrap_all(dim, x.type.rank), int(unbiased), keepdim, root, x.type.dtype
@@ -236,7 +246,8 @@ def _norm_shape(
     keepdim: bool = False,
     dtype: DType | None = None,
 ) -> TensorType:
-    return TensorType(dtype or float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+    made = real_dtype(dtype or float_type(x.dtype))
+    return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
 rewrite(
@@ -315,7 +326,7 @@ def _nansum(
 def _nansum_shape(
     x: TensorType, dim: Dims = None, keepdim: bool = False, dtype: DType | None = None
 ) -> TensorType:
-    made = dtype or (x.dtype if x.dtype.is_float else DType.int64)
+    made = dtype or (x.dtype if x.dtype.is_float or x.dtype.is_complex else DType.int64)
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
@@ -327,4 +338,6 @@ def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Real) -> Value:
     return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
 
 
-rewrite("aten.dist.default", lambda x, y, p=2: TensorType(float_type(x.dtype), ()), _dist)
+rewrite(
+    "aten.dist.default", lambda x, y, p=2: TensorType(real_dtype(float_type(x.dtype)), ()), _dist
+)

@@ -1,0 +1,99 @@
+"""Checks of indices, with PUREVK_CHECK_INDICES=1. Without it, kernels clamp an index that is out of
+range, where torch raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from purevk import knobs
+from purevk.dtypes import DType
+from purevk.ir import Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.ops.shapes import wrap
+
+# Operators with one index along a dim, and those of them that count negative indices from the end.
+_ALONG = {
+    f"aten.{name}"
+    for name in (
+        "gather.default",
+        "index_add.default",
+        "index_copy.default",
+        "index_fill.int_Scalar",
+        "index_reduce.default",
+        "index_select.default",
+        "scatter.reduce",
+        "scatter.src",
+        "scatter.value",
+        "scatter.value_reduce",
+        "scatter_add.default",
+        "scatter_reduce.two",
+    )
+}
+_FROM_END = {"aten.index_fill.int_Scalar"}
+_BY_TENSORS = {"aten.index.Tensor", "aten.index_put.default"}
+_FLAT = {"aten.take.default", "aten.put.default"}
+_TABLES = {
+    "aten.embedding.default",
+    "aten._embedding_bag.default",
+    "aten._embedding_bag_forward_only.default",
+}
+
+
+def check_indices(graph: Graph) -> Graph:
+    """With PUREVK_CHECK_INDICES=1, has every call check the least and the greatest element of each
+    index; else the graph itself.
+
+    A call with an index that is out of range raises `InputError` with the operator, its place and the
+    index.
+    """
+    if not knobs.CHECK_INDICES():
+        return graph
+    nodes: list[Node] = []
+    symbols = dict(graph.symbols)
+    checks = list(graph.checks)
+    for node in graph.nodes:
+        for index, size, lowest in _indices(node):
+            for name, op in (("least", "aten.amin.default"), ("greatest", "aten.amax.default")):
+                found = Value(f"{name}_index_{len(symbols)}", TensorType(index.type.dtype, ()))
+                nodes.append(Node(op, (index, (), False), (found,), node.source))
+                symbol = Symbol(found.name, lower=-_dims.UNBOUNDED, is_size=False, unbacked=True)
+                symbols[symbol] = SymbolSource(found)
+                sides = (">=", lowest) if name == "least" else ("<", size)
+                place = f" at {node.source}" if node.source else ""
+                text = f"an index of {node.op}{place} is not within {lowest} to {size - 1}"
+                checks.append((Guard(Dim.of(symbol), *sides, True), text))
+        nodes.append(node)
+    return graph.with_nodes(nodes, symbols=symbols, checks=tuple(checks))
+
+
+def _indices(node: Node) -> Iterator[tuple[Value, Size, Size]]:
+    """The indices of a node: the tensor, the size that they are below, and the least index."""
+    if node.op in _ALONG:
+        x = node.args[0]
+        assert isinstance(x, Value)
+        dim = wrap(node.int("dim"), x.type.rank)
+        size = x.type.dims[dim] if x.type.rank else 1
+        yield from _checked(node.tensor("index"), size, node.op in _FROM_END)
+    elif node.op in _BY_TENSORS:
+        x, given = node.args[0], node.args[1]
+        assert isinstance(x, Value) and isinstance(given, tuple)
+        at = 0
+        for index in given:
+            if not isinstance(index, Value):
+                at += 1
+            elif index.type.dtype in (DType.bool, DType.uint8):
+                at += max(index.type.rank, 1)  # a mask
+            else:
+                yield from _checked(index, x.type.dims[at], True)
+                at += 1
+    elif node.op in _FLAT:
+        x, index = node.args[0], node.args[1]
+        assert isinstance(x, Value) and isinstance(index, Value)
+        yield from _checked(index, _dims.product(x.type.dims), True)
+    elif node.op in _TABLES:
+        yield from _checked(node.tensor("indices"), node.tensor("weight").type.dims[0], False)
+
+
+def _checked(index: Value, size: Size, from_end: bool) -> Iterator[tuple[Value, Size, Size]]:
+    if index.type.numel != 0:
+        yield index, size, -size if from_end else 0

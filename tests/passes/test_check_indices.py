@@ -1,0 +1,73 @@
+"""PUREVK_CHECK_INDICES: calls raise where torch raises, and give what torch gives elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import purevk
+from purevk.errors import InputError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.device
+
+X = torch.arange(20, dtype=torch.float32).reshape(5, 4)
+CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
+    # what runs, the size that indices are below, and whether they count from the end
+    "embedding": (lambda i: torch.nn.functional.embedding(i, X), 5, False),
+    "gather": (lambda i: X.gather(1, i.reshape(1, -1)), 4, False),
+    "index_select": (lambda i: X.index_select(0, i), 5, False),
+    "index": (lambda i: X[:, i], 4, True),
+    "two indices": (lambda i: X[i, i], 4, True),
+    "index_put": (lambda i: X.index_put((i,), torch.tensor(7.0)), 5, True),
+    "scatter": (lambda i: X.scatter(0, i.reshape(1, -1), 3.0), 5, False),
+    "index_add": (lambda i: X.index_add(0, i, torch.ones(i.shape[0], 4)), 5, False),
+    "index_fill": (lambda i: X.index_fill(1, i, 2.0), 4, True),
+    "take": (lambda i: X.take(i), 20, True),
+}
+
+
+class Indexes(torch.nn.Module):
+    def __init__(self, do: Callable[..., Any]) -> None:
+        super().__init__()
+        self.do = do
+
+    def forward(self, index: Any) -> Any:
+        return self.do(index)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_indices_out_of_range_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
+    do, size, from_end = CASES[name]
+    with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
+        for pair in ([0, size - 1], [-size, 1], [-1, 1], [2, size], [-size - 1, 0], [1 << 40, 0]):
+            index = torch.tensor(pair)
+            if min(pair) >= (-size if from_end else 0) and max(pair) < size:
+                torch.testing.assert_close(program(index), do(index))
+                continue
+            with pytest.raises((IndexError, RuntimeError)):
+                do(index)
+            with pytest.raises(InputError, match="is not within") as caught:
+                program(index)
+            wrong = max(pair) if max(pair) >= size else min(pair)
+            assert f"is {wrong} in this call" in caught.value.why
+            assert "aten." in caught.value.what
+
+
+def test_no_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty index has no least element."""
+    monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
+    count = torch.export.Dim("count", min=0, max=8)
+    model = Indexes(lambda i: X.index_select(0, i))
+    with purevk.compile(model, (torch.tensor([0, 1, 2]),), ({0: count},)) as program:
+        for pair in ([0, 4, 2], [], [3]):
+            index = torch.tensor(pair, dtype=torch.int64)
+            torch.testing.assert_close(program(index), X.index_select(0, index))
+
+
+def test_without_the_knob_the_nearest_element_is_taken() -> None:
+    with purevk.compile(Indexes(lambda i: X.index_select(0, i)), (torch.tensor([0, 1]),)) as one:
+        torch.testing.assert_close(one(torch.tensor([9, 0])), X[[4, 0]])
