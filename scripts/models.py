@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Runs the gallery of models (tests/models/gallery) through purevk, straight from torch and as
-.pte, against eager torch.
+"""Runs the gallery of models (tests/models/gallery) through purevk, straight from torch, through
+torch.compile and as .pte, against eager torch.
 
     python scripts/models.py [NAME ...] [--json docs/data/models.json] [--again] [--only compile]
-    [--list]
+    [--quick] [--list]
 
 Without names, all that the JSON file does not have yet; it is written after each model, so that a
 run can be cut off and goes on. Kernels are compiled anew for each model: "compile" is a first
 start. scripts/make_docs.py makes docs/models.md of the file.
+
+--quick takes no times, and keeps kernels from model to model. It is for a machine that is busy with
+other work: errors, segments and nodes on the CPU are the same.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-WAYS = ("compile", "pte")
+WAYS = ("compile", "torch.compile", "pte")
 REPEATS = 15
 _ENOUGH = 0.5  # seconds of repeated calls
 
@@ -84,28 +87,53 @@ def exported_program(built: Any) -> Any:
         )
 
 
-def measure(program: Any, built: Any, wanted: list[list[Any]], seconds: float) -> dict[str, Any]:
+def hosts(method: Any) -> Counter[str]:
+    """The nodes of a method that run on the CPU, by name."""
+    from purevk.ops.registry import HOST
+
+    made: Counter[str] = Counter()
+    for step in method.executable.plan.steps:
+        if not step.on_device:
+            node = step.nodes[0]
+            made[
+                "control flow" if node.graphs else node.args[0] if node.op == HOST else node.op
+            ] += 1
+    return made
+
+
+def worst(call: Callable[..., Any], built: Any, wanted: list[list[Any]]) -> float:
+    """The largest error over all samples."""
+    return max(
+        relative_error([x.clone() for x in flat(call(*sample))], reference)
+        for sample, reference in zip(built.samples, wanted)
+    )
+
+
+def measure(
+    program: Any, built: Any, wanted: list[list[Any]], seconds: float, quick: bool
+) -> dict[str, Any]:
     """What a program makes of the samples, how fast, and where its nodes run."""
-    error = 0.0
-    for sample, reference in zip(built.samples, wanted):
-        error = max(error, relative_error(flat(program.forward(*sample)), reference))
+    error = worst(program.forward, built, wanted)
     last = built.samples[-1]
     report = program.report()
-    steps = program.method("forward").executable.plan.steps
-    hosts = Counter(step.nodes[0].args[0] for step in steps if not step.on_device)
-    return {
+    made = {
         "error": error,
+        "segments": report["segments"],
+        "dispatches": report["dispatches"],
+        "cpu": dict(sorted(hosts(program.method("forward")).items())),
+    }
+    if quick:
+        return made
+    return {
+        **made,
         "ms": best_seconds(lambda: program.forward(*last)) * 1e3,
         "compile_s": seconds,
         "phases": {phase: round(value, 3) for phase, value in report["seconds"].items()},
-        "segments": report["segments"],
-        "dispatches": report["dispatches"],
-        "cpu": dict(sorted(hosts.items())),
     }
 
 
 class NotExported(Exception):
-    """executorch could not make the file."""
+    """torch.export does not take the model, or executorch could not make the file."""
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -117,18 +145,65 @@ def failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def straight(build: Callable[[], Any], wanted: list[list[Any]]) -> dict[str, Any]:
+def straight(build: Callable[[], Any], wanted: list[list[Any]], quick: bool) -> dict[str, Any]:
     """The model through `purevk.compile`."""
     import purevk
 
     built = build()
     start = time.perf_counter()
-    exported = exported_program(built)
+    try:
+        exported = exported_program(built)
+    except Exception as error:  # whatever torch.export trips over
+        raise NotExported(f"{type(error).__name__}: {error}") from error
     export = time.perf_counter() - start
     start = time.perf_counter()
     with purevk.compile(exported) as program:
         seconds = time.perf_counter() - start
-        return {"export_s": export, **measure(program, built, wanted, seconds)}
+        made = measure(program, built, wanted, seconds, quick)
+        return made if quick else {"export_s": export, **made}
+
+
+def through_dynamo(
+    build: Callable[[], Any], wanted: list[list[Any]], quick: bool
+) -> dict[str, Any]:
+    """The model through `torch.compile(backend="purevk")`. `graphs` and `breaks` say in how many
+    parts dynamo took it; `eager` names why a graph fell back to eager torch, if one did."""
+    import torch
+
+    from purevk import dynamo
+
+    built = build()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    known = {id(each) for each in dynamo._shared}
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        start = time.perf_counter()
+        compiled = torch.compile(built.module, backend="purevk")
+        error = worst(compiled, built, wanted)
+        seconds = time.perf_counter() - start
+        if not built.stateful:
+            error = max(error, worst(compiled, built, wanted))  # without tracing
+        last = built.samples[-1]
+        times = {} if quick else {"ms": best_seconds(lambda: compiled(*last)) * 1e3}
+    counters = torch._dynamo.utils.counters
+    programs = [each.program for each in dynamo._shared if id(each) not in known]
+    made = {
+        "error": error,
+        "segments": sum(program.report()["segments"] for program in programs),
+        "dispatches": sum(program.report()["dispatches"] for program in programs),
+        "cpu": dict(
+            sorted(
+                sum(
+                    (hosts(p.method(name)) for p in programs for name in p.methods), Counter()
+                ).items()
+            )
+        ),
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sorted({reason.splitlines()[0] for reason in counters["graph_break"]}),
+        "eager": sorted({str(w.message) for w in caught if "in eager torch" in str(w.message)}),
+    }
+    return made if quick else {**made, "compile_s": seconds, **times}
 
 
 def trace_patterns_once() -> None:
@@ -169,7 +244,7 @@ def lowered(built: Any) -> tuple[bytes, bool]:
 
 
 def through_file(
-    build: Callable[[], Any], wanted: list[list[Any]], keep: Path | None, name: str
+    build: Callable[[], Any], wanted: list[list[Any]], keep: Path | None, name: str, quick: bool
 ) -> dict[str, Any]:
     """The model as a .pte of executorch's VulkanPartitioner, through `purevk.load`."""
     import purevk
@@ -197,16 +272,18 @@ def through_file(
     with purevk.load(blob) as program:
         seconds = time.perf_counter() - start
         return {
-            "export_s": export,
+            **({} if quick else {"export_s": export}),
             "bytes": len(blob),
             "folded": folded,
             "delegates": delegates,
             "kernels": kernels,
-            **measure(program, built, wanted, seconds),
+            **measure(program, built, wanted, seconds, quick),
         }
 
 
-def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str, Any]:
+def run_model(
+    model: Any, ways: tuple[str, ...], keep: Path | None, quick: bool = False
+) -> dict[str, Any]:
     """One row of the table, as JSON."""
     import torch
 
@@ -215,20 +292,22 @@ def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str,
         parameters = sum(p.numel() for p in built.module.parameters())
         wanted = [[x.clone() for x in flat(built.module(*sample))] for sample in built.samples]
         last = built.samples[-1]
-        eager = best_seconds(lambda: built.module(*last))
+        eager = None if quick else best_seconds(lambda: built.module(*last))
     row: dict[str, Any] = {
         "library": model.library,
         "about": model.about,
         "parameters": parameters,
-        "eager_ms": eager * 1e3,
+        **({} if eager is None else {"eager_ms": eager * 1e3}),
         "tolerance": model.tolerance,
     }
     for way in ways:
         try:
             if way == "compile":
-                row[way] = straight(model.build, wanted)
+                row[way] = straight(model.build, wanted, quick)
+            elif way == "torch.compile":
+                row[way] = through_dynamo(model.build, wanted, quick)
             else:
-                row[way] = through_file(model.build, wanted, keep, model.name)
+                row[way] = through_file(model.build, wanted, keep, model.name, quick)
         except (
             Exception
         ) as error:  # whatever a model of this list runs into is what the list is for
@@ -238,7 +317,8 @@ def run_model(model: Any, ways: tuple[str, ...], keep: Path | None) -> dict[str,
 
 def describe(name: str, row: dict[str, Any]) -> str:
     """A row as text for the terminal."""
-    parts = [f"{name:30} {row['parameters'] / 1e6:7.2f} M  eager {row['eager_ms']:7.1f} ms"]
+    eager = f"  eager {row['eager_ms']:7.1f} ms" if "eager_ms" in row else ""
+    parts = [f"{name:30} {row['parameters'] / 1e6:7.2f} M{eager}"]
     for way in WAYS:
         data = row.get(way)
         if data is None:
@@ -249,10 +329,14 @@ def describe(name: str, row: dict[str, Any]) -> str:
         mark = "" if data["error"] <= row["tolerance"] else " WRONG"
         cpu = f" cpu {data['cpu']}" if data["cpu"] else ""
         extra = f" delegates {data['delegates']}" if way == "pte" else ""
+        if way == "torch.compile":
+            extra = f" graphs {data['graphs']}"
+            extra += f" breaks {data['breaks']}" if data["breaks"] else ""
+            extra += f" EAGER {data['eager']}" if data["eager"] else ""
+        times = f" {data['ms']:.1f} ms, compile {data['compile_s']:.1f} s" if "ms" in data else ""
         parts.append(
-            f"\n    {way:8} error {data['error']:.1e}{mark} segments {data['segments']}{cpu}{extra} dispatches"
-            f" {data['dispatches']} {data['ms']:.1f} ms, export {data['export_s']:.1f} s, compile"
-            f" {data['compile_s']:.1f} s"
+            f"\n    {way:13} error {data['error']:.1e}{mark} segments {data['segments']}{cpu}{extra}"
+            f" dispatches {data['dispatches']}{times}"
         )
     return "".join(parts)
 
@@ -270,6 +354,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what the file already has")
     parser.add_argument("--only", choices=WAYS, help="one way only")
     parser.add_argument("--keep", type=Path, help="folder for the .pte files")
+    parser.add_argument("--quick", action="store_true", help="no times, and kernels from the cache")
     parser.add_argument("--list", action="store_true", help="print the names")
     options = parser.parse_args()
     if options.list:
@@ -292,9 +377,9 @@ def main() -> int:
         if name in rows["models"] and not options.names and not options.again:
             if all(way in rows["models"][name] for way in ways):
                 continue
-        with fresh_cache():
+        with contextlib.nullcontext() if options.quick else fresh_cache():
             try:
-                row = run_model(MODELS[name], ways, options.keep)
+                row = run_model(MODELS[name], ways, options.keep, options.quick)
             except Exception as error:  # the model itself, or eager torch
                 print(f"{name:30} {failure(error)['failed']}", flush=True)
                 bad += 1

@@ -337,15 +337,18 @@ class Exported:
         blob: the `.pte` bytes.
         inputs: of one call.
         float_result: what the float model gives for them.
+        eager_result: what the quantized model gives for them in eager torch.
     """
 
     blob: bytes
     inputs: tuple
     float_result: Any
+    eager_result: Any
 
 
-def export(name: str) -> Exported:
-    """Quantizes the model of a flow and exports it with executorch's VulkanPartitioner.
+def export(name: str, partitioner: Any = None) -> Exported:
+    """Quantizes the model of a flow and exports it, with executorch's VulkanPartitioner if no other
+    partitioner is given.
 
     Raises:
         KeyError: no such flow.
@@ -362,7 +365,7 @@ def export(name: str) -> Exported:
         quantized = flow.quantize(module, inputs)
         edge = to_edge_transform_and_lower(
             torch.export.export(quantized, inputs, strict=False),
-            partitioner=[VulkanPartitioner({})],
+            partitioner=[partitioner or VulkanPartitioner({})],
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
-        return Exported(edge.to_executorch().buffer, inputs, float_result)
+        return Exported(edge.to_executorch().buffer, inputs, float_result, quantized(*inputs))

@@ -6,11 +6,26 @@ until one is built.
 
 from __future__ import annotations
 
-from tests.models.gallery import language, media, plain, vision
+from tests.models.gallery import (
+    decoders,
+    encoders,
+    generators,
+    graphs,
+    images,
+    language,
+    media,
+    pairs,
+    plain,
+    scenes,
+    speech,
+    times,
+    vision,
+)
 from tests.models.gallery.model import Model
 
-MODELS: dict[str, Model] = {
-    model.name: model for room in (plain, vision, language, media) for model in room.MODELS
-}  # fmt: skip
+_ROOMS = (
+    plain, generators, graphs, vision, images, language, encoders, decoders, media, speech, pairs, scenes, times,
+)  # fmt: skip
+MODELS: dict[str, Model] = {model.name: model for room in _ROOMS for model in room.MODELS}
 
 __all__ = ["MODELS", "Model"]

@@ -187,7 +187,7 @@ def _swin3d() -> Built:
     return built(module, torch.randn(1, 3, 4, 32, 32, generator=generator))
 
 
-def _tv(name: str, size: int, about: str = "", **options: Any) -> Model:
+def from_torchvision(name: str, size: int, about: str = "", **options: Any) -> Model:
     return Model(
         name,
         "torchvision",
@@ -196,26 +196,26 @@ def _tv(name: str, size: int, about: str = "", **options: Any) -> Model:
     )
 
 
-def _ti(name: str, size: int, about: str = "", **options: Any) -> Model:
+def from_timm(name: str, size: int, about: str = "", **options: Any) -> Model:
     return Model(
         name, "timm", f"{about or 'image classifier'}, {size} pixels", _timm(name, size, **options)
     )
 
 
 MODELS = (
-    _tv("squeezenet1_1", 96),
-    _tv("shufflenet_v2_x0_5", 96),
-    _tv("mobilenet_v2", 96),
-    _tv("mobilenet_v3_small", 96),
-    _tv("mnasnet0_5", 96),
-    _tv("efficientnet_b0", 96),
-    _tv("regnet_y_400mf", 64),
-    _tv("resnet18", 64),
-    _tv("resnext50_32x4d", 64),
-    _tv("densenet121", 64),
+    from_torchvision("squeezenet1_1", 96),
+    from_torchvision("shufflenet_v2_x0_5", 96),
+    from_torchvision("mobilenet_v2", 96),
+    from_torchvision("mobilenet_v3_small", 96),
+    from_torchvision("mnasnet0_5", 96),
+    from_torchvision("efficientnet_b0", 96),
+    from_torchvision("regnet_y_400mf", 64),
+    from_torchvision("resnet18", 64),
+    from_torchvision("resnext50_32x4d", 64),
+    from_torchvision("densenet121", 64),
     Model("vgg11_bn", "torchvision", "its features, a smaller head, 64 pixels", _vgg),
-    _tv("googlenet", 64, init_weights=False, aux_logits=False),
-    _tv("inception_v3", 80, init_weights=False, aux_logits=False),
+    from_torchvision("googlenet", 64, init_weights=False, aux_logits=False),
+    from_torchvision("inception_v3", 80, init_weights=False, aux_logits=False),
     Model("swin", "torchvision", "3 stages, shifted windows of 7, 80 pixels", _swin(1)),
     Model("swin_v2", "torchvision", "the same, version 2", _swin(2)),
     Model("vit", "torchvision", "3 layers, patch 8, 64 pixels", _vit),
@@ -236,6 +236,7 @@ MODELS = (
         "torchvision",
         "segmentation, 48 pixels",
         _torchvision("fcn_resnet50", 48, "out", weights_backbone=None),
+        2e-4,  # 50 layers of random weights add up their rounding
     ),
     Model(
         "ssdlite",
@@ -246,28 +247,28 @@ MODELS = (
     Model("r3d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r3d_18")),
     Model("r2plus1d_18", "torchvision", "video, 4 frames of 40 pixels", _video("r2plus1d_18")),
     Model("swin3d", "torchvision", "video, 2 stages, 4 frames of 32 pixels", _swin3d),
-    _ti("convnext_atto", 64),
-    _ti("convnextv2_atto", 64),
-    _ti("mobilevit_xxs", 64),
-    _ti("mobilevitv2_050", 64),
-    _ti("efficientnet_lite0", 64),
-    _ti("mobilenetv4_conv_small", 64),
-    _ti("deit_tiny_patch16_224", 64, img_size=64, depth=4),
+    from_timm("convnext_atto", 64),
+    from_timm("convnextv2_atto", 64),
+    from_timm("mobilevit_xxs", 64),
+    from_timm("mobilevitv2_050", 64),
+    from_timm("efficientnet_lite0", 64),
+    from_timm("mobilenetv4_conv_small", 64),
+    from_timm("deit_tiny_patch16_224", 64, img_size=64, depth=4),
     Model("mlp_mixer", "timm", "3 blocks, 64 pixels", _mixer("MixerBlock")),
     Model("resmlp", "timm", "3 blocks, 64 pixels", _mixer("ResBlock", mlp_ratio=4)),
-    _ti("ghostnet_050", 64),
-    _ti("repvgg_a0", 64),
-    _ti("edgenext_xx_small", 64),
-    _ti("poolformer_s12", 64),
-    _ti("pvt_v2_b0", 64),
-    _ti("levit_128s", 224),
-    _ti("coatnet_pico_rw_224", 64, img_size=64),
-    _ti("maxvit_rmlp_pico_rw_256", 64, img_size=64),
-    _ti("xcit_nano_12_p16_224", 64),
-    _ti("efficientformerv2_s0", 224),
-    _ti("fastvit_t8", 64),
-    _ti("hrnet_w18_small", 64),
-    _ti("dla34", 64),
-    _ti("nfnet_l0", 64),
+    from_timm("ghostnet_050", 64),
+    from_timm("repvgg_a0", 64),
+    from_timm("edgenext_xx_small", 64),
+    from_timm("poolformer_s12", 64),
+    from_timm("pvt_v2_b0", 64),
+    from_timm("levit_128s", 224),
+    from_timm("coatnet_pico_rw_224", 64, img_size=64),
+    from_timm("maxvit_rmlp_pico_rw_256", 64, img_size=64),
+    from_timm("xcit_nano_12_p16_224", 64),
+    from_timm("efficientformerv2_s0", 224),
+    from_timm("fastvit_t8", 64),
+    from_timm("hrnet_w18_small", 64),
+    from_timm("dla34", 64),
+    from_timm("nfnet_l0", 64),
     Model("volo", "timm", "outlook attention, 64 pixels", _volo),
 )
