@@ -27,6 +27,7 @@ from purevk.errors import (
 
 if TYPE_CHECKING:
     from purevk import ops
+    from purevk.generators import manual_seed
     from purevk.program import Program, load
     from purevk.program.compile import compile
     from purevk.program.method import Method
@@ -58,6 +59,7 @@ __all__ = [
     "ValidationError",
     "compile",
     "load",
+    "manual_seed",
     "ops",
     "plan",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     "Runtime": "runtime",
     "compile": "program.compile",
     "load": "program.program",
+    "manual_seed": "generators",
     "ops": "ops",
     "plan": "program.plan",
 }

@@ -90,6 +90,7 @@ class Cache:
         self._memory_bytes = 0
         self._other: dict[str, bytes] = {}
         self._bundles: list[Bundle] = []
+        self._dropped: set[str] = set()  # not to be read from bundles
         self._entries = EntryFolder(self.folder, self.max_bytes)
         self._counts = dict.fromkeys(("hits", "memory_hits", "misses"), 0)
 
@@ -108,7 +109,7 @@ class Cache:
                 self._counts["hits"] += 1
                 self._counts["memory_hits"] += 1
                 return found
-            bundles = list(self._bundles)
+            bundles = [] if digest in self._dropped else list(self._bundles)
         for bundle in bundles:
             entry = bundle.read(digest)
             if entry is not None:
@@ -137,6 +138,14 @@ class Cache:
         self._entries.write(
             "spirv", digest, pack(digest, spirv, {"key": asdict(key), **(meta or {})})
         )
+
+    def drop_spirv(self, key: CacheKey) -> None:
+        """Forgets the SPIR-V of a key, which a driver has refused."""
+        digest = key.digest()
+        with self._lock:
+            self._dropped.add(digest)
+            self._memory_bytes -= len(self._memory.pop(digest, b""))
+        self._entries.drop_damaged("spirv", digest)
 
     def explain_miss(self, key: CacheKey) -> str:
         """Why a key is not on disk: how it differs from the entry nearest to it of the same

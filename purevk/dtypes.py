@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class _Row:
     torch: str  # attribute of the torch module
     itemsize: int  # bytes
-    numpy: type | None  # None: numpy has no such type; the bits travel as uint16
+    numpy: type | None  # None: numpy has no such type; the bits travel as integers
     glsl: str  # type of one element in a storage buffer
     acc: str  # type that arithmetic is done in
     pte: int  # executorch ScalarType
@@ -28,7 +28,7 @@ class DType(enum.Enum):
 
     Attributes:
         itemsize: bytes per element.
-        numpy: the numpy type whose bytes are the same (uint16 for bfloat16).
+        numpy: the numpy type whose bytes are the same (uint16 for bfloat16, uint8 for 8-bit floats).
         glsl: GLSL type of one element in a storage buffer.
         acc: GLSL type that arithmetic on elements is done in.
     """
@@ -43,13 +43,18 @@ class DType(enum.Enum):
     float32 = _Row("float32", 4, np.float32, "float", "float", 6, 5)
     float64 = _Row("float64", 8, np.float64, "double", "double", 7, 6)
     bfloat16 = _Row("bfloat16", 2, None, "uint16_t", "float", 15, None)
-    # On the CPU only.
+    # Kernels see their bytes, see `passes/float8.py`.
+    float8_e4m3fn = _Row("float8_e4m3fn", 1, None, "uint8_t", "int", 24, None)
+    float8_e5m2 = _Row("float8_e5m2", 1, None, "uint8_t", "int", 23, None)
+    float8_e4m3fnuz = _Row("float8_e4m3fnuz", 1, None, "uint8_t", "int", 26, None)
+    float8_e5m2fnuz = _Row("float8_e5m2fnuz", 1, None, "uint8_t", "int", 25, None)
+    # Kernels see them as pairs of floats.
     complex64 = _Row("complex64", 8, np.complex64, "", "", 9, None)
     complex128 = _Row("complex128", 16, np.complex128, "", "", 10, None)
 
     def __init__(self, row: _Row) -> None:
         self.itemsize = row.itemsize
-        self.numpy: np.dtype = np.dtype(row.numpy or np.uint16)
+        self.numpy: np.dtype = np.dtype(row.numpy or (np.uint16 if row.itemsize == 2 else np.uint8))
         self.glsl, self.acc = row.glsl, row.acc
 
     @property
@@ -57,8 +62,27 @@ class DType(enum.Enum):
         return self in (DType.float16, DType.float32, DType.float64, DType.bfloat16)
 
     @property
+    def is_float8(self) -> bool_:
+        return self.name.startswith("float8")
+
+    @property
+    def has_numpy(self) -> bool_:
+        """Whether numpy has this type, rather than just one of the same size."""
+        return self.value.numpy is not None
+
+    @property
     def is_complex(self) -> bool_:
         return self in (DType.complex64, DType.complex128)
+
+    @property
+    def component(self) -> DType:
+        """The dtype of the real and the imaginary part of complex numbers."""
+        return _COMPONENTS[self]
+
+    @property
+    def complex_dtype(self) -> DType | None:
+        """The dtype of complex numbers with parts of this dtype, if there is one."""
+        return next((each for each, part in _COMPONENTS.items() if part is self), None)
 
     @property
     def is_int(self) -> bool_:
@@ -98,6 +122,7 @@ class DType(enum.Enum):
 
 
 bool_ = bool
+_COMPONENTS = {DType.complex64: DType.float32, DType.complex128: DType.float64}
 _FROM_PTE = {member.value.pte: member for member in DType}
 _FROM_VK = {member.value.vk: member for member in DType if member.value.vk is not None}
 _FROM_TORCH: dict[object, DType | None] = {}  # filled when they are asked for

@@ -432,7 +432,7 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
         array = np.array(array, order="C")
     # Not the array itself: a dim of size 1 may have any stride there, and torch would keep it.
     tensor = torch.from_numpy(np.ndarray(array.shape, array.dtype, array))
-    return tensor.view(torch.bfloat16) if dtype is DType.bfloat16 else tensor
+    return tensor if dtype.has_numpy else tensor.view(dtype.to_torch())
 
 
 def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
@@ -444,7 +444,8 @@ def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     if dtype is not None and tensor.dtype is not dtype.to_torch():
         tensor = tensor.to(dtype.to_torch())
     tensor = tensor.contiguous()
-    if tensor.dtype is torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
+    own = DType.from_torch(tensor.dtype)
+    if own is not None and not own.has_numpy:
+        tensor = tensor.view(torch.uint16 if own.itemsize == 2 else torch.uint8)
     array: np.ndarray = tensor.numpy()
     return array

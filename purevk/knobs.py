@@ -32,6 +32,10 @@ def _count(text: str) -> int:
     return number
 
 
+def _seed(text: str) -> int | None:
+    return _count(text) if text else None
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -106,6 +110,19 @@ TEXELS = Knob(
 COMPILE_THREADS = Knob(
     "PUREVK_COMPILE_THREADS", _count, 0, "Number of threads that compile shaders. 0: one per core."
 )
+EAGER_FALLBACK = Knob(
+    "PUREVK_EAGER_FALLBACK",
+    _flag,
+    True,
+    "0 raises what purevk cannot run under torch.compile. 1 runs it in eager torch, with a warning.",
+)
+CHECK_INDICES = Knob(
+    "PUREVK_CHECK_INDICES",
+    _flag,
+    False,
+    "1 raises where an index is out of range, as torch does. 0 takes the nearest element. Checking"
+    " has a call wait for each index.",
+)
 VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the graph after every pass.")
 DUMP = Knob(
     "PUREVK_DUMP",
@@ -138,9 +155,10 @@ POLL = Knob(
 )
 SEED = Knob(
     "PUREVK_SEED",
-    _count,
-    0,
-    "Seed of random operators (rand, randn, dropout, ...). Read when a program is loaded.",
+    _seed,
+    None,
+    "Seed of random operators (rand, randn, dropout, ...) until torch.manual_seed or"
+    " purevk.manual_seed sets another. Unset: as in torch, others in each process.",
 )
 RECORDINGS = Knob(
     "PUREVK_RECORDINGS",

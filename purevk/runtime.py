@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 from purevk import program as _program
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.frontends.files import ModelFile, open_file
-from purevk.frontends.saved import SavedProgram
 from purevk.graph.context import Context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
@@ -296,7 +295,7 @@ class Runtime:
 
 
 def _metadata(opened: ModelFile, name: str) -> MethodMeta:
-    if not isinstance(opened.content, SavedProgram):
+    if isinstance(opened.content, P.Program):
         plan = opened.content.method(name)
         return MethodMeta(
             name,

@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 an error of purevk or something required is missing, 2 a wrong
         command line.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; `purevk.__main__` ends quietly with 130.
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:
@@ -77,9 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Command = args.chosen
     try:
         return _perform(command, args)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         sys.stdout = open(os.devnull, "w")
         return 0

@@ -156,6 +156,9 @@ def build(case: Case) -> tuple[Graph, int]:
 
 def _random(tensor: Tensor, number: int = 0) -> np.ndarray:
     random = np.random.default_rng((len(tensor.dims), number))
+    if tensor.dtype.is_complex:
+        parts = _random(Tensor((*tensor.dims, 2), tensor.dtype.component), number)
+        return parts.view(tensor.dtype.numpy)[..., 0]
     if tensor.dtype.is_float:
         # A short period: making gigabytes of random numbers would take longer than all the kernels.
         some = random.random(min(math.prod(tensor.dims), 1 << 16), np.float32).astype(

@@ -51,7 +51,7 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
 def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
     """Adds the file, its data files and the method."""
     nargs = "?" if optional else None
-    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="a .pte or .pvk file")
+    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="a .pte, .pvk or .pt2 file")
     add_data(parser)
     if method:
         parser.add_argument(

@@ -133,15 +133,15 @@ def _make(
         return int(_number(item, where, default=0))
     dtype, shape = value.type.dtype, tuple(_dims.evaluate(size, sizes) for size in value.type.dims)
     if isinstance(item, np.ndarray):
-        return _as_torch(item, dtype) if dtype is DType.bfloat16 else item
+        return item if dtype.has_numpy else _as_torch(item, dtype)
     array = _fill(item, dtype, shape, random, where)
-    return _as_torch(array, dtype) if dtype is DType.bfloat16 else array
+    return array if dtype.has_numpy else _as_torch(array, dtype)
 
 
 def _fill(
     item: str, dtype: DType, shape: tuple[int, ...], random: np.random.Generator, where: str
 ) -> np.ndarray:
-    kind = np.dtype(np.float32) if dtype is DType.bfloat16 else dtype.numpy
+    kind = dtype.numpy if dtype.has_numpy else np.dtype(np.float32)
     word, _, top = item.partition(":")
     if word != "random":
         return np.full(shape, _number(item, where), kind)
@@ -183,15 +183,17 @@ def _number(item: str, where: str, default: float | None = None) -> float:
 
 
 def _as_torch(array: np.ndarray, dtype: DType) -> Any:
-    """numpy has no bfloat16, so such an input needs torch."""
+    """numpy lacks the dtype, so such an input needs torch."""
     try:
         import torch
     except ImportError:
         raise InputError(
-            "a bfloat16 input needs torch", why="numpy has no such type", next="pip install torch"
+            f"a {dtype.name} input needs torch",
+            why="numpy has no such type",
+            next="pip install torch",
         ) from None
-    if array.dtype == np.uint16:  # the bits
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == dtype.numpy:  # the bits
+        return torch.from_numpy(array).view(dtype.to_torch())
     return torch.from_numpy(array).to(dtype.to_torch())
 
 
@@ -200,5 +202,5 @@ def as_array(output: Any) -> Any:
     if isinstance(output, (int, float, bool, np.ndarray)) or output is None:
         return output
     return (
-        output.float() if output.dtype.is_floating_point and output.element_size() == 2 else output
+        output.float() if output.dtype.is_floating_point and output.element_size() <= 2 else output
     ).numpy()

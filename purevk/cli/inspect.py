@@ -24,7 +24,7 @@ _MANY = 6  # delegates, above which they are not listed one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the program: a .pte or .pvk file")
+    parser.add_argument("model", metavar="MODEL", help="the program: a .pte, .pvk or .pt2 file")
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
     parser.add_argument(
@@ -85,13 +85,12 @@ def _file(opened: ModelFile) -> dict[str, Any]:
         "bytes": program.source.size,
         "methods": list(opened.methods),
     }
+    if not isinstance(program, pte.Program):
+        data |= {"named_data": None, "data_files": []}
     if isinstance(program, SavedProgram):
-        return data | {
-            "producer": program.producer,
-            "tensor_bytes": program.tensor_bytes,
-            "named_data": None,
-            "data_files": [],
-        }
+        data |= {"producer": program.producer, "tensor_bytes": program.tensor_bytes}
+    if not isinstance(program, pte.Program):
+        return data
     return data | {
         "named_data": {
             "keys": len(program.named),
@@ -132,7 +131,7 @@ def _method(
     opened: ModelFile, name: str, target: Target, args: argparse.Namespace
 ) -> dict[str, Any]:
     data: dict[str, Any] = {"name": name, "file_nodes": None, "delegates": [], "error": None}
-    if not isinstance(opened.content, SavedProgram):
+    if isinstance(opened.content, pte.Program):
         data |= _in_pte(opened.content, opened.content.method(name))
     try:
         made = lowered.lower(opened, name, target.traits)

@@ -86,7 +86,7 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
     for step, (first, last) in zip(plan.steps, plan.ranges):
         if step.on_device:
             found.append({"on": "gpu", "nodes": len(step.nodes), "dispatches": last - first})
-        elif step.nodes[0].graphs:
+        elif step.runs_on == "host":
             found.append({"on": "host", **control_data(step.nodes[0])})
         else:
             found.append({"on": "cpu", **host_data(step.nodes[0])})
@@ -94,10 +94,11 @@ def segments_data(plan: Plan) -> list[dict[str, Any]]:
 
 
 def control_data(node: Node) -> dict[str, Any]:
-    """Control flow, which the host runs. As `host_data`, and "graphs": the names of its sub-graphs."""
+    """Control flow or a seed, which are the host's. As `host_data`, and "graphs": the names of its
+    sub-graphs."""
     return {
         "operator": node.op,
-        "why": "control flow",
+        "why": "control flow" if node.graphs else "random operators draw a seed at each run",
         "source": node.source,
         "results": [str(value.type) for value in node.results],
         "graphs": [graph.name for graph in node.graphs],
@@ -116,7 +117,7 @@ def host_data(node: Node) -> dict[str, Any]:
 
 def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
     """What runs, in order, one row each. "on" is "load" (once, from constants alone), "gpu", "cpu"
-    or "host" (control flow). The rows of its sub-graphs follow, with a larger "depth"."""
+    or "host" (control flow, seeds). The rows of its sub-graphs follow, with a larger "depth"."""
     rows: list[dict[str, Any]] = [
         {
             "on": "load",
@@ -132,10 +133,10 @@ def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
     for row in rows:
         row["depth"] = depth
     for step, (first, last) in zip(plan.steps, plan.ranges):
-        if step.nodes[0].graphs:
+        if step.runs_on == "host":
             data = control_data(step.nodes[0])
             rows.append({"on": "host", "dispatches": 0, "templates": [], "depth": depth, **data})
-            for inner in plan.inner[step.nodes[0]]:
+            for inner in plan.inner.get(step.nodes[0], ()):
                 rows.append(
                     {
                         "on": "",
@@ -185,9 +186,4 @@ def label_source(label: str) -> str:
 
 def host_nodes(plan: Plan) -> list[Node]:
     """The nodes that run on the CPU, in order, also those of sub-graphs."""
-    return [
-        step.nodes[0]
-        for each in plan.nested()
-        for step in each.steps
-        if not step.on_device and not step.nodes[0].graphs
-    ]
+    return [step.nodes[0] for each in plan.nested() for step in each.steps if step.runs_on == "cpu"]

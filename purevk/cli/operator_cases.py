@@ -74,6 +74,8 @@ def operator_cases(nbytes: int) -> Iterator[Case]:
     yield from _rows(nbytes)
     yield from _indices(nbytes)
     yield from _images(nbytes)
+    yield from _complex(nbytes)
+    yield from _fourier(nbytes)
     yield from _matmuls(nbytes)
     yield from _quantized(nbytes)
     yield from _language(nbytes)
@@ -405,6 +407,49 @@ def _quantized(nbytes: int) -> Iterator[Case]:
         ),
     ):
         yield Case("quantized", op, args)
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+def c64(*dims: int) -> Tensor:
+    return Tensor(dims, DType.complex64)
+
+
+def _complex(nbytes: int) -> Iterator[Case]:
+    rows, columns = _square(nbytes // 2)
+    x, y = c64(rows, columns), c64(rows, columns)
+    for op, args in (
+        ("aten.mul.Tensor", (x, y)),
+        ("aten.div.Tensor", (x, y)),
+        ("aten.exp.default", (x,)),
+        ("aten.abs.default", (x,)),
+        ("aten._conj.default", (x,)),
+        ("aten.sum.dim_IntList", (x, (1,), False)),
+    ):
+        yield Case("complex", op, args, "complex")
+
+
+def _fourier(nbytes: int) -> Iterator[Case]:
+    count = nbytes // 8
+    for length in (256, 1000, 1009, 1024, 4096, 65536, 1 << 20):
+        if length > count:
+            continue
+        rows = count // length
+        x, half = c64(rows, length), c64(rows, length // 2 + 1)
+        form = f"length {length}"
+        yield Case("fourier", "aten._fft_c2c.default", (x, (1,), 0, True), form)
+        if length in (1024, 65536):
+            yield Case("fourier", "aten._fft_c2c.default", (x, (1,), 2, False), f"{form}, inverse")
+            real = f32(rows, length)
+            yield Case("fourier", "aten._fft_r2c.default", (real, (1,), 0, True), form)
+            yield Case("fourier", "aten._fft_c2r.default", (half, (1,), 2, length), form)
+    for side in (256, 1024):
+        if side * side <= count:
+            image = c64(count // side**2, side, side)
+            form = f"{side} x {side}"
+            yield Case("fourier", "aten._fft_c2c.default", (image, (1, 2), 0, True), form)
+            yield Case(
+                "fourier", "aten._fft_c2c.default", (image, (1,), 0, True), f"{form}, columns"
+            )
 
 
 # -- language models -----------------------------------------------------------------------------

@@ -28,9 +28,15 @@ STYLES = {
 }
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves the error to `main`: rich would end the process with 1."""
+        raise BrokenPipeError
+
+
 def _console(stream: Any) -> Console:
     width = None if stream.isatty() else shutil.get_terminal_size((_PIPE_WIDTH, 40)).columns
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    return _Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 class Output:

@@ -48,9 +48,9 @@ class Stopwatch:
         submit, run = self._queue.submit, fallback.run
         self._run = run
 
-        def timed_submit(commands: Any) -> Any:
+        def timed_submit(*args: Any) -> Any:
             start = time.perf_counter()
-            submission = submit(commands)
+            submission = submit(*args)
             self.device += time.perf_counter() - start
             return _Timed(submission, self)
 

@@ -15,47 +15,64 @@ from purevk.errors import InputError, SignatureError, SizeConstraintError
 from purevk.fallback import to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
-from purevk.ir.signature import same_literal
-from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, overlap
+from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
+from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
 
 _NUMBERS = (bool, int, float, complex)
+# Dtypes that numpy lacks. Other packages add them under these names.
+FOREIGN = {dtype.name: dtype for dtype in DType if not dtype.has_numpy}
 
 
 class Given(NamedTuple):
-    """The inputs of a call: as the caller gave them, and as arrays (bfloat16 as uint16).
+    """The inputs of a call: as the caller gave them, and as arrays (bfloat16 as uint16). A tensor
+    that is not on the CPU is itself in place of its array, until `on_host`.
 
-    The rest says what kind of result the caller expects: torch tensors, and for arrays of bfloat16
-    the dtype that an input brought (numpy has none of its own).
+    The rest says what kind of result the caller expects: torch tensors, their device if it is not
+    the CPU, and for dtypes that numpy lacks those that the inputs brought. `differentiable` is an
+    input that requires gradients, if torch computes any now.
     """
 
     inputs: Sequence[Any]
     arrays: list[Any]
     torch: bool
-    bfloat16: np.dtype | None = None
+    foreign: Mapping[DType, np.dtype] = {}
+    device: Any = None
+    differentiable: Any = None
 
     def convert(self, output: Any, value: Any) -> Any:
         """An output as the caller expects it."""
         if self.torch and isinstance(output, np.ndarray):
-            return to_torch(output, value.type.dtype)
-        if (
-            self.bfloat16 is not None
-            and isinstance(output, np.ndarray)
-            and value.type.dtype is DType.bfloat16
-        ):
-            return output.view(self.bfloat16)
+            made = to_torch(output, value.type.dtype)
+            output = made if self.device is None else made.to(self.device)
+        if self.differentiable is not None and is_torch(output):
+            from purevk.program.gradients import refuse_gradients
+
+            return refuse_gradients(output, self.differentiable)
+        if isinstance(output, np.ndarray) and value.type.dtype in self.foreign:
+            return output.view(self.foreign[value.type.dtype])
         return output
 
     def leaves(self, graph: Graph) -> list[Any]:
-        """The inputs as values that torch can trace with: tensors, and Python values."""
+        """The inputs as values that torch can trace with: tensors of the same strides, and Python
+        values."""
         return [
-            to_torch(array, value.type.dtype) if isinstance(value, Value) else array
+            _as_tensor(array, value.type.dtype)
+            if isinstance(value, Value) and isinstance(array, np.ndarray)
+            else array
             for array, value in zip(self.arrays, graph.inputs)
         ]
 
     def owned(self) -> Given:
-        """The same with arrays that nobody else writes."""
-        arrays = [array.copy() if isinstance(array, np.ndarray) else array for array in self.arrays]
+        """The same with arrays that nobody else writes, all of them on the host."""
+        arrays = [
+            array.copy(order="K") if isinstance(array, np.ndarray) else _on_host(array)
+            for array in self.arrays
+        ]
         return self._replace(arrays=arrays)
+
+    def on_host(self) -> Given:
+        """The same with all arrays on the host."""
+        return self._replace(arrays=[_on_host(array) for array in self.arrays])
 
 
 def describe_inputs(graph: Graph) -> str:
@@ -164,7 +181,8 @@ class InputReader:
             )
         torch = sys.modules.get("torch")
         arrays: list[Any] = []
-        any_torch, bfloat16 = False, None
+        any_torch, device, differentiable = False, None, None
+        foreign: dict[DType, np.dtype] = {}
         for position, (given, expected) in enumerate(zip(inputs, self._expected)):
             if not isinstance(expected, _ExpectedTensor):
                 number = self._read_number(given, expected, position)
@@ -174,7 +192,13 @@ class InputReader:
                 continue
             if torch is not None and isinstance(given, torch.Tensor):
                 any_torch = True
-                array = of_torch(given, expected.name, self.where)
+                if given.requires_grad and torch.is_grad_enabled():
+                    differentiable = given
+                if given.is_cpu:
+                    array = of_torch(given, expected.name, self.where)
+                else:
+                    array = on_device(given, expected.name, self.where)
+                    device = given.device if device is None else device
                 dtype = DType.from_torch(given.dtype)
             else:
                 array = given
@@ -186,18 +210,28 @@ class InputReader:
                 dtype = dtype_of(array)
                 if dtype is expected.dtype:
                     pass
-                elif dtype is None and array.dtype.name == "bfloat16":
-                    bfloat16, dtype, array = array.dtype, DType.bfloat16, array.view(np.uint16)
-                elif array.dtype == np.uint16 and expected.dtype is DType.bfloat16:
-                    dtype = DType.bfloat16  # the bits, as results give them
+                elif dtype is None and array.dtype.name in FOREIGN:
+                    dtype = FOREIGN[array.dtype.name]
+                    foreign[dtype], array = array.dtype, array.view(dtype.numpy)
+                elif not expected.dtype.has_numpy and array.dtype == expected.dtype.numpy:
+                    dtype = expected.dtype  # the bits, as results give them
             if expected.written:
                 _check_writable(given, array, expected.name, self.where)
+                if given is differentiable:
+                    raise InputError(
+                        f"{expected.name} requires gradients",
+                        where=self.where,
+                        why="the method writes it in place, and purevk computes no gradients",
+                        next="call the method under torch.no_grad(), or pass x.detach()",
+                    )
             if dtype is not expected.dtype or not expected.fits(array):
                 return self._refused_array(array, dtype, expected)
+            if expected.layout is not None and expected.layout != _layout(array):
+                return self._refused_layout(array, expected)
             arrays.append(array)
         if self.graph.updates:
             _refuse_shared_memory(self.graph, arrays, self.where)
-        return Given(inputs, arrays, any_torch, bfloat16)
+        return Given(inputs, arrays, any_torch, foreign, device, differentiable)
 
     def refused_sizes(self, arrays: Sequence[Any]) -> SizeConstraintError | None:
         """Why the fixed sizes of the graph are not those of inputs that another graph of the same
@@ -260,6 +294,14 @@ class InputReader:
             next="export the model with a dynamic dim, or pass the exported size",
         )
 
+    def _refused_layout(self, array: np.ndarray, expected: _ExpectedTensor) -> SignatureError:
+        return SignatureError(
+            f"the elements of {expected.name} lie in memory as: {_layout(array)}",
+            where=self.where,
+            why=f"the model was exported for: {expected.layout}; what it computes depends on it",
+            next="pass a contiguous tensor, or export the model with a tensor of these strides",
+        )
+
 
 class _ExpectedTensor:
     """A tensor among the inputs of a graph.
@@ -267,6 +309,7 @@ class _ExpectedTensor:
     Attributes:
         fixed: each dim that is no symbol, with its size.
         written: whether the method writes it in place.
+        layout: how its elements have to lie in memory, see `memory_layout`; None: any way.
     """
 
     def __init__(self, graph: Graph, position: int, value: Value) -> None:
@@ -276,6 +319,7 @@ class _ExpectedTensor:
             (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
         ]
         self.written = position in graph.updates
+        self.layout = dict(graph.signature.layouts).get(position) if graph.signature else None
         self._value = value
         # If all sizes are fixed, one comparison of tuples is enough.
         self._shape = value.type.dims if len(self.fixed) == self.rank else None
@@ -291,6 +335,30 @@ class _ExpectedTensor:
         return _describe(self._value)
 
 
+def _on_host(given: Any) -> Any:
+    """An input in the memory of the host."""
+    return of_torch(given, "input", "copying it to the CPU") if is_torch(given) else given
+
+
+def _as_tensor(array: np.ndarray, dtype: DType) -> Any:
+    """A tensor with the elements of an array, and its strides where torch has such."""
+    strange = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    if array.flags.c_contiguous or strange:
+        return to_torch(array, dtype)
+    import torch
+
+    made = torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
+    return made.view(torch.bfloat16) if dtype is DType.bfloat16 else made
+
+
+def _layout(array: Any) -> str:
+    if not isinstance(array, np.ndarray):
+        return memory_layout(array.shape, array.stride())
+    if array.flags.c_contiguous:
+        return CONTIGUOUS
+    return memory_layout(array.shape, [stride // array.itemsize for stride in array.strides])
+
+
 def _plain(given: Any) -> Any:
     """A number of numpy as Python's own."""
     return given.item() if isinstance(given, np.generic) else given
@@ -301,7 +369,7 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
     the other."""
     for written in graph.updates:
         for other, array in enumerate(arrays):
-            if other == written or not isinstance(array, np.ndarray):
+            if other == written or not hasattr(array, "shape"):
                 continue
             if overlap(arrays[written], array):
                 one, two = name_of_input(graph, written), name_of_input(graph, other)
@@ -313,8 +381,9 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
                 )
 
 
-def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
-    """The memory that a caller gives for results, as arrays over it; None where there is none.
+def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
+    """The memory that a caller gives for results, as arrays over it; None where there is none. A
+    tensor that is not on the CPU is itself in place of an array.
 
     Args:
         out: a tensor, or one (or None) for each output.
@@ -328,30 +397,39 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[np.ndarray | None]:
         raise InputError(
             f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where
         )
-    arrays: list[np.ndarray | None] = []
+    arrays: list[Any] = []
     for position, (each, value) in enumerate(zip(given, expected)):
         if each is None:
             arrays.append(None)
             continue
-        if is_torch(each) and each.device.type == "cpu":
-            array, dtype = of_torch(each, f"out {position}", where), DType.from_torch(each.dtype)
+        array: Any
+        writable = True
+        if is_torch(each):
+            read = of_torch if each.is_cpu else on_device
+            array, dtype = read(each, f"out {position}", where), DType.from_torch(each.dtype)
         elif isinstance(each, np.ndarray):
             array, dtype = each, dtype_of(each)
-            if each.dtype.name in ("bfloat16", "uint16"):
-                array, dtype = each.view(np.uint16), DType.bfloat16
+            if each.dtype.name in FOREIGN:
+                dtype = FOREIGN[each.dtype.name]
+                array = each.view(dtype.numpy)
+            elif isinstance(value, Value) and not value.type.dtype.has_numpy:
+                if each.dtype == value.type.dtype.numpy:  # the bits
+                    dtype = value.type.dtype
         else:
             raise InputError(
                 f"out {position} is {type(each).__name__}",
                 where=where,
-                why="a numpy array or a torch tensor on the CPU is expected",
+                why="a numpy array or a torch tensor is expected",
             )
+        if isinstance(array, np.ndarray):
+            writable = array.flags.writeable
         wanted = value.type.dtype if isinstance(value, Value) else None
-        if dtype is None or dtype is not wanted or not array.flags.writeable:
+        if dtype is None or dtype is not wanted or not writable:
             raise InputError(
                 f"out {position} cannot take the result",
                 where=where,
                 why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
-                f"{'a writable' if array.flags.writeable else 'a read-only'} {each.dtype} was given",
+                f"{'a writable' if writable else 'a read-only'} {each.dtype} was given",
             )
         arrays.append(array)
     return [*arrays, *(None for _ in graph.updates)]
@@ -367,9 +445,10 @@ def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[
             given.detach().copy_(made)
 
 
-def _check_writable(given: Any, array: np.ndarray, name: str, where: str) -> None:
+def _check_writable(given: Any, array: Any, name: str, where: str) -> None:
     writable = given.flags.writeable if isinstance(given, np.ndarray) else is_torch(given)
-    repeated = any(size > 1 and not step for size, step in zip(array.shape, array.strides))
+    steps = array.strides if isinstance(array, np.ndarray) else array.stride()
+    repeated = any(size > 1 and not step for size, step in zip(array.shape, steps))
     if not writable or repeated:
         raise InputError(
             f"{name} cannot be written",

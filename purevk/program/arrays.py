@@ -4,6 +4,7 @@ is copied here that need not be."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -34,16 +35,18 @@ def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
     """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
     import torch
 
+    _check_class(tensor, name, where)
     try:
-        if not tensor.requires_grad and tensor.dtype is not torch.bfloat16:
+        dtype = DType.from_torch(tensor.dtype)
+        if not tensor.requires_grad and (dtype is None or dtype.has_numpy):
             try:
                 direct: np.ndarray = tensor.numpy()
                 return direct
             except (RuntimeError, TypeError):
                 pass  # on another device, or conjugated or negated lazily
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if plain.dtype is torch.bfloat16:
-            plain = plain.view(torch.uint16)
+        if dtype is not None and not dtype.has_numpy:
+            plain = plain.view(torch.uint16 if dtype.itemsize == 2 else torch.uint8)
         array: np.ndarray = plain.numpy()
     except (RuntimeError, TypeError, NotImplementedError) as error:
         kind, next = _unreadable(tensor)
@@ -57,6 +60,47 @@ def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
             next="pass a torch.Tensor of its own, such as x.detach().cpu().clone()",
         ) from error
     return array
+
+
+def on_device(tensor: Any, name: str, where: str) -> Any:
+    """A tensor that is not on the CPU, if purevk reads its kind."""
+    _check_class(tensor, name, where)
+    kind, next = _unreadable(tensor)
+    if kind:
+        why = "a dense tensor of a dtype that purevk has is expected"
+        raise InputError(f"{name} is {kind}", where=where, why=why, next=next)
+    return tensor.detach()
+
+
+def _check_class(tensor: Any, name: str, where: str) -> None:
+    """Raises `InputError` for a tensor of a class with operators of its own."""
+    import torch
+
+    of_class: Any = type(tensor)
+    if of_class is torch.Tensor or not _computes_otherwise(of_class):
+        return
+    kind, next = _unreadable(tensor)
+    raise InputError(
+        f"{name} is {kind or f'a {of_class.__name__}'}",
+        where=where,
+        why="a plain torch.Tensor is expected"
+        if kind
+        else "its class changes what operators do (__torch_function__ or __torch_dispatch__),"
+        " and a graph has only those of torch",
+        next=next or "pass a plain tensor: x.as_subclass(torch.Tensor), or what it holds",
+    )
+
+
+@functools.cache
+def _computes_otherwise(kind: Any) -> bool:
+    """Whether a class of tensors has operators of its own. `Parameter` and `Buffer` have not."""
+    import torch
+
+    plain = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    disabled = (torch._C._disabled_torch_function_impl, torch._C._disabled_torch_dispatch_impl)
+    own_dispatch = kind.__torch_dispatch__ not in disabled
+    return own_dispatch or (function is not plain and function not in disabled)
 
 
 def _unreadable(tensor: Any) -> tuple[str, str]:
@@ -154,10 +198,24 @@ def _asarray(given: Any, name: str, where: str) -> np.ndarray:
     return array
 
 
-def overlap(one: np.ndarray, two: np.ndarray) -> bool:
+def overlap(one: Any, two: Any) -> bool:
+    """Whether two arrays, or two tensors of a device, share an element. Tensors of one storage are
+    taken to share what lies between their first and last elements."""
+    if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray):
+        if isinstance(one, np.ndarray) or isinstance(two, np.ndarray) or one.device != two.device:
+            return False
+        (start, end), (other, other_end) = _reach(one), _reach(two)
+        return start < other_end and other < end
     if not np.may_share_memory(one, two):
         return False
     try:
         return np.shares_memory(one, two, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+def _reach(tensor: Any) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of the byte behind its last."""
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+    start = tensor.data_ptr()
+    return start, start + (steps + 1) * tensor.element_size() if tensor.numel() else start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context, context_of
 from purevk.program.program import Program
+
+_log = logging.getLogger("purevk")
 
 
 def compile(
@@ -24,11 +27,11 @@ def compile(
     """Makes modules of torch ready to run on a Vulkan device.
 
     Args:
-        model: a `torch.nn.Module` (put it into eval mode first) or a
-            `torch.export.ExportedProgram`. For several methods: a mapping from their names to
-            exported programs or tuples (module, example inputs) or (module, example inputs, dynamic
-            shapes). Methods share weights and buffers that are the same tensors. If one method
-            writes a buffer, all see it.
+        model: a `torch.nn.Module` or a `torch.export.ExportedProgram`. Put a module into eval mode
+            first; the log warns if it is in training mode and computes otherwise then. For several
+            methods: a mapping from their names to exported programs or tuples (module, example
+            inputs) or (module, example inputs, dynamic shapes). Methods share weights and buffers
+            that are the same tensors. If one method writes a buffer, all see it.
         example_inputs: inputs to trace the module with: a tuple, or a single tensor. Not needed for
             an exported program.
         dynamic_shapes: as for `torch.export.export`.
@@ -105,4 +108,24 @@ def _source(
         )
     if not isinstance(inputs, (tuple, list)):
         inputs = (inputs,)
+    _warn_of_training(model)
     return ModuleSource(name, model, inputs, kwargs, dynamic_shapes, mutable)
+
+
+def _warn_of_training(module: Any) -> None:
+    from purevk.frontends.torch.attributes import computes_by_mode
+
+    found = [
+        f"{name} ({type(each).__name__})" if name else type(each).__name__
+        for name, each in module.named_modules()
+        if computes_by_mode(each)
+    ]
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        _log.warning(
+            "%s is compiled in training mode, in which these compute otherwise: %s%s. Call"
+            " module.eval() for inference",
+            type(module).__name__,
+            ", ".join(found[:3]),
+            more,
+        )

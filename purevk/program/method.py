@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from purevk.errors import InputError, PurevkError, SizeConstraintError
+from purevk.fallback import to_numpy
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
 from purevk.program.arguments import Given, describe_inputs, read_outputs, write_back
+from purevk.program.cuda import external_calls
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
 from purevk.program.variant import Choice, GraphSource, Sizes, Specialization, Variant
 
@@ -159,13 +161,13 @@ class Method:
         """
         self.program.check_open()
 
-        def prepare() -> tuple[Variant, Given, Sequence[np.ndarray | None] | None]:
+        def prepare() -> tuple[Variant, Given, Sequence[Any] | None]:
             self.program.refresh()  # waits for the calls before, if there is something to copy
             variant, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
             return variant, given.owned(), targets
 
-        def call(prepared: tuple[Variant, Given, Sequence[np.ndarray | None] | None]) -> Any:
+        def call(prepared: tuple[Variant, Given, Sequence[Any] | None]) -> Any:
             _, given, _ = prepared
             variant, outputs = self._call(*prepared)
             return _finished(variant.graph, given.inputs, outputs, out)
@@ -249,7 +251,7 @@ class Method:
         self,
         variant: Variant,
         given: Given,
-        targets: Sequence[np.ndarray | None] | None = None,
+        targets: Sequence[Any] | None = None,
         comparison: _WeightComparison | None = None,
     ) -> tuple[Variant, tuple[Any, ...]]:
         """One call with checked inputs.
@@ -267,11 +269,24 @@ class Method:
                     comparison.prevented = True
                     return variant, ()
             meanwhile = None if comparison is None else comparison.run
-            chosen, outputs = variant.run(chosen, env, given.arrays, targets, meanwhile)
+            external = None
+            if given.device is not None:
+                context = self.program.context
+                external = external_calls(context, chosen.executable, given.device)
+            if external is not None:
+                outputs = variant.run_external(
+                    external, chosen, env, given.arrays, _on_host(targets, False), meanwhile
+                )
+            else:
+                arrays = given.arrays if given.device is None else given.on_host().arrays
+                chosen, outputs = variant.run(
+                    chosen, env, arrays, _on_host(targets, True), meanwhile
+                )
             self._calls += 1
             variant.used = self._calls
         convert, values = given.convert, chosen.graph.outputs
-        return variant, tuple([convert(output, values[n]) for n, output in enumerate(outputs)])
+        made = tuple([convert(output, values[n]) for n, output in enumerate(outputs)])
+        return variant, made if targets is None else _placed(made, targets)
 
     def _choose(self, variant: Variant, given: Given) -> tuple[Variant, Choice]:
         """The variant and the lowering that serve the sizes of a call. `variant` has read its
@@ -363,6 +378,33 @@ class _WeightComparison:
     def run(self) -> None:
         """Compares them now."""
         self.changed = self._watch.changed()
+
+
+def _on_host(targets: Sequence[Any] | None, wanted: bool) -> Sequence[Any] | None:
+    """Of the memory for results, that of the host or that of devices; None for the other."""
+    if targets is None:
+        return None
+    return [each if isinstance(each, np.ndarray) is wanted else None for each in targets]
+
+
+def _placed(made: tuple[Any, ...], targets: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs, copied into the caller's memory where they were not made there."""
+    results = list(made)
+    for number, target in enumerate(targets):
+        output = results[number]
+        if target is None or output is target:
+            continue
+        if tuple(target.shape) != tuple(output.shape):
+            raise InputError(
+                f"out has sizes {list(target.shape)}",
+                why=f"the result has sizes {list(output.shape)}",
+            )
+        if not isinstance(target, np.ndarray):
+            target.copy_(output)
+        elif not isinstance(output, np.ndarray):  # else it was written there
+            np.copyto(target, to_numpy(output))
+        results[number] = target
+    return tuple(results)
 
 
 def _update(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

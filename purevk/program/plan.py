@@ -88,12 +88,7 @@ class PlannedProgram:
         time that the device's limits allow, or None."""
         costs = self.costs(**sizes)
         plans = list(self.plan.nested())
-        hosts = [
-            step.nodes[0]
-            for each in plans
-            for step in each.steps
-            if not step.on_device and not step.nodes[0].graphs
-        ]
+        hosts = [step.nodes[0] for each in plans for step in each.steps if step.runs_on == "cpu"]
         return {
             "device": self.device,
             "inputs": describe_inputs(self.plan.graph),

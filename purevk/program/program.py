@@ -263,10 +263,11 @@ class Program:
     def memory(self) -> MemoryReport:
         """Bytes on the device; see `MemoryReport`. The planned ones are of all methods together."""
         memories = [
-            inner.graph.memory
+            memory
             for method in self.methods.values()
             for each in method.specializations
             for inner in each.executable.nested()
+            for memory in inner.call_memories
         ]
         return MemoryReport(
             planned=sum(each.plan.planned for each in memories),
@@ -299,7 +300,7 @@ class Program:
             "seconds": dict(self.seconds),
             "dispatches": sum(len(plan.dispatches) for plan in plans),
             "segments": sum(step.on_device for step in steps),
-            "cpu_nodes": sum(not step.on_device and not step.nodes[0].graphs for step in steps),
+            "cpu_nodes": sum(step.runs_on == "cpu" for step in steps),
             "control_flow": sum(len(plan.inner) for plan in plans),
         }
 
@@ -425,7 +426,8 @@ def load(
     bounds: str = "exported",
     check: bool = True,
 ) -> Program:
-    """Loads a .pte file, or a .pvk file that `Program.save` wrote, and makes it ready to run.
+    """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
+    `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
 
     Args:
         file: path, or the file's bytes.
@@ -442,8 +444,11 @@ def load(
         check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
 
     Raises:
-        FileFormatError: it is no .pte or .pvk file, or damaged.
-        UnsupportedProgramError: it holds a delegate of another backend.
+        FileFormatError: it is none of these files, or damaged. For files of other formats, such as
+            ONNX or safetensors, the error says what to do.
+        UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
+            torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
+        InputError: `file` is neither a path nor bytes.
         DeviceError: there is no Vulkan device.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
     """

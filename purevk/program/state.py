@@ -104,8 +104,8 @@ class StateMapping(MutableMapping[str, np.ndarray]):
         else:
             given = np.asarray(array)
             dtype = DType.from_numpy(given.dtype)
-            if value.type.dtype is DType.bfloat16 and given.dtype == np.uint16:
-                dtype = DType.bfloat16
+            if not value.type.dtype.has_numpy and given.dtype == value.type.dtype.numpy:
+                dtype = value.type.dtype
         if dtype is not value.type.dtype or given.shape != value.type.dims:
             raise InputError(
                 f"state {name!r} is {value.type}",

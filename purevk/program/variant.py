@@ -20,6 +20,7 @@ from purevk.errors import (
     UnsupportedProgramError,
 )
 from purevk.graph.executable import Executable
+from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
@@ -404,6 +405,22 @@ class Variant:
             next="bound them with torch._check in the model",
         )
 
+    def run_external(
+        self,
+        calls: ExternalCalls,
+        chosen: Specialization,
+        env: dict[Symbol, int],
+        tensors: Sequence[Any],
+        targets: Sequence[Any] | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Any]:
+        """Runs a call with tensors of another API; see `Executable.run_external`."""
+        values = {value: tensors[position] for position, value in chosen.tensors}
+        outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
+        self.calls += 1
+        chosen.used = self.calls
+        return outputs
+
     def _replanned(
         self, chosen: Specialization, found: Replan, arrays: Sequence[Any]
     ) -> Specialization:
@@ -434,7 +451,7 @@ def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:
     if isinstance(value, Dim):
         sized = any(symbol.is_size for symbol in _dims.symbols(value))
         return (array,) if sized and isinstance(array, int) else None
-    return tuple(array.shape) if isinstance(array, np.ndarray) else None
+    return tuple(array.shape) if hasattr(array, "shape") else None
 
 
 def _dims_of(value: Any) -> tuple[Size, ...]:

@@ -58,8 +58,6 @@ class DeviceProfile:
         max_sort_workgroup: invocations per workgroup that sort a block in shared memory, at most.
         max_workgroups_per_core: workgroups per multiprocessor that are worth starting for short
             rows; more cost more than they compute. 0: no limit.
-        max_counting_workgroups_per_core: the same for dispatches whose workgroups all add to one
-            counter.
         staged_image_bytes: shared memory that a workgroup may take for images, so that a
             multiprocessor holds several workgroups.
 
@@ -117,7 +115,6 @@ class DeviceProfile:
     max_select_workgroup: int
     max_sort_workgroup: int
     max_workgroups_per_core: int
-    max_counting_workgroups_per_core: int
     staged_image_bytes: int
 
     max_select_items: int

@@ -168,7 +168,6 @@ DEFAULT = DeviceProfile(
     max_select_workgroup=1024,
     max_sort_workgroup=256,
     max_workgroups_per_core=64,
-    max_counting_workgroups_per_core=8,
     staged_image_bytes=40000,
     max_select_items=16,
     max_window_elements=96,
