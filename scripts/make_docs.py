@@ -132,6 +132,11 @@ FAMILIES: dict[str, tuple[str, str]] = {
         "histograms, modes, segment reductions",
         "sort.histogram reduce.segment_reduce",
     ),
+    "Complex numbers": (
+        "parts, conjugates, polar forms; most other operators take complex tensors too",
+        "complex",
+    ),
+    "Fourier transforms": ("torch.fft, torch.stft, torch.istft", "fft"),
     "Matrix multiplication": ("linear, matmul, outer products, distances", "matmul linalg"),
     "Factorizations": (
         "LU, Cholesky, QR, singular values and what follows from them",
@@ -141,7 +146,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
         "1-D to 3-D, transposed, grouped, depthwise",
         "conv convolution convolution_nd",
     ),
-    "Pooling": ("average, maximum and adaptive pooling", "pooling pool_nd"),
+    "Pooling": ("average, maximum and adaptive pooling", "pooling pool_nd fractional_pool"),
     "Resampling": ("upsampling, grid sampling", "resample"),
     "Attention": ("scaled dot product attention, KV caches, rotary embeddings", "attention rotary"),
     "Recurrent": ("RNN, LSTM, GRU", "recurrent matmul.recurrent"),
@@ -150,7 +155,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
         "quantized quantize quantize_parameters quantized_convolution quantized_embedding"
         " quantized_linear quantized_pointwise",
     ),
-    "Random": ("random numbers, dropout", "random creation.random"),
+    "Random": ("random numbers, distributions, sampling, dropout", "random"),
     "Training": ("ExecuTorch's operators for training on a device", "training"),
     "Older ExecuTorch releases": (
         "operators that only files of older releases have",
@@ -160,10 +165,11 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 # Operators that are in another family than the other operators with shape functions in their module.
 OTHER_FAMILIES = {
-    "aten.rand.default": "Random",
-    "aten.rand_like.default": "Random",
-    "aten.randn.default": "Random",
-    "aten.randn_like.default": "Random",
+    **{
+        f"aten.{name}{kind}.default": "Random"
+        for name in ("rand", "randn")
+        for kind in ("", "_like")
+    },
     "et_vk.grid_priors.default": "Creation",
 }
 
@@ -287,6 +293,8 @@ def _anchor(heading: str) -> str:
 _READER = {
     "aten.sym_size.int": "becomes a size expression",
     "aten.sym_numel.default": "becomes a size expression",
+    "aten.sym_stride.int": "becomes the number that torch traced",
+    "aten.sym_storage_offset.default": "the same",
     "aten.item.default": "an integer becomes a symbol, unbacked if it is known only during the call; a"
     " float stays a tensor on the device",
     "aten._local_scalar_dense.default": "the same",
@@ -294,6 +302,8 @@ _READER = {
     "aten._assert": "the other assertions are dropped",
     "aten.sym_constrain": "`aten.sym_constrain_range`, `aten.sym_constrain_range_for_size`: dropped,"
     " since the exported program states the range of each symbol",
+    "aten._to_copy.default": "of a Python number, as torch writes scalars: `aten.scalar_tensor`",
+    "aten.scalar_tensor.default": "an operator as any other",
     "aten.copy_.default": "in a branch or a loop body: writes a buffer of the module",
 }
 
@@ -319,6 +329,8 @@ def _without_kernel() -> tuple[str, ...]:
         "| `operator.getitem` | picks one result of an operator that has several |",
         "| `torch.sym_max`, `torch.sym_min`, `torch.sym_not`, `torch.sym_int`, `torch.sym_float` |"
         " computed on the host |",
+        "| `torch.ops.higher_order.flex_attention` |"
+        " [attention with functions of the user](torch_compile.md#flex_attention) |",
         *(
             f"| `{name}{'*' * (name.count('.') == 1)}` | {_cell(text)} |"
             for name, text in _READER.items()
@@ -363,6 +375,9 @@ def limits_here(entry: dict | None, refused: list[str]) -> str:
     """What of an operator runs on the CPU: dtypes, then what PyTorch's samples came upon."""
     found: dict[str, None] = {}
     for dtype, why in (entry or {}).get("cpu", {}).items():
+        if why == "no kernel for complex numbers":
+            found["complex numbers"] = None
+            continue
         found[
             dtype if why.endswith(dtype) and why.startswith("no kernel for") else f"{dtype}: {why}"
         ] = None
@@ -485,6 +500,8 @@ DTYPES = (
     "float16",
     "bfloat16",
     "float64",
+    "complex64",
+    "complex128",
     "int64",
     "int32",
     "int16",
@@ -512,15 +529,12 @@ def models_page() -> str:
     """The gallery of models, as scripts/models.py measured it, as Markdown."""
     data = json.loads(MODELS.read_text(encoding="utf-8"))
     rows = data["models"]
-    ways = [
-        way
-        for row in rows.values()
-        for way in (row.get("compile"), row.get("pte"))
-        if way is not None
-    ]
-    agree = [way for way in ways if "failed" not in way]
-    exporter = sum(way.get("failed", "").startswith("NotExported") for way in ways)
-    one = sum(way["segments"] == 1 and not way["cpu"] for way in agree)
+    found = [(row, way) for row in rows.values() for name in _WAYS if (way := row.get(name))]
+    agree = [(row, way) for row, way in found if "failed" not in way]
+    exporter = sum(way.get("failed", "").startswith("NotExported") for _, way in found)
+    one = sum(way.get("segments") == 1 and not way["cpu"] for _, way in agree)
+    wrong = sum(way["error"] > row["tolerance"] for row, way in agree)
+    eager = sum(bool(way.get("eager")) for _, way in agree)
     packages = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     sections = [
         part
@@ -530,8 +544,8 @@ def models_page() -> str:
             "\n".join(
                 [
                     "| model | what | parameters | eager ms | compile: segments | error | ms | s |"
-                    " `.pte`: delegates | segments | error | ms | s |",
-                    "|---|---|--:|--:|---|--:|--:|--:|--:|---|--:|--:|--:|",
+                    " torch.compile: segments | error | `.pte`: delegates | segments | error | ms | s |",
+                    "|---|---|--:|--:|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|",
                     *[
                         _model_line(name, row)
                         for name, row in rows.items()
@@ -545,14 +559,15 @@ def models_page() -> str:
         "Models",
         _prose(
             "These are small models of many architectures, with seeded random weights."
-            " `tests/models/gallery` defines them. Each model ran in two ways, and both results were"
-            " compared with eager torch:"
+            " `tests/models/gallery` defines them. Each model ran in up to three ways, and the results"
+            " were compared with eager torch:"
         ),
         "\n".join(
             map(
                 _prose,
                 (
                     "- *compile*: straight from torch, with `purevk.compile`.",
+                    '- *torch.compile*: through `torch.compile(backend="purevk")`.',
                     "- *`.pte`*: a file that ExecuTorch's VulkanPartitioner made. A few models need"
                     " ExecuTorch's constant folding first: ExecuTorch cannot lower them without it.",
                 ),
@@ -563,9 +578,12 @@ def models_page() -> str:
         "python scripts/models.py --json docs/data/models.json    # measures new models\n"
         "```",
         _prose(
-            f"There are {len(rows)} models and {len(ways)} runs. {one} runs are one GPU segment with"
-            f" nothing on the CPU. ExecuTorch could not export {exporter}. {len(ways) - len(agree) - exporter}"
-            " failed."
+            f"There are {len(rows)} models and {len(found)} runs. {one} runs are one GPU segment with"
+            f" nothing on the CPU. torch.export or ExecuTorch could not export {exporter}. In {eager},"
+            " `torch.compile` fell back to eager torch for a graph. The error of"
+            f" {wrong} is above the model's tolerance. {len(found) - len(agree) - exporter} failed."
+            " `scripts/models.py --list` names all models of the gallery. Those that the tables lack"
+            " have not been measured yet."
         ),
         _prose(f"Device: {data['device']}, 2 cores; {packages}."),
         "\n".join(
@@ -584,7 +602,11 @@ def models_page() -> str:
                     "- *delegates*: delegate calls in the `.pte` file. The number after the + counts"
                     " the CPU kernels that ExecuTorch would run between them.",
                     "- *segments*: command buffers on the GPU, and the nodes that run on the CPU"
-                    " between them.",
+                    " between them. With `torch.compile`, those of all graphs that dynamo made. Where"
+                    " dynamo cannot trace a line of the model, it ends a graph there, and Python"
+                    " runs the line.",
+                    "- *some*: they were not counted. A cell for a time is empty where the machine was"
+                    " busy with other work.",
                 ),
             )
         ),
@@ -595,36 +617,49 @@ def models_page() -> str:
 def _model_line(name: str, row: dict) -> str:
     count = row["parameters"]
     shown = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
-    cells = [f"`{name}`", row["about"], shown, _number(row["eager_ms"])]
-    cells += _way_cells(row.get("compile")) + _way_cells(row.get("pte"), file=True)
+    cells = [f"`{name}`", row["about"], shown, _number(row.get("eager_ms"))]
+    cells += _way_cells(row.get("compile"), "torch.export")
+    cells += _way_cells(row.get("torch.compile"), "dynamo")[:2]
+    cells += _way_cells(row.get("pte"), "ExecuTorch", file=True)
     return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
 
-def _way_cells(way: dict | None, file: bool = False) -> list[str]:
+_WAYS = ("compile", "torch.compile", "pte")
+
+
+def _way_cells(way: dict | None, exporter: str, file: bool = False) -> list[str]:
     if way is None or "failed" in way:
         reason = "" if way is None else way["failed"].split(":")[0]
         reason = (
-            "not exported by ExecuTorch"
+            f"not exported by {exporter}"
             if reason == "NotExported"
             else reason and f"failed: {reason}"
         )
         return [""] * file + [reason, "", "", ""]
     host = ", ".join(
-        f"`{name}`" + (f" x {count}" if count > 1 else "") for name, count in way["cpu"].items()
+        f"`{name}`" + (f" x {count}" if count > 1 else "")
+        for name, count in way.get("cpu", {}).items()
     )
     first = (
         [f"{way['delegates']}" + (f" + {way['kernels']}" if way["kernels"] else "")] if file else []
     )
+    parts = [
+        f" in {way['graphs']} graphs" if way.get("graphs", 1) > 1 else "",
+        f"; CPU: {host}" if host else "",
+        f"; eager torch: {len(way['eager'])}" if way.get("eager") else "",
+    ]
     return [
         *first,
-        f"{way['segments']}" + (f"; CPU: {host}" if host else ""),
+        f"{way.get('segments', 'some')}{''.join(parts)}",
         f"{way['error']:.0e}",
-        _number(way["ms"]),
-        f"{way['compile_s']:.1f}",
+        _number(way.get("ms")),
+        "" if "compile_s" not in way else f"{way['compile_s']:.1f}",
     ]
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 

@@ -30,12 +30,14 @@ from purevk.ops import registry  # noqa: E402
 from purevk.ops.registry import HOST  # noqa: E402
 from purevk.passes.pipeline import optimize  # noqa: E402
 from tests.ops.harness import Case, build, context  # noqa: E402
+from tests.ops.samples import DTYPES as SAMPLED  # noqa: E402
 from tests.ops.samples import Call, calls  # noqa: E402
 
 FOUND = ROOT / "docs" / "data" / "operator_dtypes.json"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+COMPLEX = (torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool, *COMPLEX)
 TRIES = 6  # calls tried for each operator and dtype
 
 
@@ -44,7 +46,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help=f"writes {FOUND.relative_to(ROOT)}")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    traits, recorded = context().traits, calls()
+    traits, recorded = context().traits, calls((*SAMPLED, torch.complex64))
     found = {}
     for definition in registry.definitions():
         name = definition.name
@@ -83,7 +85,7 @@ def dtypes_of(recorded: list[Call], traits: Any) -> dict[str, Any]:
 def in_dtype(recorded: list[Call], dtype: torch.dtype) -> list[Call]:
     """Calls whose first tensor is of a dtype: recorded ones, and some recorded in another dtype of
     its kind."""
-    kinds = [[dtype], *([list(kind)] for kind in (FLOATS, INTEGERS) if dtype in kind)]
+    kinds = [[dtype], *([list(kind)] for kind in (FLOATS, INTEGERS, COMPLEX) if dtype in kind)]
     kinds = [kinds[0], *(kind[0] for kind in kinds[1:]), list(DTYPES)]
     for kind in kinds:
         made = []

@@ -15,7 +15,8 @@ counts as
 Results agree by the tolerances of `torch.testing.assert_close`, or by those of the operator's OpInfo.
 Eager torch rounds too. So a result also agrees if it agrees with the float64 result of eager torch,
 or if its error to that is at most twice the error of eager torch. Indices of equal elements may
-differ (sort, topk and the like).
+differ (sort, topk and the like). Of vectors whose signs are free, what the samples call unique is
+compared: magnitudes, or products.
 
 `--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes
 docs/op_samples.md. Operators that are in the file are not run again without `--again`.
@@ -31,6 +32,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,9 @@ WITHOUT = {
     "no ATen operator": r"jiterator",
 }
 
+# Operators whose samples say what of their results is unique: the magnitudes of vectors, products.
+FREE_SIGNS = ("linalg.eigh", "linalg.svd", "svd")
+
 
 @dataclass
 class Sample:
@@ -74,6 +79,7 @@ class Sample:
     spec: Any
     leaves: list[Any]
     op: Any
+    process: Callable[[Any], Any] | None = None
     wanted: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -90,9 +96,10 @@ class Sample:
         for position, tensor in zip(self.positions, tensors):
             leaves[position] = tensor
         args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
+        made = self.op(*args, **kwargs)
         return [
             leaf
-            for leaf in _pytree.tree_leaves(self.op(*args, **kwargs))
+            for leaf in _pytree.tree_leaves(self.process(made) if self.process else made)
             if isinstance(leaf, torch.Tensor)
         ]
 
@@ -264,7 +271,7 @@ class Runner:
 def _on_cpu(nodes: set[tuple[str, str]]) -> str:
     """The operators that ran on the CPU, with the reasons; those that had to because others did are
     left out."""
-    following = ("no kernel takes complex numbers", "between nodes on the CPU")
+    following = ("no kernel for complex numbers", "between nodes on the CPU")
     causes = {node for node in nodes if node[1] not in following} or nodes
     return ", ".join(
         sorted(name if why == "no kernel" else f"{name}: {why}" for name, why in causes)
@@ -432,7 +439,8 @@ def samples_of(info: Any, dtype: torch.dtype, limit: int, counts: Counts) -> lis
             else leaf
             for leaf in leaves
         ]
-        made = Sample(info.name, number, spec, leaves, info.op)
+        process = sample.output_process_fn_grad if info.name in FREE_SIGNS else None
+        made = Sample(info.name, number, spec, leaves, info.op, process)
         try:
             made.wanted = made.eager()
         except Exception as error:

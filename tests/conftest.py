@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 # Tables of one width wherever the tests run. Verify the IR after every pass, show no progress bars,
-# and leave the user's cache alone. Kernels are kept from one run of the tests to the next, as they
-# are for a user.
+# leave nothing to eager torch, and leave the user's cache alone. Kernels are kept from one run of
+# the tests to the next, as they are for a user.
 os.environ["COLUMNS"] = "120"
 os.environ.setdefault("PUREVK_VERIFY", "1")
 os.environ.setdefault("PUREVK_PROGRESS", "0")
+os.environ.setdefault("PUREVK_EAGER_FALLBACK", "0")
 os.environ.setdefault(
     "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
 )

@@ -34,8 +34,9 @@ BELOW = {
     "passes": {"ops", "lower", "tuning", "ir"},
     "schedule": {"passes", "ops", "lower", "tuning", "ir"},
     "pure_operators": set(),
+    "generators": set(),
     "fallback": {"pure_operators", "ops", "ir"},
-    "frontends": {"pte", "ops", "ir"},
+    "frontends": {"pte", "ops", "ir", "generators"},
     "graph": {
         "schedule",
         "ops",
@@ -47,6 +48,7 @@ BELOW = {
         "cache",
         "api",
         "fallback",
+        "generators",
     },
 }
 # What users hold. These import one another and everything above; the command imports them.

@@ -87,3 +87,14 @@ def test_signatures() -> None:
         row = measure("chain", program, 3)
     assert row["recorded again"] == 0 and row["specializations"] == 1
     assert 0 < row["record"] < row["new"] and min(row["known"], row["alternate"]) > 0
+
+
+def test_experts(tmp_path: Path) -> None:
+    from bench.experts import main
+
+    out = tmp_path / "out.json"
+    given = ["--models", "small", "--tokens", "1,16", "--dtypes", "float32", "--seconds", "0"]
+    assert main([*given, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["used"] for row in rows] == [2, 14]
+    assert all(row["error"] < 1e-5 and row["purevk"] > 0 for row in rows)

@@ -145,3 +145,24 @@ def test_the_cache_may_vanish_while_a_program_runs(
             )
         with purevk.load(DATA / "topk.pte", context=context) as program:
             assert program.report()["kernels"]["compiled"] > 0
+
+
+def test_spirv_that_the_driver_refuses_is_compiled_again(
+    tmp_path: Path, linear_input: np.ndarray, linear_output: np.ndarray
+) -> None:
+    """An entry with a right checksum and without the entry point, as a broken compiler wrote it."""
+    with Context(api.open_device(), Cache(tmp_path)) as context:
+        purevk.load(LINEAR, context=context)
+    broken = Cache(tmp_path)
+    keys = broken._stored_keys()
+    for key in keys:
+        spirv = broken.get_spirv(key)
+        assert spirv is not None and b"main\0" in spirv
+        broken.put_spirv(key, spirv.replace(b"main\0", b"mian\0"))
+    with Context(api.open_device(), Cache(tmp_path)) as context:
+        program = purevk.load(LINEAR, context=context)
+        np.testing.assert_allclose(program.forward(linear_input), linear_output, rtol=0, atol=1e-6)
+        assert context.kernels.report.compiled == len(keys)
+    with Context(api.open_device(), Cache(tmp_path)) as context:
+        purevk.load(LINEAR, context=context)
+        assert context.kernels.report.compiled == 0

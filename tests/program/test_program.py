@@ -67,8 +67,9 @@ def test_torch_in_torch_out(linear_input: np.ndarray, linear_output: np.ndarray)
         strided = torch.empty(5, 2).t().copy_(x)
         for given in (x, strided, x.clone().requires_grad_()):
             y = program.forward(given)
-            assert isinstance(y, torch.Tensor) and y.dtype is torch.float32 and not y.requires_grad
-            np.testing.assert_allclose(y.numpy(), linear_output, rtol=0, atol=EXACT)
+            assert isinstance(y, torch.Tensor) and y.dtype is torch.float32
+            assert y.requires_grad == given.requires_grad
+            np.testing.assert_allclose(y.detach().numpy(), linear_output, rtol=0, atol=EXACT)
         np.testing.assert_array_equal(x.numpy(), linear_input)
 
 

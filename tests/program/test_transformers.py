@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import purevk  # noqa: E402
+from purevk import dynamo  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from tests.models.zoo import import_torchvision  # noqa: E402
 
@@ -28,24 +30,49 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-MODELS = {"Llama": {}, "Qwen3": {"head_dim": 16}, "Phi3": {}, "SmolLM3": {}}
+WINDOWS = ["sliding_attention", "full_attention"]
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen3": {"head_dim": 16},
+    "Phi3": {},
+    "SmolLM3": {},
+    "Gemma3": {"head_dim": 16, "sliding_window": 8, "layer_types": WINDOWS},
+}
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_hidden_layers": 1, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "GptOss": {"num_hidden_layers": 1, "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16},
+    "DeepseekV3": {
+        "num_hidden_layers": 1, "num_key_value_heads": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+        "moe_intermediate_size": 48, "first_k_dense_replace": 0, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
+def inference() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
     torch._dynamo.reset()
 
 
-def decoder(name: str, **more: Any) -> torch.nn.Module:
+def decoder(name: str) -> Any:
     """A small model with random weights."""
     import_torchvision()  # transformers imports it
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **MODELS[name], **more)
+    kind = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, kind)(**{**SIZES, **{**MODELS, **EXPERTS}[name]})
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
@@ -71,10 +98,14 @@ class Step(torch.nn.Module):
         return logits[:, -1].argmax(-1, keepdim=True)
 
 
-def static_cache(model: torch.nn.Module) -> Any:
+def static_cache(model: Any) -> Any:
+    """One whose layers all have room for every token, as export needs them."""
     from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
 
-    return StaticCache(config=model.config, max_cache_len=7 + STEPS)
+    cache = StaticCache(config=model.config, max_cache_len=7 + STEPS)
+    cache.layers = [StaticLayer(max_cache_len=7 + STEPS) for _ in cache.layers]
+    return cache
 
 
 def test_a_dynamic_cache_is_a_result() -> None:
@@ -92,16 +123,20 @@ def test_a_dynamic_cache_is_a_result() -> None:
 
 
 def test_a_dynamic_cache_with_windows_is_refused() -> None:
-    import_torchvision()
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    layers = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=8, layer_types=layers)
     with pytest.raises(UnsupportedProgramError, match="DynamicSlidingWindowLayer"):
-        purevk.plan(Gemma3ForCausalLM(config).eval(), (prompts(1)["input_ids"],))
+        purevk.plan(decoder("Gemma3"), (prompts(1)["input_ids"],))
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_a_static_cache_with_windows_is_refused() -> None:
+    from transformers import StaticCache
+
+    model, tokens = decoder("Gemma3"), prompts(1)["input_ids"]
+    cache = StaticCache(config=model.config, max_cache_len=7 + STEPS)
+    with pytest.raises(UnsupportedProgramError, match="a layer of StaticSlidingWindowLayer"):
+        purevk.compile(Step(model, cache), (tokens,))
+
+
+@pytest.mark.parametrize("name", [*MODELS, "Mixtral"])
 def test_prefill_and_decode_share_a_static_cache(name: str) -> None:
     model, tokens = decoder(name), prompts(1)["input_ids"]
     cache = static_cache(model)
@@ -124,14 +159,165 @@ def test_a_static_cache_without_memory_is_refused() -> None:
         purevk.compile(Step(model, static_cache(model)), (tokens,))
 
 
+# -- torch.compile, in the manner of the generation tests of transformers ------------------------
+class Family:
+    """A decoder, and its compiled forward."""
+
+    def __init__(self, name: str) -> None:
+        self.model = decoder(name)
+        self.compiled = torch.compile(self.model.forward, backend="purevk")
+
+    @contextlib.contextmanager
+    def on_the_device(self) -> Iterator[Any]:
+        self.model.forward = self.compiled
+        try:
+            yield self.model
+        finally:
+            del self.model.forward
+
+    def both(self, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """What a function of the model gives with the backend, and in eager torch."""
+        torch.manual_seed(5)
+        want = run(self.model)
+        torch.manual_seed(5)
+        with self.on_the_device() as model:
+            return run(model), want
+
+
+@pytest.fixture(params=MODELS)
+def family(request: pytest.FixtureRequest, fresh: None) -> Family:
+    return Family(request.param)
+
+
+def generated(model: Any, given: dict[str, Any], steps: int = STEPS, **options: Any) -> Any:
+    return model.generate(**given, max_new_tokens=steps, **{"do_sample": False, **options})
+
+
+CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("cache", ["static", "dynamic"])
-@pytest.mark.parametrize("name", MODELS)
-def test_generation(name: str, cache: str, batch: int) -> None:
-    model, given = decoder(name), prompts(batch)
-    options: dict[str, Any] = {"max_new_tokens": STEPS, "do_sample": False}
-    if cache == "static":
-        options |= {"cache_implementation": "static", "disable_compile": True}
-    want = model.generate(**given, **options)
-    model.forward = torch.compile(model.forward, backend="purevk")
-    assert torch.equal(model.generate(**given, **options), want)
+def test_greedy_generation(family: Family, batch: int, cache: str) -> None:
+    have, want = family.both(lambda model: generated(model, prompts(batch), **CACHES[cache]))
+    assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_sampled_generation_and_beams(family: Family, cache: str) -> None:
+    for options in (
+        {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        {"num_beams": 2},
+    ):
+        have, want = family.both(
+            lambda model, options=options: generated(
+                model, prompts(3), 16, **options, **CACHES[cache]
+            )
+        )
+        assert torch.equal(have, want)
+
+
+def test_assisted_generation(family: Family) -> None:
+    """Several tokens of the prompt are tried in one step."""
+    have, want = family.both(
+        lambda model: generated(model, prompts(1), 16, prompt_lookup_num_tokens=2)
+    )
+    assert torch.equal(have, want)
+
+
+def test_padding_on_the_left_changes_no_logits(family: Family) -> None:
+    tokens = prompts(1)["input_ids"]
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.int64), tokens], 1)
+    mask = (torch.arange(11) >= 4).long()[None]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with family.on_the_device() as model:
+        plain = model(tokens).logits[:, -1]
+        same = model(padded, attention_mask=mask, position_ids=positions).logits[:, -1]
+    torch.testing.assert_close(same, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_generation_goes_on_from_a_cache(family: Family) -> None:
+    def in_two_parts(model: Any) -> torch.Tensor:
+        first = generated(model, prompts(3), 6, return_dict_in_generate=True)
+        grown = torch.cat([prompts(3)["attention_mask"], torch.ones(3, 6, dtype=torch.int64)], 1)
+        given = {"input_ids": first.sequences, "attention_mask": grown}
+        return generated(model, given, 6, past_key_values=first.past_key_values)
+
+    have, want = family.both(in_two_parts)
+    assert torch.equal(have, want)
+    with family.on_the_device() as model:
+        assert torch.equal(have, generated(model, prompts(3), 12))
+
+
+def test_scores_attentions_and_hidden_states(family: Family) -> None:
+    wanted = ("scores", "logits", "attentions", "hidden_states")
+    family.model.set_attn_implementation("eager")  # the others give no attentions
+    try:
+        have, want = family.both(
+            lambda model: generated(
+                model,
+                prompts(3),
+                3,
+                return_dict_in_generate=True,
+                **{f"output_{name}": True for name in wanted},
+            )
+        )
+    finally:
+        family.model.set_attn_implementation("sdpa")
+    assert torch.equal(have.sequences, want.sequences)
+    for name in wanted:
+        assert len(getattr(want, name)) == 3
+        torch.testing.assert_close(getattr(have, name), getattr(want, name), rtol=1e-4, atol=1e-5)
+
+
+def test_the_compile_config_of_transformers(fresh: None) -> None:
+    import_torchvision()
+    from transformers import CompileConfig
+
+    model, given = decoder("Llama"), prompts(1)
+    want = generated(model, given)
+    config = CompileConfig(backend="purevk")
+    config._compile_all_devices = True  # else transformers compiles on CUDA and the like alone
+    before = set(dynamo._shared)
+    have = generated(model, given, cache_implementation="static", compile_config=config)
+    assert torch.equal(have, want)
+    (made,) = set(dynamo._shared) - before
+    assert made.program.report()["cpu_nodes"] == 0
+
+
+# -- experts ------------------------------------------------------------------------------------------
+class Logits(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(tokens, use_cache=False).logits
+
+
+@pytest.mark.parametrize(
+    "name, experts",
+    [("Mixtral", "grouped_mm"), ("GptOss", "batched_mm"), ("DeepseekV3", "grouped_mm")],
+)
+def test_experts_run_on_the_device(name: str, experts: str) -> None:
+    """One program for all numbers of tokens, in one segment."""
+    model = decoder(name)
+    model.set_experts_implementation(experts)
+    module, count = Logits(model), torch.export.Dim("count", min=2, max=32)
+    tokens = torch.randint(1, VOCABULARY, (1, 32))
+    with purevk.compile(module, (tokens[:, :7],), ({1: count},)) as program:
+        report = program.report()
+        assert (report["cpu_nodes"], report["segments"]) == (0, 1)
+        for length in (7, 2, 32):
+            given = tokens[:, :length]
+            torch.testing.assert_close(program.forward(given), module(given), rtol=1e-4, atol=1e-5)
+
+
+def test_loops_over_experts_are_refused_by_torch() -> None:
+    """Such a loop depends on the data: torch.export says so, and purevk passes it on."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    model = decoder("Mixtral")
+    model.set_experts_implementation("eager")
+    with pytest.raises(GuardOnDataDependentSymNode):
+        purevk.compile(Logits(model), (prompts(1)["input_ids"],))

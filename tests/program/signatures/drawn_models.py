@@ -3,6 +3,9 @@ comparison of a call with eager torch."""
 
 from __future__ import annotations
 
+import collections
+import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +64,8 @@ def assert_no_difference(got: Outcome, wanted: Outcome, must_run: bool, what: An
 
 
 def cloned(value: Any) -> Any:
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+    """A copy, in which tensors share memory as they do in the original."""
+    return copy.deepcopy(value)
 
 
 # -- modules that decide by sizes ----------------------------------------------------------------
@@ -229,6 +233,17 @@ def shapes(draw: Any) -> Shapes:
     if form == "derived":
         spec = Dim("rows", max=20)
         return Shapes(form, (n, 2 * n), ({0: spec}, {0: 2 * spec}))
+    if form == "next":
+        spec = Dim("rows", min=2, max=20)
+        return Shapes(form, (n + 1, n), ({0: spec + 1}, {0: spec}))
+    if form == "bounded dynamic":
+        low, high = draw(st.integers(1, n)), draw(st.integers(n + 1, 14))
+        spec = Dim.DYNAMIC(min=low, max=high)
+        return Shapes(form, (n, m), ({0: spec}, {0: dynamic}), ((low, high), (0, None)))
+    if form == "by name":
+        return Shapes(form, (n, m), {"y": {0: Dim("other", max=14)}, "x": {0: auto}})
+    if form == "static":
+        return Shapes(form, (n, m), ({0: Dim.STATIC, 1: Dim.STATIC}, {0: auto}))
     if form == "affine":
         spec = Dim("rows", max=20)
         return Shapes(form, (2 * n + 1, n), ({0: 2 * spec + 1}, {0: spec}))
@@ -236,7 +251,8 @@ def shapes(draw: Any) -> Shapes:
 
 
 FORMS = [
-    "auto", "one auto", "dynamic", "bounded auto", "named", "equal", "derived", "affine", "none",
+    "auto", "one auto", "dynamic", "bounded auto", "bounded dynamic", "named", "by name", "equal",
+    "derived", "affine", "next", "static", "none",
 ]  # fmt: skip
 SIZES = (
     st.tuples(st.integers(0, 12), st.integers(0, 12))
@@ -294,9 +310,28 @@ class Calls:
     others: list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-_POOL = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, -5.0, 6.0])]  # may be given twice
+Named = collections.namedtuple("Named", "u v")
+
+
+@dataclasses.dataclass
+class Pair:
+    """A container that torch.export knows."""
+
+    a: Any
+    b: Any = None
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="tests.drawn.Pair")
+
+_BASE = torch.arange(12.0)
+# May be given twice; the last ones are views of one storage.
+_POOL = [
+    torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, -5.0, 6.0]),
+    _BASE[:3], _BASE[2:5], _BASE[1:10:3], _BASE.view(4, 3)[:, 0][:3], _BASE[:1].expand(3),
+]  # fmt: skip
 _LEAF = st.one_of(
     st.sampled_from(_POOL),
+    st.sampled_from([np.float32(2.5), np.int64(3)]),
     st.integers(0, 50).map(lambda seed: tensor(1, seed)[0]),
     st.sampled_from([None, True, False, 0, 1, 2, 5, -3, 0.0, 1.0, 2.5, -0.5, "s", "text"]),
 )
@@ -309,6 +344,9 @@ _VALUE = st.one_of(
     st.lists(st.tuples(st.sampled_from("xyz"), _LEAF), min_size=1, max_size=1).map(
         lambda p: [dict(p)]
     ),
+    st.builds(Pair, _LEAF, st.none() | _LEAF),
+    st.builds(Named, _LEAF, st.lists(_LEAF, min_size=1, max_size=2)),
+    st.builds(lambda x, y: collections.OrderedDict(z=x, a=y), _LEAF, _LEAF),
 )
 
 
@@ -335,3 +373,123 @@ def calls(draw: Any) -> Calls:
         _changed(draw, example) if draw(st.integers(0, 3)) else draw(_call()) for _ in range(4)
     ]
     return Calls(Taking(draw(st.booleans())), example, others)
+
+
+# -- nested inputs of dynamic sizes --------------------------------------------------------------
+class Nested(torch.nn.Module):
+    """Decides by the rows of each tensor among nested arguments.
+
+    Args:
+        parts: a condition and a small number for each tensor; the last one serves the rest.
+        writes: whether the first tensor is written in place.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int]], writes: bool) -> None:
+        super().__init__()
+        self.parts, self.writes = tuple(parts), writes
+
+    def forward(self, a: Any, b: Any = None, *, c: Any = 1.5) -> Any:
+        leaves = tree_leaves((a, b, c))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        total = torch.zeros(3)
+        for number, leaf in enumerate(tensors):
+            name, k = self.parts[min(number, len(self.parts) - 1)]
+            rows, others = leaf.shape[0], tensors[number - 1].shape[0]
+            rest = leaf.sum(0) * (number + 1)
+            total = total * 2 + (rest if CONDITIONS[name](rows, others, k) else rest - rows)
+        for leaf in leaves:
+            total = total + leaf if isinstance(leaf, (int, float)) else total
+        if self.writes:
+            tensors[0].mul_(2)
+        return {"total": total, "first": Named(tensors[0] + total, [len(leaves)])}
+
+    def __repr__(self) -> str:
+        return f"Nested({self.parts!r}, {self.writes})"
+
+
+@dataclass
+class NestedCalls:
+    """A module, its example, how its dims are declared, and other calls, with the rows of each."""
+
+    model: Nested
+    form: str
+    example: tuple[tuple[Any, ...], dict[str, Any]]
+    spec: Any
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+    def __repr__(self) -> str:
+        shapes = [tree_map(lambda x: getattr(x, "shape", x), each) for each in self._calls()]
+        return f"NestedCalls({self.model}, {self.form}, {shapes})"
+
+    def _calls(self) -> list[Any]:
+        return [self.example, *self.others]
+
+
+# How tensors are nested: `t` is the next tensor.
+_NESTINGS: list[Callable[[Callable[[], Any]], tuple[tuple[Any, ...], dict[str, Any]]]] = [
+    lambda t: ((t(),), {}),
+    lambda t: ((t(), t()), {}),
+    lambda t: (([t(), t()],), {"c": 2}),
+    lambda t: (({"u": t(), "a": [t()]}, 3), {}),
+    lambda t: ((Pair(t(), t()),), {"c": t()}),
+    lambda t: ((Named(t(), [t()]), None), {}),
+    lambda t: ((t(),), {"c": (t(), {"k": t()})}),
+]
+NESTED_FORMS = ["auto", "dynamic", "named", "shared", "partly", "none"]
+
+
+@st.composite
+def nested_calls(draw: Any) -> NestedCalls:
+    parts = draw(
+        st.lists(
+            st.tuples(st.sampled_from(sorted(CONDITIONS)), st.integers(1, 5)),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    model, form = Nested(parts, draw(st.booleans())), draw(st.sampled_from(NESTED_FORMS))
+    nest = draw(st.sampled_from(_NESTINGS))
+
+    def made(sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # As drawn, transposed in memory, or a part of a larger tensor.
+        kinds = (
+            lambda x: x,
+            lambda x: x.T.contiguous().T,
+            lambda x: torch.cat([x, x], 1)[:, :3],
+        )
+        tensors = (draw(st.sampled_from(kinds))(tensor(n, at)) for at, n in enumerate(sizes))
+        return nest(lambda: next(tensors))
+
+    equal = form == "shared"
+    one = draw(st.integers(2, 8))
+    example = made([one if equal else draw(st.integers(2, 8)) for _ in range(3)])
+    others = []
+    for _ in range(3):
+        same = draw(st.integers(0, 9))
+        others.append(
+            made([same if equal or draw(st.booleans()) else draw(st.integers(0, 9)) for _ in "123"])
+        )
+    return NestedCalls(model, form, example, _declared(form, example), others)
+
+
+def _declared(form: str, example: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    Dim, numbers = torch.export.Dim, iter(range(9))
+    shared = Dim("shared", max=30)
+
+    def spec(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        number = next(numbers)
+        return {
+            "auto": {0: Dim.AUTO},
+            "dynamic": {0: Dim.DYNAMIC},
+            "named": {0: Dim(f"rows{number}", max=20 + number)},
+            "shared": {0: shared},
+            "partly": {0: Dim.AUTO} if number == 0 else None,
+        }[form]
+
+    if form == "none":
+        return None
+    args, kwargs = tree_map(spec, example)
+    names = ("a", "b", "c")
+    return {**dict(zip(names, args)), **kwargs}

@@ -18,7 +18,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk.errors import InputError, SignatureError, SizeConstraintError  # noqa: E402
+from purevk.errors import (  # noqa: E402
+    InputError,
+    SignatureError,
+    SizeConstraintError,
+    UnsupportedProgramError,
+)
+from tests.program.signatures.harness import module  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 X, Y, Z = (torch.tensor(row) for row in ([1.0, 2.0, 3.0], [4.0, -1.0, 0.5], [7.0, 8.0, 9.0]))
@@ -39,14 +45,6 @@ def quiet() -> Any:
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
-
-
-def module(function: Any) -> torch.nn.Module:
-    class Made(torch.nn.Module):
-        pass
-
-    Made.forward = function
-    return Made()
 
 
 def agree(program: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -344,6 +342,54 @@ def test_inputs_without_dense_elements() -> None:
                     program.method("forward")(x, out=given)
         for given in (torch.nn.Parameter(x), x.clone().requires_grad_(), torch._neg_view(-x)):
             torch.testing.assert_close(program(given), x * 2)
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+class Doubled(torch.Tensor):
+    """Whatever torch computes with it is doubled."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return made * 2 if isinstance(made, torch.Tensor) else made
+
+
+def test_classes_of_tensors() -> None:
+    with purevk.compile(module(lambda self, x: x + 1), (X,)) as program:
+        for same in (X.as_subclass(Plain), torch.nn.Parameter(X), torch.nn.Buffer(X)):
+            torch.testing.assert_close(program(same), X + 1)
+        masked = torch.masked.masked_tensor(X, X > 1)
+        jagged = torch.nested.nested_tensor([X, X], layout=torch.jagged)
+        for other, word in ((X.as_subclass(Doubled), "Doubled"), (masked, "MaskedTensor")):
+            with pytest.raises(InputError, match=f"x is a {word}"):
+                program(other)
+        with pytest.raises(InputError, match="nested tensor"):
+            program(jagged)
+
+
+def test_gradients_are_refused_where_they_would_be_missing() -> None:
+    model = module(lambda self, x: (x * 2, x.argmax()))
+    x, weight = X.clone().requires_grad_(), torch.ones(3, requires_grad=True)
+    with purevk.compile(model, (X,)) as program:
+        for made in (program(x), program.submit(x).result()):
+            torch.testing.assert_close(made[0].detach(), X * 2)
+            assert made[0].requires_grad and not made[1].requires_grad
+            with pytest.raises(UnsupportedProgramError, match="no gradients"):
+                (made[0] * weight).sum().backward()
+        with torch.no_grad():
+            assert not program(x)[0].requires_grad
+        assert not program(x.detach())[0].requires_grad
+        assert not program(X)[0].requires_grad
+    with purevk.compile(module(lambda self, x: x.add_(1)), (X.clone(),)) as program:
+        with pytest.raises(InputError, match="x requires gradients"):
+            program(x)
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), X + 1)
+        torch.testing.assert_close(x.detach(), X + 1)
 
 
 class Layers(torch.nn.Module):

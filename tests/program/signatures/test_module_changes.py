@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import threading
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -60,6 +64,104 @@ def test_a_change_of_the_module_is_seen(change: str) -> None:
             for call in calls:
                 torch.testing.assert_close(program(*call), module(*call))
             CHANGES[change](module)
+
+
+FACTOR, TABLE, VECTOR = 2.0, {"a": [1.0]}, torch.ones(4)
+
+
+def _offset() -> float:
+    return TABLE["a"][0]
+
+
+@dataclasses.dataclass
+class Inner:
+    power: int = 1
+
+
+def _held_in_a_closure() -> tuple[type, Callable[[float], None]]:
+    held = 1.5
+
+    class Configured(torch.nn.Module):
+        slope = 3.0
+        limits: ClassVar = [-50.0, 50.0]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = types.SimpleNamespace(scale=2.0, inner=Inner())
+            self.array = np.ones(4, np.float32)
+            self.number = np.float32(2)
+            self.function, self.partial = torch.relu, functools.partial(torch.add, other=1.0)
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            x = self.partial(self.function(x)) * self.config.scale
+            x = x**self.config.inner.power + torch.from_numpy(self.array) * float(self.number)
+            x = (x * FACTOR + _offset()) * VECTOR + self.slope * held
+            return x.clamp(*self.limits)
+
+    def hold(value: float) -> None:
+        nonlocal held
+        held = value
+
+    return Configured, hold
+
+
+def test_a_change_outside_of_the_module_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects and arrays in it, its class, and what its functions name."""
+    torch.manual_seed(0)
+    made, hold = _held_in_a_closure()
+    module, x, here = made().eval(), torch.randn(3, 4), globals()
+    monkeypatch.setitem(TABLE, "a", [1.0])
+    changes: dict[str, Callable[[], Any]] = {
+        "object": lambda: setattr(module.config, "scale", 5.0),
+        "object in an object": lambda: setattr(module.config.inner, "power", 2),
+        "other object": lambda: setattr(module.config, "inner", Inner(3)),
+        "array": lambda: module.array.__setitem__(0, 9.0),
+        "number of numpy": lambda: setattr(module, "number", np.float32(3)),
+        "function": lambda: setattr(module, "function", torch.tanh),
+        "partial": lambda: setattr(module, "partial", functools.partial(torch.add, other=2.0)),
+        "longer list of modules": lambda: module.layers.append(torch.nn.Linear(4, 4)),
+        "other module": lambda: module.layers.__setitem__(0, torch.nn.Linear(4, 4)),
+        "class": lambda: setattr(made, "slope", 4.0),
+        "list of the class": lambda: made.limits.__setitem__(0, 0.5),
+        "closure": lambda: hold(7.0),
+        "global number": lambda: monkeypatch.setitem(here, "FACTOR", 6.0),
+        "global of a function that is called": lambda: TABLE["a"].__setitem__(0, 3.0),
+        "global tensor": lambda: monkeypatch.setitem(here, "VECTOR", torch.full((4,), 2.0)),
+        "forward": lambda: setattr(made, "forward", lambda self, x: x * self.slope),
+    }
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        torch.testing.assert_close(program(x), module(x))
+        for name, change in changes.items():
+            change()
+            torch.testing.assert_close(program(x), module(x), msg=name)
+        first = program.method("forward").variants[0]
+        program(x)
+        assert program.method("forward").variants[0] is first
+
+
+@pytest.mark.slow
+def test_settings_of_torch_are_seen() -> None:
+    """They decide the dtypes of what forward computes."""
+
+    class Made(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x @ x, torch.ones(1, 4).to(x)]) + torch.tensor([0.5])
+
+    module, x = Made(), torch.ones(4, 4)
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(program(x), module(x))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                torch.testing.assert_close(program(x), module(x))
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert module(x).dtype is torch.float64
+            torch.testing.assert_close(program(x), module(x))
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 def test_what_only_a_later_export_reads_is_watched() -> None:
@@ -141,3 +243,23 @@ def test_one_tensor_as_two_example_inputs_of_an_exported_program(caplog: Any) ->
         assert not caplog.records
         purevk.compile(torch.export.export(Add(), (a, a)))
     assert "one tensor as two example inputs" in caplog.text
+
+
+def test_training_mode_is_told_once(caplog: Any) -> None:
+    class Scale(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    def told(module: torch.nn.Module) -> str:
+        caplog.clear()
+        with purevk.compile(module, (torch.ones(2, 4),)) as program:
+            program(torch.ones(2, 4))
+        return caplog.text
+
+    norm, dropout = torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
+    with caplog.at_level(logging.WARNING, logger="purevk"):
+        text = told(torch.nn.Sequential(torch.nn.Linear(4, 4), norm, dropout))
+        assert text.count("training mode") == 1
+        assert "1 (BatchNorm1d), 2 (Dropout)" in text and "module.eval()" in text
+        for quiet in (Scale(), torch.nn.Dropout(0.0), torch.nn.Linear(4, 4), dropout.eval()):
+            assert told(quiet) == ""
