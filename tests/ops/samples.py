@@ -3,14 +3,18 @@ has definitions for."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import warnings
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core as opinfo_core
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -119,8 +123,15 @@ def calls(dtypes: tuple[torch.dtype, ...] = DTYPES) -> dict[str, list[Call]]:
     """The calls of each operator definition, by its name, in the samples of these dtypes."""
     found: dict[str, dict[str, Call]] = {}
     torch.manual_seed(0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        # torch looks through the stack for a unittest at every sample, and writes the stack down for
+        # every kind of device whose seed it sets. Below pytest that takes minutes.
+        patch = mock.patch.object
+        for module in (common_utils, opinfo_core):
+            stack.enter_context(patch(module, "extract_test_fn", lambda: None))
+        for backend in (torch.cuda.random, torch.xpu.random, torch.mtia):
+            stack.enter_context(patch(backend, "_lazy_call", lambda *_, **__: None))
         for info in op_db:
             if info.name.startswith(WITHOUT) and info.name not in WITH:
                 continue

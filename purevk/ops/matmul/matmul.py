@@ -346,12 +346,12 @@ def _scaled_mm_shape(
     scale_b: TensorType,
     bias: TensorType | None = None,
     scale_result: TensorType | None = None,
-    dtype: DType | None = None,
+    out_dtype: DType | None = None,
     use_fast_accum: bool = False,
 ) -> TensorType:
     if not x.dtype.is_float8 or not y.dtype.is_float8 or x.rank != 2 or y.rank != 2:
         raise ShapeError(f"_scaled_mm of {x} and {y}: matrices of 8-bit floats are expected")
-    return matmul_type(x, y.with_dtype(x.dtype)).with_dtype(dtype or x.dtype)
+    return matmul_type(x, y.with_dtype(x.dtype)).with_dtype(out_dtype or x.dtype)
 
 
 # `passes/float8.py` replaces it: no kernel takes 8-bit floats.
