@@ -304,6 +304,20 @@ FEATURES: tuple[Feature, ...] = (
         requires=("timeline_semaphore",),
     ),
     Feature(
+        "robust_access",
+        "accesses outside a buffer stay harmless",
+        fields=("robustBufferAccess",),
+    ),
+    Feature(
+        "robust_access2",
+        "accesses outside a binding read zeros and write nothing",
+        "VkPhysicalDeviceRobustness2FeaturesEXT",
+        ("robustBufferAccess2",),
+        extension="VK_EXT_robustness2",
+        core=None,
+        requires=("robust_access",),
+    ),
+    Feature(
         "memory_budget",
         "how much memory is free on the device",
         extension="VK_EXT_memory_budget",
