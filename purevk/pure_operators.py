@@ -170,7 +170,8 @@ def _has_meta_kernel(operator: Any) -> bool:
     import torch
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(
+    # A few overloads are for numbers alone ("aten::mul"); the dispatcher does not know them.
+    return bool(torch._C._dispatch_has_kernel(operator.name())) and any(
         has(operator.name(), key)
         for key in (
             "Meta",

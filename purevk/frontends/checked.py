@@ -28,6 +28,15 @@ def check_results(graph: Graph, where: str) -> None:
         for each in graph.nested():
             for node in each.nodes:
                 _check_node(each, node, where)
+            _check_sources(each, where)
+            for value, constant in each.constants.items():
+                if constant.known and len(constant.data) != value.type.nbytes:
+                    raise FileFormatError(
+                        f"constant {value!r} is stated as {value.type}",
+                        where=where,
+                        why=f"it has {len(constant.data)} bytes, not {value.type.nbytes}",
+                        next=NEXT,
+                    )
 
 
 # Parameters of pointwise operators that are texts although no default says so. Each chooses one of
@@ -49,11 +58,58 @@ def check_numbers(definition: registry.Operator, args: Sequence[Arg]) -> None:
                 f"argument {name!r} of {definition.name} is the text {arg[:80]!r}",
                 why="a tensor or a number is expected",
             )
+        missing = arg is None and parameter.default is parameter.empty
+        if missing or (isinstance(arg, DType) and "dtype" not in name):
+            raise registry.ShapeError(
+                f"argument {name!r} of {definition.name} is {arg}",
+                why="a tensor or a number is expected",
+            )
         if isinstance(arg, tuple) and name not in _LISTS:
             raise registry.ShapeError(
                 f"argument {name!r} of {definition.name} is a list",
                 why="a tensor or a number is expected",
             )
+
+
+def _check_sources(graph: Graph, where: str) -> None:
+    """Symbols are sizes of inputs or of what the CPU computes, or elements of values whose own sizes
+    do not depend on them."""
+    makers = {value: node for node in graph.nodes for value in node.results}
+    for symbol, source in graph.symbols.items():
+        if source.value is None:
+            continue
+        node = makers.get(source.value)
+        of_itself = any(symbol in _dims.symbols(size) for size in source.value.type.dims)
+        if source.dim is None:
+            wrong = of_itself
+        else:
+            wrong = of_itself and node is not None and not _gives_sizes(node)
+        if node is not None and not symbol.unbacked:
+            raise FileFormatError(
+                f"symbol {symbol} is read from {source.value!r}",
+                where=where,
+                why="it is stated as known before a call, and that is computed in the call",
+                next=NEXT,
+            )
+        if wrong:
+            raise FileFormatError(
+                f"symbol {symbol} is read from {source.value!r}",
+                where=where,
+                why=f"the sizes of that depend on it: {source.value.type}",
+                next=NEXT,
+            )
+
+
+def _gives_sizes(node: Node) -> bool:
+    """Whether sizes of a node's results are known only when it has run."""
+    definition = registry.find(node.op)
+    if definition is None:
+        return True  # the CPU runs it
+    try:
+        definition.infer(node.args)
+    except registry.UnknownSizes:
+        return True
+    return False
 
 
 def _check_node(graph: Graph, node: Node, where: str) -> None:
@@ -73,6 +129,9 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
             for number, (value, type) in enumerate(zip(node.results, error.types)):
                 _check_data_dependent(node, where, number, value.type, type)
         return
+    imaginary = any(isinstance(arg, complex) for arg in node.args)
+    if imaginary and not any(type.dtype.is_complex for type in inferred):
+        _refuse(node, where, f"{node.op} is given a complex number", "its result is real")
     if len(inferred) != len(node.results):
         why = f"{len(node.results)} are stated"
         _refuse(node, where, f"{node.op} has {len(inferred)} results", why)

@@ -36,6 +36,47 @@ def test_changed_files() -> None:
     assert found["read"] > 10 and found["FileFormatError"] > 50
 
 
+_GRAPH = ["methods", "forward", "graph"]
+# Changes that once ended in other errors than those of a damaged file, and what they do.
+FOUND = {
+    "operand of a matmul is missing": ("branch.pvk", ["json", [*_GRAPH, "nodes", 0, 1, 4, 0], "nudge", None, 4]),
+    "operand is missing": ("counter_portable.pvk", ["json", [*_GRAPH, "nodes", 0, 1, 0], "nudge", None, 6]),
+    "real result of a complex number": (
+        "linear_portable.pvk",
+        ["json", [*_GRAPH, "nodes", 1, 1, 4], "set", {"complex": [0, 1]}, 0],
+    ),
+    "size that a call computes is stated as known": (
+        "counted.pvk",
+        ["json", ["methods", "forward", "symbols", 1, 3], "delete", None, 7],
+    ),
+    "size read from a tensor of that size": (
+        "counted.pvk",
+        ["json", [*_GRAPH, "sources", 0, 2], "set", None, 7],
+    ),
+    "constant of another size": (
+        "linear_relu.pvk",
+        ["json", ["methods", "forward", "values", 1, 2, 0], "nudge", None, 1],
+    ),
+    "product of bytes and floats": ("linear_portable.pte", ["word", 1092, 0]),
+    "bias of bytes": ("linear_relu_inline.pte", ["word", 944, 65536]),
+}  # fmt: skip
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("case", FOUND)
+def test_found_before(case: str) -> None:
+    name, change = FOUND[case]
+    seed = next(seed for seed in seeds() if seed.name == name)
+    assert check(run, seed, apply(seed.data, [change])) == "FileFormatError"
+
+
+@pytest.mark.device
+def test_an_overload_for_numbers_alone() -> None:
+    """torch knows "aten::mul" without an overload's name, its dispatcher does not."""
+    seed = next(seed for seed in seeds() if seed.name == "counter_portable.pte")
+    assert check(run, seed, apply(seed.data, [["word", 388, 127]])) == "FallbackError"
+
+
 @pytest.mark.slow
 def test_many_changed_files() -> None:
     found = outcomes(1000, 2000, runs=False)

@@ -195,6 +195,11 @@ def expression_of(
     def substitute(match: re.Match[str]) -> str:
         name = match[0]
         if name not in terms:
+            if name in arguments and name not in texts:
+                raise GraphError(
+                    f"{definition.name} is given {arguments[name]!r} for {name!r}",
+                    why="its expression needs a tensor or a number",
+                )
             return texts.get(name, name)
         if terms[name] not in operands_used:
             operands_used.append(terms[name])

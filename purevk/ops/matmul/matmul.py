@@ -30,9 +30,18 @@ Choose = Callable[
 ]  # the parameters are those of `choose`
 
 
+def _check_kinds(*operands: TensorType | None) -> None:
+    """Raises `ShapeError` if some operands are floating point numbers and others are not."""
+    given = [each for each in operands if each is not None]
+    if len({each.dtype.is_float for each in given}) > 1:
+        names = ", ".join(str(each) for each in given)
+        raise ShapeError(f"cannot multiply {names}", why="floats and other dtypes do not mix")
+
+
 def matmul_type(a: TensorType, b: TensorType) -> TensorType:
     if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
         raise ShapeError(f"cannot multiply {a} by {b}")
+    _check_kinds(a, b)
     batch = broadcast(a.dims[:-2], b.dims[:-2])
     return TensorType(promote_types(a.dtype, b.dtype), (*batch, a.dims[-2], b.dims[-1]))
 
@@ -45,6 +54,7 @@ def _matmul_shape(
     extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
     result = matmul_type(a, b)
+    _check_kinds(a, bias)
     return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
@@ -385,6 +395,7 @@ register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
     if x.rank < 1 or weight.rank != 2 or x.dims[-1] != weight.dims[1]:
         raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
+    _check_kinds(x, weight, bias)
     return x.with_dims((*x.dims[:-1], weight.dims[0]))
 
 
@@ -434,6 +445,7 @@ register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear))
 def _addmm_shape(
     bias: TensorType, a: TensorType, b: TensorType, beta: Scalar = 1, alpha: Scalar = 1
 ) -> TensorType:
+    _check_kinds(a, bias)
     return matmul_type(a, b)
 
 
