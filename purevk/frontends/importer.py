@@ -249,7 +249,7 @@ class Importer:
         """
         definition = None if host else registry.find(op)
         if definition is not None:
-            full = self._complete(definition, args, recorded)
+            full = self.complete(definition, args, recorded)
             try:
                 types = self.types.infer(definition, full, recorded, source)
                 if self.sizes is None and not exact:
@@ -295,9 +295,10 @@ class Importer:
             "aten._to_copy.default", (value, dtype), [value.type.with_dtype(dtype)], [False], source
         )[0]
 
-    def _complete(
+    def complete(
         self, definition: registry.Operator, args: Any, recorded: Sequence[Recorded]
     ) -> tuple[Arg, ...]:
+        """All arguments of an operator by position; `args` and `recorded` as for `emit`."""
         if isinstance(args, Mapping):
             names = definition.parameters
             bound = definition.bind(())

@@ -17,6 +17,7 @@ from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
+from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_matmuls import merge_matmuls
@@ -66,6 +67,9 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
 
+    def write_out_flex(graph: Graph) -> Graph:
+        return compose_flex(graph, traits)
+
     def without_complex(graph: Graph) -> Graph:
         return split_complex(graph, traits)
 
@@ -86,6 +90,7 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
                 *dtypes,
                 drop_unused,
                 drop_unread,
+                write_out_flex,
                 place_on_host,
                 without_complex,
             ),

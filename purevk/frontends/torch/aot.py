@@ -298,7 +298,7 @@ class _AotReader(Reader):
         args = dict(
             zip(
                 (each.name for each in target._schema.arguments),
-                self._schema_args(target, given, node.kwargs),
+                self.schema_args(target, given, node.kwargs),
             )
         )
         args.setdefault("attn_mask", args.get("attn_bias"))

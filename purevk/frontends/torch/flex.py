@@ -1,19 +1,28 @@
 """flex_attention: attention whose scores and mask are functions of the user.
 
-torch traces both functions into sub-graphs of scalars. They are traced once more here, over all
-positions: each becomes pointwise operators on tensors of the positions that it reads. Where the
-scores are only shifted or masked, one attention kernel does the rest. Imports torch.
+torch traces both functions into sub-graphs of scalars. They are traced once more here, for a score in
+float32. If they consist of pointwise operators and of elements of captured tensors, they become steps of
+`purevk.flex_attention`, which one attention kernel runs. Otherwise the attention is written out. Imports
+torch.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from purevk.frontends.importer import Importer
-from purevk.ir import Value
+from purevk.dtypes import DType
+from purevk.errors import PurevkError
+from purevk.frontends.torch.decompose import decompositions, name_of
+from purevk.ir import Arg, Dim, Size, TensorType, Value
+from purevk.ops import registry
+from purevk.ops.attention import flex
+from purevk.ops.attention.functions import FULL, GATHER, KEY, SCORE, operand
+
+if TYPE_CHECKING:
+    from purevk.frontends.torch.nodes import NodeReader
 
 _SDPA = "aten.scaled_dot_product_attention.default"
 
@@ -29,40 +38,43 @@ class Flex:
     """A call of flex_attention.
 
     Args:
-        node: it, in the graph of torch.
-        arg: gives an argument of a node in the graph: a value, a size, or a module.
-        walk: reads a module of torch, with its inputs, and gives its outputs.
-        table: decompositions of torch for operators without a definition here.
+        reader: of the graph of torch.
+        node: the call.
     """
 
-    def __init__(
-        self,
-        node: Any,
-        importer: Importer,
-        arg: Callable[[Any], Any],
-        walk: Callable[[Any, Sequence[Any]], tuple[Any, ...]],
-        table: Any,
-    ) -> None:
-        self.node, self.importer, self._walk, self._table = node, importer, walk, table
+    def __init__(self, reader: NodeReader, node: Any) -> None:
+        self.node, self.reader = node, reader
         query, key, value, score, block_mask, scale, self.options, shifts, masks = node.args
         self.tensors = (query, key, value)
-        self.operands = tuple(arg(each) for each in self.tensors)
-        self.score, self.mask = arg(score), arg(block_mask[-1])
+        self.operands = tuple(reader.arg(each) for each in self.tensors)
+        self.score, self.mask = reader.arg(score), reader.arg(block_mask[-1])
         self.scale = float(scale)
         self.score_buffers, self.mask_buffers = tuple(shifts), tuple(masks)
-        self._arg = arg
 
     def read(self) -> tuple[Any, ...]:
         """The result; the logarithms of the sums and the maxima where they are read, else None."""
         results = {user.args[1] for user in self.node.users if user.users}
-        if results - {0} or not (self._is_open() or _is_shift(_result(self.score))):
+        if results - {0} or self.operands[0].type.dtype is DType.float64:
             return self._written_out()
-        causal = _is_causal(self.mask)
-        mask = self._traced_mask(causal)
+        if self._is_open() and _is_causal(self.mask):
+            return self._attention(causal=True)
+        try:
+            functions = self._functions()
+        except _InexpressibleError:
+            return self._written_out()
+        if functions[2:] == (None, None):
+            return self._attention(causal=False)
+        return self._emitted(flex.NAME, (*self.operands, *functions, self.scale))
+
+    def _attention(self, causal: bool) -> tuple[Any, ...]:
         q, k, _ = self.operands
-        args = (*self.operands, mask, 0.0, causal, self.scale, k.type.dims[1] != q.type.dims[1])
-        types = [q.type.with_dims((*q.type.dims[:3], self.operands[2].type.dims[3]))]
-        made = self.importer.emit(_SDPA, args, types, [False], self.node.name, exact=True)
+        grouped = k.type.dims[1] != q.type.dims[1]
+        return self._emitted(_SDPA, (*self.operands, None, 0.0, causal, self.scale, grouped))
+
+    def _emitted(self, op: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        q, _, v = self.operands
+        types = [q.type.with_dims((*q.type.dims[:3], v.type.dims[3]))]
+        made = self.reader.importer.emit(op, args, types, [False], self.node.name, exact=True)
         return (*made, None, None)
 
     def _is_open(self) -> bool:
@@ -70,31 +82,22 @@ class Flex:
         result = _result(self.score)
         return result is _placeholders(self.score)[0]
 
-    def _traced_mask(self, causal: bool) -> Value | None:
-        """What is added to the scores, or a boolean mask; None if all keys are seen."""
+    def _functions(self) -> tuple[Any, ...]:
+        """The buffers, the steps, the score and the mask: arguments of `purevk.flex_attention`."""
         import torch
 
-        shifted, masked = not self._is_open(), not (causal or _is_true(_result(self.mask)))
-        if not (shifted or masked):
-            return None
+        split = 5 + len(self.score_buffers)
         score, mask = self.score, self.mask
-        split = 2 + len(self.score_buffers)
 
-        def combined(query: Any, key: Any, *buffers: Any) -> Any:
-            axes = [torch.arange(size) for size in (*query.shape[:3], key.shape[2])]
-            seen = _over_positions(mask, axes, buffers[split - 2 :]) if masked else None
-            if not shifted:
-                return (seen,)
-            # A function that only shifts or forbids scores gives the shift for a score of 0.
-            zero = torch.zeros((), dtype=_working(query.dtype))
-            bias = _over_positions(functools.partial(score, zero), axes, buffers[: split - 2])
-            if seen is not None:
-                bias = torch.where(seen, bias, -float("inf"))
-            return (bias,)
+        def both(*args: Any) -> Any:
+            return score(*args[:split]), mask(*args[1:5], *args[split:])
 
-        inputs = (*self.tensors[:2], *self.score_buffers, *self.mask_buffers)
-        made: Value = self._traced(combined, inputs)[0]
-        return made
+        dtypes = (torch.float32, *(torch.int32,) * 4)
+        scalars = [torch.empty((), dtype=dtype) for dtype in dtypes]
+        buffers = (*self.score_buffers, *self.mask_buffers)
+        module = self._trace(both, (*scalars, *buffers))
+        inputs = [self.reader.arg(each) for each in buffers]
+        return _StepReader(self.reader, module, inputs).read()
 
     def _written_out(self) -> tuple[Any, ...]:
         """All results as torch computes them: scores, the functions, softmax, matmul."""
@@ -118,6 +121,12 @@ class Flex:
         return self._traced(whole, (*self.tensors, *self.score_buffers, *self.mask_buffers))
 
     def _traced(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+        module = self._trace(function, inputs)
+        args = [self.reader.arg(each) for each in inputs]
+        return self.reader.walk(module, args, self.reader.importer)
+
+    def _trace(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """A function as a module of ATen operators."""
         import torch
         from torch._guards import detect_fake_mode
         from torch._subclasses import FakeTensorMode
@@ -132,26 +141,225 @@ class Flex:
                 mode.from_tensor(each) if isinstance(each, torch.Tensor) else each
                 for each in examples
             ]
-            table = dict(self._table.items())
-            module = make_fx(function, decomposition_table=table)(*fakes)
-        return self._walk(module, [self._arg(each) for each in inputs])
+            table = dict(decompositions().items())
+            return make_fx(function, decomposition_table=table)(*fakes)
 
 
-def _over_positions(function: Callable[..., Any], axes: Sequence[Any], buffers: Any) -> Any:
-    """A function of batch, head, query and key, at all of them: [B, H, S, T]. Dims that it does not
-    read are expanded."""
-    import torch
-
-    for axis in (3, 2, 1, 0):
-        dims = tuple(0 if axis == number else None for number in range(4))
-        function = torch.vmap(function, in_dims=(*dims, *(None for _ in buffers)))
-    return function(*axes, *buffers)
+# Of a tensor without dims these operators give the tensor itself.
+_SAME = ("alias", "clone", "detach", "lift_fresh_copy", "lift_fresh", "view", "reshape", "_unsafe_view", "expand",
+         "squeeze", "contiguous")  # fmt: skip
+# The numbers of those that fill a tensor, and the positions of those that are given.
+_FILLED = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+_NUMBER_AT = {"scalar_tensor": 0, "full": 1, "full_like": 1, "new_full": 2}
 
 
-def _working(dtype: Any) -> Any:
-    import torch
+class _InexpressibleError(Exception):
+    """A function has more than pointwise operators and elements of tensors."""
 
-    return torch.float64 if dtype is torch.float64 else torch.float32
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a captured tensor: the indices of the dims that it does not have any more.
+
+    Attributes:
+        tensor: the captured one.
+        indices: one for each dim of the tensor, or None.
+    """
+
+    tensor: Value
+    indices: tuple[Arg, ...]
+
+    def at(self, dim: int, index: Arg) -> _Part:
+        """The part with an index of its own dim `dim`."""
+        free = [at for at, each in enumerate(self.indices) if each is None]
+        at = free[dim]
+        return replace(self, indices=(*self.indices[:at], index, *self.indices[at + 1 :]))
+
+
+class _StepReader:
+    """Reads a traced module of both functions as steps (`ops/attention/functions.py`).
+
+    Args:
+        reader: of the graph around.
+        module: takes a score, its coordinates and the captured values.
+        captured: these values, in the graph.
+    """
+
+    def __init__(self, reader: NodeReader, module: Any, captured: Sequence[Any]) -> None:
+        self.reader, self.module = reader, module
+        self.buffers: list[Value] = []
+        self.steps: list[tuple[Arg, ...]] = []
+        self.env: dict[Any, Any] = {}
+        self._gathers: dict[_Part, str] = {}
+        placeholders = _placeholders(module)
+        for number, node in enumerate(placeholders[: KEY + 1]):
+            self.env[node] = operand(number)
+        for node, value in zip(placeholders[KEY + 1 :], captured):
+            self.env[node] = self._part(value) if isinstance(value, Value) else value
+
+    def read(self) -> tuple[Any, ...]:
+        """Buffers, steps, score and mask.
+
+        Raises:
+            _InexpressibleError: there are other operators.
+        """
+        for node in self.module.graph.nodes:
+            if node.op == "call_function":
+                self.env[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._constant(getattr(self.module, node.target))
+        (output,) = self.module.graph.find_nodes(op="output")
+        if any(each not in self.env for each in output.args[0]):
+            raise _InexpressibleError("a result is a number")
+        score, mask = (self._scalar(self.env[each]) for each in output.args[0])
+        steps = tuple(self.steps)
+        result = None if score == operand(SCORE) else score
+        seen = None if self._is_true(mask) else mask
+        types = tuple(value.type for value in self.buffers)
+        try:
+            flex.check_functions(steps, result, seen, types)
+        except PurevkError as error:
+            raise _InexpressibleError(str(error)) from error
+        return tuple(self.buffers), steps, result, seen
+
+    def _is_true(self, mask: Arg) -> bool:
+        position = int(str(mask)[1:]) - (KEY + 1)
+        return (
+            position >= 0 and self.steps[position][0] == FULL and self.steps[position][2] == (True,)
+        )
+
+    @staticmethod
+    def _part(value: Value) -> _Part:
+        return _Part(value, (None,) * value.type.rank)
+
+    def _step(self, op: str, dtype: DType, args: Sequence[Any]) -> str:
+        self.steps.append((op, dtype, tuple(args)))
+        return operand(KEY + len(self.steps))
+
+    def _constant(self, tensor: Any) -> Any:
+        import torch
+
+        if isinstance(tensor, torch._subclasses.FakeTensor):
+            raise _InexpressibleError("a constant has no data")
+        if tensor.dim() == 0:
+            return self._step(FULL, self._dtype(tensor), (tensor.item(),))
+        return self._part(self.reader.leaf(tensor))
+
+    def _dtype(self, tensor: Any) -> DType:
+        found = DType.from_torch(tensor.dtype)
+        if found is None:
+            raise _InexpressibleError(f"{tensor.dtype}")
+        return found
+
+    def _scalar(self, found: Any) -> Any:
+        """What a node gave as an operand of a step. An element of a captured tensor is a step."""
+        if not isinstance(found, _Part):
+            return found
+        if None in found.indices:
+            raise _InexpressibleError("a whole tensor is read")
+        if found not in self._gathers:
+            if found.tensor not in self.buffers:
+                self.buffers.append(found.tensor)
+            number = self.buffers.index(found.tensor)
+            dtype = found.tensor.type.dtype
+            self._gathers[found] = self._step(GATHER, dtype, (number, *found.indices))
+        return self._gathers[found]
+
+    def _given(self, arg: Any) -> Any:
+        """An argument of a traced node."""
+        import torch
+
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._given(each) for each in arg)
+        return self.reader.arg(arg)
+
+    def _call(self, node: Any) -> Any:
+        import torch
+
+        example = node.meta.get("val")
+        if isinstance(example, (int, torch.SymInt)):
+            return self.reader.known(example)
+        target = node.target
+        if not isinstance(example, torch.Tensor) or not isinstance(target, torch._ops.OpOverload):
+            raise _InexpressibleError(str(target))
+        stem = target._opname
+        args = tuple(self._given(each) for each in self._in_order(target, node))
+        if stem in _SAME and isinstance(args[0], str) and not example.dim():
+            return args[0]
+        if isinstance(args[0], _Part) and stem in ("index", "select"):
+            return self._indexed(stem, args)
+        if example.dim():
+            raise _InexpressibleError(f"{target} gives a tensor")
+        dtype = self._dtype(example)
+        if stem in _FILLED:
+            return self._step(FULL, dtype, (self._typed(_FILLED[stem], dtype),))
+        if stem in _NUMBER_AT:
+            return self._number(args[_NUMBER_AT[stem]], dtype)
+        definition = registry.find(name_of(target))
+        if definition is None:
+            raise _InexpressibleError(str(target))
+        recorded = [TensorType(dtype, ())]
+        full = self.reader.importer.complete(
+            definition, args[: len(definition.parameters)], recorded
+        )
+        return self._step(definition.name, dtype, [self._operand(each) for each in full])
+
+    @staticmethod
+    def _in_order(target: Any, node: Any) -> list[Any]:
+        """The arguments in the order of the schema."""
+        given = []
+        for position, argument in enumerate(target._schema.arguments):
+            default = argument.default_value if argument.has_default_value() else None
+            placed = position < len(node.args) and not argument.kwarg_only
+            given.append(node.args[position] if placed else node.kwargs.get(argument.name, default))
+        return given
+
+    def _operand(self, arg: Any) -> Any:
+        return self._number(arg, DType.int32) if isinstance(arg, Dim) else self._scalar(arg)
+
+    @staticmethod
+    def _typed(number: Any, dtype: DType) -> bool | int | float:
+        return (
+            bool(number)
+            if dtype is DType.bool
+            else float(number)
+            if dtype.is_float
+            else int(number)
+        )
+
+    def _number(self, number: Any, dtype: DType) -> str:
+        if isinstance(number, Dim):
+            made = self._step(FULL, DType.int32, (number,))
+            if dtype is DType.int32:
+                return made
+            return self._step(
+                "aten._to_copy.default", dtype, (made, dtype, *(None,) * 3, False, None)
+            )
+        if not isinstance(number, (bool, int, float)):
+            raise _InexpressibleError("a number is computed")
+        return self._step(FULL, dtype, (self._typed(number, dtype),))
+
+    def _indexed(self, stem: str, args: Sequence[Any]) -> _Part:
+        part: _Part = args[0]
+        if stem == "select":
+            dim, index = args[1:]
+            if not isinstance(index, (int, Dim)):
+                raise _InexpressibleError("an index is computed")
+            return part.at(dim % part.indices.count(None), index)
+        for index in args[1]:
+            if index is None:
+                raise _InexpressibleError("a dim is kept")
+            found: Size | str = self._scalar(index)
+            if isinstance(found, str) and self._is_bool(found):
+                raise _InexpressibleError("an index is a mask")
+            part = part.at(0, found)
+        return part
+
+    def _is_bool(self, reference: str) -> bool:
+        position = int(reference[1:]) - (KEY + 1)
+        return position >= 0 and self.steps[position][1] is DType.bool
 
 
 def _placeholders(module: Any) -> list[Any]:
@@ -166,63 +374,6 @@ def _result(module: Any) -> Any:
 
 def _name(node: Any) -> str:
     return str(node.target)
-
-
-def _is_shift(node: Any) -> bool:
-    """Whether a node is the score plus what does not depend on it, or -inf."""
-    score = _placeholders(node.graph.owning_module)[0]
-    if node is score:
-        return True
-    if _name(node) == "aten.add.Tensor" and node.kwargs.get("alpha", 1) == 1:
-        return any(
-            _is_score_shift(one) and not _reads(other, score)
-            for one, other in (node.args, node.args[::-1])
-        )
-    if _name(node) == "aten.sub.Tensor" and node.kwargs.get("alpha", 1) == 1:
-        return _is_score_shift(node.args[0]) and not _reads(node.args[1], score)
-    if _name(node) == "aten.where.self":
-        condition, *choices = node.args
-        return not _reads(condition, score) and all(
-            _is_score_shift(each) or _is_minus_infinity(each) for each in choices
-        )
-    return False
-
-
-def _is_score_shift(arg: Any) -> bool:
-    return hasattr(arg, "users") and _is_shift(arg)
-
-
-def _reads(arg: Any, wanted: Any) -> bool:
-    """Whether an argument depends on a node."""
-    pending, seen = ([arg] if hasattr(arg, "users") else []), set()
-    while pending:
-        node = pending.pop()
-        if node is wanted:
-            return True
-        if node not in seen:
-            seen.add(node)
-            pending += node.all_input_nodes
-    return False
-
-
-def _is_minus_infinity(node: Any) -> bool:
-    if not hasattr(node, "users"):
-        return bool(node == -float("inf"))
-    if _name(node) in ("aten.scalar_tensor.default", "aten.lift_fresh_copy.default"):
-        return _is_minus_infinity(node.args[0])
-    if _name(node) in ("aten.full.default", "aten.full_like.default"):
-        return _is_minus_infinity(node.args[1])
-    if node.op == "get_attr":
-        tensor = getattr(node.graph.owning_module, node.target)
-        return bool(tensor.numel() == 1 and tensor.item() == -float("inf"))
-    return False
-
-
-def _is_true(node: Any) -> bool:
-    """Whether a mask allows every key, as that of a call without a mask."""
-    if _name(node) in ("aten.new_ones.default", "aten.ones.default"):
-        return True
-    return _name(node) == "aten.full.default" and bool(node.args[1] is True)
 
 
 def _is_causal(module: Any) -> bool:

@@ -20,7 +20,6 @@ from purevk.frontends.torch.decompose import (
     BATCH_NORM,
     BATCH_NORM_INFERENCE,
     PYTHON,
-    decompositions,
     name_of,
     out_of_place,
 )
@@ -179,9 +178,7 @@ class NodeReader:
             self.env[node] = higher_order.read(self, node)
             return
         if flex.is_flex(target):
-            walk = functools.partial(self.walk, importer=self.importer)
-            call = flex.Flex(node, self.importer, self.arg, walk, decompositions())
-            self.env[node] = call.read()
+            self.env[node] = flex.Flex(self, node).read()
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
@@ -251,7 +248,7 @@ class NodeReader:
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         name = out_of_place(node, target)
-        args = self._schema_args(target, given, node.kwargs)
+        args = self.schema_args(target, given, node.kwargs)
         if name == BATCH_NORM and not args[5]:
             name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])
         if name == "aten.sym_numel.default":
@@ -409,14 +406,14 @@ class NodeReader:
             and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
             for at, (name, state) in enumerate(zip(order, states))
         ):
-            made = self._emit(node, name_of(target), self._schema_args(target, (), named), own)
+            made = self._emit(node, name_of(target), self.schema_args(target, (), named), own)
             return (*made, *states)
         # The operator gives its arguments back in the order of its schema.
         rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
         made = self._emit(
             node,
             name_of(target),
-            self._schema_args(target, (), named),
+            self.schema_args(target, (), named),
             (*own, *(copies[at] for at in rank)),
             in_place,
         )
@@ -438,10 +435,10 @@ class NodeReader:
             getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users
         )
 
-    def _schema_args(
+    def schema_args(
         self, target: Any, given: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """The arguments in the schema's order, with its defaults."""
+        """The arguments of an operator in the schema's order, with its defaults."""
         full = []
         for position, argument in enumerate(target._schema.arguments):
             if position < len(given) and not argument.kwarg_only:

@@ -35,7 +35,47 @@
 WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
 
+#if MASKED && !EXACT_BOUNDS
+uint seen_keys[RQ];  // of a step, for the queries of this invocation: a bit for each
+#define SCORE_OF(dot_product, base, r, t0, i) \
+    ((seen_keys[r] & (1u << i)) != 0u ? seen_score(dot_product, base, row0 + r * LX, t0 + i) : UNSEEN)
+
+// Finds the keys from t0 on that the queries see. Whether a query of the subgroup sees one.
+bool find_seen_keys(int row0, int t0) {
+    uint any = 0u;
+    UNROLL for (int r = 0; r < RQ; r++) {
+        seen_keys[r] = 0u;
+        UNROLL for (int i = 0; i < KEYS; i++) seen_keys[r] |= is_seen(row0 + r * LX, t0 + i) ? 1u << i : 0u;
+        any |= seen_keys[r];
+    }
+#if SG > 1
+    UNROLL for (int step = 0; step < LOG2_OF(SG); step++) any |= subgroupShuffleXor(any, 1u << step);
+#endif
+    return any != 0u;
+}
+#else
+#define SCORE_OF(dot_product, base, r, t0, i) masked_score(dot_product, base, row0 + r * LX, t0 + i)
+#endif
+
+// The first step from key t0 on in which a query of this subgroup, from `first` on, may see a key. Loops
+// of their own, since software devices run through both sides of a branch.
+int next_step(int t0, int keys, int first, int row0) {
+#if BOUNDED
+    while (t0 < keys && !may_see(first, LX * RQ, t0, KEYS)) t0 += KEYS;
+#endif
+#if MASKED && !EXACT_BOUNDS
+    while (t0 < keys && !find_seen_keys(row0, t0)) {
+        t0 += KEYS;
+#if BOUNDED
+        while (t0 < keys && !may_see(first, LX * RQ, t0, KEYS)) t0 += KEYS;
+#endif
+    }
+#endif
+    return t0;
+}
+
 void main() {
+    begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
@@ -58,7 +98,7 @@ void main() {
 #if CAUSAL
     keys = min(T, first + LX * RQ + start);
 #endif
-    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+    for (int t0 = next_step(0, keys, first, row0); t0 < keys; t0 = next_step(t0 + KEYS, keys, first, row0)) {
         float score[RQ][KEYS];
         UNROLL for (int r = 0; r < RQ; r++) {
             UNROLL for (int i = 0; i < KEYS; i++) score[r][i] = 0.0;
@@ -82,7 +122,7 @@ void main() {
         UNROLL for (int r = 0; r < RQ; r++) {
             float top = highest[r];
             UNROLL for (int i = 0; i < KEYS; i++) {
-                score[r][i] = masked_score(score[r][i], base_mask, row0 + r * LX, t0 + i);
+                score[r][i] = SCORE_OF(score[r][i], base_mask, r, t0, i);
                 top = max(top, score[r][i]);
             }
             float shrink = weight(highest[r], top);

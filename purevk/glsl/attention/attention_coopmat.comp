@@ -38,6 +38,8 @@
 WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #define LOCAL (32 * SUBS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
+#define QUERIES (16 * FRAGMENTS_M * SUBS)
+#include "attention/steps.glslh"
 
 // Rows are padded by 8, so that neighbouring rows are in different banks.
 #define KEY_LINE (HEAD_DIM + 8)
@@ -97,8 +99,9 @@ void multiply(inout float sums[4], float left[8], ivec3 right) {
 }
 #endif
 
-// Scores are multiples of log 2, unless a mask adds numbers, which may be the lowest floats.
-#if MASK == 1
+// Scores are multiples of log 2, unless a mask or a function makes them, which may be the lowest
+// floats.
+#if MASK == 1 || SCORED
 #define UNIT 1.0
 #define POWER exp
 #else
@@ -133,19 +136,21 @@ void put() {
 }
 
 void main() {
+    begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group, lane = LANE;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
-    int first = int(gl_WorkGroupID.x) * (16 * FRAGMENTS_M * SUBS), row0 = first + SUB * (16 * FRAGMENTS_M);
+    int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * (16 * FRAGMENTS_M);
 
     int keys = T;
 #if CAUSAL
-    keys = min(T, first + 16 * FRAGMENTS_M * SUBS + start);
+    keys = min(T, first + QUERIES + start);
 #endif
-    fetch(base_k, base_v, 0);
+    int next = next_step(0, keys, first);
+    if (next < keys) fetch(base_k, base_v, next);
     LEFT(q[FRAGMENTS_M][STEPS_D]);
     SUMS(sums[FRAGMENTS_M][VALUES8]);
     float highest[FRAGMENTS_M][2], total[FRAGMENTS_M][2];
@@ -164,11 +169,13 @@ void main() {
             total[m][h] = 0.0;
         }
     }
-    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+    while (next < keys) {
+        int t0 = next;
         barrier();
         put();
         barrier();
-        if (t0 + KEYS < keys) fetch(base_k, base_v, t0 + KEYS);
+        next = next_step(t0 + KEYS, keys, first);
+        if (next < keys) fetch(base_k, base_v, next);
         SUMS(scores[FRAGMENTS_M][KEYS8]);
         UNROLL for (int j = 0; j < KEYS8; j++) {
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) CLEAR(scores[m][j]);
@@ -177,7 +184,7 @@ void main() {
                 UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d]);
             }
         }
-        bool plain = MASK == 0 && t0 + KEYS <= T;
+        bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 + KEYS <= T;
 #if CAUSAL
         plain = plain && t0 + KEYS <= row0 + start + 1;
 #endif

@@ -47,6 +47,7 @@ shared float partial_scores[KEYS * LOCAL];
 #endif
 
 void main() {
+    begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
 #if SPLIT
     int s = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - s * splits;
@@ -71,6 +72,11 @@ void main() {
     UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] = vec4(0.0);
     float highest = UNSEEN, total = 0.0;
     for (int t0 = first; t0 < last; t0 += KEYS * SHARES) {
+#if BOUNDED
+        // A loop of its own, since software devices run through both sides of a branch.
+        while (t0 < last && !may_see(s, 1, t0, KEYS * SHARES)) t0 += KEYS * SHARES;
+        if (t0 >= last) break;
+#endif
         vec4 k[KEYS * QUADS_K], v[KEYS * QUADS_V];
         UNROLL for (int u = 0; u < KEYS; u++) {
             int at = base_k + min(t0 + u * SHARES + share, last - 1) * k_row;

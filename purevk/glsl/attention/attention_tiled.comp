@@ -38,6 +38,8 @@ WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #define LOCAL (LANES * GROUPS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
+#include "attention/steps.glslh"
+
 // Rows of an odd number of vec4, so that neighbours are in different banks.
 #define QUERY_LINE (D4 + 1)
 #define KEY_LINE (D4 | 1)
@@ -100,6 +102,7 @@ void put() {
 }
 
 void main() {
+    begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
@@ -125,12 +128,15 @@ void main() {
 #if CAUSAL
     keys = min(T, row0 + QUERIES + start);
 #endif
-    fetch(base_k, base_v, 0);
-    for (int t0 = 0; t0 < keys; t0 += KEYS) {
+    int next = next_step(0, keys, row0);
+    if (next < keys) fetch(base_k, base_v, next);
+    while (next < keys) {
+        int t0 = next;
         barrier();
         put();
         barrier();
-        if (t0 + KEYS < keys) fetch(base_k, base_v, t0 + KEYS);
+        next = next_step(t0 + KEYS, keys, row0);
+        if (next < keys) fetch(base_k, base_v, next);
         float score[MY_QUERIES][MY_KEYS];
         UNROLL for (int r = 0; r < MY_QUERIES; r++) {
             UNROLL for (int c = 0; c < MY_KEYS; c++) score[r][c] = 0.0;

@@ -12,6 +12,8 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import Attention, choose
+from purevk.ops.attention.functions import ScoreProgram
+from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.random.sampling import dropped
@@ -34,6 +36,9 @@ def _attention_shape(
     causal: bool = False,
     start: Size = 0,
     length: Size | None = None,
+    functions: ScoreProgram | None = None,
+    sizes: tuple[Size, ...] = (),
+    extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
     if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
         raise ShapeError(f"attention of {q} over {k} and {v}")
@@ -106,6 +111,13 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         )
         buffers["mask"] = (mask, "r" + texel)
     buffers["out"] = (out, "w")
+    written = ScoreFunctions()
+    program = node.optional_attribute("functions", ScoreProgram)
+    if program is not None:
+        extras = [lowering.operand(value) for value in node.tensors("extras")]
+        written = write_functions(program, node.sizes("sizes"), extras)
+        macros.update(written.macros)
+        buffers.update(written.buffers)
     operands = {"q": q, "k": k, "v": v, "o": out}
     params: dict[str, Size] = {
         "S": queries,
@@ -120,6 +132,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         },
         **{f"offset_{name}": operand.offset for name, operand in operands.items()},
         **mask_params,
+        **written.params,
     }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
     half = q.dtype is k.dtype is v.dtype is DType.float16
@@ -131,7 +144,10 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
 
 
 def supports_attention(node: Node, traits: DeviceTraits) -> str | None:
+    extras = node.tensors("extras") if node.op == NAME else ()
     for value in node.inputs:
+        if value in extras:
+            continue
         if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.bool):
             return f"no kernel for {value.type.dtype.name}"
     return None
@@ -253,7 +269,7 @@ def _sdpa(
         )
         lead = (*lead, *heads)
     if (gqa and q.type.rank != 4) or k.type.dims[:-2] != v.type.dims[:-2]:
-        k, v = (_repeated(builder, each, lead) for each in (k, v))
+        k, v = (repeated(builder, each, lead) for each in (k, v))
     if q.type.rank == 4 and q.type.dims[1] != lead[1]:
         q = builder.emit("aten.expand.default", q, (*lead, *q.type.dims[2:]))
     dims = (*lead, q.type.dims[-2], v.type.dims[-1])
@@ -266,7 +282,7 @@ def _sdpa(
     return made if made.type.dims == dims else builder.emit("aten.reshape.default", made, dims)
 
 
-def _repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
+def repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     """Keys or values [..., H, S, D], with heads repeated up to the number of heads of the queries,
     the last of `lead`."""
     *_, heads, rows, width = value.type.dims
@@ -308,7 +324,7 @@ def _attend(
         return builder.emit("aten.slice.Tensor", made, 3, 0, value_width, 1)
     heads, rows, keys = q.type.dims[1], q.type.dims[2], k.type.dims[2]
     if k.type.dims[1] != heads:
-        k, v = (_repeated(builder, each, q.type.dims[:2]) for each in (k, v))
+        k, v = (repeated(builder, each, q.type.dims[:2]) for each in (k, v))
     scores = builder.emit(
         "aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
@@ -79,7 +80,7 @@ class Tiled:
             call.buffers,
             macros={**call.macros, **self.macros()},
             params=call.params,
-            specialize=lowering.fixed(call.params),
+            specialize=lowering.fixed(_known(call.params)),
             grid=(_dims.ceil_div(call.queries, self.queries), call.heads, call.batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
@@ -117,7 +118,7 @@ class Coopmat:
                 "KEYS": self.keys,
             },
             params=call.params,
-            specialize=lowering.fixed(call.params),
+            specialize=lowering.fixed(_known(call.params)),
             grid=(groups, call.heads, call.batches),
             subgroup_size=32,
             flops=call.flops,
@@ -142,7 +143,7 @@ class Decode:
                 call.buffers,
                 macros=macros,
                 params={**call.params, "splits": 1, "split_size": call.keys},
-                specialize=lowering.fixed((*call.params, "splits")),
+                specialize=lowering.fixed((*_known(call.params), "splits")),
                 grid=(queries, heads, batches),
                 subgroup_size=self.subgroup,
                 flops=call.flops,
@@ -162,7 +163,7 @@ class Decode:
             {**call.buffers, "out": (shares, "w")},
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=split_params,
-            specialize=lowering.fixed(split_params),
+            specialize=lowering.fixed(_known(split_params)),
             grid=(queries * self.splits, heads, batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
@@ -186,6 +187,11 @@ class Decode:
 
 
 Choice = Simple | Tiled | Coopmat | Decode
+
+
+def _known(params: Mapping[str, Size]) -> list[str]:
+    """Parameters that are known. What functions of scores declare can be no constants."""
+    return [name for name, size in params.items() if isinstance(size, int)]
 
 
 def choose(

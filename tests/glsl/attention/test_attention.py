@@ -19,6 +19,11 @@ VARIANTS = {
     "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
     "wide_values": {"values": 80},
 }  # fmt: skip
+# A score and a mask: of the keys up to 2 behind a query and up to 5 before it.
+SCORE = "float pv_score(float score, int s, int t) { return slope * score + float(s - t); }"
+MASK = "bool pv_seen(int s, int t) { return s - t <= 5 && t - s <= 2; }"
+BOUNDS = "bool pv_may_see(int s0, int s1, int t0, int t1) { return s0 - t1 <= 5 && t0 - s1 <= 2; }"
+BEGIN = "float slope; void pv_begin() { slope = float(1 + int(gl_WorkGroupID.y)); }"
 
 
 def strides(name, heads, rows, size, rows_first=False):
@@ -42,11 +47,27 @@ def parameters(queries, keys, group, scale, causal=0):
     }
 
 
-def attend(q, k, v, scale, mask, causal):
+def function_macros(scored, masked, bounded=True):
+    text = " ".join((BEGIN, SCORE * scored, MASK * masked, BOUNDS * (masked and bounded)))
+    return {
+        "SCORED": scored,
+        "MASKED": masked,
+        "BOUNDED": int(masked and bounded),
+        "EXACT_BOUNDS": int(bounded),
+        "EXTRA_BUFFERS": text,
+    }
+
+
+def attend(q, k, v, scale, mask, causal, functions=(0, 0)):
     q, k, v = (torch.from_numpy(array.astype(np.float64)) for array in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     score = q @ k.transpose(-1, -2) * scale
+    behind = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    if functions[0]:
+        score = (1 + torch.arange(q.shape[1])[:, None, None]) * score + behind
+    if functions[1]:
+        score = score.masked_fill((behind > 5) | (behind < -2), -torch.inf)
     if mask is not None:
         mask = torch.from_numpy(mask)
         score = (
@@ -88,8 +109,40 @@ def test_without_any_key(kind):
     check(SIZES[0], kind, mask=mask)
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_of_scores_and_masks(kind, bounded):
+    check(SIZES[0], kind, functions=(1, 1), bounded=bounded)
+
+
+@pytest.mark.parametrize("functions", [(0, 1), (1, 0)], ids=["mask", "score"])
+@pytest.mark.parametrize("kind", ["subgroup", "tiled"])
+def test_one_function(kind, functions):
+    check((1, 4, 2, 11, 83, 8), kind, functions=functions)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("kind", ["subgroup", "tiled", "shuffled", "steps"])
+def test_steps_without_a_seen_key_are_skipped(kind, bounded):
+    """No NaN of such a step reaches the result."""
+    more = {"QUERIES": 16, "KEYS": 16} if kind in ("tiled", "shuffled") else {}
+    size = (1, 1, 1, 3, 67, 16)
+    check(size, kind, functions=(1, 1), bounded=bounded, unread=slice(32, None), more=more)
+
+
 def check(
-    size, kind, *, mask=0, causal=None, rows_first=False, dtype=np.float32, values=None, more=None
+    size,
+    kind,
+    *,
+    mask=0,
+    causal=None,
+    rows_first=False,
+    dtype=np.float32,
+    values=None,
+    functions=(0, 0),
+    bounded=True,
+    unread=slice(0, 0),
+    more=None,
 ):
     batch, q_heads, k_heads, queries, keys, head = size
     values = values or head
@@ -108,7 +161,8 @@ def check(
         held_mask[..., 1] = -np.inf
         held_mask = (rng.random(held_mask.shape) > 0.3).astype(np.uint8) if mask == 2 else held_mask
     scale = float(np.float32(1 / np.sqrt(head)))
-    want = attend(q, k, v, scale, held_mask, causal)
+    want = attend(q, k, v, scale, held_mask, causal, functions)
+    k[:, :, unread] = v[:, :, unread] = np.nan
 
     def held(array):
         return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
@@ -123,6 +177,8 @@ def check(
     }
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, VALUE_DIM=values, CAUSAL=int(causal is not None), **(more or {}))
+    if any(functions):
+        macros.update(function_macros(*functions, bounded))
     buffers = [held(q), held(k), held(v)]
     if held_mask is not None:
         macros.update(
@@ -147,7 +203,7 @@ def check(
             pytest.skip(
                 "head or value width is no multiple of a fragment, or the subgroup size none of 4"
             )
-        if size != SIZES[0] or head != values:
+        if (size != SIZES[0] and not unread.start) or head != values:
             pytest.skip("scalar steps are slow: only the first size, with heads as wide as values")
         macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
         template = "attention/attention_coopmat.comp"
