@@ -20,6 +20,8 @@ def _arg(arg: Any) -> str:
         names = [f"${n}" for n in range(len(arg.inputs) + len(arg.scalars))]
         body, outputs = arg.glsl(names[: len(arg.inputs)], names[len(arg.inputs) :])
         return f"{{{body} -> {', '.join(outputs)}}}"
+    if type(arg).__name__ == "ScoreProgram":
+        return _arg(arg.expression)
     return repr(arg)
 
 

@@ -17,7 +17,7 @@ from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
-from purevk.passes.flex import compose_flex
+from purevk.passes.flex import compose_checked_flex, compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.merge_matmuls import merge_matmuls
@@ -84,6 +84,7 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
         Phase(
             "legalize",
             (
+                compose_checked_flex,
                 check_indices,
                 settle_control,
                 float8_as_bytes,

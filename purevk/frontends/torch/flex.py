@@ -92,7 +92,7 @@ class Flex:
         def both(*args: Any) -> Any:
             return score(*args[:split]), mask(*args[1:5], *args[split:])
 
-        dtypes = (torch.float32, *(torch.int32,) * 4)
+        dtypes = (torch.float32, *(torch.int64,) * 4)  # as in eager torch
         scalars = [torch.empty((), dtype=dtype) for dtype in dtypes]
         buffers = (*self.score_buffers, *self.mask_buffers)
         module = self._trace(both, (*scalars, *buffers))

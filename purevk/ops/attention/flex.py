@@ -19,6 +19,7 @@ from purevk.ops.attention.functions import (
     read_functions,
     score_program,
 )
+from purevk.ops.attention.narrow import narrowed
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
@@ -26,6 +27,7 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.flex_attention"
 # Queries, keys, values, result and parameters are buffers too. Any device has 8.
 _MOST_BUFFERS = 3
+_MOST_ROWS = 2**28  # kernels count elements in int32
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
@@ -47,12 +49,19 @@ def _shape(
 
 def check_functions(steps: Arg, score: Arg, mask: Arg, buffers: tuple[TensorType, ...]) -> None:
     """Raises a `PurevkError` if functions cannot be written for a kernel."""
-    score_program(read_functions(steps, score, mask, buffers))
+    score_program(narrowed(read_functions(steps, score, mask, buffers), (2**20,) * 4))
 
 
 def _functions(node: Node) -> Functions:
     types = [value.type for value in node.tensors("buffers")]
     return read_functions(node.arg("steps"), node.arg("score"), node.arg("mask"), types)
+
+
+def _narrowed(node: Node) -> Functions:
+    """The functions, with int32 where it suffices for the positions of the node."""
+    sizes = (*node.tensor("q").type.dims[:3], node.tensor("k").type.dims[2])
+    limits = [min(_dims.upper(size), _MOST_ROWS) - 1 for size in sizes]
+    return narrowed(_functions(node), limits)
 
 
 def fits_kernel(node: Node, traits: DeviceTraits) -> bool:
@@ -64,7 +73,7 @@ def fits_kernel(node: Node, traits: DeviceTraits) -> bool:
     if any(isinstance(size, int) and size == 0 for each in buffers for size in each.dims):
         return False
     wide = any(each.dtype is DType.int64 for each in buffers) or any(
-        step.dtype is DType.int64 for step in _functions(node).steps
+        step.dtype is DType.int64 for step in _narrowed(node).steps
     )
     if wide and not traits.has("int64"):
         return False
@@ -81,7 +90,7 @@ def _expand(builder: Builder, node: Node) -> Value:
         else builder.emit("aten.expand.default", each, (batches, *each.type.dims[1:]))
         for each in (k, v)
     )
-    program, sizes = score_program(_functions(node))
+    program, sizes = score_program(_narrowed(node))
     width, padding = (
         v.type.dims[3],
         [-_dims.specialize(each.type.dims[3]) % 4 for each in (q, k, v)],
@@ -127,7 +136,7 @@ def _positions(builder: Builder, dims: tuple[Size, ...]) -> list[Value]:
     """The batch, the head, the query and the key of all scores, each along its own dim."""
     made = []
     for dim, size in enumerate(dims):
-        line = builder.emit("aten.arange.default", size, DType.int32)
+        line = builder.emit("aten.arange.default", size, DType.int64)
         sizes = tuple(size if other == dim else 1 for other in range(4))
         made.append(builder.emit("aten.view.default", line, sizes))
     return made

@@ -27,13 +27,7 @@ from purevk.ops.registry import ShapeError
 
 GATHER, FULL = "gather", "full"
 SCORE, BATCH, HEAD, QUERY, KEY = range(5)
-_INPUTS = (
-    ("score", DType.float32),
-    ("batch", DType.int32),
-    ("head", DType.int32),
-    ("query", DType.int32),
-    ("key", DType.int32),
-)
+_INPUTS = ("score", "batch", "head", "query", "key")
 _INDICES = (DType.int32, DType.int64)
 _DTYPES = (
     DType.bool,
@@ -100,16 +94,18 @@ class Functions:
     Attributes:
         steps: of both.
         score, mask: the operands that are their results, or None if there is no function.
+        positions: the dtype of the batch, the head, the query and the key. Eager torch has int64.
     """
 
     steps: tuple[FunctionStep, ...]
     score: int | None
     mask: int | None
+    positions: DType = DType.int64
 
     def dtype(self, number: int) -> DType:
         """Of an operand."""
         if number < len(_INPUTS):
-            return _INPUTS[number][1]
+            return DType.float32 if number == SCORE else self.positions
         return self.steps[number - len(_INPUTS)].dtype
 
     def step(self, number: int) -> FunctionStep | None:
@@ -135,13 +131,13 @@ def read_functions(steps: Arg, score: Arg, mask: Arg, buffers: Sequence[TensorTy
     made: list[FunctionStep] = []
     for number, step in enumerate(steps):
         made.append(_read_step(step, number + len(_INPUTS), made, buffers))
-    results = []
+    results: list[int | None] = []
     for name, result in (("score", score), ("mask", mask)):
         found = None if result is None else _reference(result, len(made) + len(_INPUTS))
         if result is not None and found is None:
             raise ShapeError(f"the {name} is {result!r}, which is no step")
         results.append(found)
-    return Functions(tuple(made), *results)
+    return Functions(tuple(made), results[0], results[1])
 
 
 def _reference(arg: object, count: int) -> int | None:
@@ -166,7 +162,8 @@ def _read_step(
         raise ShapeError(f"{op} gives {dtype}")
     read = tuple(_argument(op, arg, count) for arg in args)
     if op == GATHER:
-        dtypes = [each for _, each in _INPUTS] + [each.dtype for each in before]
+        inputs = [DType.float32, *(DType.int64,) * KEY]
+        dtypes = inputs + [each.dtype for each in before]
         _check_gather(dtype, read, dtypes, buffers)
     elif op == FULL:
         known = len(read) == 1 and isinstance(read[0], (bool, int, float))
@@ -213,10 +210,12 @@ def _check_gather(
 
 # -- the program ---------------------------------------------------------------------------------
 def score_program(functions: Functions) -> tuple[ScoreProgram, tuple[Size, ...]]:
-    """The program of a kernel, and the sizes that are its scalars."""
+    """The program of a kernel, and the sizes that are its scalars. Positions have to be int32."""
     functions = _forbidden_as_mask(functions)
     builder = ExpressionBuilder()
-    values = [Value(name, TensorType(dtype, ())) for name, dtype in _INPUTS]
+    values = [
+        Value(name, TensorType(functions.dtype(number), ())) for number, name in enumerate(_INPUTS)
+    ]
     terms = [builder.input(value, value.type.dtype) for value in values]
     for step in functions.steps:
         value = Value(f"step{len(values)}", TensorType(step.dtype, ()))

@@ -25,6 +25,7 @@ CAP = torch.tensor(1.5)
 PAGES = torch.tensor([[0, page] for page in (3, 0, 7, 1, 2, 10, 4, 5, 6, 9, 8)])
 SEEN = tensor(QUERIES, KEYS, seed=8) > 0
 POSITIONS = torch.arange(KEYS) * 3 - 20
+FAR = torch.tensor([2**31 - 1, 2**31 - 60, -(2**31), 0], dtype=torch.int32)
 REACH = torch.tensor([3, 9, 30, 2**40])
 
 
@@ -71,6 +72,8 @@ CASES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = 
     "pages": (None, lambda b, h, i, j: PAGES[j // 4, 1] * 4 + j % 4 <= i),
     "a mask of positions": (None, lambda b, h, i, j: SEEN[i, j - 1] & (h != 2)),
     "int64 distances": (None, lambda b, h, i, j: (POSITIONS[i] - POSITIONS[j]).abs() <= REACH[h]),
+    "products beyond int32": (None, lambda b, h, i, j: (i * 1664525000 + j * 1013904223) % 7 < 4),
+    "sums beyond int32": (None, lambda b, h, i, j: i + j + FAR[h] > FAR[h]),
     "neither": (None, None),
 }
 
