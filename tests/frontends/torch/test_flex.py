@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention 
 
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
-from tests.ops.harness import tensor  # noqa: E402
+from tests.ops.harness import context, tensor  # noqa: E402
 
 pytestmark = pytest.mark.device
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 37, 43, 16
@@ -182,6 +183,7 @@ def test_functions_of_whole_tensors_are_written_out() -> None:
     agree(strict(attend)(*operands(), SLOPES), attend(*operands(), SLOPES))
 
 
+@pytest.mark.slow
 def test_more_captured_tensors_than_a_kernel_reads() -> None:
     tables = [tensor(HEADS, seed=seed) for seed in range(4)]
 
@@ -195,6 +197,33 @@ def test_more_captured_tensors_than_a_kernel_reads() -> None:
 
     args = operands(key_heads=2)
     agree(strict(attend)(*args), attend(*args))
+
+
+@pytest.mark.slow
+def test_a_device_without_int64(monkeypatch: pytest.MonkeyPatch) -> None:
+    traits = context().traits
+    lacking = replace(traits, features=traits.features - {"int64"})
+    monkeypatch.setattr(context(), "traits", lacking)
+    for name in ("documents", "alibi"):
+        torch._dynamo.reset()
+        before = {each.program for each in dynamo._shared}
+        function = attention(name)
+        agree(strict(function)(*operands()), function(*operands()))
+        (program,) = {each.program for each in dynamo._shared} - before
+        assert bool(program.report()["cpu_nodes"]) is (name == "documents")
+
+
+@pytest.mark.slow
+def test_indices_are_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
+
+    def attend(q: torch.Tensor, slopes: torch.Tensor) -> Any:
+        return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h])
+
+    compiled, q = strict(attend), operands()[0]
+    agree(compiled(q, SLOPES), attend(q, SLOPES))
+    with pytest.raises(purevk.InputError, match="index"):
+        compiled(q, SLOPES[:3])
 
 
 def test_a_saved_program(tmp_path: Any) -> None:
