@@ -82,6 +82,7 @@ CIRCLES_OF_TYPES = [
         "purevk.frontends.torch.decompose",
         "purevk.frontends.torch.nodes",
         "purevk.frontends.torch.higher_order",
+        "purevk.frontends.torch.flex",
     },
     {"purevk.graph.control", "purevk.graph.executable"},
     {"purevk.ir.arguments", "purevk.ir.graph"},
