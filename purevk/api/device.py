@@ -43,6 +43,7 @@ class DeviceCore:
         self.deferred: collections.deque[tuple[int, str, Callable[[], None]]] = collections.deque()
         self.numbers = itertools.count(1)
         self.queue: _QueueState | None = None
+        self.lost = False  # whether the driver said so
         self.forked = False
         _cores.add(self)
 
@@ -90,13 +91,13 @@ class DeviceCore:
         if self.queue is not None and not self.queue.settle():
             self.abandon()  # what the device may still use must not be destroyed
             return
+        # All that was submitted has a fence, so it has finished even if this fails.
         self.functions.vkDeviceWaitIdle(handle)
         with self.lock:
             while self.deferred:
                 self.deferred.popleft()[2]()
             while self.objects:  # the newest first: nothing outlives what it was made from
-                number = next(reversed(self.objects))
-                self.release(number)
+                self.objects.popitem()[1][1]()
             self.forgotten.clear()
             self.handle = None
             self.functions.vkDestroyDevice(handle, vk.NULL)
@@ -265,7 +266,8 @@ class Device:
 
     def wait_idle(self) -> None:
         """Waits until the device has finished everything."""
-        vk.check(self.functions.vkDeviceWaitIdle(self.handle), "vkDeviceWaitIdle", where=self.name)
+        result = self.functions.vkDeviceWaitIdle(self.handle)
+        self.queue.state.check(result, "vkDeviceWaitIdle", self.name)
         self.check()
 
     def live_objects(self) -> dict[str, int]:
@@ -290,6 +292,11 @@ class Device:
     def closed(self) -> bool:
         """Whether `close()` was called."""
         return self.core.handle is None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the driver has reported that the device is lost. It runs nothing any more."""
+        return self.core.lost
 
     def check_process(self) -> None:
         """Raises DeviceError in a process that was forked after the device was made."""

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from purevk.api.semaphore import TimelineSemaphore
 
 _TIMEOUT = vk.const("VK_TIMEOUT")
+_LOST = vk.const("VK_ERROR_DEVICE_LOST")
 _NOT_READY = vk.const("VK_NOT_READY")
 _SLICE_NS = 100_000_000  # a wait returns to Python this often, so that Ctrl-C works
 _SETTLE_S = 10.0
+_RETRY_S = 0.001  # between two waits that failed
 _ALL_COMMANDS = 0x10000  # VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
-_MANY = 64  # submissions that nobody waited for, above which finished ones are looked for
 
 
 class _QueueState:
@@ -54,24 +55,70 @@ class _QueueState:
             vk.check(result, "vkCreateFence")
             return fence
 
+    def check(self, result: int, call: str, name: str) -> None:
+        """Raises the typed error of a failed call, and notes a lost device."""
+        if result == _LOST:
+            self.core.lost = True
+        vk.check(result, call, where=name)
+
     def unfinished(self) -> list[int]:
-        """The numbers of the submissions that the device still works on. Does not wait."""
+        """The numbers of the submissions that the device may still work on. Does not wait. Those
+        that have finished, and that nobody waits for, are pending no more."""
         status, handle = self.functions.vkGetFenceStatus, self.handle
-        return [
-            submission.number
-            for fence, submission in list(self.pending.items())
-            if status(handle, fence[0]) == _NOT_READY
-        ]
+        running = []
+        with self.lock:  # no other thread may reset a fence meanwhile
+            for fence, submission in list(self.pending.items()):
+                if _ended(status(handle, fence[0])):
+                    self._forget(submission, fence)
+                else:
+                    running.append(submission.number)
+        return running
+
+    def finish(self, submission: Submission, fence: Any) -> bool:
+        """Forgets a submission that has finished, unless somebody waits for its fence. False: it
+        was forgotten before."""
+        with self.lock:
+            return self._forget(submission, fence)
+
+    def _forget(self, submission: Submission, fence: Any) -> bool:
+        if submission.waiting:
+            return True
+        if self.pending.get(fence) is not submission:
+            return False
+        del self.pending[fence]
+        submission._fence = submission._kept = None
+        if self.functions.vkResetFences(self.handle, 1, fence) == 0:
+            self.free.append(fence)
+        else:  # it may be signaled: the next who took it would not wait
+            self.functions.vkDestroyFence(self.handle, fence[0], vk.NULL)
+        return True
 
     def settle(self) -> bool:
         """Waits a bounded time for what is still running; False if it does not end (then nothing
         may be destroyed)."""
         end = time.monotonic() + _SETTLE_S
-        for fence in list(self.pending):
-            left = max(int((end - time.monotonic()) * 1e9), 0)
-            if self.functions.vkWaitForFences(self.handle, 1, fence, 1, left) == _TIMEOUT:
-                return False
+        for submission in list(self.pending.values()):
+            fence = submission._hold(self)
+            try:
+                if fence is not None and not self._ends(fence, end):
+                    return False
+            finally:
+                if fence is not None:
+                    submission._let_go(self)
         return True
+
+    def _ends(self, fence: Any, end: float) -> bool:
+        """Waits for a fence until a time; whether the work has finished."""
+        left = end - time.monotonic()
+        while True:
+            result = self.functions.vkWaitForFences(
+                self.handle, 1, fence, 1, max(int(left * 1e9), 0)
+            )
+            left = end - time.monotonic()
+            if _ended(result) or left <= 0:
+                return _ended(result)
+            if result != _TIMEOUT:
+                time.sleep(_RETRY_S)  # the wait itself has failed
 
     def leave(self) -> bool:
         """Has nothing submitted any more, and waits as `settle` does. The interpreter exits."""
@@ -90,12 +137,18 @@ class _QueueState:
 
 class Submission:
     """Work given to the queue. `wait()` for it before reading what it wrote, and before recording
-    its buffers again."""
+    its buffers again.
 
-    __slots__ = ("_fence", "_kept", "_queue", "number")
+    Attributes:
+        number: submissions of a queue are counted from 1.
+        waiting: threads that wait for it.
+    """
+
+    __slots__ = ("_fence", "_kept", "_queue", "number", "waiting")
 
     def __init__(self, queue: Queue, fence: Any, kept: Any, number: int) -> None:
         self._queue, self._fence, self._kept, self.number = queue, fence, kept, number
+        self.waiting = 0
 
     def done(self) -> bool:
         """Whether the device has finished; does not wait.
@@ -103,14 +156,17 @@ class Submission:
         Raises:
             DeviceLostError: the device is lost.
         """
-        fence = self._fence
+        state = self._queue.state
+        fence = self._hold(state)
         if fence is None:
             return True
-        state = self._queue.state
-        result = state.functions.vkGetFenceStatus(state.handle, fence[0])
-        if result == _NOT_READY:
-            return False
-        vk.check(result, "vkGetFenceStatus", where=self._queue.name)
+        try:
+            result = state.functions.vkGetFenceStatus(state.handle, fence[0])
+            if result == _NOT_READY:
+                return False
+            state.check(result, "vkGetFenceStatus", self._queue.name)
+        finally:
+            self._let_go(state)
         self._finish(state, fence)
         return True
 
@@ -124,14 +180,28 @@ class Submission:
             DeviceLostError: the device is lost, or the time is over.
             ValidationError: the validation layer reported something.
         """
-        fence = self._fence
+        state = self._queue.state
+        fence = self._hold(state)
         if fence is None:
             return
-        state = self._queue.state
-        # Waking up a thread that sleeps takes longer than most calls do.
-        if not (state.poll and self._poll(state, fence)):
-            self._sleep(state, fence, timeout)
+        try:
+            # Waking up a thread that sleeps takes longer than most calls do.
+            if not (state.poll and self._poll(state, fence)):
+                self._sleep(state, fence, timeout)
+        finally:
+            self._let_go(state)
         self._finish(state, fence)
+
+    def _hold(self, state: _QueueState) -> Any:
+        """The fence, which no other thread resets until `_let_go`. None if the work has finished."""
+        with state.lock:
+            if self._fence is not None:
+                self.waiting += 1
+            return self._fence
+
+    def _let_go(self, state: _QueueState) -> None:
+        with state.lock:
+            self.waiting -= 1
 
     def _poll(self, state: _QueueState, fence: Any) -> bool:
         """Asks again and again for a while; whether the device has finished."""
@@ -140,7 +210,7 @@ class Submission:
         while (result := ask(handle, plain)) == _NOT_READY:
             if time.perf_counter() > end:
                 return False
-        vk.check(result, "vkGetFenceStatus", where=self._queue.name)
+        state.check(result, "vkGetFenceStatus", self._queue.name)
         return True
 
     def _sleep(self, state: _QueueState, fence: Any, timeout: float | None) -> None:
@@ -161,15 +231,11 @@ class Submission:
                     state.handle, 1, fence, 1, min(_SLICE_NS, int(left * 1e9) + 1)
                 )
         if result:
-            vk.check(result, "vkWaitForFences", where=self._queue.name)
+            state.check(result, "vkWaitForFences", self._queue.name)
 
     def _finish(self, state: _QueueState, fence: Any) -> None:
-        with state.lock:
-            if state.pending.pop(fence, None) is None:
-                return
-            self._fence = self._kept = None
-            state.functions.vkResetFences(state.handle, 1, fence)
-            state.free.append(fence)
+        if not state.finish(self, fence):
+            return
         if state.core.deferred:
             state.core.collect()
         if state.core.messages:
@@ -213,9 +279,8 @@ class Queue:
         state = self.state
         if state.core.handle is None:
             raise state.core.closed_error(self.name)
-        if len(state.pending) > _MANY:
-            for earlier in list(state.pending.values()):
-                earlier.done()
+        if state.pending:
+            state.unfinished()  # lets go of what a wait that failed, or that nobody made, has left
         kept: Any = commands
         if semaphores is not None:
             commands = (commands,) if not isinstance(commands, Sequence) else tuple(commands)
@@ -243,7 +308,7 @@ class Queue:
         result = state.functions.vkQueueSubmit(state.queue, 1, info, fence[0])
         if result:
             state.free.append(fence)
-            vk.check(result, "vkQueueSubmit", where=self.name)
+            state.check(result, "vkQueueSubmit", self.name)
         state.submitted += 1
         submission = Submission(self, fence, commands, state.submitted)
         state.pending[fence] = submission
@@ -254,6 +319,12 @@ class Queue:
     ) -> None:
         """Submits and waits."""
         self.submit(commands).wait(timeout)
+
+
+def _ended(result: int) -> bool:
+    """Whether the status of a fence, or a wait for it, says that the device works on it no more. A
+    question that failed says nothing."""
+    return result in (0, _LOST)
 
 
 def _ordered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -84,13 +85,19 @@ class Context:
     def closed(self) -> bool:
         return self.device.closed
 
+    @property
+    def lost(self) -> bool:
+        """Whether the device is lost. All calls on it fail; another context works."""
+        return self.device.lost
+
     def close(self) -> None:
         """Closes every program on the device, then the device."""
-        for program in list(self.programs):
-            program.close()
-        if not self.device.closed:
-            self.kernels.close()
-            self.device.close()
+        with contextlib.ExitStack() as stack:  # an error keeps nothing else from being closed
+            if not self.device.closed:
+                stack.callback(self.device.close)
+                stack.callback(self.kernels.close)
+            for program in list(self.programs):
+                stack.callback(program.close)
 
     def __enter__(self) -> Context:
         return self
@@ -226,10 +233,11 @@ def context_of(given: Context | None) -> Context:
 
 
 def default_context() -> Context:
-    """The context of the best device (or the one that PUREVK_DEVICE names), made on first use."""
+    """The context of the best device (or the one that PUREVK_DEVICE names), made on first use, and
+    again after it was closed or its device lost."""
     global _default
     api.check_fork()
     with _lock:
-        if _default is None or _default.closed:
+        if _default is None or _default.closed or _default.lost:
             _default = Context(api.open_device())
         return _default

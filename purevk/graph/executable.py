@@ -56,6 +56,28 @@ class Executable:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
         self.seconds: dict[str, float] = {}
+        self.closed = False
+        self._graph: ComputeGraph | None = None
+        self._external: dict[ExternalDevice, ExternalCalls] = {}
+        self._control: dict[Node, ControlStep] = {}
+        try:
+            self._prepare(progress)
+        except BaseException:
+            self.close()
+            raise
+        self._generators = {
+            node.int("generator")
+            for inner in plan.nested()
+            for step in inner.steps
+            for node in step.nodes
+            if node.op == SEED
+        }
+        self._forms: dict[Value, _HostForm] = {}
+        self._unbacked = UnbackedSymbols(plan)
+
+    def _prepare(self, progress: Progress | None) -> None:
+        """Makes what is on the device."""
+        context, plan = self.context, self.plan
         start = time.perf_counter()
         self._pipelines = context.kernels.prepare(plan.kernels, progress)
         self.seconds["kernels"] = time.perf_counter() - start
@@ -73,29 +95,21 @@ class Executable:
                 self._segment_of[number] = len(cuts)
                 cuts.append(Cut(*span, plan.uploads[number], plan.downloads[number]))
         self._cuts = cuts
-        self._external: dict[ExternalDevice, ExternalCalls] = {}
-        self._graph: ComputeGraph | None = self._compute_graph()
+        self._graph = self._compute_graph()
         self.seconds["buffers"] = time.perf_counter() - start
-        self._control = {
-            node: ControlStep(
-                node, [Executable(context, inner, weights, states, progress) for inner in plans]
-            )
-            for node, plans in plan.inner.items()
-        }
-        for control in self._control.values():
-            for executable in control.inner:
+        for node, plans in plan.inner.items():
+            made: list[Executable] = []
+            try:
+                for inner in plans:
+                    made.append(Executable(context, inner, self.weights, self.states, progress))
+            except BaseException:
+                for each in made:
+                    each.close()
+                raise
+            self._control[node] = ControlStep(node, made)
+            for executable in made:
                 for phase, seconds in executable.seconds.items():
                     self.seconds[phase] += seconds
-        self._generators = {
-            node.int("generator")
-            for inner in plan.nested()
-            for step in inner.steps
-            for node in step.nodes
-            if node.op == SEED
-        }
-        self._forms: dict[Value, _HostForm] = {}
-        self.closed = False
-        self._unbacked = UnbackedSymbols(plan)
 
     @property
     def graph(self) -> ComputeGraph:
@@ -112,9 +126,12 @@ class Executable:
 
     def _compute_graph(self, external: bool = False) -> ComputeGraph:
         plan, fixed = self.plan, [self.weights, self.states]
-        return ComputeGraph(
+        made = ComputeGraph(
             self.context, plan.dispatches, self._cuts, fixed, plan.sizes, plan.windows, external
         )
+        if plan.assignment.graph.states:  # else other threads may run it meanwhile
+            self.states.writers.add(made)
+        return made
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Has the guards of unbacked symbols checked. `run` raises `Replan` if one breaks."""
@@ -129,23 +146,24 @@ class Executable:
     def _fill(self, progress: Progress | None) -> None:
         graph, plan = self.plan.graph, self.plan
         fresh = [value for value in plan.constants if value not in self.weights.ranges]
-        self.weights.reserve([(value, plan.sizes[value]) for value in fresh])
         report = None if progress is None else lambda done, total: progress("weights", done, total)
-        self.weights.upload(
-            [(value, graph.constants[value].data[: value.type.nbytes]) for value in fresh], report
+        self.weights.add(
+            [
+                (value, plan.sizes[value], graph.constants[value].data[: value.type.nbytes])
+                for value in fresh
+            ],
+            report,
         )
-        new_states = [
-            value for value in plan.assignment.graph.states if value not in self.states.ranges
-        ]
-        self.states.reserve([(value, max(value.type.nbytes, 4)) for value in new_states])
         initial = plan.assignment.graph.states
-        self.states.upload(
+        self.states.add(
             [
                 (
                     value,
-                    None if (each := initial[value]) is None else each.data[: value.type.nbytes],
+                    max(value.type.nbytes, 4),
+                    None if first is None else first.data[: value.type.nbytes],
                 )
-                for value in new_states
+                for value, first in initial.items()
+                if value not in self.states.ranges
             ]
         )
 
@@ -161,13 +179,26 @@ class Executable:
                 self.weights.ranges.setdefault(value, self.weights.ranges[same])
         if all(value in self.weights.ranges for value in plan.once_kept):
             return
-        self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
+        with self.weights.adding(plan.once_kept):
+            self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
+            self._run_load_time()
+        contents.made.update((after[value], value) for value in plan.once_kept)
+
+    def _run_load_time(self) -> None:
+        """Runs the load-time dispatches."""
+        plan = self.plan
         raw = DeviceStore(self.context.device, "constants")
         try:
             own = [value for value in plan.once_constants if value not in self.weights.ranges]
-            raw.reserve([(value, plan.sizes[value]) for value in own])
-            raw.upload(
-                [(value, plan.graph.constants[value].data[: value.type.nbytes]) for value in own]
+            raw.add(
+                [
+                    (
+                        value,
+                        plan.sizes[value],
+                        plan.graph.constants[value].data[: value.type.nbytes],
+                    )
+                    for value in own
+                ]
             )
             cut = Cut(0, len(plan.once), (), ())
             graph = ComputeGraph(
@@ -177,7 +208,6 @@ class Executable:
                 graph.submit(0, {}).wait()
             finally:
                 graph.close()
-            contents.made.update((after[value], value) for value in plan.once_kept)
         finally:
             raw.close()
 

@@ -5,6 +5,7 @@ Vulkan does not say which invocation holds which element, so one fragment is tri
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 
@@ -51,16 +52,19 @@ def expected_product() -> np.ndarray:
 
 def run_fragment(device: api.Device, pipeline: api.ComputePipeline) -> np.ndarray:
     """The result of a pipeline of this template: float32 [16, 8]."""
-    out = api.Buffer(device, 512, api.MemoryKind.READBACK)
-    arena, pool = api.DescriptorArena(device), api.CommandPool(device)
-    (descriptors,) = arena.make([(pipeline.layout, [(out, 0, None)])])
-    commands = pool.buffer()
-    commands.begin()
-    commands.record_dispatch(pipeline, descriptors, bytes(128), 128, 1, 1, 1)
-    commands.barrier(api.Access.COMPUTE, api.Access.HOST)
-    commands.end()
-    device.queue.run(commands)
-    made: np.ndarray = np.frombuffer(out.read(0, 512), np.float32).reshape(16, 8).copy()
-    for each in (pool, arena, out):
-        each.destroy()
-    return made
+    with contextlib.ExitStack() as stack:
+        out = api.Buffer(device, 512, api.MemoryKind.READBACK)
+        stack.callback(out.destroy)
+        arena = api.DescriptorArena(device)
+        stack.callback(arena.destroy)
+        pool = api.CommandPool(device)
+        stack.callback(pool.destroy)
+        (descriptors,) = arena.make([(pipeline.layout, [(out, 0, None)])])
+        commands = pool.buffer()
+        commands.begin()
+        commands.record_dispatch(pipeline, descriptors, bytes(128), 128, 1, 1, 1)
+        commands.barrier(api.Access.COMPUTE, api.Access.HOST)
+        commands.end()
+        device.queue.run(commands)
+        made: np.ndarray = np.frombuffer(out.read(0, 512), np.float32).reshape(16, 8).copy()
+        return made

@@ -226,8 +226,13 @@ class KernelStore:
         """Writes the driver's pipeline cache to disk if pipelines were made since the last time."""
         with self._lock:
             if self._dirty and self._driver_cache is not None and not self.device.closed:
-                self.cache.put_pipeline_cache(self.device_key, self._driver_cache.get_data())
                 self._dirty = False
+                try:
+                    data = self._driver_cache.get_data()
+                except DeviceError as error:  # it only saves time the next time
+                    _log.info("the driver's pipeline cache is not kept: %s", error.what)
+                    return
+                self.cache.put_pipeline_cache(self.device_key, data)
 
     def close(self) -> None:
         """Saves the driver's cache and destroys the pipelines."""

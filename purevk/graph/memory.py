@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+import contextlib
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from purevk import api
 from purevk.graph.shared import Contents
 from purevk.memory_planner import ALIGNMENT
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
+
+
+class Writer(Protocol):
+    """What writes tensors of a store on the device."""
+
+    def settle(self) -> None:
+        """Waits for what still runs."""
 
 
 class BufferRange:
@@ -26,18 +36,50 @@ class DeviceStore:
     Args:
         device: its device.
         label: names the buffers in validation messages.
+
+    Attributes:
+        ranges: where each tensor is.
+        writers: a call that was interrupted may still run. Before the host reads or writes a
+            tensor, it waits for all of these.
     """
 
     def __init__(self, device: api.Device, label: str) -> None:
         self.device, self.label = device, label
         self.ranges: dict[object, BufferRange] = {}
         self.contents = Contents()
+        self.writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._buffers: list[api.Buffer] = []
+
+    def _settle(self) -> None:
+        for writer in list(self.writers):
+            writer.settle()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self._buffers)
+
+    def add(
+        self,
+        items: Sequence[tuple[object, int, memoryview | None]],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Reserves memory for (key, bytes, content) and fills it as `upload` does. After an error it
+        has none of these tensors."""
+        with self.adding(key for key, _, _ in items):
+            self.reserve([(key, nbytes) for key, nbytes, _ in items])
+            self.upload([(key, data) for key, _, data in items], progress)
+
+    @contextlib.contextmanager
+    def adding(self, keys: Iterable[object]) -> Iterator[None]:
+        """Within, tensors of new keys get memory and content. After an error the store has none of
+        them: what has memory counts as filled."""
+        new = set(keys).difference(self.ranges)
+        try:
+            yield
+        except BaseException:
+            self.keep(self.ranges.keys() - new)
+            raise
 
     def reserve(self, items: Iterable[tuple[object, int]]) -> None:
         """Reserves memory for (key, bytes) pairs that have none yet."""
@@ -77,6 +119,7 @@ class DeviceStore:
         Args:
             progress: called with (bytes done, bytes in all).
         """
+        self._settle()
         work = [(self.ranges[key], data) for key, data in items]
         total, done = sum(span.nbytes for span, _ in work), 0
         staged: list[tuple[BufferRange, memoryview | None]] = []
@@ -101,12 +144,12 @@ class DeviceStore:
         size = min(
             _CHUNK, max(span.nbytes for span, _ in work) + sum(span.nbytes for span, _ in work)
         )
-        staging = api.Buffer(
-            self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
-        )
-        pool = api.CommandPool(self.device)
-        commands = pool.buffer("upload")
-        try:
+        with contextlib.ExitStack() as stack:
+            staging = api.Buffer(
+                self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
+            )
+            stack.callback(staging.destroy)
+            commands = _commands(self.device, stack, "upload")
             pieces = list(_pieces(work, size))
             while pieces:
                 used, batch = 0, []
@@ -127,22 +170,23 @@ class DeviceStore:
                 done += sum(piece[3] for _, piece in batch)
                 if progress is not None:  # ranges are longer than what is copied into them
                     progress(min(done, total) if pieces else total, total)
-        finally:
-            commands.destroy()
-            pool.destroy()
-            staging.destroy()
 
     def read(self, key: object, nbytes: int) -> bytes:
         """The bytes of a tensor."""
+        self._settle()
         span = self.ranges[key]
         if span.buffer.mapped:
             return span.buffer.read(span.offset, nbytes)
-        back = api.Buffer(
-            self.device, nbytes, api.MemoryKind.READBACK, api.Usage.TRANSFER_DST, label="readback"
-        )
-        pool = api.CommandPool(self.device)
-        commands = pool.buffer("readback")
-        try:
+        with contextlib.ExitStack() as stack:
+            back = api.Buffer(
+                self.device,
+                nbytes,
+                api.MemoryKind.READBACK,
+                api.Usage.TRANSFER_DST,
+                label="readback",
+            )
+            stack.callback(back.destroy)
+            commands = _commands(self.device, stack, "readback")
             commands.begin()
             commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.TRANSFER)
             commands.copy_buffer(span.buffer, back, nbytes, span.offset, 0)
@@ -150,10 +194,6 @@ class DeviceStore:
             commands.end()
             self.device.queue.run(commands)
             return back.read(0, nbytes)
-        finally:
-            commands.destroy()
-            pool.destroy()
-            back.destroy()
 
     def keep(self, keys: Container[object]) -> None:
         """Forgets all tensors but those in `keys`, and destroys the buffers that only these used.
@@ -171,6 +211,15 @@ class DeviceStore:
             buffer.destroy()
         self._buffers.clear()
         self.ranges.clear()
+
+
+def _commands(device: api.Device, stack: contextlib.ExitStack, label: str) -> api.CommandBuffer:
+    """A command buffer with a pool of its own, which the stack destroys."""
+    pool = api.CommandPool(device)
+    stack.callback(pool.destroy)
+    commands = pool.buffer(label)
+    stack.callback(commands.destroy)
+    return commands
 
 
 def _write(span: BufferRange, data: memoryview | None) -> None:

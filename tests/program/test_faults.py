@@ -1,0 +1,335 @@
+"""Every Vulkan call that can fail, made to fail: a typed error or the right result comes of it, nothing
+is left behind, and what is called next is right."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk import api
+from purevk.api import vk
+from purevk.cache import default_cache
+from purevk.errors import DeviceLostError, OutOfDeviceMemoryError, PurevkError
+from purevk.graph import context as contexts
+from purevk.graph.context import Context
+from purevk.graph.memory import DeviceStore
+from purevk.program.program import Program
+from tests.api.stand_in import (
+    DEVICE_LOST,
+    OUT_OF_DEVICE_MEMORY,
+    OUT_OF_HOST_MEMORY,
+    TIMEOUT,
+    VulkanStandIn,
+)
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.device
+
+ERRORS: dict[int, type[PurevkError]] = {
+    OUT_OF_HOST_MEMORY: OutOfDeviceMemoryError,
+    OUT_OF_DEVICE_MEMORY: OutOfDeviceMemoryError,
+    DEVICE_LOST: DeviceLostError,
+}
+# Calls that may fail without an error, or with that of a later call: purevk can do without them.
+OPTIONAL = {
+    "vkGetPipelineCacheData",
+    "vkResetFences",
+    "vkGetFenceStatus",
+    "vkDeviceWaitIdle",
+    "vkAllocateMemory",  # a smaller block may do
+}
+
+
+class Static(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.relu(self.linear(x)), -1)
+
+
+class Stateful(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 7)
+        self.register_buffer("total", torch.arange(7.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.total.add_(y.sum(0))
+        return torch.cumsum(y, 0) + self.total
+
+
+@dataclass(frozen=True)
+class Model:
+    """A saved program, with calls one after the other, and what eager torch makes of them."""
+
+    path: Path
+    inputs: list[np.ndarray]
+    expected: list[np.ndarray]
+
+    def load(self, context: Context | None) -> Program:
+        return purevk.load(self.path, context=context, bounds="grow")
+
+    def check(self, program: Program, calls: int | None = None) -> None:
+        """Calls the program as it is just after it was loaded."""
+        last = len(self.inputs) - 1
+        for number, x in enumerate(self.inputs[:calls]):
+            call = program.forward if number != last else _submitted(program)
+            np.testing.assert_allclose(call(x), self.expected[number], rtol=1e-5, atol=1e-5)
+
+
+def _submitted(program: Program) -> Callable[[np.ndarray], Any]:
+    return lambda x: program.submit(x).result()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    torch.manual_seed(0)
+    rows = torch.export.Dim("rows", min=1, max=8)
+    found = {}
+    for name, module, sizes, dynamic in (
+        ("static", Static().eval(), (2, 2), None),
+        # Sizes within the bounds, above them, and of a `submit`.
+        ("stateful", Stateful().eval(), (2, 4, 20, 3), ({0: rows},)),
+    ):
+        path = tmp_path_factory.mktemp("faults") / f"{name}.pvk"
+        with purevk.compile(module, (torch.zeros(2, 5),), dynamic) as program:
+            program.save(path)
+        inputs = [torch.randn(size, 5) for size in sizes]
+        with torch.no_grad():
+            outputs = [module(x).numpy().copy() for x in inputs]
+        found[name] = Model(path, [x.numpy() for x in inputs], outputs)
+    return found
+
+
+@pytest.fixture
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("PUREVK_COMPILE_THREADS", "1")  # so that calls always have one order
+    monkeypatch.setenv("PUREVK_VERIFY", "0")
+    gc.collect()
+    gc.freeze()  # what is there is no garbage of these tests, and takes long to look through
+    made = VulkanStandIn(monkeypatch, discrete=getattr(request, "param", "") == "discrete")
+    yield made
+    gc.collect()
+    gc.unfreeze()
+    assert (made.live, made.faults) == ({}, [])
+
+
+def open_context() -> Context:
+    device = api.open_device()
+    try:
+        return Context(device, default_cache())
+    except BaseException:
+        device.close()
+        raise
+
+
+class Failure(NamedTuple):
+    """An error without its frames, which would keep objects alive."""
+
+    kind: type[PurevkError]
+    text: str
+    next: str
+
+
+def failure(error: PurevkError) -> Failure:
+    return Failure(type(error), str(error), error.next)
+
+
+def live(model: Model, stand_in: VulkanStandIn, again: bool) -> Failure | None:
+    """Opens a device, loads, calls and closes; the first error of purevk. Any other is raised.
+
+    Args:
+        again: whether the device is to work after an error.
+    """
+    try:
+        context = open_context()
+    except PurevkError as error:
+        return failure(error)
+    failed: Failure | None = None
+    program: Program | None = None
+    with context:
+        try:
+            program = model.load(context)
+            model.check(program)
+        except PurevkError as error:
+            failed = failure(error)
+        if failed is not None and again:
+            if program is not None:
+                program.reset_state()
+                model.check(program)
+            with model.load(context) as other:
+                model.check(other, calls=1)
+            del other
+        if program is not None:
+            program.close()
+            program = None
+        gc.collect()
+        context.device.core.collect()
+        context.device.allocator.trim()
+        left = stand_in.kinds().keys() - {"Instance", "Device", "PipelineCache", "Fence"}
+        assert not left, f"{stand_in.failed}: {left}"
+    return failed
+
+
+def sweep(model: Model, stand_in: VulkanStandIn, result: int, few: bool = False) -> int:
+    """Makes each call fail in turn, or the first and the last one of each function. The number of
+    calls that did."""
+    stand_in.fail()
+    assert live(model, stand_in, again=True) is None
+    calls = list(stand_in.calls)
+    last = {name: number for number, name in enumerate(calls)}
+    first = {name: number for number, name in reversed(list(enumerate(calls)))}
+    chosen = {*first.values(), *last.values()} if few else range(len(calls))
+    if result == TIMEOUT:
+        chosen = [number for number in chosen if calls[number] == "vkWaitForFences"]
+    for number in sorted(chosen):
+        stand_in.fail(number, result)
+        error = live(model, stand_in, again=result != DEVICE_LOST)
+        what = f"{vk.result_name(result)} of {stand_in.failed}, call {number}"
+        assert stand_in.failed == calls[number], what
+        if error is None:
+            assert result == TIMEOUT or stand_in.failed in OPTIONAL, f"{what} was not noticed"
+        else:
+            assert result != TIMEOUT and issubclass(error.kind, ERRORS[result]), (what, error)
+            assert stand_in.failed in error.text or stand_in.failed in OPTIONAL, what
+            assert error.next, what
+        gc.collect()
+        assert (stand_in.live, stand_in.faults) == ({}, []), what
+        if result == DEVICE_LOST:
+            stand_in.fail()
+            assert live(model, stand_in, again=False) is None
+    return len(chosen)
+
+
+def fail_next(
+    program: Program, model: Model, stand_in: VulkanStandIn, name: str, result: int
+) -> None:
+    """Has the function fail in the next call with the first inputs."""
+    program.forward(model.inputs[0])
+    stand_in.fail()
+    program.forward(model.inputs[0])
+    stand_in.fail(stand_in.calls.index(name), result)
+
+
+WHOLE = [
+    pytest.param(name, memory, result, marks=pytest.mark.slow, id=f"{name}, {memory}, {short}")
+    for name, memory in (("static", "unified"), ("stateful", "discrete"))
+    for result, short in (
+        (OUT_OF_HOST_MEMORY, "host memory"),
+        (OUT_OF_DEVICE_MEMORY, "device memory"),
+        (DEVICE_LOST, "lost"),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "stand_in", "result"), WHOLE, indirect=["stand_in"])
+def test_any_call_fails(
+    name: str, stand_in: VulkanStandIn, result: int, models: dict[str, Model]
+) -> None:
+    assert sweep(models[name], stand_in, result) > 60
+
+
+@pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
+@pytest.mark.parametrize("result", [OUT_OF_DEVICE_MEMORY, DEVICE_LOST], ids=["memory", "lost"])
+def test_each_function_fails(
+    stand_in: VulkanStandIn, result: int, models: dict[str, Model]
+) -> None:
+    assert sweep(models["static"], stand_in, result, few=True) > 30
+
+
+@pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
+def test_a_wait_that_returns_early_goes_on(
+    stand_in: VulkanStandIn, models: dict[str, Model]
+) -> None:
+    assert sweep(models["stateful"], stand_in, TIMEOUT) > 5
+
+
+def test_states_wait_for_a_call_that_was_given_up(
+    stand_in: VulkanStandIn, models: dict[str, Model]
+) -> None:
+    """The device goes on after a wait has failed. What the host writes must come after that."""
+    model = models["stateful"]
+    with open_context() as context, model.load(context) as program:
+        model.check(program)
+        program.reset_state()
+        for use in (
+            lambda: program.reset_state(),
+            lambda: program.state.update({"total": np.arange(7, dtype=np.float32)}),
+        ):
+            fail_next(program, model, stand_in, "vkWaitForFences", OUT_OF_HOST_MEMORY)
+            with pytest.raises(OutOfDeviceMemoryError):
+                program.forward(model.inputs[0])
+            stand_in.fail()
+            use()
+            assert stand_in.calls[0] in ("vkWaitForFences", "vkGetFenceStatus")
+            model.check(program)
+            program.reset_state()
+
+
+def test_a_call_that_was_given_up_keeps_nothing(
+    stand_in: VulkanStandIn, models: dict[str, Model]
+) -> None:
+    """Nobody waits for it once its program is closed; the next submission lets go of it."""
+    model = models["static"]
+    with open_context() as context:
+        with model.load(context) as program:
+            fail_next(program, model, stand_in, "vkWaitForFences", OUT_OF_HOST_MEMORY)
+            with pytest.raises(OutOfDeviceMemoryError):
+                program.forward(model.inputs[0])
+        del program
+        with model.load(context) as program:
+            model.check(program)
+        del program
+        gc.collect()
+        assert not context.device.queue.state.pending
+        assert context.device.live_objects().keys() <= {"PipelineCache"}
+
+
+@pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
+@pytest.mark.parametrize("name", ["vkCreateBuffer", "vkFlushMappedMemoryRanges", "vkQueueSubmit"])
+def test_what_could_not_be_filled_has_no_memory(name: str, stand_in: VulkanStandIn) -> None:
+    """The next lowering would take it as it is."""
+    data = memoryview(bytes(range(64)))
+    with open_context() as context:
+        store = DeviceStore(context.device, "weights")
+        store.add([("kept", 64, data)])
+        stand_in.fail()
+        store.add([("first", 64, data)])
+        before = store.nbytes
+        stand_in.fail(stand_in.calls.index(name), OUT_OF_HOST_MEMORY)
+        with pytest.raises(OutOfDeviceMemoryError):
+            store.add([("second", 64, data), ("kept", 64, data)])
+        assert store.ranges.keys() == {"kept", "first"} and store.nbytes == before
+        store.add([("second", 64, data)])
+        for key in ("kept", "first", "second"):
+            assert store.read(key, 64) == data
+        store.close()
+
+
+def test_the_default_context_is_another_one_after_a_loss(
+    stand_in: VulkanStandIn, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contexts, "_default", None)
+    model = models["static"]
+    with model.load(None) as program:
+        lost = program.context
+        fail_next(program, model, stand_in, "vkQueueSubmit", DEVICE_LOST)
+        with pytest.raises(DeviceLostError):
+            program.forward(model.inputs[0])
+        stand_in.fail()
+        with model.load(None) as other:
+            assert lost.lost and other.context is not lost and not other.context.lost
+            model.check(other)
+            other.context.close()
+    lost.close()
+    contexts._default = None  # `monkeypatch` would keep it
