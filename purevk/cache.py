@@ -12,7 +12,6 @@ import json
 import os
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -37,6 +36,7 @@ from purevk.shaders.cache_entry import (
 )
 from purevk.shaders.cache_folder import EntryFolder
 from purevk.shaders.source import CompileJob, text_hash
+from purevk.whole_file import replace_file
 
 __all__ = [
     "Cache",
@@ -254,17 +254,17 @@ class Cache:
             )
         import zipfile  # few programs write a bundle
 
-        temporary = Path(f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp")
         try:
-            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as bundle:
+            with (
+                replace_file(Path(path)) as file,
+                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle,
+            ):
                 bundle.writestr(
                     MANIFEST, json.dumps({"format": FORMAT, "entries": sorted(entries)})
                 )
                 for digest in sorted(entries):
                     bundle.writestr(f"spirv/{digest}{SUFFIX}", entries[digest])
-            os.replace(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise PurevkError(
                 "the bundle cannot be written", where=os.fspath(path), why=str(error)
             ) from None

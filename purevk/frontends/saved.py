@@ -23,6 +23,7 @@ from purevk.ir.expected import expected
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
+from purevk.whole_file import replace_file
 
 MAGIC = b"PUREVK\r\n"  # transfers in text mode change these bytes
 VERSION = 2  # 2 has constraints, ranges and signatures
@@ -49,7 +50,7 @@ def write_program(
     methods: Mapping[str, Callable[[Any], Graph]],
     producer: str,
 ) -> None:
-    """Writes a program into a temporary file, which then gets the name.
+    """Writes a program.
 
     Args:
         path: the file. An existing file is replaced.
@@ -61,14 +62,8 @@ def write_program(
         UnsupportedProgramError: a node has an argument that cannot be written.
         OSError: the file cannot be written.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as stream:
-            _Writer(stream).write(name, methods, producer)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replace_file(Path(path)) as stream:
+        _Writer(stream).write(name, methods, producer)
 
 
 class _Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Value
+from purevk.whole_file import replace_file
 
 if TYPE_CHECKING:
     from purevk.program.program import Program
@@ -125,7 +127,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             arrays: dict[str, Any] = {
                 name: self._read(value) for name, value in self._values().items()
             }
-        with open(path, "wb") as stream:
+        with replace_file(Path(path)) as stream:
             np.savez(stream, **arrays)
 
     def load(self, path: str | os.PathLike[str]) -> None:

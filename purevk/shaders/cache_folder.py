@@ -7,16 +7,15 @@ import os
 import stat
 import threading
 import time
-import uuid
 import warnings
 from pathlib import Path
 from typing import Any
 
 from purevk.shaders.cache_entry import SUFFIX, unpack
+from purevk.whole_file import TEMPORARY, is_stale, remove, replacing
 
 _log = logging.getLogger("purevk.cache")
 _KINDS = ("spirv", "pipeline", "tuning")
-_TEMPORARY = ".purevk-"
 
 
 class EntryFolder:
@@ -77,7 +76,7 @@ class EntryFolder:
         path = self._path(kind, digest)
         with self._lock:
             self.damaged += 1
-        if path is not None and _remove(path):
+        if path is not None and remove(path):
             _log.info("removed the damaged entry %s", path)
 
     def write(self, kind: str, digest: str, data: bytes) -> None:
@@ -122,9 +121,9 @@ class EntryFolder:
         goal = self.max_bytes * 9 // 10 if total > self.max_bytes else total
         for path, used, size in files:
             if path.suffix != SUFFIX:
-                if time.time() - used > 3600 and _remove(path):
+                if is_stale(used) and remove(path):
                     total -= size
-            elif total > goal and _remove(path):
+            elif total > goal and remove(path):
                 total -= size
                 self.evicted += 1
         self._disk_bytes = total
@@ -136,9 +135,7 @@ class EntryFolder:
         for root in [self.folder / kind for kind in _KINDS] if self.folder is not None else ():
             for folder, _, names in os.walk(root):
                 for name in names:
-                    if not name.endswith(SUFFIX) and not (
-                        temporary and name.startswith(_TEMPORARY)
-                    ):
+                    if not name.endswith(SUFFIX) and not (temporary and name.startswith(TEMPORARY)):
                         continue
                     path = Path(folder) / name
                     try:
@@ -153,7 +150,7 @@ class EntryFolder:
         many files went."""
         with self._lock:
             self._disk_bytes = None
-        return sum(_remove(file[0]) for file in self.files(temporary=True))
+        return sum(remove(file[0]) for file in self.files(temporary=True))
 
 
 def _read_file(path: Path) -> bytes | None:
@@ -174,20 +171,5 @@ def _read_file(path: Path) -> bytes | None:
 
 def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        _remove(temporary)
-        raise
-
-
-def _remove(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
+    with replacing(path, mode=0o600) as file:  # a checksum tells a damaged entry
+        file.write(data)

@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
-EVERYONE = {"errors", "knobs", "dtypes"}
+EVERYONE = {"errors", "knobs", "dtypes", "whole_file"}
 BELOW = {
     "errors": set(),
     "knobs": set(),
     "dtypes": set(),
+    "whole_file": set(),
     "progress": set(),
     "pte": set(),
     "ir": set(),
