@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import python
 from tests.models.harness import FOLDER, exported
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
@@ -98,3 +99,18 @@ def test_experts(tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert [row["used"] for row in rows] == [2, 14]
     assert all(row["error"] < 1e-5 and row["purevk"] > 0 for row in rows)
+
+
+SOAK = """
+import runpy, sys
+sys.argv = ["soak.py", "--calls", "2000"]
+runpy.run_path("scripts/soak.py", run_name="__main__")
+"""
+
+
+def test_soak() -> None:
+    """In a process of its own, which holds only what purevk holds. The script fails if memory grows."""
+    found = python(SOAK)
+    assert found["calls"] >= 2000 and found["programs"] > 100
+    assert found["growth"].keys() == {"resident", "device", "objects"}
+    assert found["left"].keys() <= {"PipelineCache"}
