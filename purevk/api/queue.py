@@ -68,8 +68,12 @@ class _QueueState:
         running = []
         with self.lock:  # no other thread may reset a fence meanwhile
             for fence, submission in list(self.pending.items()):
-                if _ended(status(handle, fence[0])):
+                result = status(handle, fence[0])
+                if not result:
                     self._forget(submission, fence)
+                elif result == _LOST:  # it ended without results: who waits for it gets the error
+                    self.core.lost = True
+                    submission._kept = None
                 else:
                     running.append(submission.number)
         return running

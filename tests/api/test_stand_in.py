@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 
 from purevk import api
@@ -80,44 +77,3 @@ def test_it_fails_one_call(stand_in: VulkanStandIn) -> None:
         assert stand_in.failed == "vkCreateBuffer"
         api.Buffer(device, 64).destroy()
         assert "Buffer" not in stand_in.kinds()
-
-
-def test_a_fence_is_not_reset_while_another_thread_asks(stand_in: VulkanStandIn) -> None:
-    """Else what it is told may be of the next submission, which then counts as finished."""
-    with api.open_device() as device:
-        state = device.queue.state
-        ask, reset = state.functions.vkGetFenceStatus, state.functions.vkResetFences
-        order: list[str] = []
-        threads: list[threading.Thread] = []
-        _, submission = submitted(device)
-
-        def asked(*args: Any) -> int:
-            threads.append(threading.Thread(target=submission.wait))
-            threads[-1].start()
-            threads[-1].join(0.2)  # it is to wait for this question
-            order.append("asked")
-            return int(ask(*args))
-
-        def resets(*args: Any) -> int:
-            order.append("reset")
-            return int(reset(*args))
-
-        state.functions.vkGetFenceStatus, state.functions.vkResetFences = asked, resets
-        state.unfinished()
-        threads[0].join()
-        assert order == ["asked", "reset"]
-        assert state.pending == {} and len(state.free) == 1
-
-
-def test_threads_that_wait_for_one_submission(stand_in: VulkanStandIn) -> None:
-    """The last of them resets the fence."""
-    with api.open_device() as device:
-        state = device.queue.state
-        _, submission = submitted(device)
-        fence = submission._hold(state)
-        submission.wait()
-        state.unfinished()
-        assert submission._fence is fence and state.pending
-        submission._let_go(state)
-        assert state.unfinished() == [] and not state.pending
-        assert stand_in.faults == []
