@@ -70,19 +70,25 @@ class DeviceCore:
         if entry is None:
             return
         kind, destroy = entry
-        if self.queue is not None and self.queue.pending and self.queue.unfinished():
-            self.deferred.append((self.queue.submitted, kind, destroy))
-        else:
+        queue = self.queue
+        if queue is None:
             destroy()
+            return
+        with queue.lock:  # so that no other thread submits between the question and the end
+            if queue.pending and queue.unfinished():
+                self.deferred.append((queue.submitted, kind, destroy))
+            else:
+                destroy()
 
     def collect(self) -> None:
         with self.lock:
             while self.forgotten:
                 self.release(self.forgotten.popleft())
             if self.deferred and self.queue is not None:
-                running = min(self.queue.unfinished(), default=None)
-                while self.deferred and (running is None or self.deferred[0][0] < running):
-                    self.deferred.popleft()[2]()
+                with self.queue.lock:
+                    running = min(self.queue.unfinished(), default=None)
+                    while self.deferred and (running is None or self.deferred[0][0] < running):
+                        self.deferred.popleft()[2]()
 
     def close(self) -> None:
         if self.handle is None:
