@@ -364,7 +364,7 @@ def rewrite(
     expand: Callable[..., Made],
     *names: str,
     supports: Supports | None = None,
-    random: bool = False,
+    random: bool | Callable[[Node], bool] = False,
 ) -> None:
     """Registers an operator that other operators express; `expand` gets the builder, the node, and
     the arguments. Its results are converted to the node's dtypes, which a file may have chosen

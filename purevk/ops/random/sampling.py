@@ -115,12 +115,24 @@ def _plain(builder: Builder, node: Node, x: Value, p: float, train: bool) -> Val
 
 
 rewrite(
-    "aten.native_dropout.default", lambda x, p, train=None: (x, x.with_dtype(DType.bool)), _native
+    "aten.native_dropout.default",
+    lambda x, p, train=None: (x, x.with_dtype(DType.bool)),
+    _native,
+    random=lambda node: node.optional_bool("train") is not False and bool(node.float("p")),
 )
-rewrite("aten.dropout.default", lambda x, p=0.5, train=False: x, _plain)
+rewrite(
+    "aten.dropout.default",
+    lambda x, p=0.5, train=False: x,
+    _plain,
+    random=lambda node: node.bool("train") and bool(node.float("p")),
+)
 
 
 # -- random leaky ReLU ---------------------------------------------------------------------------
+def _trains(node: Node) -> bool:
+    return node.bool("training")
+
+
 def _rrelu(
     builder: Builder, node: Node, x: Value, low: float, high: float, train: bool, generator: Arg
 ) -> tuple[Value, Value | None]:
@@ -140,11 +152,13 @@ rewrite(
     "aten.rrelu.default",
     lambda x, lower=1 / 8, upper=1 / 3, training=False, generator=None: x,
     lambda builder, node, *args: _rrelu(builder, node, *args)[0],
+    random=_trains,
 )
 rewrite(
     "aten.rrelu_with_noise.default",
     lambda x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None: x,
     lambda builder, node, x, noise, *args: _rrelu(builder, node, x, *args)[0],
+    random=_trains,
 )
 
 
@@ -166,4 +180,5 @@ rewrite(
     "aten.rrelu_with_noise_functional.default",
     lambda x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None: (x, noise),
     _rrelu_functional,
+    random=_trains,
 )
