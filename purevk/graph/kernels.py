@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from purevk import api
+from purevk import api, knobs
 from purevk.cache import Cache, Compiled, load_or_compile
 from purevk.errors import (
     DeviceError,
@@ -22,7 +22,7 @@ from purevk.errors import (
 )
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
-from purevk.shaders.source import CompileJob, find_include_beside
+from purevk.shaders.source import CompileJob, expand, find_include_beside
 from purevk.shaders.templates import find_template
 from purevk.tuning import DeviceTraits
 
@@ -122,9 +122,12 @@ class KernelStore:
         """
         with self._lock:
             wanted = list(dict.fromkeys(specs))
+            folder = knobs.DUMP()
             found = {spec: held for spec in wanted if (held := self._pipelines.get(spec))}
             missing = [spec for spec in wanted if spec not in found]
             if not missing:
+                if folder:
+                    self._dump(wanted, Path(folder))
                 return list(found.values())
             modules = self._modules(missing, progress)
             start = time.perf_counter()
@@ -140,7 +143,24 @@ class KernelStore:
             self.report.pipelines += len(made)
             self.report.pipeline_seconds += time.perf_counter() - start
             self._dirty = True
+            if folder:
+                self._dump(wanted, Path(folder))
             return [found[spec] for spec in wanted]
+
+    def _dump(self, specs: Iterable[KernelSpec], folder: Path) -> None:
+        """Writes the GLSL of kernels, with macros and includes worked in, and their SPIR-V."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for spec in dict.fromkeys(specs):
+            job, key = self.job(spec), self.key(spec)
+            stem = spec.template.removesuffix(".comp").replace("/", ".")
+            path = folder / f"{stem}.{key.digest()[:12]}.comp"
+            if path.exists():
+                continue
+            text = expand(job.source, name=job.name, macros=job.macros, include=job.include)
+            path.write_text(text, encoding="utf-8")
+            spirv = self.cache.get_spirv(key)
+            if spirv is not None:  # it may have been evicted
+                path.with_suffix(".spv").write_bytes(spirv)
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
         """The pipeline of a spec that was prepared and is held."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from purevk import knobs
+
 pytestmark = pytest.mark.device
 
 
@@ -72,3 +74,25 @@ def test_an_input_of_the_wrong_size(cli, data: Path, tmp_path: Path) -> None:
 def test_an_output_that_cannot_be_written(cli, data: Path, tmp_path: Path) -> None:
     ran = cli("run", data / "dynamic_views.pte", "--output", tmp_path / "none" / "out.npz")
     assert ran.code == 1 and "the outputs cannot be written" in ran.err
+
+
+def test_a_folder_for_graphs_and_kernels(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PUREVK_DUMP: the graph after each pass, and each kernel as GLSL and SPIR-V."""
+    from purevk.shaders import shaderc
+
+    monkeypatch.setenv(knobs.DUMP.name, str(tmp_path / "dump"))
+    assert cli("run", data / "topk.pte").code == 0
+    files = {path.name: path for path in (tmp_path / "dump").iterdir()}
+    assert "forward.00.front_end.txt" in files
+    sources = [path for path in files.values() if path.suffix == ".comp"]
+    assert any(path.name.startswith("elementwise.pointwise.") for path in sources)
+    assert len([path for path in files.values() if path.suffix == ".spv"]) == len(sources)
+    compiler = shaderc.load()
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        assert "#include" not in text
+        spirv = path.with_suffix(".spv").read_bytes()
+        assert spirv[:4] == b"\x03\x02\x23\x07"
+        assert compiler.compile(text, name=path.name)[:4] == spirv[:4]
