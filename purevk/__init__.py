@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from purevk.errors import (
     DeviceError,
     DeviceLostError,
+    DifferenceError,
     FallbackError,
     FileFormatError,
     GraphError,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeviceError",
     "DeviceLostError",
+    "DifferenceError",
     "FallbackError",
     "FileFormatError",
     "GraphError",

@@ -28,7 +28,13 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
 
 from purevk import knobs
-from purevk.errors import DeviceError, InputError, PurevkError, UnsupportedProgramError
+from purevk.errors import (
+    DeviceError,
+    DifferenceError,
+    InputError,
+    PurevkError,
+    UnsupportedProgramError,
+)
 from purevk.fallback import to_torch
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
@@ -40,7 +46,7 @@ _log = logging.getLogger("purevk")
 _lock = threading.RLock()
 _numbers = itertools.count()
 # Errors that eager torch would only hide: of the device, of memory, and how dynamo steers tracing.
-_RAISED = (DeviceError, MemoryError, RestartAnalysis, SkipFrame)
+_RAISED = (DeviceError, DifferenceError, MemoryError, RestartAnalysis, SkipFrame)
 
 
 def make_backend(

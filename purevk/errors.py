@@ -102,3 +102,39 @@ class KernelInterfaceError(PurevkError, ValueError):
 class FallbackError(PurevkError, RuntimeError):
     """A node must run on the CPU but cannot: torch is not installed, or does not know the
     operator."""
+
+
+class DifferenceError(PurevkError):
+    """The device computes something else than eager torch (`PUREVK_CHECK=1`).
+
+    Args:
+        node: the number of the node in the graph of the front end; None: each node is right by
+            itself, and the results of the optimized program differ.
+        operator: of the node; "" without one.
+        source: where in the file or module the node comes from.
+        largest: the largest absolute difference; infinite where sizes, or NaNs, differ.
+        index: of the element with the largest difference; () where sizes differ.
+        path: the file with the tensors; "" if it could not be written.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        next: str = "",
+        node: int | None = None,
+        operator: str = "",
+        source: str = "",
+        largest: float = 0.0,
+        index: tuple[int, ...] = (),
+        path: str = "",
+    ) -> None:
+        super().__init__(what, where=where, why=why, next=next)
+        self.node, self.operator, self.source = node, operator, source
+        self.largest, self.index, self.path = largest, index, path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = ("node", "operator", "source", "largest", "index", "path")
+        return (*super().__reduce__(), {name: getattr(self, name) for name in names})

@@ -123,12 +123,27 @@ CHECK_INDICES = Knob(
     "1 raises where an index is out of range, as torch does. 0 takes the nearest element. Checking"
     " has a call wait for each index.",
 )
+CHECK = Knob(
+    "PUREVK_CHECK",
+    _flag,
+    False,
+    "1 compares each node of a call with eager torch, and the results of the call with those of the"
+    " single nodes. The first difference raises DifferenceError. See docs/debugging.md.",
+)
+SKIP_PASSES = Knob(
+    "PUREVK_SKIP_PASSES",
+    _names,
+    (),
+    "Optional passes not to run, separated by commas. `purevk bisect` finds which one matters."
+    " docs/debugging.md lists them.",
+)
 VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the graph after every pass.")
 DUMP = Knob(
     "PUREVK_DUMP",
     str,
     "",
-    "Folder to write the graph to, after each pass.",
+    "Folder to write files to: the graph after each pass, the GLSL and SPIR-V of each kernel, and the"
+    " tensors of a node that PUREVK_CHECK finds.",
 )
 PROGRESS = Knob(
     "PUREVK_PROGRESS", _flag, True, "0 hides progress bars. They only appear on a terminal."

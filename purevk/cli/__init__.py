@@ -16,7 +16,7 @@ from purevk.cli.command import Command
 from purevk.cli.output import Output, error_data, show_error
 from purevk.errors import InputError, PurevkError
 
-NAMES = ("info", "inspect", "run", "bench", "ops", "warmup", "doctor")
+NAMES = ("info", "inspect", "run", "bench", "bisect", "ops", "warmup", "doctor")
 
 
 def load_commands(names: Sequence[str] = NAMES) -> tuple[Command, ...]:

@@ -43,6 +43,9 @@ class Executable:
         context: the device.
         plan: what to run.
         weights, states: the program's stores. New constants and states are added.
+
+    Attributes:
+        generators: the numbers of those that a call draws seeds from.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Executable:
         except BaseException:
             self.close()
             raise
-        self._generators = {
+        self.generators = {
             node.int("generator")
             for inner in plan.nested()
             for step in inner.steps
@@ -245,7 +248,7 @@ class Executable:
             for value in self._unbacked.unsafe
         ]
         # Another plan begins with the same seeds.
-        seeds = generators.states(self._generators) if self._unbacked.may_replan else []
+        seeds = generators.states(self.generators) if self._unbacked.may_replan else []
         try:
             return self._run(inputs, env, targets, meanwhile)
         except Replan:

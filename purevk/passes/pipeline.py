@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from purevk import knobs
+from purevk.errors import PurevkError
 from purevk.ir import Graph
 from purevk.ir.verify import verify
 from purevk.passes.attention import find_attention, guard_softmax
@@ -37,6 +38,26 @@ from purevk.tuning import DeviceTraits
 
 Pass = Callable[[Graph], Graph]
 
+# The passes without which a graph runs too, by name: they make it faster. `purevk bisect` and
+# PUREVK_SKIP_PASSES switch them off.
+OPTIONAL = (
+    "drop_no_ops",
+    "drop_unread",
+    "drop_unused",
+    "find_attention",
+    "fold_batch_norm",
+    "fuse_epilogues",
+    "fuse_pointwise",
+    "guard_softmax",
+    "keep_weights_quantized",
+    "merge_equal",
+    "merge_matmuls",
+    "move_views",
+    "select_matrices",
+    "settle_control",
+    "share_cats",
+)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -50,8 +71,10 @@ class Phase:
     passes: tuple[Pass, ...]
 
 
-def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
+def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...]:
     """The phases that a graph goes through before each value gets a storage.
+
+    Sub-graphs go through all but the passes that `skip` names.
 
     - legalize: indices are checked if that is asked for; control flow and dtypes that the device
       lacks are replaced, nodes that it cannot run are wrapped, and complex numbers become real ones.
@@ -77,7 +100,7 @@ def phases(traits: DeviceTraits) -> tuple[Phase, ...]:
         return expand_rewrites(graph, traits)
 
     def sub_graphs(graph: Graph) -> Graph:
-        return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits))
+        return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits, skip))
 
     dtypes = () if traits.has("storage_16bit") else (widen_halves,)
     return (
@@ -138,24 +161,54 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     return tuple(each for phase in phases(traits) for each in phase.passes)
 
 
-def optimize(graph: Graph, traits: DeviceTraits) -> Graph:
+def optimize(
+    graph: Graph, traits: DeviceTraits, skip: Collection[str] | None = None, dump: bool = True
+) -> Graph:
     """Runs the passes. With PUREVK_VERIFY each result is verified; with PUREVK_DUMP each is written
-    to a file."""
-    check, folder = knobs.VERIFY(), knobs.DUMP()
+    to a file, unless `dump` is False.
+
+    Args:
+        skip: names of optional passes not to run; None reads PUREVK_SKIP_PASSES.
+
+    Raises:
+        PurevkError: a name to skip is not that of an optional pass.
+    """
+    skipped = skipped_passes() if skip is None else frozenset(skip)
+    check, folder = knobs.VERIFY(), knobs.DUMP() if dump else ""
     if check:
         verify(graph, "front end")
     if folder:
         _dump(graph, folder, 0, "front_end")
     number = 0
-    for phase in phases(traits):
+    for phase in phases(traits, skipped):
         for each in phase.passes:
-            graph = each(graph)
             number += 1
+            if each.__name__ in skipped:
+                continue
+            graph = each(graph)
             if check:
                 verify(graph, f"{phase.name}: {each.__name__}")
             if folder:
                 _dump(graph, folder, number, f"{phase.name.replace(' ', '_')}.{each.__name__}")
     return graph
+
+
+def skipped_passes() -> frozenset[str]:
+    """The passes in PUREVK_SKIP_PASSES.
+
+    Raises:
+        PurevkError: one of them is not an optional pass.
+    """
+    names = frozenset(knobs.SKIP_PASSES())
+    unknown = names.difference(OPTIONAL)
+    if unknown:
+        raise PurevkError(
+            f"no optional pass is named {', '.join(sorted(unknown))}",
+            where=knobs.SKIP_PASSES.name,
+            why=f"the names are {', '.join(OPTIONAL)}",
+            next="correct the name, or unset the variable",
+        )
+    return names
 
 
 def _dump(graph: Graph, folder: str, number: int, name: str) -> None:

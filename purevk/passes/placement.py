@@ -106,12 +106,12 @@ def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
     for node in graph.nodes:
         reason = reasons[node]
         if reason is not None and node.op != HOST:
-            node = Node(HOST, (_name_for_cpu(node), reason, node.args), node.results, node.source)
+            node = Node(HOST, (name_for_cpu(node), reason, node.args), node.results, node.source)
         rewriter.keep(node)
     return rewriter.finish()
 
 
-def _name_for_cpu(node: Node) -> str:
+def name_for_cpu(node: Node) -> str:
     """The operator as torch knows it: the overload that the file names, or the ATen operator that
     it stands for."""
     foreign = not node.alias.startswith("aten.") and node.op.startswith("aten.")

@@ -53,8 +53,9 @@ class Rewriter(Builder):
 
     def bind_symbol(self, size: Size, count: Value) -> None:
         for symbol in _dims.symbols(size):
-            source = self.graph.symbols[symbol]
-            if symbol.unbacked and source.dim is not None and symbol not in self._sources:
+            source = self.graph.symbols.get(symbol)  # None: it is given from outside
+            given = source is None or source.dim is None or not symbol.unbacked
+            if not given and symbol not in self._sources:
                 self._sources[symbol] = SymbolSource(count, None, 0)
 
     @overload

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from purevk import knobs
 from purevk.errors import InputError, PurevkError, SizeConstraintError
 from purevk.fallback import to_numpy
 from purevk.graph.executable import Executable
@@ -270,7 +271,7 @@ class Method:
                     return variant, ()
             meanwhile = None if comparison is None else comparison.run
             external = None
-            if given.device is not None:
+            if given.device is not None and not knobs.CHECK():
                 context = self.program.context
                 external = external_calls(context, chosen.executable, given.device)
             if external is not None:

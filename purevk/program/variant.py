@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from purevk import knobs
 from purevk.errors import (
     FileFormatError,
     GraphError,
@@ -31,6 +32,7 @@ from purevk.program.arguments import InputReader, describe_given, describe_input
 from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
+    from purevk.checking.walk import Counts
     from purevk.program.program import Program
 
 # Sizes of the inputs to lower for, by position: integers are fixed, a `Bound` is a new upper bound
@@ -50,6 +52,8 @@ class Specialization:
 
     Attributes:
         sizes, expected: what it was lowered for; see `Variant`.
+        imported: the graph as the front end made it.
+        counts: what PUREVK_CHECK compared at the last call.
         lenient: whether it may serve sizes outside of the exported ranges.
         exported: the graph against which the inputs of calls are checked before.
         tensors: the inputs that are tensors, with their positions.
@@ -63,12 +67,15 @@ class Specialization:
         graph: Graph,
         guards: Sequence[Guard],
         executable: Executable,
+        imported: Graph,
         sizes: Sizes | None = None,
         expected: Mapping[str, Expected] | None = None,
         lenient: bool = False,
         exported: Graph | None = None,
     ) -> None:
         self.graph, self.guards, self.executable = graph, tuple(guards), executable
+        self.imported = imported
+        self.counts: Counts | None = None
         self.sizes, self.expected = sizes, dict(expected or {})
         self.preferred: Specialization | None = None
         self.tensors = [
@@ -219,7 +226,9 @@ class Variant:
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
         guards = [*log.guards, *graph.constraints]
         exported = self.specializations[0].graph if self.specializations else graph
-        made = Specialization(graph, guards, executable, sizes, expected, self.lenient, exported)
+        made = Specialization(
+            graph, guards, executable, imported, sizes, expected, self.lenient, exported
+        )
         made.used = self.calls
         self.specializations.append(made)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
@@ -384,7 +393,33 @@ class Variant:
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Specialization, list[Any]]:
         """Runs a call, again with another plan where sizes that come about during it ask for one;
-        returns what served it. `meanwhile` is called once, while the device runs."""
+        returns what served it. `meanwhile` is called once, while the device runs.
+
+        Raises:
+            DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
+        """
+        if not knobs.CHECK():
+            return self.run_unchecked(chosen, env, arrays, targets, meanwhile)
+        from purevk.checking.check import CallCheck, report_unchecked
+
+        program = self.program
+        check = CallCheck(program.context, chosen.imported, arrays, program.states, self.where)
+        served, outputs = self.run_unchecked(chosen, env, arrays, targets, meanwhile)
+        counts = check.compare(served.imported, outputs)
+        if served.counts is None:
+            report_unchecked(counts, self.where)
+        served.counts = counts
+        return served, outputs
+
+    def run_unchecked(
+        self,
+        chosen: Specialization,
+        env: dict[Symbol, int],
+        arrays: Sequence[Any],
+        targets: Sequence[np.ndarray | None] | None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> tuple[Specialization, list[Any]]:
+        """`run` whatever PUREVK_CHECK is."""
         first = chosen
         for _ in range(MAX_REPLANS):
             values = {value: arrays[position] for position, value in chosen.tensors}

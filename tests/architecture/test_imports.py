@@ -52,6 +52,7 @@ BELOW = {
         "generators",
     },
 }
+BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
 PROGRAM = {"dynamo", "export", "program", "runtime"}
 COMMAND = {"__main__", "cli"}

@@ -1,0 +1,84 @@
+"""References in torch for kernels that no operator of torch is: those that operators of files for
+language models are expressed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from purevk.fallback import to_numpy, to_torch
+from purevk.ir import Node, Symbol, Value
+from purevk.ir import dims as _dims
+
+Arrays = Mapping[Value, np.ndarray]
+
+
+def run_kernel(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> list[np.ndarray] | None:
+    """The result of a node whose operator has a reference here; else None."""
+    function = _KERNELS.get(node.op)
+    if function is None:
+        return None
+    return [to_numpy(function(node, arrays, env), node.result.type.dtype)]
+
+
+def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
+    """A tensor among the arguments, in float32 or float64; None if it is left out."""
+    import torch
+
+    value = node.optional_tensor(name)
+    if value is None:
+        return None
+    tensor = to_torch(arrays[value], value.type.dtype)
+    return tensor.double() if tensor.dtype is torch.float64 else tensor.float()
+
+
+def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    """Query row s is at `start` + s; with `causal` it attends the keys up to there. Keys from
+    `length` on do not count."""
+    import torch
+
+    q, k, v, mask = (_tensor(node, name, arrays) for name in ("q", "k", "v", "mask"))
+    length = node.optional_size("length")
+    if length is not None:
+        count = _dims.evaluate(length, env)
+        k, v = k[:, :, :count], v[:, :, :count]
+        mask = None if mask is None else mask[..., :count]
+    groups = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
+    scores = q @ k.transpose(2, 3) * node.float("scale")
+    if mask is not None:
+        scores = scores + mask
+    if node.bool("causal"):
+        rows = torch.arange(q.shape[2])[:, None] + _dims.evaluate(node.size("start"), env)
+        scores = scores.masked_fill(torch.arange(k.shape[2]) > rows, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def _norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    import torch
+
+    x, weight, bias = (_tensor(node, name, arrays) for name in ("x", "weight", "bias"))
+    dims = tuple(range(x.dim() - node.int("count"), x.dim()))
+    centered = x if node.bool("rms") else x - x.mean(dims, keepdim=True)
+    made = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + node.float("eps"))
+    made = made if weight is None else made * weight
+    return made if bias is None else made + bias
+
+
+def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    """x [B, S, H, D]: the pairs of adjacent numbers turn by the angles of their row."""
+    import torch
+
+    x, cos, sin = (_tensor(node, name, arrays) for name in ("x", "cos", "sin"))
+    cos, sin = (each.reshape(x.shape[1], 1, -1) for each in (cos, sin))
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+_KERNELS: dict[str, Callable[[Node, Arrays, Mapping[Symbol, int]], Any]] = {
+    "purevk.attention": _attention,
+    "purevk.norm": _norm,
+    "purevk.rotate_pairs": _rotate_pairs,
+}

@@ -1,0 +1,109 @@
+"""`purevk bisect`: finds the node, pass or device feature that makes results differ."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from purevk.checking.bisect import Bisection
+from purevk.checking.check import states_of
+from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method
+from purevk.cli.inputs import make_inputs
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output
+from purevk.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    add_device(parser)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    import purevk
+
+    with open_context(args) as context:
+        program = purevk.load(args.model, args.data, context=context)
+        name = pick_method(program.methods, args.method, program.name)
+        method = program.method(name)
+        variant = method.variants[0]
+        given = variant.reader.read(
+            make_inputs(method.graph, args, f"{program.name}, method {name}")
+        )
+        if isinstance(given, InputError):
+            raise given
+        choice = variant.choose(given.arrays)
+        if isinstance(choice, InputError):
+            raise choice
+        first, env = choice
+        states = states_of(first.imported, program.states)
+        served, _ = variant.run_unchecked(
+            first, env, given.arrays, None
+        )  # finds the data-dependent sizes
+        with Bisection(context, served.imported, given.arrays, states) as bisection:
+            verdict = bisection.run()
+        return {
+            "device": device_data(context.device),
+            "method": name,
+            "ok": verdict.kind == "none",
+            **dataclasses.asdict(verdict),
+        }
+
+
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs([("device", device_line(data["device"])), ("method", data["method"])], indent=0)
+    out.line()
+    rows = [
+        [each["what"], each["without"], each["difference"] or "agrees"] for each in data["trials"]
+    ]
+    out.table([("compared", "w"), ("without", "w"), ("result", "w")], rows)
+    if data["unchecked"]:
+        out.line()
+        out.line("Without a reference in eager torch:")
+        for operator, reason in data["unchecked"].items():
+            out.line(f"  {operator}: {reason}")
+    out.line()
+    for line in _conclusion(data):
+        out.line(line)
+
+
+def _conclusion(data: dict[str, Any]) -> list[str]:
+    if data["kind"] == "none":
+        if data["random"]:
+            return [
+                "No node differs. Some results are random, so the program as a whole was not compared."
+            ]
+        return ["No difference found."]
+    passes, features = ", ".join(data["passes"]), ", ".join(data["features"])
+    lines = {
+        "node": ["The culprit is an operator: it differs when it runs by itself."],
+        "pass": [f"The culprit is a pass: {passes}"],
+        "feature": [f"The culprit is a device feature, or a kernel that uses it: {features}"],
+        "nodes": ["The culprit is a required pass, or a kernel that runs several nodes."],
+    }[data["kind"]]
+    lines += [f"  {line}" for text in data["nodes"] for line in text.splitlines()]
+    lines.append(f"  {data['difference']}")
+    if passes:
+        lines.append(f"It agrees with PUREVK_SKIP_PASSES={','.join(data['passes'])}")
+    named = [name for name in data["features"] if "=" not in name]
+    settings = [name for name in data["features"] if "=" in name]
+    if features:
+        disable = [f"PUREVK_DISABLE={','.join(named)}"] if named else []
+        lines.append(f"It agrees with {' '.join((*disable, *settings))}")
+    return lines
+
+
+COMMAND = Command(
+    "bisect",
+    "finds the node, pass or device feature that makes results differ from eager torch",
+    add_arguments,
+    collect,
+    show,
+    description="Runs a method, compares each node with eager torch, and the optimized program with the"
+    " single nodes.\nIf something differs, it switches off optional passes and device features until the"
+    " results agree,\nand looks for the fewest nodes that differ. Needs torch.\n\n"
+    "exit codes: 0 nothing differs, 1 something differs (or an error), 2 a wrong command line",
+    epilog="examples:\n  purevk bisect model.pte\n  purevk bisect model.pvk --input x.npy --size s0=17",
+)
