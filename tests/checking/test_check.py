@@ -73,6 +73,15 @@ def test_a_healthy_module(checking: Path) -> None:
     assert counts_of(program).checked >= 6 and not counts_of(program).unchecked
 
 
+def test_weights_that_change(checking: Path) -> None:
+    """The check compares with the weights of this call."""
+    x, module = torch.randn(3, 8), Mixed().eval()
+    program = purevk.compile(module, (x,))
+    with torch.no_grad():
+        module.linear.weight.mul_(3)
+    torch.testing.assert_close(program(x)[0], module(x)[0])
+
+
 def test_dynamic_sizes(checking: Path) -> None:
     rows = torch.export.Dim("rows", min=2, max=64)
     module = Mixed().eval()
