@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
-from purevk.errors import UnsupportedProgramError  # noqa: E402
+from purevk.errors import SizeConstraintError, UnsupportedProgramError  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -203,6 +203,27 @@ def test_attention_with_fewer_heads_of_keys(causal: bool) -> None:
 
     q, k, v = torch.rand(2, 6, 5, 8), torch.rand(2, 3, 7, 8), torch.rand(2, 3, 7, 8)
     _agrees(torch.compile(attend, backend="purevk"), attend, q, k, v)
+
+
+@pytest.mark.parametrize("dynamic, masked", [(1, False), (2, False), (2, True)])
+def test_attention_over_keys_or_values_of_an_open_length(dynamic: int, masked: bool) -> None:
+    """dynamo learns the length of the keys from a mask, and compares it to no other."""
+
+    def attend(*args: torch.Tensor | None) -> torch.Tensor:
+        q, k, v, mask = args
+        k, v = (torch.cat([each, each[:, :, :1]], 2) for each in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    sizes = (3, 7, 7)
+    given = [torch.rand(1, 2, size, 8) for size in sizes]
+    torch._dynamo.mark_dynamic(given[dynamic], 2)
+    compiled = torch.compile(attend, backend="purevk", dynamic=False)
+    mask = torch.rand(1, 1, 3, 8) if masked else None
+    _agrees(compiled, attend, *given, mask)
+    for size in (6, 9, 70):
+        given[dynamic] = torch.rand(1, 2, size, 8)
+        with pytest.raises(SizeConstraintError):
+            compiled(*given, mask)
 
 
 def test_operators_that_may_fail() -> None:

@@ -249,6 +249,20 @@ def test_generation_goes_on_from_a_cache(family: Family) -> None:
         assert torch.equal(have, generated(model, prompts(3), 12))
 
 
+def test_caches_of_two_kinds_share_a_forward(family: Family) -> None:
+    """Sizes of one are constants to dynamo, and those of the next may change."""
+    from transformers import DynamicCache, StaticCache
+
+    config, tokens = family.model.config, prompts(1)["input_ids"]
+    for make in (DynamicCache, StaticCache):
+        options = {"max_cache_len": 16} if make is StaticCache else {}
+        ours, theirs = make(config=config, **options), make(config=config, **options)
+        for given in (tokens, tokens[:, :1], tokens[:, 1:2]):
+            want = family.model(given, past_key_values=theirs).logits
+            have = family.compiled(given, past_key_values=ours).logits
+            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
+
+
 def test_scores_attentions_and_hidden_states(family: Family) -> None:
     wanted = ("scores", "logits", "attentions", "hidden_states")
     family.model.set_attn_implementation("eager")  # the others give no attentions

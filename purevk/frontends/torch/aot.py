@@ -17,7 +17,7 @@ from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
 from purevk.frontends.torch.nodes import number_kind
 from purevk.frontends.torch.sizes import Sizes
-from purevk.ir import Dim, Graph, Guard, Symbol, SymbolSource
+from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
 
 # What tracing makes of scaled_dot_product_attention, on the CPU and with CUDA.
@@ -303,6 +303,7 @@ class _AotReader(Reader):
         )
         args.setdefault("attn_mask", args.get("attn_bias"))
         args.setdefault("scale", None)
+        args["key"], args["value"] = self._of_one_length(node, args["key"], args["value"])
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
         heads, groups = (args[name].type.dims[-3] for name in ("query", "key"))
         return (
@@ -314,6 +315,30 @@ class _AotReader(Reader):
             ),
             None,
         )
+
+    def _of_one_length(self, node: Any, keys: Value, values: Value) -> tuple[Value, ...]:
+        """Keys and values [..., T, D] of attention. Tracing does not compare their lengths: it may
+        learn one from a mask, and leave the other open. Then every call has to bring equal ones."""
+        lengths = keys.type.dims[-2], values.type.dims[-2]
+        if _dims.indicator(lengths[0], "==", lengths[1]) is True:
+            return keys, values
+        self.importer.constrain(Guard(lengths[0], "==", lengths[1], True))
+        length = min(lengths, key=_dims.upper)
+        return tuple(
+            each if each.type.dims[-2] is length else self._first_rows(node, each, length)
+            for each in (keys, values)
+        )
+
+    def _first_rows(self, node: Any, value: Value, count: Size) -> Value:
+        dims = (*value.type.dims[:-2], count, value.type.dims[-1])
+        (made,) = self.importer.emit(
+            "aten.slice.Tensor",
+            (value, -2, 0, count, 1),
+            [value.type.with_dims(dims)],
+            [False],
+            node.name,
+        )
+        return made
 
 
 def _line_of(node: Any) -> str:
