@@ -11,6 +11,8 @@ print(*partitioner.refused, sep="\\n")
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from executorch.backends.vulkan import op_registry as etvk_registry
 from executorch.backends.vulkan.partitioner import vulkan_partitioner as etvk
 from executorch.backends.vulkan.serialization.vulkan_graph_schema import VkDataType
 from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
@@ -63,6 +66,48 @@ _MISSING_IN_ETVK = frozenset({
 })  # fmt: skip
 _QUANTIZED = "quantized_decomposed."
 _SYMBOLIC_IN_ETVK = frozenset({"add", "sub", "mul", "floordiv"})
+
+
+# -- executorch's delegate writer ----------------------------------------------------------------
+# It raises errors of Python for some operators that ET-VK lacks: it asks whether they take constants
+# by themselves, and looks for quantized patterns in them. Here the answer is no.
+def _handles_own_prepacking(target: Any) -> bool:
+    return bool(etvk_registry.has_impl(target) and etvk_registry.handles_own_prepacking(target))
+
+
+def _careful(detect: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node], Any]:
+    """A detector of quantized patterns that finds none where the weight has one scale, or where the
+    replacement takes neither its rank nor its scales."""
+
+    @functools.wraps(detect)
+    def detected(node: torch.fx.Node) -> Any:
+        try:
+            match = detect(node)
+        except AssertionError:
+            return None
+        if match is not None and "convolution" in _name(node.target):
+            quantized = getattr(match, "weight_scales_node", None) is not None
+            return None if quantized and _rank(match.weight_node) != 4 else match
+        if match is not None and _name(node.target) == "quantized_decomposed.embedding_4bit.dtype":
+            return None if _rank(match.scales_node) != 2 else match
+        return match
+
+    return detected
+
+
+def _rank(node: torch.fx.Node) -> int:
+    rank: int = node.meta["val"].dim()
+    return rank
+
+
+_prepacking: Any = importlib.import_module(
+    "executorch.backends.vulkan._passes.insert_prepack_nodes"
+)
+if hasattr(_prepacking, "handles_own_prepacking"):
+    _prepacking.handles_own_prepacking = _handles_own_prepacking
+for _entry in etvk.vk_patterns.fusable_patterns.values():
+    if getattr(_entry, "detector_fn", None) is not None:
+        _entry.detector_fn = _careful(_entry.detector_fn)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ pytest.importorskip("executorch")
 import purevk  # noqa: E402
 from purevk import pte  # noqa: E402
 from purevk.ops import registry  # noqa: E402
+from tests.models import quantized  # noqa: E402
+from tests.models.quantized import EXPORTS  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
 
@@ -155,7 +157,6 @@ def test_quantized_models_are_no_worse_than_with_etvk(flow: str) -> None:
     """Against the quantized model in eager torch. The exporter folds a quantize and its dequantize
     away, so both partitioners may leave it."""
     from purevk.export import PurevkPartitioner
-    from tests.models import quantized
 
     theirs = quantized.export(flow)
     partitioner = PurevkPartitioner()
@@ -167,11 +168,57 @@ def test_quantized_models_are_no_worse_than_with_etvk(flow: str) -> None:
     assert partitioner.refused == []
 
 
+# Flows whose quantization of activations the exporter folds away, at least in part.
+_FOLDED = {
+    "xnnpack_static_tensor",
+    "xnnpack_dynamic_tensor",
+    "xnnpack_static_conv_tensor",
+    "xnnpack_static_conv1d",
+    "xnnpack_static_attention",
+    "xnnpack_dynamic_attention",
+    "torchao_8da4w_attention",
+}
+
+
+_TO_BACKEND = ("embedding_byte", "8da4w_per_token", "xnnpack_static_conv1d", "vulkan_w8_attention")
+
+
+@pytest.mark.parametrize(
+    "flow, whole", [*((flow, True) for flow in EXPORTS), *((flow, False) for flow in _TO_BACKEND)]
+)
+def test_quantized_models_are_delegated(flow: str, whole: bool) -> None:
+    """In one delegate and one segment, against the quantized model in eager torch and the float
+    model."""
+    from purevk.export import PurevkPartitioner
+
+    made = quantized.export(flow, PurevkPartitioner(), whole)
+    error, outside, segments, cpu_nodes = _cost(made.blob, made.inputs, made.eager_result)
+    assert (outside, segments, cpu_nodes) == (0, 1, 0)
+    assert error < (2e-2 if flow in _FOLDED else 1e-5)
+    assert _cost(made.blob, made.inputs, made.float_result)[0] < quantized.EXPORTS[flow].tolerance
+
+
+def test_constants_of_operators_that_etvk_lacks(lower) -> None:
+    class Constants(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(4, 5))
+            self.register_buffer("edges", torch.linspace(0, 1, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.logaddexp(self.weight, x) + torch.searchsorted(self.edges, x)
+
+    module, x = Constants(), torch.rand(4, 5)
+    partitioner, program, delegates, kernels = lower(module, (x,))
+    assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
+    with torch.no_grad():
+        torch.testing.assert_close(program.forward(x), module(x))
+
+
 def test_portable_files_quantize_on_the_way_as_eager_torch_does() -> None:
     """ET-VK's runtime has no operators for scales that a call computes. They stay outside of the
     delegates, as kernels of executorch's, and purevk runs them on the device."""
     from purevk.export import PurevkPartitioner
-    from tests.models import quantized
 
     partitioner = PurevkPartitioner(portable_to_etvk=True)
     made = quantized.export("xnnpack_dynamic_linear", partitioner)

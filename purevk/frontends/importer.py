@@ -311,6 +311,8 @@ class Importer:
                 bound["dtype"] = DType.from_pte(bound["dtype"])
             if recorded:
                 bound["dtype"] = recorded[0].dtype
+        if bound.get("zero_point_dtype", 0) is None and len(recorded) > 1:
+            bound["zero_point_dtype"] = recorded[1].dtype
         for name in ("layout", "device", "pin_memory", "memory_format"):
             if name in bound:
                 bound[name] = None  # without meaning here: planning chooses the layout

@@ -126,6 +126,65 @@ def _upscale() -> tuple[Any, tuple]:
     return net.eval(), (torch.randn(1, 8, 9, 7),)
 
 
+def _convolutions_in_one_dim() -> tuple[Any, tuple]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(SEED)
+    net = nn.Sequential(
+        nn.Conv1d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv1d(16, 16, 3, groups=16),
+        nn.Flatten(1),
+        nn.Linear(16 * 17, 12),
+    )
+    return net.eval(), (torch.randn(1, 8, 19),)
+
+
+def _classifier() -> tuple[Any, tuple]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(SEED)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU6(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 24, 1),
+        nn.Hardtanh(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(1),
+        nn.Linear(24, 10),
+        nn.Softmax(-1),
+    )
+    return net.eval(), (torch.randn(1, 3, 16, 14),)
+
+
+def _attention() -> tuple[Any, tuple]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(SEED)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+            self.heads = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+            self.out = nn.Linear(64, 64, bias=False)
+            self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(x)
+            q, k, v = (head(h).view(1, 7, 4, 16).transpose(1, 2) for head in self.heads)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(1, 7, 64))
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    return Block().eval(), (torch.randn(1, 7, 64),)
+
+
 # -- ways to quantize ----------------------------------------------------------------------------
 def _torchao(
     config: Callable[[], Any], filter_fn: Callable | None = None
@@ -173,6 +232,43 @@ def _is_embedding(module: Any, name: str) -> bool:
     return isinstance(module, nn.Embedding)
 
 
+def _torchao_config(name: str) -> Callable[[], Any]:
+    def config() -> Any:
+        import torchao.quantization
+
+        return getattr(torchao.quantization, name)()
+
+    return config
+
+
+def _token_quantizer(module: Any, inputs: tuple) -> Any:
+    """8da4w as torchao did it first, by operators of torch that quantize per token."""
+    from torchao.quantization.linear_quant_modules import Int8DynActInt4WeightQuantizer
+
+    return Int8DynActInt4WeightQuantizer(groupsize=32).quantize(module)
+
+
+def _embedding_handler(bits: int, group: int | None) -> Callable[[Any, tuple], Any]:
+    """What executorch's export of language models does with `--embedding-quantize`."""
+
+    def quantize(module: Any, inputs: tuple) -> Any:
+        from executorch.examples.models.llama.source_transformation.quantize import (
+            EmbeddingQuantHandler,
+        )
+
+        return EmbeddingQuantHandler(
+            module, bitwidth=bits, group_size=group, packed=bits < 8, quantize_with_hqq=False
+        ).quantized_model()
+
+    return quantize
+
+
+def _embedding_quantizer() -> Any:
+    from torchao.quantization.pt2e.quantizer.embedding_quantizer import EmbeddingQuantizer
+
+    return EmbeddingQuantizer()
+
+
 def _quantizer(make: Callable[[], Any]) -> Callable[[Any, tuple], Any]:
     def quantize(module: Any, inputs: tuple) -> Any:
         import torch
@@ -181,7 +277,7 @@ def _quantizer(make: Callable[[], Any]) -> Callable[[Any, tuple], Any]:
         exported = torch.export.export(module, inputs, strict=True).module()
         prepared = prepare_pt2e(exported, make())
         for _ in range(3):
-            prepared(*(torch.randn_like(x) for x in inputs))
+            prepared(*(torch.randn_like(x) if x.is_floating_point() else x for x in inputs))
         prepared(*inputs)
         return convert_pt2e(prepared)
 
@@ -329,6 +425,37 @@ FLOWS = {
 }
 
 
+# Ways of which only the export is tested. Here executorch's partitioner may leave operators outside.
+EXPORTS = {
+    flow.name: flow
+    for flow in (
+        Flow(name, build, quantize, (), tolerance)
+        for name, build, quantize, tolerance in (
+            ("torchao_int4_axis", _grouped_linears, _torchao(_weight_only(4, None)), 0.2),
+            ("torchao_8da4w_axis", _grouped_linears, _torchao(_dynamic_activation(4, None)), 0.2),
+            ("torchao_8da4w_attention", _attention, _torchao(_dynamic_activation(4, 32)), 0.2),
+            ("torchao_int8", _linears, _torchao(_torchao_config("Int8WeightOnlyConfig")), 0.02),
+            ("torchao_embedding8", _embedding, _torchao(_weight_only(8, None), _is_embedding), 0.1),
+            ("8da4w_per_token", _grouped_linears, _token_quantizer, 0.2),
+            ("embedding_byte", _embedding, _embedding_handler(8, None), 0.1),
+            ("embedding_byte_group", _embedding, _embedding_handler(8, 32), 0.1),
+            ("embedding_4bit", _embedding, _embedding_handler(4, 32), 0.3),
+            ("embedding_4bit_axis", _embedding, _embedding_handler(4, None), 0.3),
+            ("embedding_2bit", _embedding, _embedding_handler(2, 32), 0.9),
+            ("pt2e_embedding", _embedding, _quantizer(_embedding_quantizer), 0.1),
+            ("vulkan_w8_attention", _attention, _vulkan_quantizer(False, 8), 0.02),
+            ("xnnpack_static_tensor", _linears, _xnnpack_quantizer(False, False), 0.1),
+            ("xnnpack_dynamic_tensor", _linears, _xnnpack_quantizer(True, False), 0.05),
+            ("xnnpack_static_conv_tensor", _convolutions, _xnnpack_quantizer(False, False), 0.15),
+            ("xnnpack_static_conv1d", _convolutions_in_one_dim, _xnnpack_quantizer(False), 0.15),
+            ("xnnpack_static_classifier", _classifier, _xnnpack_quantizer(False), 0.15),
+            ("xnnpack_static_attention", _attention, _xnnpack_quantizer(False), 0.1),
+            ("xnnpack_dynamic_attention", _attention, _xnnpack_quantizer(True), 0.05),
+        )
+    )
+}
+
+
 @dataclass(frozen=True)
 class Exported:
     """A quantized model in a file.
@@ -346,9 +473,14 @@ class Exported:
     eager_result: Any
 
 
-def export(name: str, partitioner: Any = None) -> Exported:
-    """Quantizes the model of a flow and exports it, with executorch's VulkanPartitioner if no other
-    partitioner is given.
+def export(name: str, partitioner: Any = None, whole: bool = True) -> Exported:
+    """Quantizes the model of a flow and exports it.
+
+    Args:
+        name: a key of `FLOWS` or `EXPORTS`.
+        partitioner: None: executorch's VulkanPartitioner.
+        whole: by `to_edge_transform_and_lower`, which keeps the operators whole that the
+            partitioner names; else by `to_edge(...).to_backend(...)`.
 
     Raises:
         KeyError: no such flow.
@@ -356,16 +488,20 @@ def export(name: str, partitioner: Any = None) -> Exported:
     """
     import torch
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+    from executorch.exir import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
 
-    flow = FLOWS[name]
+    flow = {**FLOWS, **EXPORTS}[name]
+    partitioner = partitioner or VulkanPartitioner({})
+    config = EdgeCompileConfig(_check_ir_validity=False)
     with quiet(), torch.no_grad():
         module, inputs = flow.build()
         float_result = module(*inputs)
         quantized = flow.quantize(module, inputs)
-        edge = to_edge_transform_and_lower(
-            torch.export.export(quantized, inputs, strict=False),
-            partitioner=[partitioner or VulkanPartitioner({})],
-            compile_config=EdgeCompileConfig(_check_ir_validity=False),
-        )
+        exported = torch.export.export(quantized, inputs, strict=False)
+        if whole:
+            edge = to_edge_transform_and_lower(
+                exported, partitioner=[partitioner], compile_config=config
+            )
+        else:
+            edge = to_edge(exported, compile_config=config).to_backend(partitioner)
         return Exported(edge.to_executorch().buffer, inputs, float_result, quantized(*inputs))
