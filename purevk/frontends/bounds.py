@@ -4,11 +4,14 @@ graph."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from purevk.errors import FileFormatError
-from purevk.ir import Dim, Graph, Guard, Size, Symbol
+from purevk.ir import Arg, Dim, Graph, Guard, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected, expecting
+from purevk.ops.registry import Operator, find
 
 _CHANGES = 8  # of the bound of one symbol, above which a file contradicts itself
 _GUESS = 64  # what memory is planned for at first, for a size without a bound
@@ -121,3 +124,66 @@ def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:
     terms = dict(size.terms) if isinstance(size, Dim) else {}
     base, factor = terms.pop((), 0), terms.pop((symbol,), 0)
     return None if terms or factor <= 0 else (symbol, (limit - base) // factor)
+
+
+# Operators that take elements at positions along the dim "dim": views, without a check of their own.
+_AT_POSITIONS = ("aten.slice.Tensor", "aten.select.int")
+
+
+class Limit(NamedTuple):
+    """A relation that a position must keep, with the message if it does not."""
+
+    left: Size
+    op: str
+    right: Size
+    message: str
+
+    @property
+    def guard(self) -> Guard:
+        """It as a guard, as graphs hold them."""
+        if self.op == ">=":
+            return Guard(self.right, "<=", self.left, True)
+        return Guard(self.left, self.op, self.right, True)
+
+    @property
+    def symbols(self) -> set[Symbol]:
+        return _dims.symbols(self.left) | _dims.symbols(self.right)
+
+
+def position_limits(definition: Operator, args: tuple[Arg, ...]) -> list[Limit]:
+    """What a call must check of the positions that follow from data: slices and selections take
+    them at their word."""
+    if definition.name not in _AT_POSITIONS:
+        return []
+    bound = definition.bind(args)
+    x, dim = bound["x"], bound["dim"]
+    if not isinstance(x, Value) or not isinstance(dim, int):
+        return []
+    limits: list[Limit] = []
+    for name in ("index", "start", "end"):
+        position = bound.get(name)
+        if not isinstance(position, Dim):
+            continue
+        if all(symbol.is_size and not symbol.unbacked for symbol in _dims.symbols(position)):
+            continue
+        if _dims.upper(position) < 0:
+            position = position + x.type.dims[dim]
+        last = x.type.dims[dim] - 1 if name == "index" else x.type.dims[dim]
+        where = f"the {name} of {definition.name} lies"
+        if _dims.range_of(position)[0] < 0:
+            limits.append(Limit(position, ">=", 0, f"{where} before the tensor"))
+        if _dims.upper(position) > _dims.range_of(last)[0]:
+            limits.append(Limit(position, "<=", last, f"{where} past the tensor"))
+    return limits
+
+
+def with_position_limits(graph: Graph) -> Graph:
+    """A saved graph that checks its positions, also if the file does not say so."""
+    known = {guard for guard, _ in graph.checks}
+    added: dict[Guard, str] = {}
+    for node in graph.nodes:
+        definition = find(node.op)
+        for limit in [] if definition is None else position_limits(definition, node.args):
+            if limit.guard not in known and limit.symbols <= graph.symbols.keys():
+                added[limit.guard] = limit.message
+    return replace(graph, checks=(*graph.checks, *added.items())) if added else graph

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from purevk import pte
 from purevk.errors import InputError
 from purevk.frontends import saved
+from purevk.frontends.bounds import with_position_limits
 from purevk.frontends.checked import check_results
 from purevk.frontends.foreign import is_exported, refuse_foreign
 from purevk.frontends.importer import InputSizes
@@ -83,7 +84,7 @@ class ModelFile:
 
                 graph = read_method(self.content, method, sizes)
             else:
-                graph = self.content.graph(method, sizes)
+                graph = with_position_limits(self.content.graph(method, sizes))
             check_limits(graph, where)
             check_results(graph, where)
             return graph

@@ -12,7 +12,7 @@ from purevk.errors import (
     GraphError,
     SizeConstraintError,
 )
-from purevk.frontends.bounds import SizeBounds
+from purevk.frontends.bounds import SizeBounds, position_limits
 from purevk.frontends.result_types import Recorded, ResultTypes
 from purevk.ir import (
     Arg,
@@ -258,6 +258,10 @@ class Importer:
                 types = self.types.data_dependent(definition, error, recorded, exact, source)
                 if error.types is None:
                     definition = None
+            for limit in [] if definition is None else position_limits(definition, full):
+                # A position that is known outside of a sub-graph matters only if the sub-graph runs.
+                if not limit.symbols & self._outer:
+                    self.check(limit.left, limit.op, limit.right, limit.message)
         else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
             types = [

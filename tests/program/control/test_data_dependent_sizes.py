@@ -3,6 +3,7 @@ numbers read off tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import purevk  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.frontends.importer import Importer  # noqa: E402
+from purevk.frontends.saved import write_program  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from tests.harness import DATA  # noqa: E402
 from tests.ops.harness import context, host_nodes, tensor  # noqa: E402
@@ -205,7 +207,7 @@ def test_checks_against_sizes_of_inputs() -> None:
     ) as program:
         for size, n in ((9, 3), (12, 11), (6, 2)):
             agrees(program, parts, tensor(size, 4), torch.tensor(n))
-        with pytest.raises(InputError, match="Runtime assertion failed"):
+        with pytest.raises(InputError, match="past the tensor|Runtime assertion failed"):
             program.forward(tensor(6, 4), torch.tensor(6))
 
 
@@ -306,6 +308,29 @@ def test_a_file_of_executorch() -> None:
         assert not host_nodes(program)
         for x in (tensor(5, 4), -torch.ones(5, 4), torch.full((5, 4), 5.0), torch.zeros(5, 4)):
             agrees(program, function, x)
+        with pytest.raises(InputError, match="memory was planned for 0 to 5"):
+            program.forward(torch.full((5, 4), 6.0))  # x[:6]: the file lacks torch's assertion
+
+
+def test_positions_of_a_saved_program_are_checked(tmp_path: Path) -> None:
+    """Also those of a file that does not ask for it."""
+
+    def function(x: torch.Tensor, n: torch.Tensor) -> Any:
+        first = n.item()
+        torch._check(first >= 0)
+        torch._check(first < x.shape[0])
+        return x[first] + 1, x[:first] * 2
+
+    with compiled(function, tensor(5, 4), torch.tensor(2)) as program:
+        graph = program.method("forward").variants[0].source(None)
+        graph = dataclasses.replace(graph, checks=())
+        path = tmp_path / "unchecked.pvk"
+        write_program(path, "unchecked", {"forward": lambda sizes: graph}, "a test")
+    with purevk.load(path) as program:
+        agrees(program, function, tensor(5, 4), torch.tensor(4))
+        for wrong in (5, 100, -1):
+            with pytest.raises(InputError):
+                program.forward(tensor(5, 4), torch.tensor(wrong))
 
 
 def test_a_saved_program(tmp_path: Path) -> None:
