@@ -3,7 +3,6 @@ numbers read off tensors."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import purevk  # noqa: E402
+from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.frontends.importer import Importer  # noqa: E402
 from purevk.frontends.saved import write_program  # noqa: E402
@@ -312,25 +312,28 @@ def test_a_file_of_executorch() -> None:
             program.forward(torch.full((5, 4), 6.0))  # x[:6]: the file lacks torch's assertion
 
 
-def test_positions_of_a_saved_program_are_checked(tmp_path: Path) -> None:
+def test_positions_of_a_saved_program_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those of a file that does not ask for it."""
-
-    def function(x: torch.Tensor, n: torch.Tensor) -> Any:
-        first = n.item()
-        torch._check(first >= 0)
-        torch._check(first < x.shape[0])
-        return x[first] + 1, x[:first] * 2
-
-    with compiled(function, tensor(5, 4), torch.tensor(2)) as program:
-        graph = program.method("forward").variants[0].source(None)
-        graph = dataclasses.replace(graph, checks=())
-        path = tmp_path / "unchecked.pvk"
-        write_program(path, "unchecked", {"forward": lambda sizes: graph}, "a test")
+    with monkeypatch.context() as patch:
+        patch.setattr("purevk.frontends.importer.position_limits", lambda *_: [])
+        importer = Importer("forward", "test")
+        x = importer.input(DType.float32, (5, 4), False)
+        at = importer.element(importer.input(DType.int64, (1,), False), 0, lower=-9, upper=9)
+        (row,) = importer.emit("aten.select.int", (x, 0, at), [], [], "row")
+        (rows,) = importer.emit("aten.slice.Tensor", (x, 0, 0, at, 1), [], [], "rows")
+        graph = importer.finish([row, rows])
+    assert not graph.checks
+    path = tmp_path / "positions.pvk"
+    write_program(path, "positions", {"forward": lambda sizes: graph}, "a test")
     with purevk.load(path) as program:
-        agrees(program, function, tensor(5, 4), torch.tensor(4))
-        for wrong in (5, 100, -1):
-            with pytest.raises(InputError):
-                program.forward(tensor(5, 4), torch.tensor(wrong))
+        given = tensor(5, 4)
+        row, rows = program.forward(given, torch.tensor([4]))
+        assert torch.equal(row, given[4]) and torch.equal(rows, given[:4])
+        for wrong in (5, 6, 9, -1):
+            with pytest.raises(InputError, match="lies (past|before) the tensor"):
+                program.forward(given, torch.tensor([wrong]))
 
 
 def test_a_saved_program(tmp_path: Path) -> None:
