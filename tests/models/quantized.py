@@ -435,6 +435,12 @@ EXPORTS = {
             ("torchao_8da4w_axis", _grouped_linears, _torchao(_dynamic_activation(4, None)), 0.2),
             ("torchao_8da4w_attention", _attention, _torchao(_dynamic_activation(4, 32)), 0.2),
             ("torchao_int8", _linears, _torchao(_torchao_config("Int8WeightOnlyConfig")), 0.02),
+            (
+                "torchao_int8_dynamic",
+                _linears,
+                _torchao(_torchao_config("Int8DynamicActivationInt8WeightConfig")),
+                0.05,
+            ),
             ("torchao_embedding8", _embedding, _torchao(_weight_only(8, None), _is_embedding), 0.1),
             ("8da4w_per_token", _grouped_linears, _token_quantizer, 0.2),
             ("embedding_byte", _embedding, _embedding_handler(8, None), 0.1),

@@ -339,8 +339,12 @@ register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
 
 
 def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
-    if x.rank != 2 or y.rank != 2 or x.dtype is not DType.int8 or y.dtype is not DType.int8:
-        raise ShapeError(f"_int_mm of {x} and {y}: matrices of int8 are expected")
+    bytes_only = x.dtype in (DType.int8, DType.uint8) and y.dtype is DType.int8
+    if x.rank != 2 or y.rank != 2 or not bytes_only:
+        raise ShapeError(
+            f"_int_mm of {x} and {y}",
+            why="a matrix of int8 or uint8, and one of int8, are expected",
+        )
     return matmul_type(x, y).with_dtype(DType.int32)
 
 

@@ -61,3 +61,10 @@ def test_convolutions(bits):
 def test_int_mm():
     a, b = (whole(*shape, bits=7, dtype=torch.int8) for shape in ((37, 128), (128, 24)))
     check(Case(aten._int_mm.default, (a, b), rtol=0, atol=0))
+
+
+def test_int_mm_of_unsigned_bytes():
+    """torchao adds 128 to activations of int8."""
+    a = whole(37, 128, bits=7, dtype=torch.int8).int().add(128).to(torch.uint8)
+    b = whole(128, 24, bits=7, dtype=torch.int8)
+    check(Case(aten._int_mm.default, (a, b), rtol=0, atol=0))
