@@ -36,7 +36,7 @@ class _QueueState:
         # On a software device, which computes on the same cores, polling would only take time from
         # it.
         self.poll = knobs.POLL() if device.kind != "cpu" else 0.0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # who destroys an object asks under it what is unfinished
         self.free: list[Any] = []  # fences as VkFence[1], unsignalled
         self.pending: dict[
             Any, Submission
