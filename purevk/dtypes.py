@@ -28,7 +28,8 @@ class DType(enum.Enum):
 
     Attributes:
         itemsize: bytes per element.
-        numpy: the numpy type whose bytes are the same (uint16 for bfloat16, uint8 for 8-bit floats).
+        numpy: the numpy type whose bytes are the same (uint16 for bfloat16, uint8 for 8-bit floats,
+            uint32 for complex32).
         glsl: GLSL type of one element in a storage buffer.
         acc: GLSL type that arithmetic on elements is done in.
     """
@@ -48,13 +49,14 @@ class DType(enum.Enum):
     float8_e5m2 = _Row("float8_e5m2", 1, None, "uint8_t", "int", 23, None)
     float8_e4m3fnuz = _Row("float8_e4m3fnuz", 1, None, "uint8_t", "int", 26, None)
     float8_e5m2fnuz = _Row("float8_e5m2fnuz", 1, None, "uint8_t", "int", 25, None)
-    # Kernels see them as pairs of floats.
+    # Kernels see them as pairs of floats. numpy has no complex32.
+    complex32 = _Row("complex32", 4, None, "", "", 8, None)
     complex64 = _Row("complex64", 8, np.complex64, "", "", 9, None)
     complex128 = _Row("complex128", 16, np.complex128, "", "", 10, None)
 
     def __init__(self, row: _Row) -> None:
         self.itemsize = row.itemsize
-        self.numpy: np.dtype = np.dtype(row.numpy or (np.uint16 if row.itemsize == 2 else np.uint8))
+        self.numpy: np.dtype = np.dtype(row.numpy or f"u{row.itemsize}")
         self.glsl, self.acc = row.glsl, row.acc
 
     @property
@@ -72,7 +74,7 @@ class DType(enum.Enum):
 
     @property
     def is_complex(self) -> bool_:
-        return self in (DType.complex64, DType.complex128)
+        return self in _COMPONENTS
 
     @property
     def component(self) -> DType:
@@ -113,6 +115,13 @@ class DType(enum.Enum):
             _FROM_TORCH[dtype] = cls.__members__.get(str(dtype).removeprefix("torch."))
         return _FROM_TORCH[dtype]
 
+    def bits_in_torch(self) -> torch.dtype:
+        """The `torch.dtype` of unsigned integers of this size. Imports torch."""
+        import torch
+
+        found: torch.dtype = getattr(torch, f"uint{8 * self.itemsize}")
+        return found
+
     def to_torch(self) -> torch.dtype:
         """The `torch.dtype`. Imports torch."""
         import torch
@@ -122,7 +131,11 @@ class DType(enum.Enum):
 
 
 bool_ = bool
-_COMPONENTS = {DType.complex64: DType.float32, DType.complex128: DType.float64}
+_COMPONENTS = {
+    DType.complex32: DType.float16,
+    DType.complex64: DType.float32,
+    DType.complex128: DType.float64,
+}
 _FROM_PTE = {member.value.pte: member for member in DType}
 _FROM_VK = {member.value.vk: member for member in DType if member.value.vk is not None}
 _FROM_TORCH: dict[object, DType | None] = {}  # filled when they are asked for

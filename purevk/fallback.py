@@ -438,7 +438,6 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
 def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     """The elements of a torch tensor as a contiguous array, converted to `dtype` if given (bfloat16
     as uint16)."""
-    import torch
 
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if dtype is not None and tensor.dtype is not dtype.to_torch():
@@ -446,6 +445,6 @@ def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     tensor = tensor.contiguous()
     own = DType.from_torch(tensor.dtype)
     if own is not None and not own.has_numpy:
-        tensor = tensor.view(torch.uint16 if own.itemsize == 2 else torch.uint8)
+        tensor = tensor.view(own.bits_in_torch())
     array: np.ndarray = tensor.numpy()
     return array

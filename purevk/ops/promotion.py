@@ -27,11 +27,10 @@ def promote_types(left: DType, right: DType) -> DType:
         raise ShapeError(f"torch does not promote {left.name} and {right.name}")
     low, high = sorted((left, right), key=category)
     if high.is_complex:
-        return (
-            DType.complex128
-            if DType.complex128 in (low, high) or low is DType.float64
-            else DType.complex64
-        )
+        if not low.is_complex and not low.is_float:
+            return high
+        parts = promote_types(real_dtype(low), real_dtype(high))
+        return parts.complex_dtype or DType.complex64
     if category(low) < category(high):
         return high
     if category(high) == 2:
@@ -72,7 +71,7 @@ def result_type(operands: Iterable[object]) -> DType:
         if present is not None and (result is None or category(present) > category(result)):
             if present.is_complex and result is not None and result.is_float:
                 # A complex number takes the precision of the real tensor that it meets.
-                present = DType.complex128 if result is DType.float64 else DType.complex64
+                present = result.complex_dtype or DType.complex64
             result = present
     if result is None:
         raise ShapeError("no operand has a dtype")

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
 from purevk.ops import registry
 from purevk.ops.complex.split import Pairs, Parts, Split, is_complex, rule_of
 from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
+
+# Operators that move complex32 as it is.
+_STORAGE = (
+    "purevk.store",
+    "aten.copy.default",
+    "aten.view_as_real.default",
+    "aten.view_as_complex.default",
+)
 
 
 def split_complex(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
@@ -52,6 +61,11 @@ class _Splitter:
         if rule is None:
             self.rewriter.keep(replace(node, args=tuple(self._whole(arg) for arg in node.args)))
             return
+        if node.op not in _STORAGE and any(
+            value.type.dtype is DType.complex32 for value in (*node.inputs, *node.results)
+        ):
+            self._visit_wide(node)
+            return
         if rule.apply is not None:
             made = rule.apply(self.split, node)
             results = [made] if isinstance(made, (Value, Pairs, Parts)) else [*made]
@@ -66,6 +80,35 @@ class _Splitter:
             results = [values] if isinstance(values, Value) else [*values]
         for old, new in zip(node.results, results, strict=True):
             self._define(node, old, new)
+
+    def _visit_wide(self, node: Node) -> None:
+        """A node on complex32 computes on complex64. What it gives is rounded."""
+
+        def wide(value: Value) -> Value:
+            if value.type.dtype is not DType.complex32:
+                return value
+            made = Value(self.rewriter.names.fresh("wide"), value.type.with_dtype(DType.complex64))
+            self.split.define(made, Pairs(self.split.pairs(value, DType.float32)))
+            return made
+
+        args = tuple(_wide_dtypes(map_values(arg, wide)) for arg in node.args)
+        try:
+            dtypes = [_wide(type.dtype) for type in registry.definition_of(node).infer(args)]
+        except registry.UnknownSizes:
+            dtypes = [_wide(value.type.dtype) for value in node.results]
+        results = tuple(
+            Value(self.rewriter.names.fresh("wide"), value.type.with_dtype(dtype))
+            for value, dtype in zip(node.results, dtypes, strict=True)
+        )
+        self._visit(replace(node, args=args, results=results))
+        for old, new in zip(node.results, results, strict=True):
+            if old.type.dtype.is_complex:
+                pairs = self.split.pairs(self.rewriter.resolve(new), old.type.dtype.component)
+                self.split.define(old, Pairs(pairs))
+            else:
+                self.rewriter.replaced[old] = self.split.cast(
+                    self.rewriter.resolve(new), old.type.dtype
+                )
 
     def _define(self, node: Node, old: Value, new: Value | Pairs | Parts) -> None:
         if isinstance(new, Value):
@@ -87,3 +130,14 @@ class _Splitter:
         return map_values(
             arg, lambda value: self.split.whole(value) if value.type.dtype.is_complex else value
         )
+
+
+def _wide_dtypes(arg: Arg) -> Arg:
+    """An argument with complex64 in place of the dtype complex32."""
+    if isinstance(arg, tuple):
+        return tuple(_wide_dtypes(each) for each in arg)
+    return _wide(arg) if isinstance(arg, DType) else arg
+
+
+def _wide(dtype: DType) -> DType:
+    return DType.complex64 if dtype is DType.complex32 else dtype

@@ -348,7 +348,7 @@ def _as_tensor(array: np.ndarray, dtype: DType) -> Any:
     import torch
 
     made = torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
-    return made.view(torch.bfloat16) if dtype is DType.bfloat16 else made
+    return made if dtype.has_numpy else made.view(dtype.to_torch())
 
 
 def _layout(array: Any) -> str:

@@ -33,7 +33,6 @@ def dtype_of(array: np.ndarray) -> DType | None:
 
 def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
     """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
-    import torch
 
     _check_class(tensor, name, where)
     try:
@@ -46,7 +45,7 @@ def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
                 pass  # on another device, or conjugated or negated lazily
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if dtype is not None and not dtype.has_numpy:
-            plain = plain.view(torch.uint16 if dtype.itemsize == 2 else torch.uint8)
+            plain = plain.view(dtype.bits_in_torch())
         array: np.ndarray = plain.numpy()
     except (RuntimeError, TypeError, NotImplementedError) as error:
         kind, next = _unreadable(tensor)

@@ -40,8 +40,6 @@ def test_result_type(left):
         (number, number) for number in NUMBERS
     ]
     for (mine, theirs), (other, their_other) in itertools.product(operands(left), others):
-        if torch.result_type(theirs, their_other) is torch.complex32:
-            continue  # purevk has no such type
         assert result_type((mine, other)).to_torch() is torch.result_type(theirs, their_other), (
             mine,
             other,
@@ -68,6 +66,8 @@ def test_floats_of_8_bits(dtype):
 
 def test_functions_of_real_numbers():
     for dtype in TYPES:
+        if dtype is DType.complex32:
+            continue  # torch has no sine of it on the CPU
         assert (
             float_type(dtype).to_torch() is torch.sin(torch.zeros(1, dtype=dtype.to_torch())).dtype
         )

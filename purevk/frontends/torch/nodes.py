@@ -115,7 +115,7 @@ class NodeReader:
             )
         tensor = tensor.cpu().contiguous()
         if not type.dtype.has_numpy:
-            tensor = tensor.view(torch.uint16 if type.dtype.itemsize == 2 else torch.uint8)
+            tensor = tensor.view(type.dtype.bits_in_torch())
         array = tensor.numpy()
         self.kept.append(array)
         data = memoryview(b"")
