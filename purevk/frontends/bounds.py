@@ -85,7 +85,7 @@ class SizeBounds:
             found = _bound_of_symbol(left, right)
             if found is not None and self.misstated.get(found[0]) == found[1]:
                 return
-        self.checks[guard] = message
+        self.checks.setdefault(guard, message)
         if op in ("<=", "<") and isinstance(left, Dim):
             self.limit(left, _dims.upper(right) - (op == "<"))
 

@@ -30,7 +30,11 @@ def decompositions(program: Any = None) -> Any:
         _updates_statistics(node) for node in program.graph.nodes
     )
 
+    from purevk.frontends.torch import fast_paths
+
     table = torch.export.default_decompositions()
+    for target, written in fast_paths.table().items():
+        table[target] = written
     for target in [*table]:
         if isinstance(target, torch._ops.OpOverload):
             definition = registry.find(name_of(target))

@@ -1,0 +1,112 @@
+"""What the transformer modules of torch call for inference: kernels of whole layers, for which torch
+has no decompositions. Here they are written with other operators. Imports torch.
+
+Masks are True, or not 0, where a key is not seen. `mask_type` says which they are: 0 for [T, T], 1
+for [B, T], 2 for sizes that broadcast to [B, heads, T, T].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_Tensor = torch.Tensor
+
+
+def table() -> dict[Any, Any]:
+    """The decompositions, by operator."""
+    return {
+        torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
+        torch.ops.aten._native_multi_head_attention.default: attention,
+    }
+
+
+def encoder_layer(
+    src: _Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: _Tensor,
+    qkv_bias: _Tensor,
+    proj_weight: _Tensor,
+    proj_bias: _Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: _Tensor,
+    norm_bias_1: _Tensor,
+    norm_weight_2: _Tensor,
+    norm_bias_2: _Tensor,
+    ffn_weight_1: _Tensor,
+    ffn_bias_1: _Tensor,
+    ffn_weight_2: _Tensor,
+    ffn_bias_2: _Tensor,
+    mask: _Tensor | None = None,
+    mask_type: int | None = None,
+) -> _Tensor:
+    """A layer of `torch.nn.TransformerEncoder` on `src`, [B, T, embed_dim]."""
+
+    def norm(x: _Tensor, weight: _Tensor, bias: _Tensor) -> _Tensor:
+        return functional.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    def attend(x: _Tensor) -> _Tensor:
+        projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        return attention(x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[
+            0
+        ]
+
+    def feed_forward(x: _Tensor) -> _Tensor:
+        x = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        x = functional.gelu(x) if use_gelu else functional.relu(x)
+        return functional.linear(x, ffn_weight_2, ffn_bias_2)
+
+    if norm_first:
+        x = src + attend(norm(src, norm_weight_1, norm_bias_1))
+        return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(src + attend(src), norm_weight_1, norm_bias_1)
+    return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
+
+
+def attention(
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: _Tensor,
+    qkv_bias: _Tensor,
+    proj_weight: _Tensor,
+    proj_bias: _Tensor,
+    mask: _Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[_Tensor, _Tensor]:
+    """`torch.nn.MultiheadAttention` on [B, T, embed_dim]: the result and the weights, of which there
+    are none (a tensor without elements) unless they are asked for."""
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    q, k, v = (
+        functional.linear(x, weight, bias).view(*x.shape[:2], num_head, -1).transpose(1, 2)
+        for x, weight, bias in zip((query, key, value), weights, biases)
+    )
+    seen = None if mask is None else ~_of_scores(mask.to(torch.bool), mask_type)
+    if need_weights:
+        scores = q @ k.transpose(-1, -2) * (embed_dim // num_head) ** -0.5
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -float("inf"))
+        shares = scores.softmax(-1)
+        made = shares @ v
+        found = shares.mean(1) if average_attn_weights else shares
+    else:
+        made = functional.scaled_dot_product_attention(q, k, v, seen)
+        if seen is not None:  # these kernels give NaN where no key is seen, and that one 0
+            made = made.masked_fill(~seen.any(-1, keepdim=True), float("nan"))
+        found = query.new_empty(0)
+    made = made.transpose(1, 2).flatten(2)
+    return functional.linear(made, proj_weight, proj_bias), found
+
+
+def _of_scores(mask: _Tensor, kind: int | None) -> _Tensor:
+    """A mask in sizes that broadcast to [B, heads, T, T]."""
+    return mask[:, None, None, :] if kind == 1 else mask
