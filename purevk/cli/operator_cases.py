@@ -89,8 +89,13 @@ def _square(nbytes: int) -> tuple[int, int]:
 
 
 # -- pointwise ---------------------------------------------------------------------------------
-_INTEGERS = ("bitwise", "gcd", "lcm")  # operators that have no floats
-_EXTRA = {"aten._to_copy.default": (DType.float16,), "aten.div.Tensor_mode": ("floor",)}
+_INTEGERS = ("bitwise", "gcd", "lcm", "from_float8")  # operators that have no floats
+_EXTRA = {
+    "aten._to_copy.default": (DType.float16,),
+    "aten.div.Tensor_mode": ("floor",),
+    "purevk.from_float8": (DType.float8_e4m3fn,),
+    "purevk.to_float8": (DType.float8_e4m3fn,),
+}
 
 
 def _pointwise(nbytes: int) -> Iterator[Case]:

@@ -7,8 +7,12 @@ import pytest
 from purevk.cli.bench_ops import build
 from purevk.cli.operator_cases import Case, Tensor, f32, operator_cases
 from purevk.dtypes import DType
+from purevk.graph.context import typical_traits
 from purevk.graph.limits import DeviceLimits
+from purevk.ir import GuardLog
 from purevk.ops import registry
+from purevk.passes.pipeline import optimize
+from purevk.schedule.plan import make_plan
 
 
 def test_every_case_has_a_kernel() -> None:
@@ -19,6 +23,13 @@ def test_every_case_has_a_kernel() -> None:
     }
     assert pointwise <= {case.op for case in cases}
     assert len({(case.op, case.form) for case in cases}) == len(cases)
+
+
+def test_every_case_is_lowered() -> None:
+    traits = typical_traits()
+    for case in operator_cases(1 << 14):
+        with GuardLog():
+            make_plan(optimize(build(case)[0], traits), traits)
 
 
 @pytest.mark.parametrize("mib", [1 / 16, 64])
