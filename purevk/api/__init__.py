@@ -21,6 +21,7 @@ from purevk.api.pipeline import (
 from purevk.api.queries import TimestampPool
 from purevk.api.queue import Queue, Submission
 from purevk.api.semaphore import TimelineSemaphore
+from purevk.api.statistics import pipeline_statistics
 from purevk.api.view import TEXEL_FORMATS, BufferView, texel_format
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "check_fork",
     "create_pipelines",
     "open_device",
+    "pipeline_statistics",
     "texel_format",
 ]

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from purevk.api.queue import Queue, _QueueState
 
 
+_COMPUTE_STAGE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+
+
 class DeviceCore:
     """What must outlive the Python object: the VkDevice, and how to destroy each object made from
     it.
@@ -97,8 +100,10 @@ class DeviceCore:
         if self.queue is not None and not self.queue.settle():
             self.abandon()  # what the device may still use must not be destroyed
             return
-        # All that was submitted has a fence, so it has finished even if this fails.
-        self.functions.vkDeviceWaitIdle(handle)
+        # All that was submitted has a fence, so it has finished even if this fails. If nothing was,
+        # there is nothing to wait for, and RADV's null device has no function to wait with.
+        if self.queue is not None and self.queue.submitted:
+            self.functions.vkDeviceWaitIdle(handle)
         with self.lock:
             while self.deferred:
                 self.deferred.popleft()[2]()
@@ -181,6 +186,8 @@ class Device:
     Args:
         physical: from `Instance.pick()`.
         disable: names of features to leave off; None reads PUREVK_DISABLE.
+        request: names of features that are off unless they are asked for, such as
+            "pipeline_statistics".
 
     Attributes:
         physical, limits, name, uuid, driver, kind, core_count: see `PhysicalDevice`.
@@ -192,7 +199,13 @@ class Device:
     it.
     """
 
-    def __init__(self, physical: PhysicalDevice, *, disable: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        physical: PhysicalDevice,
+        *,
+        disable: tuple[str, ...] | None = None,
+        request: tuple[str, ...] = (),
+    ) -> None:
         from purevk.api.memory import Allocator
         from purevk.api.queue import Queue
 
@@ -204,7 +217,7 @@ class Device:
             physical.core_count,
         )
         self.is_unified = physical.is_unified
-        self.features = feature_table.choose(physical.available, disable)
+        self.features = feature_table.choose(physical.available, disable, request)
         handle = self._create()
         get_address = vk.ffi.cast(
             "PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr")
@@ -293,6 +306,13 @@ class Device:
             "VkDebugUtilsObjectNameInfoEXT", objectType=kind, objectHandle=number, pObjectName=text
         )
         self.functions.vkSetDebugUtilsObjectNameEXT(self.handle, info)
+
+    @property
+    def chooses_subgroup_size(self) -> bool:
+        """Whether a compute pipeline may require a subgroup size. A device with a single size may have
+        the feature subgroup_size_control but take no size."""
+        stages = self.physical.required_subgroup_stages
+        return bool(self.features.subgroup_size_control and stages & _COMPUTE_STAGE)
 
     @property
     def closed(self) -> bool:

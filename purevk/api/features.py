@@ -47,6 +47,8 @@ class Feature:
         core: version from which no extension is needed; None: never part of the core.
         test: for rows without fields, decides from the physical device's properties.
         requires: names of features without which this one is not switched on.
+        on_request: switched on only for a `Device` that names it, because it makes the driver do
+            more work.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Feature:
     core: tuple[int, int] | None = (1, 0)
     test: Callable[[PhysicalDevice], bool] | None = None
     requires: tuple[str, ...] = ()
+    on_request: bool = False
 
     def reachable(self, physical: PhysicalDevice) -> bool:
         """Whether the device may be asked: its version or its extensions carry the feature."""
@@ -324,6 +327,15 @@ FEATURES: tuple[Feature, ...] = (
         core=None,
         test=lambda physical: True,
     ),
+    Feature(
+        "pipeline_statistics",
+        "the driver's statistics of compiled pipelines",
+        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR",
+        ("pipelineExecutableInfo",),
+        extension="VK_KHR_pipeline_executable_properties",
+        core=None,
+        on_request=True,
+    ),
 )
 BY_NAME: dict[str, Feature] = {feature.name: feature for feature in FEATURES}
 
@@ -403,14 +415,17 @@ def query(physical: PhysicalDevice) -> tuple[Features, frozenset[tuple[str, str]
     return Features(found), frozenset(fields)
 
 
-def choose(available: Features, disabled: Iterable[str] | None = None) -> Features:
+def choose(
+    available: Features, disabled: Iterable[str] | None = None, requested: Iterable[str] = ()
+) -> Features:
     """The features to switch on: those available, less PUREVK_DISABLE (or `disabled`) and what
-    depends on it.
+    depends on it. Rows with `on_request` are left off unless `requested` names them.
 
     Raises:
         PurevkError: a disabled name is not a feature.
     """
     names = set(knobs.DISABLE() if disabled is None else disabled)
+    asked = set(requested)
     unknown = names - BY_NAME.keys()
     if unknown:
         raise PurevkError(
@@ -421,6 +436,8 @@ def choose(available: Features, disabled: Iterable[str] | None = None) -> Featur
         )
     kept: set[str] = set()
     for row in FEATURES:
+        if row.on_request and row.name not in asked:
+            continue
         if row.name in available and row.name not in names and kept.issuperset(row.requires):
             kept.add(row.name)
     return Features(kept)

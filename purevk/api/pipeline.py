@@ -24,6 +24,7 @@ DESCRIPTOR_TYPES = {
     "storage": vk.const("VK_DESCRIPTOR_TYPE_STORAGE_BUFFER"),
     "texel": vk.const("VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER"),
 }
+_CAPTURE_STATISTICS = vk.const("VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR")
 _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
 
 
@@ -227,7 +228,7 @@ class ComputePipeline(DeviceObject):
         push_bytes: size of the push-constant range, a multiple of 4.
         specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as
             float32.
-        required_subgroup_size: needs the feature subgroup_size_control.
+        required_subgroup_size: needs a device that `chooses_subgroup_size`.
         cache: a `PipelineCache`, or None.
         label: name in errors and validation messages.
         entry: the shader's entry point.
@@ -261,7 +262,10 @@ class ComputePipeline(DeviceObject):
         try:
             name = vk.ffi.new("char[]", entry.encode())
             info = vk.struct(
-                "VkComputePipelineCreateInfo", layout=layout.handle, basePipelineIndex=-1
+                "VkComputePipelineCreateInfo",
+                flags=_CAPTURE_STATISTICS if device.features.pipeline_statistics else 0,
+                layout=layout.handle,
+                basePipelineIndex=-1,
             )
             stage = info.stage
             stage.sType = vk.structure_type("VkPipelineShaderStageCreateInfo")
@@ -353,8 +357,7 @@ def _subgroup_size(device: Device, size: int | None, label: str, kept: list[Any]
     if size is None:
         return vk.NULL
     limits = device.limits
-    stages = device.physical.required_subgroup_stages
-    allowed = device.features.subgroup_size_control and stages & COMPUTE_STAGE
+    allowed = device.chooses_subgroup_size
     if (
         not allowed
         or not limits.min_subgroup_size <= size <= limits.max_subgroup_size

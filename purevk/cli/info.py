@@ -77,6 +77,7 @@ def _features(device: api.PhysicalDevice) -> list[dict[str, Any]]:
             "name": row.name,
             "offered": row.name in device.available,
             "on": row.name in on,
+            "on_request": row.on_request,
             "doc": row.doc,
         }
         for row in FEATURES
@@ -207,6 +208,8 @@ def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
 def _state(row: dict[str, Any]) -> str:
     if row["on"]:
         return "on"
+    if row["on_request"]:
+        return "off (on request)" if row["offered"] else "off"
     return "off (disabled)" if row["offered"] else "off"
 
 

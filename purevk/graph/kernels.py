@@ -219,8 +219,8 @@ class KernelStore:
 
     def _pipeline_spec(self, spec: KernelSpec, spirv: bytes) -> api.PipelineSpec:
         size = spec.subgroup_size
-        if size == self.traits.subgroup_size and not self.device.features.subgroup_size_control:
-            size = None
+        if size == self.traits.subgroup_size and not self.device.chooses_subgroup_size:
+            size = None  # the size that kernels have anyway
         kinds = tuple(kind.partition(":")[0] for kind in spec.bindings)
         return api.PipelineSpec(
             spirv,

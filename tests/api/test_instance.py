@@ -173,6 +173,22 @@ def test_everything_can_be_left_off(instance: api.Instance) -> None:
             api.TimestampPool(device, 1)
 
 
+def test_pipeline_statistics_are_there_on_request(
+    instance: api.Instance, increment_spirv: bytes
+) -> None:
+    physical = instance.pick()
+    with api.Device(physical) as device:
+        assert not device.features.pipeline_statistics
+        pipeline = api.ComputePipeline(device, increment_spirv, 1)
+        with pytest.raises(DeviceError, match="tells no statistics"):
+            api.pipeline_statistics(pipeline)
+    with api.Device(physical, request=("pipeline_statistics",)) as device:
+        assert device.features.pipeline_statistics == ("pipeline_statistics" in physical.available)
+        if device.features.pipeline_statistics:
+            pipeline = api.ComputePipeline(device, increment_spirv, 1)
+            assert any(each["statistics"] for each in api.pipeline_statistics(pipeline))
+
+
 def test_unknown_feature_names_are_refused(
     instance: api.Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,8 +201,7 @@ def test_unknown_feature_names_are_refused(
 def test_required_subgroup_size(device: api.Device, increment_spirv: bytes) -> None:
     with pytest.raises(DeviceError, match="Subgroups of 3"):
         api.ComputePipeline(device, increment_spirv, 1, required_subgroup_size=3)
-    stages = device.physical.required_subgroup_stages
-    if device.features.subgroup_size_control and stages & 0x20:
+    if device.chooses_subgroup_size:
         size = device.limits.max_subgroup_size
         assert api.ComputePipeline(device, increment_spirv, 1, required_subgroup_size=size).alive
 

@@ -1,0 +1,33 @@
+"""Pipelines of kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from purevk import api
+from purevk.cache import default_cache
+from purevk.cli.lowered import lower
+from purevk.errors import DeviceError
+from purevk.frontends.files import open_file
+from purevk.graph.context import traits_of
+from purevk.graph.kernels import KernelStore
+from tests.harness import DATA
+
+
+@pytest.mark.device
+def test_a_device_that_takes_no_subgroup_size_runs_kernels_of_its_own_size() -> None:
+    """AMD's GCN with RADV has the feature subgroup_size_control and subgroups of 64, and refuses any
+    required size."""
+    with api.Instance() as instance, api.Device(instance.pick()) as device:
+        device.physical.required_subgroup_stages = 0
+        traits = traits_of(device)
+        store = KernelStore(device, default_cache(), traits)
+        with open_file(str(DATA / "linear_relu_half.pte"), check=False) as program:
+            kernels = lower(program, "forward", traits).plan.kernels
+        specs = [replace(kernel, subgroup_size=traits.subgroup_size) for kernel in kernels]
+        made = store.prepare(specs)
+        assert made and all(pipeline.alive for pipeline in made)
+        with pytest.raises(DeviceError, match="offers no choice"):
+            store.prepare([replace(kernels[0], subgroup_size=2 * traits.subgroup_size)])
