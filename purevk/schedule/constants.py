@@ -25,10 +25,17 @@ class Split:
 
 
 def split_constant(
-    graph: Graph, storage_of: Callable[[Value], Value] = lambda value: value
+    graph: Graph,
+    storage_of: Callable[[Value], Value] = lambda value: value,
+    is_fixed: Callable[[Value], bool] = lambda value: value.type.is_static,
 ) -> Split:
     """Finds the nodes whose every tensor is a constant (or a view of one) or comes from such a
-    node, and whose sizes are known."""
+    node, and whose sizes are known.
+
+    Args:
+        storage_of: the value that another one is a view of, or itself.
+        is_fixed: whether the sizes of a value, and where it lies in its storage, are known.
+    """
     constant: set[Value] = set(graph.constants)
     once: list[Node] = []
     rest: list[Node] = []
@@ -43,7 +50,8 @@ def split_constant(
             and not _symbolic(node.args)
         )
         if fixed and all(
-            value in constant or storage_of(value) in constant for value in node.inputs
+            value in constant or (storage_of(value) in constant and is_fixed(value))
+            for value in node.inputs
         ):
             once.append(node)
             constant.update(node.results)

@@ -74,7 +74,7 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     """Assigns storages, splits into segments, and lowers an optimized graph."""
     assignment = assign_storage(graph, context_traits)
     storage_of: Callable[[Value], Value] = lambda value: assignment.storages.get(value, value)  # noqa: E731
-    split = split_constant(assignment.graph, storage_of)
+    split = split_constant(assignment.graph, storage_of, assignment.is_fixed)
     kept = split.kept
     once = Lowering(context_traits, assignment.storages, assignment.layouts)
     once_of: list[Node] = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from purevk.errors import GraphError
-from purevk.ir import Graph, Layout, Node, Value, values_in
+from purevk.ir import Dim, Graph, Layout, Node, Value, values_in
 from purevk.ops import registry
 from purevk.ops.complex.views import INTERLEAVE, pair_type, part_layout
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
@@ -30,6 +30,13 @@ class StorageAssignment:
     graph: Graph
     storages: Mapping[Value, Value]
     layouts: Mapping[Value, Layout]
+
+    def is_fixed(self, value: Value) -> bool:
+        """Whether the sizes of a value, and where it lies in its storage, are the same at every
+        call. A slice at a position of the call has an offset of its own."""
+        layout = self.layouts.get(value)
+        places = () if layout is None else (layout.offset, *layout.strides)
+        return value.type.is_static and not any(isinstance(each, Dim) for each in places)
 
 
 def assign_storage(graph: Graph, traits: DeviceTraits | None = None) -> StorageAssignment:

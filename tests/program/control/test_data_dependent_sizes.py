@@ -298,6 +298,25 @@ def test_a_broken_guard_lowers_again() -> None:
         assert len(program.method("forward").specializations) == 3
 
 
+def test_positions_that_follow_from_constants() -> None:
+    """What reads constants at such a position waits for the call."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Buffer(tensor(8, 4))
+            self.counts = torch.nn.Buffer(torch.tensor([1, 5, 3]))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            at = self.counts.sum().item() - 4
+            return x + self.table[at] * 2, x + self.table[:at].sum(0)
+
+    model, x = Model(), tensor(4, seed=1)
+    with purevk.compile(model, (x,)) as program:
+        for have, want in zip(program(x), model(x)):
+            torch.testing.assert_close(have, want)
+
+
 # -- files ---------------------------------------------------------------------------------------
 def test_a_file_of_executorch() -> None:
     def function(x: torch.Tensor) -> Any:
