@@ -112,6 +112,7 @@ class DeviceCore:
             self.forgotten.clear()
             self.handle = None
             self.functions.vkDestroyDevice(handle, vk.NULL)
+            self.functions.close()
 
     def abandon(self) -> None:
         """Leaves the device and all that was made from it as they are, for ever."""
@@ -219,10 +220,7 @@ class Device:
         self.is_unified = physical.is_unified
         self.features = feature_table.choose(physical.available, disable, request)
         handle = self._create()
-        get_address = vk.ffi.cast(
-            "PFN_vkGetDeviceProcAddr", self.instance.get_address(b"vkGetDeviceProcAddr")
-        )
-        self.functions = vk.Functions(get_address, handle)
+        self.functions = vk.Functions(self.instance.functions.vkGetDeviceProcAddr, handle)
         self.core = DeviceCore(handle, self.functions, self.instance._core)
         self.layouts: weakref.WeakValueDictionary[tuple[tuple[str, ...], int], Any] = (
             weakref.WeakValueDictionary()

@@ -99,6 +99,7 @@ class _InstanceCore:
         if self.messenger is not None:
             self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self.messenger, vk.NULL)
         self.functions.vkDestroyInstance(handle, vk.NULL)
+        self.functions.close()
         self.callback = None
 
 
@@ -303,10 +304,6 @@ class Instance:
                 next=_NO_DRIVER_NEXT,
             )
         return found
-
-    def get_address(self, name: bytes) -> Any:
-        """The address of an instance-level function, or NULL."""
-        return self._library.vkGetInstanceProcAddr(self.handle, name)
 
     def pick(self, selector: str | int | None = None) -> PhysicalDevice:
         """The device that `selector` names: an index, or a part of its name (any case). None reads

@@ -308,18 +308,18 @@ class PhysicalDevice:
         return tuple(shapes)
 
     def _flexible_shapes(self) -> list[MatrixShape]:
-        name = b"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV"
-        address = self.instance.get_address(name)
+        name = "vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV"
+        address = self.instance.functions.address(name)
         if address == vk.NULL:
             return []
         function = vk.ffi.cast("VkResult (*)(VkPhysicalDevice, uint32_t *, uint32_t *)", address)
         count = vk.ffi.new("uint32_t *")
-        vk.check(function(self.handle, count, vk.NULL), name.decode())
+        vk.check(function(self.handle, count, vk.NULL), name)
         stride = 14  # 32-bit words of a VkCooperativeMatrixFlexibleDimensionsPropertiesNV
         rows = vk.ffi.new("uint32_t[]", stride * max(count[0], 1))
         for index in range(count[0]):
             rows[index * stride] = 1000593001
-        vk.check(function(self.handle, count, rows), name.decode())
+        vk.check(function(self.handle, count, rows), name)
         found = [rows[i * stride + 4 : i * stride + stride] for i in range(count[0])]
         return [_shape(row[0:3], row[3:7], row[7], row[8], True, row[9]) for row in found]
 

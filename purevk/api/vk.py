@@ -84,10 +84,15 @@ class Functions:
     def __init__(self, get_address: Any, owner: Any) -> None:
         self._get_address, self._owner = get_address, owner
 
+    def close(self) -> None:
+        """Forgets all functions, because what they belong to was destroyed. Each later use raises
+        DeviceError: a driver that is asked with a destroyed handle crashes the process."""
+        self.__dict__.clear()
+
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("vk"):
             raise AttributeError(name)
-        pointer = self._get_address(self._owner, name.encode())
+        pointer = self.address(name)
         if pointer == NULL:
             raise DeviceError(f"The Vulkan driver has no {name}", next="update the driver")
         function = ffi.cast("PFN_" + name, pointer)
@@ -96,7 +101,17 @@ class Functions:
 
     def has(self, name: str) -> bool:
         """Whether the driver offers the function."""
-        return bool(self._get_address(self._owner, name.encode()) != NULL)
+        return bool(self.address(name) != NULL)
+
+    def address(self, name: str) -> Any:
+        """The address of a function, or NULL."""
+        get_address, owner = (self.__dict__.get(key) for key in ("_get_address", "_owner"))
+        if get_address is None or owner is None:
+            raise DeviceError(
+                f"{name} was called after its instance or device was closed",
+                next="make a new instance or device",
+            )
+        return get_address(owner, name.encode())
 
 
 @functools.cache

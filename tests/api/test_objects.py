@@ -108,6 +108,33 @@ def test_nothing_works_on_a_closed_device(instance: api.Instance, increment_spir
             attempt()
 
 
+def test_no_driver_is_asked_with_a_destroyed_handle() -> None:
+    asked: list[object] = []
+    instance = api.Instance()
+    physical = instance.pick()
+    device = api.Device(physical)
+    for functions in (instance.functions, device.functions):
+        asks = functions._get_address
+        functions._get_address = lambda *args, asks=asks: (asked.append(args), asks(*args))[1]
+    assert device.functions.vkGetFenceStatus  # found before the device is closed
+    device.close()
+    instance.close()
+    asked.clear()
+    attempts = [
+        lambda: device.functions.vkGetFenceStatus,
+        lambda: device.functions.vkDeviceWaitIdle,
+        lambda: device.functions.has("vkDeviceWaitIdle"),
+        lambda: instance.functions.vkCreateDevice,
+        lambda: instance.functions.has("vkCreateDevice"),
+        lambda: api.Device(physical),
+        lambda: device.wait_idle(),
+    ]
+    for attempt in attempts:
+        with pytest.raises(DeviceError, match="closed"):
+            attempt()
+    assert asked == []
+
+
 def test_an_instance_closes_its_devices(increment_spirv: bytes) -> None:
     instance = api.Instance(validation=True)
     device = api.Device(instance.pick())
