@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("transformers")
 
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
-from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.errors import InputError  # noqa: E402
 from tests.models.zoo import import_torchvision  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
@@ -99,13 +100,9 @@ class Step(torch.nn.Module):
 
 
 def static_cache(model: Any) -> Any:
-    """One whose layers all have room for every token, as export needs them."""
     from transformers import StaticCache
-    from transformers.cache_utils import StaticLayer
 
-    cache = StaticCache(config=model.config, max_cache_len=7 + STEPS)
-    cache.layers = [StaticLayer(max_cache_len=7 + STEPS) for _ in cache.layers]
-    return cache
+    return StaticCache(config=model.config, max_cache_len=7 + STEPS)
 
 
 def test_a_dynamic_cache_is_a_result() -> None:
@@ -120,20 +117,6 @@ def test_a_dynamic_cache_is_a_result() -> None:
     for ours, theirs in zip(have.past_key_values.layers, want.past_key_values.layers, strict=True):
         torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours.values, theirs.values, rtol=1e-5, atol=1e-5)
-
-
-def test_a_dynamic_cache_with_windows_is_refused() -> None:
-    with pytest.raises(UnsupportedProgramError, match="DynamicSlidingWindowLayer"):
-        purevk.plan(decoder("Gemma3"), (prompts(1)["input_ids"],))
-
-
-def test_a_static_cache_with_windows_is_refused() -> None:
-    from transformers import StaticCache
-
-    model, tokens = decoder("Gemma3"), prompts(1)["input_ids"]
-    cache = StaticCache(config=model.config, max_cache_len=7 + STEPS)
-    with pytest.raises(UnsupportedProgramError, match="a layer of StaticSlidingWindowLayer"):
-        purevk.compile(Step(model, cache), (tokens,))
 
 
 @pytest.mark.parametrize("name", [*MODELS, "Mixtral"])
@@ -151,6 +134,31 @@ def test_prefill_and_decode_share_a_static_cache(name: str) -> None:
             made.append(program.method("decode")(made[-1]))
     want = model.generate(tokens, max_new_tokens=STEPS, do_sample=False)
     assert torch.equal(torch.cat([tokens, *made], 1), want)
+
+
+def test_a_dynamic_cache_grows() -> None:
+    class Given(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = decoder("Llama")
+
+        def forward(self, tokens: torch.Tensor, cache: Any) -> Any:
+            return self.model(tokens, past_key_values=cache)
+
+    module, tokens = Given(), prompts(1)["input_ids"]
+    want = module.model(tokens)
+    ours, theirs = copy.deepcopy(want.past_key_values), want.past_key_values
+    sizes = {"tokens": None, "cache": [{2: torch.export.Dim.AUTO}] * (2 * len(theirs.layers))}
+    example = (tokens[:, :1], copy.deepcopy(ours))
+    with purevk.compile(module, example, dynamic_shapes=sizes) as program:
+        for at in range(3):
+            have, want = (
+                program(tokens[:, at : at + 1], ours),
+                module(tokens[:, at : at + 1], theirs),
+            )
+            torch.testing.assert_close(have.logits, want.logits, rtol=1e-5, atol=1e-5)
+            ours = have.past_key_values
+            assert ours.get_seq_length() == theirs.get_seq_length() == tokens.shape[1] + at + 1
 
 
 def test_a_static_cache_without_memory_is_refused() -> None:

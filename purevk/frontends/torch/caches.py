@@ -3,6 +3,7 @@
 torch.export takes and returns objects that it knows as pytrees, and writes only into tensors that
 are buffers. A `DynamicCache` is made a pytree. The tensors of a `StaticCache` that a module has as
 an attribute are buffers of the module while it is traced, so they become states of the program.
+Layers of sliding windows, which count tokens in Python, are replaced meanwhile (`windows.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from purevk.errors import InputError, UnsupportedProgramError
+from purevk.frontends.torch.windows import traceable_windows
 
 _registered: set[type] = set()
 
@@ -23,14 +25,21 @@ def exportable(module: Any) -> Iterator[None]:
 
     Raises:
         InputError: a static cache of the module has no memory yet.
-        UnsupportedProgramError: a static cache has layers of sliding windows.
+        UnsupportedProgramError: a static cache has layers of a kind that counts tokens in Python.
     """
     known = sys.modules.get("transformers.cache_utils")
     if known is None:
         yield
         return
-    _register(known.DynamicCache, known.DynamicLayer)
-    held = dict(_tensors(module, known.Cache))
+    _register(known)
+    with traceable_windows(_caches(module, known.Cache)):
+        with _as_buffers(module, dict(_tensors(module, known.Cache))):
+            yield
+
+
+@contextlib.contextmanager
+def _as_buffers(module: Any, held: dict[str, tuple[Any, str]]) -> Iterator[None]:
+    """Within, tensors of layers of caches are buffers of a module: see `_tensors`."""
     for name, (layer, part) in held.items():
         module.register_buffer(name, getattr(layer, part), persistent=False)
 
@@ -50,84 +59,114 @@ def exportable(module: Any) -> Iterator[None]:
             delattr(module, name)
 
 
-def _tensors(module: Any, kind: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """The tensors of the static caches that a module and its children have as attributes: a name,
-    and the layer of the cache with the attribute."""
-    import torch
-
+def _caches(module: Any, kind: Any) -> Iterator[tuple[Any, str, Any]]:
+    """The caches that a module and its children have as attributes: the child, a name for them, and
+    the cache."""
     found: set[int] = set()
     for path, child in module.named_modules():
         for name, value in vars(child).items():
-            if not isinstance(value, kind) or id(value) in found:
+            if isinstance(value, kind) and id(value) not in found:
+                found.add(id(value))
+                yield child, "_".join(filter(None, (*path.split("."), name))), value
+
+
+def _tensors(module: Any, kind: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """The tensors of the static caches of a module: a name, and the layer of the cache with the
+    attribute."""
+    import torch
+
+    for child, label, cache in _caches(module, kind):
+        for number, layer in enumerate(cache.layers):
+            if not hasattr(layer, "max_cache_len"):
                 continue
-            found.add(id(value))
-            label = "_".join(filter(None, (*path.split("."), name)))
-            for number, layer in enumerate(value.layers):
-                if not hasattr(layer, "max_cache_len"):
-                    continue
-                if hasattr(layer, "cumulative_length_int"):
-                    raise UnsupportedProgramError(
-                        f"the static cache {name!r} has a layer of {type(layer).__name__}",
-                        where=type(child).__name__,
-                        why="it knows how full it is by a Python number, which torch.export takes for"
-                        " a constant",
-                        next="put a StaticLayer of the cache's whole length in its place: masks of"
-                        " sliding windows work with it. torch.compile takes both",
-                    )
-                if not layer.is_initialized:
-                    raise InputError(
-                        f"the static cache {name!r} has no memory yet",
-                        where=type(child).__name__,
-                        why="it takes its sizes from its first call, which torch.export only traces",
-                        next="call its early_initialization(batch_size, num_heads, head_dim, dtype,"
-                        " device) before",
-                    )
-                for part, tensor in vars(layer).items():
-                    if isinstance(tensor, torch.Tensor):
-                        yield f"{label}_{number}_{part}", (layer, part)
+            if hasattr(layer, "cumulative_length_int"):
+                raise UnsupportedProgramError(
+                    f"the static cache {label!r} has a layer of {type(layer).__name__}",
+                    where=type(child).__name__,
+                    why="it knows how full it is by a Python number, which torch.export takes for"
+                    " a constant",
+                    next="put a StaticLayer of the cache's whole length in its place: masks of"
+                    " sliding windows work with it. torch.compile takes both",
+                )
+            if not layer.is_initialized:
+                raise InputError(
+                    f"the static cache {label!r} has no memory yet",
+                    where=type(child).__name__,
+                    why="it takes its sizes from its first call, which torch.export only traces",
+                    next="call its early_initialization(batch_size, num_heads, head_dim, dtype,"
+                    " device) before",
+                )
+            for part, tensor in vars(layer).items():
+                if isinstance(tensor, torch.Tensor):
+                    yield f"{label}_{number}_{part}", (layer, part)
 
 
-def _register(cache: Any, plain: Any) -> None:
-    """Makes `DynamicCache` a pytree of the keys and values of its layers, unless it is one."""
+def _register(known: Any) -> None:
+    """Makes `DynamicCache` a pytree, unless it is one: the keys and values of its layers, and of
+    layers of sliding windows the number of tokens that they have seen."""
     from torch.fx import _pytree as fx_pytree
     from torch.utils import _pytree as pytree
 
+    cache, plain, window = known.DynamicCache, known.DynamicLayer, known.DynamicSlidingWindowLayer
     if cache in _registered or cache in pytree.SUPPORTED_NODES:
         return
 
-    def flatten(value: Any) -> tuple[list[Any], list[str]]:
-        other = {type(layer).__name__ for layer in value.layers if type(layer) is not plain}
+    def flatten(value: Any) -> tuple[list[Any], list[list[Any]]]:
+        other = {
+            type(layer).__name__ for layer in value.layers if type(layer) not in (plain, window)
+        }
         if other:
             raise UnsupportedProgramError(
                 f"a cache with layers of {', '.join(sorted(other))} cannot be traced",
-                why=f"only {plain.__name__} has all that it knows in tensors",
+                why=f"only {plain.__name__} and {window.__name__} are known",
                 next="use a StaticCache, or call the model with use_cache=False",
             )
-        layers = [(at, each) for at, each in enumerate(value.layers) if each.is_initialized]
-        names = [f"{part}_{at}" for at, _ in layers for part in ("keys", "values")]
-        return [each for _, layer in layers for each in (layer.keys, layer.values)], names
+        children: list[Any] = []
+        names: list[str] = []
+        kinds: list[list[int]] = []  # whether a layer has content, and its window, if it has one
+        for at, layer in enumerate(value.layers):
+            parts = ["keys", "values"] if layer.is_initialized else []
+            kinds.append([int(layer.is_initialized)])
+            if type(layer) is window:
+                if layer.record_past:
+                    raise UnsupportedProgramError(
+                        "a cache that keeps more than its window, for assisted generation, cannot"
+                        " be traced",
+                        next="use a StaticCache, or call the model with use_cache=False",
+                    )
+                kinds[-1].append(layer.sliding_window)
+                parts.append("cumulative_length")
+            children += [getattr(layer, part) for part in parts]
+            names += [f"{part}_{at}" for part in parts]
+        return children, [names, kinds]
 
-    def unflatten(tensors: Iterable[Any], names: Any) -> Any:
+    def unflatten(tensors: Iterable[Any], context: Any) -> Any:
         import torch
 
-        made, given = cache(), list(tensors)
-        for keys, values in zip(given[::2], given[1::2], strict=True):
-            layer = plain()
-            layer.keys, layer.values, layer.is_initialized = keys, values, True
-            if isinstance(keys, torch.Tensor):
-                layer.dtype, layer.device = keys.dtype, keys.device
+        made, given = cache(), iter(tensors)
+        for initialized, *size in context[1]:
+            layer = window(*size) if size else plain()
+            if initialized:
+                layer.keys, layer.values, layer.is_initialized = next(given), next(given), True
+                if isinstance(layer.keys, torch.Tensor):
+                    layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
+            if size:
+                layer.cumulative_length = next(given)
             made.layers.append(layer)
         return made
+
+    def with_keys(value: Any) -> tuple[list[Any], Any]:
+        children, context = flatten(value)
+        return [
+            (pytree.MappingKey(name), each) for name, each in zip(context[0], children)
+        ], context
 
     pytree.register_pytree_node(
         cache,
         flatten,
         unflatten,
         serialized_type_name=f"{cache.__module__}.{cache.__name__}",
-        flatten_with_keys_fn=lambda value: (
-            [(pytree.MappingKey(name), each) for each, name in zip(*flatten(value))],
-            flatten(value)[1],
-        ),
+        flatten_with_keys_fn=with_keys,
     )
     fx_pytree.register_pytree_flatten_spec(cache, lambda value, spec: flatten(value)[0])
     _registered.add(cache)
