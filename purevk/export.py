@@ -22,12 +22,14 @@ from typing import Any
 import torch
 from executorch.backends.vulkan import op_registry as etvk_registry
 from executorch.backends.vulkan.partitioner import vulkan_partitioner as etvk
+from executorch.backends.vulkan.serialization.vulkan_graph_builder import VkGraphBuilder
 from executorch.backends.vulkan.serialization.vulkan_graph_schema import VkDataType
 from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from torch.export.exported_program import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -71,6 +73,10 @@ _SYMBOLIC_IN_ETVK = frozenset({"add", "sub", "mul", "floordiv"})
 # -- executorch's delegate writer ----------------------------------------------------------------
 # It raises errors of Python for some operators that ET-VK lacks: it asks whether they take constants
 # by themselves, and looks for quantized patterns in them. Here the answer is no.
+#
+# It leaves out inputs that no operator reads, and lists an output once that the caller takes several
+# times, such as a tensor and its `detach()`. The call still passes all of them, and the file does
+# not say which ones are meant. Here they are all written.
 def _handles_own_prepacking(target: Any) -> bool:
     return bool(etvk_registry.has_impl(target) and etvk_registry.handles_own_prepacking(target))
 
@@ -100,6 +106,31 @@ def _rank(node: torch.fx.Node) -> int:
     return rank
 
 
+def _all_inputs(write: Callable[[Any, torch.fx.Node], Any]) -> Callable[[Any, torch.fx.Node], None]:
+    @functools.wraps(write)
+    def process_placeholder_node(self: Any, node: torch.fx.Node) -> None:
+        write(self, node)
+        if not node.users and node.name in self.program.graph_signature.user_inputs:
+            number = self.create_node_value(node)
+            self.input_ids += [number] if isinstance(number, int) else number
+
+    return process_placeholder_node
+
+
+def _all_outputs(
+    write: Callable[[Any, torch.fx.Node], Any],
+) -> Callable[[Any, torch.fx.Node], None]:
+    @functools.wraps(write)
+    def process_output_node(self: Any, node: torch.fx.Node) -> None:
+        write(self, node)
+        kinds = {spec.kind for spec in self.program.graph_signature.output_specs}
+        numbers = [self.node_to_value_ids[each] for each in node.args[0]]  # type: ignore[union-attr]
+        if kinds == {OutputKind.USER_OUTPUT} and set(numbers) == set(self.output_ids):
+            self.output_ids[:] = numbers
+
+    return process_output_node
+
+
 _prepacking: Any = importlib.import_module(
     "executorch.backends.vulkan._passes.insert_prepack_nodes"
 )
@@ -108,6 +139,11 @@ if hasattr(_prepacking, "handles_own_prepacking"):
 for _entry in etvk.vk_patterns.fusable_patterns.values():
     if getattr(_entry, "detector_fn", None) is not None:
         _entry.detector_fn = _careful(_entry.detector_fn)
+    # It traces the graphs of its patterns anew for each delegate: seconds each.
+    if _entry.get_graphs_fn is not None and not hasattr(_entry.get_graphs_fn, "cache_info"):
+        _entry.get_graphs_fn = functools.cache(_entry.get_graphs_fn)
+VkGraphBuilder.process_placeholder_node = _all_inputs(VkGraphBuilder.process_placeholder_node)
+VkGraphBuilder.process_output_node = _all_outputs(VkGraphBuilder.process_output_node)
 
 
 @dataclass(frozen=True)

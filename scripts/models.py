@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -206,16 +205,6 @@ def through_dynamo(
     return made if quick else {**made, "compile_s": seconds, **times}
 
 
-def trace_patterns_once() -> None:
-    """Keeps the graphs of executorch's fusion patterns, which it traces anew for each delegate
-    (seconds each)."""
-    from executorch.backends.vulkan.patterns import fusable_patterns
-
-    for entry in fusable_patterns.values():
-        if entry.get_graphs_fn is not None and not hasattr(entry.get_graphs_fn, "cache_info"):
-            entry.get_graphs_fn = functools.cache(entry.get_graphs_fn)
-
-
 def lowered(built: Any) -> tuple[bytes, bool]:
     """The .pte of a model, and whether constants were folded first: executorch 1.5.1 cannot lower a
     delegate that reads no input, such as positions made of an arange and a number, which its own
@@ -225,8 +214,9 @@ def lowered(built: Any) -> tuple[bytes, bool]:
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    from tests.models.export import lower
+    from tests.models.export import lower, trace_patterns_once
 
+    trace_patterns_once()
     dynamic = built.dynamic_shapes is not None
     try:
         return lower(built, "fp32", dynamic), False
@@ -252,7 +242,6 @@ def through_file(
     from purevk.pte import program as P
 
     built = build()
-    trace_patterns_once()
     start = time.perf_counter()
     try:
         blob, folded = lowered(built)

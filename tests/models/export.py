@@ -7,6 +7,7 @@ answers (`out<sample>_<result>`), so that whoever uses an export needs neither t
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import json
@@ -67,6 +68,16 @@ def file_stem(name: str, variant: str) -> str:
     return name if variant == "fp32" else f"{name}_{variant}"
 
 
+def trace_patterns_once() -> None:
+    """Keeps the graphs of executorch's fusion patterns, which it traces anew for each delegate
+    (seconds each)."""
+    from executorch.backends.vulkan.patterns import fusable_patterns
+
+    for entry in fusable_patterns.values():
+        if entry.get_graphs_fn is not None and not hasattr(entry.get_graphs_fn, "cache_info"):
+            entry.get_graphs_fn = functools.cache(entry.get_graphs_fn)
+
+
 def lower(built: Built, variant: str, dynamic: bool) -> bytes:
     """Export `built` with executorch's VulkanPartitioner and return the `.pte` bytes.
 
@@ -78,6 +89,7 @@ def lower(built: Built, variant: str, dynamic: bool) -> bytes:
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
+    trace_patterns_once()
     options: dict[str, bool] = {}
     if variant == "fp16":
         options["force_fp16"] = True

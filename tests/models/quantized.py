@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.models.export import trace_patterns_once
 from tests.models.messages import quiet
 
 SEED = 20262
@@ -499,6 +500,7 @@ def export(name: str, partitioner: Any = None, whole: bool = True) -> Exported:
     flow = {**FLOWS, **EXPORTS}[name]
     partitioner = partitioner or VulkanPartitioner({})
     config = EdgeCompileConfig(_check_ir_validity=False)
+    trace_patterns_once()
     with quiet(), torch.no_grad():
         module, inputs = flow.build()
         float_result = module(*inputs)

@@ -8,6 +8,7 @@ import torch
 
 import purevk
 from purevk import pte
+from tests.models.export import trace_patterns_once
 from tests.models.messages import quiet
 
 
@@ -24,6 +25,7 @@ def file_of(module, inputs, dynamic_shapes=None, vulkan=False, **options) -> byt
         to_edge_transform_and_lower,
     )
 
+    trace_patterns_once()
     with quiet(), torch.no_grad():
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
         edge = to_edge_transform_and_lower(

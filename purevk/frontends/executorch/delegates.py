@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from purevk.dtypes import DType
@@ -47,88 +47,29 @@ class VulkanDelegate:
         self.env: dict[int, Any] = {}
         self.sources: dict[int, Value] = {}  # inputs as the caller passed them, before any cast
 
-    def run(
-        self, inputs: Sequence[Arg], wanted: int, declared: Sequence[tuple[int, ...] | None]
-    ) -> list[Arg]:
-        """Inlines the graph; returns its last `wanted` outputs.
+    def run(self, inputs: Sequence[Arg], taken: Collection[int]) -> list[Arg]:
+        """Inlines the graph; returns its outputs.
 
         Args:
-            inputs: what the caller passes.
-            wanted: how many outputs the caller takes.
-            declared: for each input, its sizes in the file; None: it is no tensor.
+            inputs: what the caller passes, one for each input of the graph.
+            taken: the numbers of the outputs that the caller takes.
 
-        Outputs beyond those are mutated buffers, which go back into the constants of the same type
-        that they came from.
+        Outputs that the caller does not take are mutated buffers, which go back into the constants
+        of the same type that they came from.
         """
         graph = self.graph
-        if len(inputs) != len(graph.input_ids):
-            inputs = self._match(inputs, declared)
-        for number, arg in zip(graph.input_ids, inputs):
+        for number, arg in zip(graph.input_ids, inputs, strict=True):
             self._bind(number, arg)
-        extra = len(graph.output_ids) - wanted
-        if extra < 0:
-            raise FileFormatError(
-                f"{self.label} has {len(graph.output_ids)} outputs",
-                why=f"its caller expects {wanted}",
-            )
-        buffers = self._buffers_of(graph.output_ids[:extra])
+        mutated = [at for at in range(len(graph.output_ids)) if at not in taken]
+        buffers = self._buffers_of([graph.output_ids[at] for at in mutated])
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs: list[Arg] = [self._arg(number) for number in graph.output_ids]
-        for state, value in zip(buffers, outputs):
-            self.importer.emit("purevk.store", (state, value), [], [], f"{self.label} buffer")
-        return outputs[extra:]
+        for state, at in zip(buffers, mutated, strict=True):
+            self.importer.emit("purevk.store", (state, outputs[at]), [], [], f"{self.label} buffer")
+        return outputs
 
     # -- inputs -----------------------------------------------------------------------------------
-    def _match(
-        self, inputs: Sequence[Arg], declared: Sequence[tuple[int, ...] | None]
-    ) -> Sequence[Arg]:
-        """The inputs that the graph still has. The exporter drops inputs that no operator of the
-        graph reads, but still passes them. The rest match by type, in order."""
-        offered = list(zip(inputs, declared, strict=True))
-        first = self._first_match(self.graph.input_ids, offered)
-        last = self._first_match(self.graph.input_ids[::-1], offered[::-1])
-        if first is None or last is None:
-            raise FileFormatError(
-                f"{self.label} takes {len(self.graph.input_ids)} inputs",
-                where=self.importer.where,
-                why=f"its caller passes {len(inputs)}, which do not match them by type",
-                next="export the model again",
-            )
-        if any(one is not other for one, other in zip(first, last[::-1])):
-            raise UnsupportedProgramError(
-                f"{self.label} takes {len(self.graph.input_ids)} inputs",
-                where=self.importer.where,
-                why=f"its caller passes {len(inputs)}, several of one type, and the file does not "
-                "say which ones are meant",
-                next="remove what the model computes and does not use, and export it again",
-            )
-        return first
-
-    def _first_match(
-        self, numbers: Sequence[int], offered: Sequence[tuple[Arg, tuple[int, ...] | None]]
-    ) -> list[Arg] | None:
-        """For each input of the graph, the first argument of its type behind that of the input
-        before; None: an input has no such argument."""
-        chosen: list[Arg] = []
-        rest = iter(offered)
-        for number in numbers:
-            for arg, sizes in rest:
-                if self._fits(number, arg, sizes):
-                    chosen.append(arg)
-                    break
-        return chosen if len(chosen) == len(numbers) else None
-
-    def _fits(self, number: int, arg: Arg, sizes: tuple[int, ...] | None) -> bool:
-        value = self.graph.values[number]
-        if isinstance(value, vk.VkTensor):
-            return (
-                isinstance(arg, Value)
-                and sizes == value.dims
-                and (value.dtype is None or value.dtype.is_float == arg.type.dtype.is_float)
-            )
-        return not isinstance(arg, Value) or arg.type.numel == 1
-
     def _bind(self, number: int, arg: Arg) -> None:
         value = self.graph.values[number]
         if isinstance(value, vk.VkTensor):

@@ -17,18 +17,14 @@ from purevk.frontends.executorch.control_flow import (
     instructions_of,
     structure,
 )
+from purevk.frontends.executorch.delegate_calls import DelegateCalls
 from purevk.frontends.executorch.delegates import VulkanDelegate
 from purevk.frontends.executorch.names import (
     INTEGER_OPERATORS,
     OUT_ARGUMENTS,
     plan_name,
 )
-from purevk.frontends.executorch.plan_arguments import (
-    delegate_arguments,
-    kernel_inputs,
-    kernel_outputs,
-    written_values,
-)
+from purevk.frontends.executorch.plan_arguments import kernel_inputs, kernel_outputs
 from purevk.frontends.executorch.plan_values import PlanValues
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Arg, Dim, Graph, Value
@@ -116,14 +112,18 @@ class _Plan:
             case P.KernelCall(op_index, args):
                 operator = self.plan.operators[op_index]
                 self._kernel(operator, args, f"{self.plan.name}#{position} {operator}")
-            case P.DelegateCall(index, args):
-                self._delegate(index, args)
+            case P.DelegateCall() as call:
+                self._delegate(call)
             case P.MoveCall(source, target):
                 self.values.set(target, self.values.arg(source))
 
     @functools.cached_property
+    def delegate_calls(self) -> DelegateCalls:
+        return DelegateCalls(self.program, self.plan)
+
+    @functools.cached_property
     def uses(self) -> Uses:
-        return Uses(self.plan, functools.partial(written_values, self.program, self.plan))
+        return Uses(self.plan, self.delegate_calls.writes)
 
     def _touched(self, steps: Sequence[Step]) -> Iterable[int]:
         """The values that instructions inside of steps read or write."""
@@ -334,7 +334,8 @@ class _Plan:
         else:
             self.values.refuse(f"executorch_prim::{name}", f"at {source}")
 
-    def _delegate(self, index: int, args: Sequence[int]) -> None:
+    def _delegate(self, call: P.DelegateCall) -> None:
+        index = call.delegate_index
         delegate = self.plan.delegates[index]
         if delegate.id != "VulkanBackend":
             self.values.refuse(
@@ -342,14 +343,13 @@ class _Plan:
                 f"delegate {index}; only VulkanBackend is accepted",
                 "export the model with executorch's VulkanPartitioner alone",
             )
-        graph = self.program.vulkan_graph(delegate)
-        inputs, outputs = delegate_arguments(graph, args)
+        graph, args = self.delegate_calls.graphs[index], self.delegate_calls.arguments(call)
         states = self.delegate_states.setdefault(index, {})
         inner = VulkanDelegate(self.importer, self.program, graph, f"delegate {index}", states)
-        given = [self.plan.values[number] for number in inputs]
-        declared = [value.sizes if isinstance(value, P.Tensor) else None for value in given]
-        results = inner.run([self.values.arg(number) for number in inputs], len(outputs), declared)
-        for number, value in zip(outputs, results):
+        taken = {output for _, output in args.outputs}
+        results = inner.run([self.values.arg(number) for number in args.inputs], taken)
+        for number, output in args.outputs:
+            value = results[output]
             expected = self.plan.values[number]
             if isinstance(expected, P.Tensor) and isinstance(value, Value):
                 value = self.importer.cast(

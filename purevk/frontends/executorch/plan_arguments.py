@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from purevk.frontends.executorch.names import is_out_variant
 from purevk.pte import program as P
-from purevk.pte.vkgraph import VkGraph
 
 
 def kernel_outputs(plan: P.ExecutionPlan, args: Sequence[int]) -> list[int]:
@@ -42,28 +41,14 @@ def _trailing(plan: P.ExecutionPlan, operator: P.Operator, args: Sequence[int]) 
     return count
 
 
-def delegate_arguments(graph: VkGraph, args: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The inputs and the outputs among the arguments of a delegate call. The call may pass inputs
-    that the graph has dropped, and may lack outputs for mutated buffers."""
-    takes, gives = len(graph.input_ids), len(graph.output_ids)
-    first = max(len(args) - gives, min(takes, len(args)))
-    return list(args[:first]), list(args[first:])
-
-
-def written_values(
-    program: P.Program, plan: P.ExecutionPlan, instruction: P.Instruction
-) -> Sequence[int]:
-    """The values that an instruction writes."""
+def kernel_writes(plan: P.ExecutionPlan, instruction: P.Instruction) -> Sequence[int]:
+    """The values that an instruction writes. Of delegate calls: see `DelegateCalls`."""
     match instruction:
         case P.KernelCall(op_index, args):
             operator = plan.operators[op_index]
             if operator.name == "executorch_prim::et_copy_index":
                 return args[:1]
             return kernel_outputs(plan, args)
-        case P.DelegateCall(index, args):
-            if plan.delegates[index].id != P.VULKAN_BACKEND:
-                return ()
-            return delegate_arguments(program.vulkan_graph(plan.delegates[index]), args)[1]
         case P.MoveCall(_, target):
             return (target,)
     return ()

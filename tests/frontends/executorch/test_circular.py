@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("executorch")
 
 import purevk  # noqa: E402
+from tests.models.export import trace_patterns_once  # noqa: E402
 from tests.ops.harness import host_nodes  # noqa: E402
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
@@ -23,6 +24,7 @@ def test_circular_padding(dims: int, flow: str, tmp_path: Path) -> None:
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
+    trace_patterns_once()
     torch.manual_seed(dims)
     model = CONVOLUTIONS[dims - 1](2, 3, 3, padding=2, padding_mode="circular").eval()
     x = torch.randn(1, 2, *(5, 6, 7)[:dims])

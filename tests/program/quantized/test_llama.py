@@ -11,6 +11,7 @@ pytest.importorskip("torchao")
 pytest.importorskip("executorch")
 
 import purevk  # noqa: E402
+from tests.models.export import trace_patterns_once  # noqa: E402
 from tests.models.quantized import quiet  # noqa: E402
 
 PREFILLS, TOKENS, VOCABULARY = 60, 8, 128
@@ -91,6 +92,7 @@ def test_logits_differ_only_after_a_tie() -> None:
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
+    trace_patterns_once()
     model = Tapped(llama())
     calls = [torch.randint(VOCABULARY, (1, TOKENS)) for _ in range(PREFILLS)]
     with quiet(), torch.no_grad():

@@ -1,0 +1,221 @@
+"""Which of the arguments of a delegate call are inputs of its graph, and which are outputs.
+
+A call lists inputs, then outputs, and does not say where the outputs begin. Nor does it list the
+same ones as the graph always does. The exporter drops inputs that no operator of the graph reads,
+and lists an output once that the caller takes several times (a tensor and its `detach()`). What is
+left open is decided by types, and by what other instructions read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.executorch.plan_arguments import kernel_writes
+from purevk.pte import program as P
+from purevk.pte import vkgraph as vk
+
+_WORK = 1_000_000  # comparisons of types; 100 outputs, of which 10 are taken twice, need 100,000
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The arguments of a delegate call.
+
+    Attributes:
+        inputs: the value of the plan for each input of the graph.
+        outputs: values of the plan, each with the number of the graph's output that it takes.
+            Outputs of the graph that none of them takes are mutated buffers.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+
+    @property
+    def written(self) -> list[int]:
+        """The values that the call writes."""
+        return [number for number, _ in self.outputs]
+
+
+class DelegateCalls:
+    """The calls of Vulkan delegates in a plan.
+
+    Raises:
+        FileFormatError: the arguments of a call do not fit its graph.
+        UnsupportedProgramError: they fit in several ways.
+    """
+
+    def __init__(self, program: P.Program, plan: P.ExecutionPlan) -> None:
+        self.plan = plan
+        self.where = f"{program.name}, method {plan.name}"
+        self.graphs: dict[int, vk.VkGraph] = {}
+        self._calls: dict[P.DelegateCall, CallArguments] = {}
+        by_others = {
+            number
+            for chain in plan.chains
+            for each in chain.instructions
+            for number in kernel_writes(plan, each)
+        }
+        known = set(plan.inputs)
+        known |= {
+            number
+            for number, value in enumerate(plan.values)
+            if isinstance(value, P.Tensor) and value.is_constant
+        }
+        for chain in plan.chains:
+            for each in chain.instructions:
+                known |= set(kernel_writes(plan, each))
+                if not isinstance(each, P.DelegateCall):
+                    continue
+                index = each.delegate_index
+                if plan.delegates[index].id != P.VULKAN_BACKEND:
+                    continue
+                if index not in self.graphs:
+                    self.graphs[index] = program.vulkan_graph(plan.delegates[index])
+                if each not in self._calls:
+                    self._calls[each] = self._split(each, known, by_others)
+                known |= set(self._calls[each].written)
+
+    def arguments(self, call: P.DelegateCall) -> CallArguments:
+        """The arguments of a call."""
+        return self._calls[call]
+
+    def writes(self, instruction: P.Instruction) -> Sequence[int]:
+        """The values that an instruction writes."""
+        if isinstance(instruction, P.DelegateCall):
+            found = self._calls.get(instruction)
+            return found.written if found is not None else ()
+        return kernel_writes(self.plan, instruction)
+
+    # -- one call ---------------------------------------------------------------------------------
+    def _split(
+        self, call: P.DelegateCall, known: Collection[int], by_others: Collection[int]
+    ) -> CallArguments:
+        graph, args = self.graphs[call.delegate_index], call.args
+        takes, gives = len(graph.input_ids), len(graph.output_ids)
+        if len(args) < takes:
+            raise FileFormatError(
+                f"delegate {call.delegate_index} takes {takes} inputs",
+                where=self.where,
+                why=f"its caller passes {len(args)} arguments",
+                next="export the model again",
+            )
+        if len(args) <= takes + gives:  # outputs for mutated buffers, which come first, may lack
+            missing = takes + gives - len(args)
+            return CallArguments(
+                args[:takes],
+                tuple((number, missing + at) for at, number in enumerate(args[takes:])),
+            )
+        # An output is new, and only delegates write it. An input is there before.
+        first = 1 + max((at for at, number in enumerate(args) if number in known), default=-1)
+        last = min(
+            (
+                at
+                for at, number in enumerate(args)
+                if at >= first and self._is_result(number) and number not in by_others
+            ),
+            default=len(args),
+        )
+        first = max(first, takes)
+        work = (last + 1 - first) * (len(args) - takes) * (len(args) - takes - gives) * gives
+        found = set()
+        if work < _WORK:
+            found = {
+                CallArguments(inputs, tuple(zip(args[at:], outputs)))
+                for at in range(first, last + 1)
+                for inputs in self._inputs(graph, args[:at])
+                for outputs in self._outputs(graph, args[at:])
+            }
+        if len(found) == 1:
+            return found.pop()
+        label = f"delegate {call.delegate_index} takes {takes} inputs and gives {gives} outputs"
+        if not found and work < _WORK:
+            raise FileFormatError(
+                label,
+                where=self.where,
+                why=f"its caller passes {len(args)} arguments, which do not match them by type",
+                next="export the model again",
+            )
+        raise UnsupportedProgramError(
+            label,
+            where=self.where,
+            why=f"its caller passes {len(args)} arguments, several of one type, and the file does"
+            " not say which ones are meant",
+            next="export the model with purevk.export. Or remove what it computes and does not use,"
+            " and results that are one tensor, such as x and x.detach()",
+        )
+
+    def _is_result(self, number: int) -> bool:
+        """Whether nothing gives the value before the method runs."""
+        value = self.plan.values[number]
+        return isinstance(value, P.Tensor) and not value.has_data
+
+    def _inputs(self, graph: vk.VkGraph, args: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Two of the ways to drop arguments, if there are several."""
+        first = self._first_match(graph, graph.input_ids, args)
+        last = self._first_match(graph, graph.input_ids[::-1], args[::-1])
+        if first is not None and last is not None:
+            yield from {first, last[::-1]}
+
+    def _first_match(
+        self, graph: vk.VkGraph, wanted: Sequence[int], args: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """For each input of the graph, the first argument of its type behind that of the input
+        before; None: an input has no such argument."""
+        chosen: list[int] = []
+        rest = iter(args)
+        for each in wanted:
+            for number in rest:
+                if self._fits(graph.values[each], self.plan.values[number]):
+                    chosen.append(number)
+                    break
+        return tuple(chosen) if len(chosen) == len(wanted) else None
+
+    def _outputs(self, graph: vk.VkGraph, args: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Two of the ways to take outputs several times, if there are several. The first time each
+        output is taken, it comes behind those before it."""
+        gives = len(graph.output_ids)
+        again = len(args) - gives  # how many arguments take an output that another one has taken
+        if again < 0:
+            return
+
+        def choices(at: int, used: int) -> list[int]:
+            """The outputs that an argument can take, if those before it have taken some."""
+            value = self.plan.values[args[at]]
+            return [
+                output
+                for output in range(min(used + 1, gives))
+                if self._fits(graph.values[graph.output_ids[output]], value)
+            ]
+
+        # Whether the arguments from one on can be given outputs, by how many are used before it.
+        open_: list[set[int]] = [set() for _ in args] + [{gives}]
+        for at in reversed(range(len(args))):
+            for used in range(max(0, at - again), min(at, gives) + 1):
+                if any(used + (output == used) in open_[at + 1] for output in choices(at, used)):
+                    open_[at].add(used)
+
+        ways: list[tuple[tuple[int, ...], int]] = [((), 0)] if 0 in open_[0] else []
+        for at in range(len(args)):
+            ways = [
+                ((*way, output), used + (output == used))
+                for way, used in ways
+                for output in choices(at, used)
+                if used + (output == used) in open_[at + 1]
+            ][:2]
+        yield from (way for way, _ in ways)
+
+    @staticmethod
+    def _fits(value: vk.VkValue, other: P.EValue) -> bool:
+        if isinstance(value, vk.VkTensor):
+            return (
+                isinstance(other, P.Tensor)
+                and other.sizes == value.dims
+                and (
+                    value.dtype is None
+                    or other.dtype is None
+                    or value.dtype.is_float == other.dtype.is_float
+                )
+            )
+        return not isinstance(other, P.Tensor) or other.numel == 1
