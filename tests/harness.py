@@ -4,6 +4,7 @@ own, and calls from several threads."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +28,12 @@ sys.meta_path.insert(0, NoTorch())
 
 
 def start(source: str, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
-    """Starts Python on a source text in the checkout; `sys.argv[1:]` are the arguments."""
+    """Starts Python on a source text in the checkout; `sys.argv[1:]` are the arguments.
+
+    A shell lets the processes that it starts in the background ignore SIGINT, and these let their
+    own. Such a process could not be interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
         stdout=subprocess.PIPE,
