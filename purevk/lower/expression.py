@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Size, Value
+from purevk.shaders.code_size import code_size
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Expression:
     def names(self) -> tuple[str, ...]:
         """The operators that were joined, as far as they are known."""
         return tuple(step.name for step in self.steps if step.name)
+
+    @property
+    def code_size(self) -> int:
+        """How much code the steps become (`shaders/code_size.py`)."""
+        return sum(_code_size(step.glsl, step.dtype) for step in self.steps)
 
     def glsl(
         self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t"
@@ -130,6 +136,10 @@ def _declaration(dtype: DType) -> str:
     return f"precise {dtype.acc}" if dtype.is_float else dtype.acc
 
 
+def _code_size(glsl: str, dtype: DType) -> int:
+    return code_size(glsl, dtype is DType.float64)
+
+
 _ZEROS = ("(0.0)", "(0.0lf)")  # steps that are the number 0
 # Steps that give 0 if all of their operands are 0.
 _KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", "pv_round_float16($0)", "pv_round_bfloat16($0)")
@@ -150,6 +160,7 @@ class ExpressionBuilder:
         self._scalars: dict[Size, Term] = {}
         self._steps: dict[_TermStep, Term] = {}
         self._names: list[str] = []
+        self._code_size = 0
         self._zeros: set[Term] = set()
 
     def input(self, value: Value, dtype: DType) -> Term:
@@ -179,6 +190,7 @@ class ExpressionBuilder:
             if glsl in _ZEROS:
                 self._zeros.add(found)
             self._names.append(name)
+            self._code_size += _code_size(glsl, dtype)
         return found
 
     def inline(self, expression: Expression, operands: Sequence[Term]) -> list[Term]:
@@ -202,12 +214,21 @@ class ExpressionBuilder:
         while len(self.scalars) > scalars:
             del self._scalars[self.scalars.popitem()[0]]
         while len(self._steps) > steps:
-            self._zeros.discard(self._steps.popitem()[1])
+            (glsl, _, dtype), term = self._steps.popitem()
+            self._zeros.discard(term)
+            self._code_size -= _code_size(glsl, dtype)
         del self._names[steps:]
 
-    def needs_at_most(self, limit: int, outputs: Sequence[Term]) -> bool:
-        """Whether `outputs` need no more than `limit` steps."""
-        return len(self._steps) <= limit or len(self._needed(outputs)) <= limit
+    def needs_at_most(self, steps: int, size: int, outputs: Sequence[Term]) -> bool:
+        """Whether `outputs` need no more than so many steps, of a code size of no more than
+        `size`."""
+        if len(self._steps) <= steps and self._code_size <= size:
+            return True
+        needed = self._needed(outputs)
+        if len(needed) > steps:
+            return False
+        unfinished = list(self._steps)
+        return sum(_code_size(*unfinished[number][::2]) for number in needed) <= size
 
     def _needed(self, outputs: Sequence[Term]) -> set[int]:
         unfinished = list(self._steps)

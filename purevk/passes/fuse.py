@@ -16,6 +16,10 @@ from purevk.passes.simplify import static_value
 
 MAX_BUFFERS = 8  # of one fused kernel: within the limit of any device
 MAX_STEPS = 64
+# Code sizes that compile within seconds also on software devices, whose compilers take more than
+# linear time. A kernel unrolls its epilogue up to 32 times.
+MAX_CODE = 2000
+MAX_EPILOGUE_CODE = 500
 
 
 def to_programs(graph: Graph) -> Graph:
@@ -112,7 +116,7 @@ class _Program:
         ] + [builder.scalar(d, t) for d, t in zip(scalars, expression.scalars)]
         outputs = builder.inline(expression, refs)
         if len(builder.inputs) + len(outputs) > MAX_BUFFERS or not builder.needs_at_most(
-            MAX_STEPS, outputs
+            MAX_STEPS, MAX_CODE, outputs
         ):
             builder.return_to(mark)
             self._refused.add(maker)
@@ -215,6 +219,8 @@ def fuse_epilogues(graph: Graph) -> Graph:
         if DType.float64 in (node.result.type.dtype, *expression.dtypes):
             continue  # and kernels that take them are not made for double precision
         if node.sizes("scalars") or len(inputs) + 3 > MAX_BUFFERS:
+            continue
+        if expression.code_size > MAX_EPILOGUE_CODE:
             continue
         makers = [(value, producer[value]) for value in inputs if value in producer]
         makers.sort(key=lambda maker: -position[maker[1]])  # the last one that runs comes first

@@ -1,0 +1,62 @@
+"""Estimates how much code an expression of GLSL becomes. Compilers inline all functions, so the
+time that they take depends on this and not on the length of the text."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from purevk.shaders.source import GLSL_FOLDER, find_include
+
+_FUNCTION = re.compile(r"^[a-zA-Z]\w*\s+([a-z]+_\w+)\([^;{]*\)\s*\{", re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*")
+_OPERATION = re.compile(r"\b[A-Za-z_]\w*(?=\()|[-+*/%<>=!&|^~?]+")
+
+
+@lru_cache(maxsize=4096)
+def code_size(text: str, double: bool = False) -> int:
+    """Operations and calls in a text, with those of purevk's functions that it calls. Each branch,
+    and the body of each loop, counts once.
+
+    Args:
+        double: the text calls the functions for double precision.
+    """
+    return _sizes(double).count(text)
+
+
+@lru_cache(maxsize=2)
+def _sizes(double: bool) -> _FunctionSizes:
+    return _FunctionSizes(double)
+
+
+class _FunctionSizes:
+    """Sizes of the functions in the includes of `core`."""
+
+    def __init__(self, double: bool) -> None:
+        self._bodies: dict[str, list[str]] = {}
+        for path in sorted((GLSL_FOLDER / "core").glob("*.glslh")):
+            if path.name.startswith("double") <= double:
+                self._read(_COMMENT.sub("", find_include(None)(f"core/{path.name}")[1]))
+        self._known: dict[str, int] = {}
+
+    def _read(self, text: str) -> None:
+        for match in _FUNCTION.finditer(text):
+            depth, end = 1, match.end()
+            while depth and end < len(text):
+                depth += {"{": 1, "}": -1}.get(text[end], 0)
+                end += 1
+            self._bodies.setdefault(match[1], []).append(text[match.end() : end - 1])
+
+    def count(self, text: str) -> int:
+        """The code size of a text."""
+        return sum(
+            self._of_function(each) if each in self._bodies else 1
+            for each in _OPERATION.findall(text)
+        )
+
+    def _of_function(self, name: str) -> int:
+        """Of the largest overload. A call of another overload counts once."""
+        if name not in self._known:
+            self._known[name] = 1
+            self._known[name] = max(self.count(body) for body in self._bodies[name])
+        return self._known[name]
