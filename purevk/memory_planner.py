@@ -3,6 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,43 +67,79 @@ def plan(
     """
     sizes = {block.key: _aligned(block.nbytes, alignment) for block in blocks}
     order = sorted(blocks, key=lambda block: (-sizes[block.key], block.first, str(block.key)))
-    arenas: list[list[tuple[int, Block]]] = []
+    steps = max((block.last for block in blocks), default=0) + 1
+    arenas: list[_Arena] = []
     offsets: dict[Hashable, tuple[int, int]] = {}
     for block in order:
         size = sizes[block.key]
         chosen: tuple[int, int] | None = None
-        for number, placed in enumerate(arenas):
-            offset = _best_gap(placed, block, size, sizes, max_arena)
+        for number, arena in enumerate(arenas):
+            offset = _best_gap(arena.needed_with(block), size, max_arena)
             if offset is not None:
                 chosen = (number, offset)
                 break
         if chosen is None:
-            arenas.append([])
+            arenas.append(_Arena(steps))
             chosen = (len(arenas) - 1, 0)
-        placed = arenas[chosen[0]]
-        placed.append((chosen[1], block))
-        placed.sort(key=lambda item: item[0])
+        arenas[chosen[0]].place(block, chosen[1], chosen[1] + size)
         offsets[block.key] = chosen
-    extents = tuple(max(offset + sizes[block.key] for offset, block in placed) for placed in arenas)
+    extents = tuple(arena.nbytes for arena in arenas)
     return MemoryPlan(offsets, extents, sum(sizes.values()), _peak(blocks, sizes))
 
 
-def _best_gap(
-    placed: Sequence[tuple[int, Block]],
-    block: Block,
-    size: int,
-    sizes: Mapping[Hashable, int],
-    limit: int | None,
-) -> int | None:
+class _Arena:
+    """The bytes that placed blocks take, found by the steps at which they are needed.
+
+    Attributes:
+        nbytes: up to the end of the last block.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.nbytes = 0
+        self._leaves = 1 << (steps - 1).bit_length()
+        # A segment tree: a block is kept at the few nodes that together span its steps.
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+        self._by_start: list[tuple[int, int, int]] = []  # step, offset, end
+
+    def place(self, block: Block, offset: int, end: int) -> None:
+        self.nbytes = max(self.nbytes, end)
+        bisect.insort(self._by_start, (block.first, offset, end))
+        low, high = block.first + self._leaves, block.last + self._leaves + 1
+        while low < high:
+            if low & 1:
+                self._spans.setdefault(low, []).append((offset, end))
+                low += 1
+            if high & 1:
+                high -= 1
+                self._spans.setdefault(high, []).append((offset, end))
+            low >>= 1
+            high >>= 1
+
+    def needed_with(self, block: Block) -> list[tuple[int, int]]:
+        """Offset and end of the blocks that are needed at a step of this one, by offset."""
+        start = bisect.bisect_left(self._by_start, (block.first + 1,))
+        found = [
+            (offset, end)
+            for _, offset, end in self._by_start[
+                start : bisect.bisect_left(self._by_start, (block.last + 1,), start)
+            ]
+        ]
+        node = block.first + self._leaves
+        while node:
+            found += self._spans.get(node, ())
+            node >>= 1
+        found.sort()
+        return found
+
+
+def _best_gap(taken: Sequence[tuple[int, int]], size: int, limit: int | None) -> int | None:
     best: tuple[int, int] | None = None  # (bytes left over, offset)
     end = 0
-    for offset, other in placed:
-        if not block.overlaps(other):
-            continue
+    for offset, other_end in taken:
         gap = offset - end
         if gap >= size and (best is None or gap - size < best[0]):
             best = (gap - size, end)
-        end = max(end, offset + sizes[other.key])
+        end = max(end, other_end)
     if best is not None:
         return best[1]
     return end if limit is None or end + size <= limit else None

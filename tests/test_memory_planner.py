@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,3 +95,35 @@ def test_disjoint_lifetimes_share() -> None:
 
 def test_nothing_to_plan() -> None:
     assert plan([]).planned == 0
+
+
+def _offsets_by_search(blocks: list[Block], alignment: int) -> dict[object, int]:
+    """The same rule for one arena, with a look at all placed blocks."""
+    order = sorted(blocks, key=lambda b: (-_size(b, alignment), b.first, str(b.key)))
+    placed: list[tuple[int, Block]] = []
+    for block in order:
+        gaps, end = [], 0
+        for offset, other in sorted(placed, key=lambda item: item[0]):
+            if block.overlaps(other):
+                if offset - end >= _size(block, alignment):
+                    gaps.append((offset - end, end))
+                end = max(end, offset + _size(other, alignment))
+        placed.append((min(gaps)[1] if gaps else end, block))
+    return {block.key: offset for offset, block in placed}
+
+
+@settings(deadline=None)
+@given(block_lists(), st.sampled_from([16, ALIGNMENT]))
+def test_the_smallest_gap_is_taken(blocks: list[Block], alignment: int) -> None:
+    made = plan(blocks, alignment)
+    offsets = {key: offset for key, (_, offset) in made.offsets.items()}
+    assert offsets == _offsets_by_search(blocks, alignment)
+
+
+def test_time_grows_with_the_blocks_that_are_needed_together() -> None:
+    """A look at all blocks for each took 25 s for so many."""
+    blocks = [Block(key, 512 << (key % 3), key, key + 1 + key % 7) for key in range(20_000)]
+    start = time.process_time()
+    made = plan(blocks)
+    assert time.process_time() - start < 5
+    assert made.planned < 40 << 10
