@@ -54,6 +54,8 @@ class DType(enum.Enum):
     complex64 = _Row("complex64", 8, np.complex64, "", "", 9, None)
     complex128 = _Row("complex128", 16, np.complex128, "", "", 10, None)
 
+    __hash__ = object.__hash__  # there is one of each; that of Enum is written in Python
+
     def __init__(self, row: _Row) -> None:
         self.itemsize = row.itemsize
         self.numpy: np.dtype = np.dtype(row.numpy or f"u{row.itemsize}")

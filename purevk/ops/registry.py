@@ -153,18 +153,18 @@ class Operator:
 
     def bind(self, args: tuple[Arg, ...]) -> dict[str, Arg]:
         """Arguments by name, defaults filled in."""
-        signature = self.signature
-        if len(args) > len(signature.parameters):
+        names = self.parameters
+        if len(args) > len(names):
             raise GraphError(
-                f"{self.name} got {len(args)} arguments",
-                why=f"it takes {len(signature.parameters)}: {self.parameters}",
+                f"{self.name} got {len(args)} arguments", why=f"it takes {len(names)}: {names}"
             )
-        bound: dict[str, Arg] = {}
-        for position, (name, parameter) in enumerate(signature.parameters.items()):
-            if position < len(args):
-                bound[name] = args[position]
-            elif parameter.default is not parameter.empty:
-                bound[name] = parameter.default
+        bound: dict[str, Arg] = dict(zip(names, args))
+        if len(args) < len(names):
+            parameters = self.signature.parameters
+            for name in names[len(args) :]:
+                default = parameters[name].default
+                if default is not inspect.Parameter.empty:
+                    bound[name] = default
         return bound
 
     def integers(self, bound: dict[str, Arg]) -> dict[str, Arg]:
@@ -323,14 +323,18 @@ def definition_of(node: Node) -> Operator:
     return definition
 
 
+def mutates(name: str) -> bool:
+    """Whether an operator of this name writes some of its arguments in place."""
+    definition = find(name)
+    return definition is not None and bool(definition.mutates)
+
+
 def mutated(node: Node) -> tuple[Value, ...]:
     """The values that a node writes in place."""
     definition = find(node.op)
-    return (
-        tuple(values_in(node.args[at] for at in definition.mutates))
-        if definition is not None
-        else ()
-    )
+    if definition is None or not definition.mutates:
+        return ()
+    return tuple(values_in(node.args[at] for at in definition.mutates))
 
 
 def is_view(node: Node) -> bool:

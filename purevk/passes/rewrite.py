@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -34,7 +35,7 @@ class Rewriter(Builder):
     """
 
     def __init__(self, graph: Graph, traits: DeviceTraits | None = None) -> None:
-        super().__init__(graph, traits or DeviceTraits(frozenset()), names=_names_of(graph))
+        super().__init__(graph, traits or DeviceTraits(frozenset()), names=_Names(graph))
         self.replaced: dict[Value, Value] = {}
         self._constants: dict[Value, Constant] = {}
         self._states: dict[Value, Constant | None] = {}
@@ -73,9 +74,10 @@ class Rewriter(Builder):
 
     def current(self, node: Node) -> Node:
         """A node with replaced arguments."""
-        if self.replaced.keys().isdisjoint(node.inputs):
+        replaced = self.replaced
+        if not replaced or not any([value in replaced for value in node.inputs]):
             return node
-        args = tuple(self.resolve(arg) for arg in node.args)
+        args = tuple([self.resolve(arg) for arg in node.args])
         return Node(node.op, args, node.results, node.source, node.alias)
 
     def keep(self, node: Node) -> None:
@@ -124,9 +126,19 @@ def each_node(graph: Graph, function: Callable[[Rewriter, Node], registry.Made])
 
 
 class _Names(NameSource):
-    def __init__(self, taken: Iterable[str]) -> None:
+    """Names that no value of a graph has."""
+
+    def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self._taken = set(taken)
+        self._graph = graph
+
+    @functools.cached_property
+    def _taken(self) -> set[str]:  # many passes make no value
+        graph = self._graph
+        taken = {value.name for node in graph.nodes for value in node.results}
+        taken.update(value.name for value in (*graph.constants, *graph.states))
+        taken.update(value.name for value in graph.inputs if isinstance(value, Value))
+        return taken
 
     def fresh(self, stem: str) -> str:
         name = super().fresh(stem)
@@ -134,13 +146,6 @@ class _Names(NameSource):
             name = super().fresh(stem)
         self._taken.add(name)
         return name
-
-
-def _names_of(graph: Graph) -> NameSource:
-    taken = [value.name for node in graph.nodes for value in node.results]
-    taken += [value.name for value in (*graph.constants, *graph.states)]
-    taken += [value.name for value in graph.inputs if isinstance(value, Value)]
-    return _Names(taken)
 
 
 def reader_counts(graph: Graph) -> dict[Value, int]:
@@ -159,8 +164,9 @@ def changing(nodes: Iterable[Node]) -> set[Value]:
     """Values whose elements change during a call: states that a node writes, and views of them,
     which follow the state."""
     nodes = tuple(nodes)
-    found = {value for node in nodes for value in registry.mutated(node)}
-    for node in nodes:
+    writers = (node for node in nodes if registry.mutates(node.op))
+    found = {value for node in writers for value in registry.mutated(node)}
+    for node in nodes if found else ():
         if registry.is_view(node) and node.inputs[0] in found:
             found.update(node.results)
     return found

@@ -4,6 +4,7 @@ and tensors without elements."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from purevk import knobs
 from purevk.dtypes import DType
@@ -155,13 +156,15 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def _key(arg: Arg) -> object:
-    if isinstance(arg, tuple):
-        return tuple(_key(item) for item in arg)
-    if isinstance(arg, (bool, int, float)):
-        return (type(arg).__name__, repr(arg))
-    if isinstance(arg, Value):
+    """Equal for equal arguments. Numbers of different types differ, and so do 0.0 and -0.0."""
+    kind = type(arg)
+    if kind is Value:
         return id(arg)
-    return arg
+    if kind is tuple:
+        return tuple([_key(item) for item in cast("tuple[Arg, ...]", arg)])
+    if kind is int or kind is bool:
+        return kind, arg
+    return (kind, repr(arg)) if isinstance(arg, (int, float)) else arg
 
 
 def merge_equal(graph: Graph) -> Graph:
@@ -176,13 +179,13 @@ def merge_equal(graph: Graph) -> Graph:
             definition is None
             or definition.mutates
             or registry.is_random(node)
-            or any(value in moving for value in node.inputs)
+            or not moving.isdisjoint(node.inputs)
             or not node.results
         ):
             return None
         if measured and any(value in measured for value in node.results):
             return None
-        key = (node.op, _key(node.args), tuple(value.type.dtype for value in node.results))
+        key = (node.op, _key(node.args), tuple([value.type.dtype for value in node.results]))
         if key in seen:
             return seen[key]
         seen[key] = node.results
@@ -238,14 +241,11 @@ def drop_unused(graph: Graph) -> Graph:
         mention(*(side for guard, _ in graph.checks for side in (guard.left, guard.right)))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if (
-            any(value in needed for value in node.results)
-            or registry.mutated(node)
-            or not node.results
-        ):
+        if not needed.isdisjoint(node.results) or registry.mutated(node) or not node.results:
             kept.append(node)
             needed.update(node.inputs)
-            mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
+            if unbacked:
+                mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
     nodes = tuple(reversed(kept))
     read = {value for node in nodes for value in node.inputs} | graph.output_values()
     read |= {

@@ -4,10 +4,11 @@ lowerings do not serve."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -45,6 +46,20 @@ MAX_SPECIALIZATIONS = 8
 MAX_REPLANS = 16
 MAX_KNOWN = 4096  # combinations of sizes whose answer a specialization remembers
 _log = logging.getLogger("purevk")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Within this, Python looks for no reference cycles. It would go through all nodes again and
+    again while they are made, so that the time for a node grows with the graph."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Specialization:
@@ -206,7 +221,7 @@ class Variant:
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
     ) -> Specialization:
         program = self.program
-        with GuardLog() as log, expecting(expected or {}):
+        with GuardLog() as log, expecting(expected or {}), _uncollected():
             start = time.perf_counter()
             imported = program.share_leaves(self.name, self.source(sizes))
             program.add_seconds("import", start)
