@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from purevk.api import vk
 from purevk.api.device import DeviceObject
 from purevk.api.memory import OPAQUE_FD, MemoryKind, align_up
-from purevk.errors import DeviceError, InputError
+from purevk.errors import DeviceError, InputError, OutOfDeviceMemoryError
 
 if TYPE_CHECKING:
     from purevk.api.device import Device
@@ -27,6 +27,7 @@ class Usage(enum.IntFlag):
     DEFAULT = STORAGE | TRANSFER_SRC | TRANSFER_DST
 
 
+_MIB = 1 << 20
 _OBJECT_BUFFER = vk.const("VK_OBJECT_TYPE_BUFFER")
 _ADDRESS = int(Usage.ADDRESS)
 
@@ -47,7 +48,7 @@ class Buffer(DeviceObject):
         mapped: whether the host reaches the bytes.
 
     Raises:
-        OutOfDeviceMemoryError: with sizes and heaps.
+        OutOfDeviceMemoryError: with sizes and heaps, or the largest size of a buffer.
     """
 
     def __init__(
@@ -60,6 +61,14 @@ class Buffer(DeviceObject):
     ) -> None:
         if nbytes < 1:
             raise InputError(f"A buffer cannot have {nbytes} bytes", why="at least 1 is needed")
+        limit = device.limits.max_buffer_size
+        if limit and align_up(nbytes, 4) > limit:
+            raise OutOfDeviceMemoryError(
+                f"A buffer of {nbytes / _MIB:.1f} MiB is too large for {device.physical.name}",
+                where=label,
+                why=f"one buffer may have {limit / _MIB:.1f} MiB",
+                next="use a smaller batch or bound, or half precision",
+            )
         functions, vk_device = device.functions, device.handle
         self.nbytes, self.kind, self.usage = nbytes, kind, int(usage)
         external, chain = None, vk.NULL

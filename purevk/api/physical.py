@@ -68,6 +68,7 @@ class Limits:
     max_push_constants: int
     max_allocations: int
     max_allocation: int
+    max_buffer_size: int  # 0: the driver does not say
     max_shared_memory: int
     max_workgroup_count: tuple[int, int, int]
     max_workgroup_size: tuple[int, int, int]
@@ -83,6 +84,13 @@ class Limits:
     min_subgroup_size: int
     max_subgroup_size: int
     max_workgroup_subgroups: int
+
+    @property
+    def max_buffer_memory(self) -> int:
+        """The most bytes of a buffer in one allocation."""
+        if self.max_allocation and self.max_buffer_size:
+            return min(self.max_allocation, self.max_buffer_size)
+        return self.max_allocation or self.max_buffer_size
 
 
 @dataclass(frozen=True)
@@ -157,11 +165,13 @@ class PhysicalDevice:
         third = vk.struct("VkPhysicalDeviceMaintenance3Properties", ids)
         subgroup = vk.struct("VkPhysicalDeviceSubgroupProperties", third)
         head, has = subgroup, self.extensions.__contains__
-        driver = control = sms = units = units2 = cores = matrix2 = None
+        driver = control = fourth = sms = units = units2 = cores = matrix2 = None
         if self.api_version >= (1, 2, 0) or has("VK_KHR_driver_properties"):
             driver = head = vk.struct("VkPhysicalDeviceDriverProperties", head)
         if self.api_version >= (1, 3, 0) or has("VK_EXT_subgroup_size_control"):
             control = head = vk.struct("VkPhysicalDeviceSubgroupSizeControlProperties", head)
+        if self.api_version >= (1, 3, 0) or has("VK_KHR_maintenance4"):
+            fourth = head = vk.struct("VkPhysicalDeviceMaintenance4Properties", head)
         if has("VK_NV_shader_sm_builtins"):
             sms = head = vk.struct("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", head)
         if has("VK_AMD_shader_core_properties"):
@@ -218,6 +228,7 @@ class PhysicalDevice:
             max_push_constants=limits.maxPushConstantsSize,
             max_allocations=limits.maxMemoryAllocationCount,
             max_allocation=third.maxMemoryAllocationSize,
+            max_buffer_size=fourth.maxBufferSize if fourth else 0,
             max_shared_memory=limits.maxComputeSharedMemorySize,
             max_workgroup_count=tuple(limits.maxComputeWorkGroupCount),
             max_workgroup_size=tuple(limits.maxComputeWorkGroupSize),

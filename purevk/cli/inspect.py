@@ -139,7 +139,7 @@ def _method(
         return {**data, "error": error_data(error)}
     run = made.plan
     segments = lowered.segments_data(run)
-    limit = None if target.context is None else target.context.device.limits.max_allocation
+    limit = None if target.context is None else target.context.device.limits.max_buffer_memory
     data |= {
         "inputs": lowered.describe(input_specs(made.graph)),
         "outputs": lowered.describe(output_specs(made.graph)),

@@ -193,8 +193,7 @@ class CallMemory:
             for value in first
             if value not in self.ranges
         ]
-        limit = self._device.limits.max_allocation
-        self.plan = plan(blocks, max_arena=limit)
+        self.plan = plan(blocks, max_arena=self._device.limits.max_buffer_memory)
         arenas = [
             self.buffer(nbytes, api.MemoryKind.DEVICE, "temporaries") for nbytes in self.plan.arenas
         ]
