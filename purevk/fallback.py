@@ -39,6 +39,7 @@ def run(
     results: Sequence[TensorType],
     source: str,
     trusted: bool = False,
+    reason: str = "",
 ) -> list[np.ndarray]:
     """Runs one node on the CPU.
 
@@ -51,6 +52,7 @@ def run(
             these arguments.
         source: where the node comes from, for messages.
         trusted: the caller's own module calls the operator. Otherwise it is one of a file.
+        reason: why the device does not run it, for messages.
 
     Raises:
         FallbackError: torch is missing, does not know the operator, or refuses the arguments. A file
@@ -60,7 +62,7 @@ def run(
     made = (
         _execute(executor, args, arrays, source)
         if executor
-        else _call(name, args, arrays, results, source, trusted)
+        else _call(name, args, arrays, results, source, trusted, reason)
     )
     if len(made) < len(results):
         raise FallbackError(
@@ -137,8 +139,9 @@ def _call(
     results: Sequence[TensorType],
     source: str,
     trusted: bool,
+    reason: str,
 ) -> list[Any]:
-    operator, names = _operator(name, len(args), source)
+    operator, names = _operator(name, len(args), source, reason)
     if not trusted and not is_allowed(name):
         _refuse_impure(name, operator, source)
     schema = operator._schema.arguments
@@ -279,7 +282,7 @@ def _copied(value: Any) -> Any:
     return value.clone() if hasattr(value, "clone") else value
 
 
-def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]:
+def _operator(name: str, count: int, source: str, reason: str) -> tuple[Any, tuple[str, ...]]:
     """The operator of torch that returns new tensors, and the names of the `count` arguments that a
     node has."""
     try:
@@ -296,7 +299,7 @@ def _operator(name: str, count: int, source: str) -> tuple[Any, tuple[str, ...]]
         raise FallbackError(
             f"{name} has no kernel here and torch does not know it",
             where=source,
-            why="" if pure_operators.is_name(name) else "this is no name of an operator",
+            why=reason if pure_operators.is_name(name) else "this is no name of an operator",
             next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
         )
     names = _inputs(operator)

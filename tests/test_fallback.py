@@ -270,6 +270,10 @@ def test_tensors_over_arrays() -> None:
 def test_what_cannot_be_run() -> None:
     with pytest.raises(FallbackError, match="torch does not know it"):
         fallback.run("nolib.nothing.default", [], {}, [], "here")
+    lacking = "int8 needs the device feature storage_8bit"
+    with pytest.raises(FallbackError, match="torch does not know it") as error:
+        fallback.run("nolib.nothing.default", [], {}, [], "here", reason=lacking)
+    assert error.value.why == lacking
     args, arrays = as_node([X, X])
     wanted = [TensorType(DType.float32, (5, 5))]
     with pytest.raises(FallbackError, match="failed on the CPU") as error:
