@@ -5,9 +5,10 @@
 # make test-fast        what takes minutes of the test suite
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
 # make test-validation  the fast tests under the Vulkan validation layer
+# make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation bench setup
+.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench setup
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
@@ -17,6 +18,9 @@ test-unit test-fast test-traits test-full: test-%:
 	@scripts/test.sh $* $(ARGS)
 test-validation:
 	@scripts/test.sh fast --validation $(ARGS)
+test-matrix:
+	@scripts/setup.sh --test
+	@.venv/bin/python scripts/matrix.py $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

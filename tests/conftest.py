@@ -65,6 +65,18 @@ def gpu_traits() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def needed_features(request: pytest.FixtureRequest, gpu_traits: None) -> None:
+    """Skips tests of kernels that the device cannot run, or not with PUREVK_DISABLE."""
+    names = [name for mark in request.node.iter_markers("needs_features") for name in mark.args]
+    if names:
+        from purevk.graph.context import default_context
+
+        missing = sorted(set(names) - default_context().traits.features)
+        if missing:
+            pytest.skip(f"the device lacks {', '.join(missing)}")
+
+
 _GROWN = 300 << 20  # bytes
 _resident_after_release = 0
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from purevk import api
+from purevk import api, knobs
 from purevk.errors import OutOfDeviceMemoryError
 from tests.api.stand_in import OUT_OF_HOST_MEMORY, VulkanStandIn
 
-pytestmark = pytest.mark.device
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(
+        knobs.VALIDATION(), reason="the faults that these tests make end the validation layer"
+    ),
+]
 
 
 @pytest.fixture

@@ -96,3 +96,29 @@ def test_an_unknown_tier_is_refused() -> None:
         pytest.skip("it is a script of bash")
     made = subprocess.run(["bash", run, "quick"], capture_output=True, text=True, timeout=60)
     assert made.returncode == 2 and "no tier quick" in made.stderr
+
+
+def test_the_matrix_counts_the_cases_of_a_report(tmp_path: Path) -> None:
+    """A test that raises in its set-up counts as failed, and a run without a passed test too."""
+    from scripts import matrix
+
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): raise ValueError\n"
+        "@pytest.fixture\n"
+        "def broken(): raise ValueError\n"
+        "def test_is_not_reached(broken): pass\n"
+        "@pytest.mark.skip(reason='none')\n"
+        "def test_is_skipped(): pass\n",
+        encoding="utf-8",
+    )
+    outcome = matrix.run(matrix.NONE, [str(tmp_path / "test_it.py")], 60.0)
+    assert (outcome.passed, outcome.skipped) == (1, 1)
+    assert [name.partition("::")[2] for name in outcome.failed] == [
+        "test_fails",
+        "test_is_not_reached",
+    ]
+    assert not outcome.is_ok
+    absent = matrix.run(matrix.NONE, [str(tmp_path / "test_none.py")], 60.0)
+    assert absent.passed == 0 and not absent.is_ok

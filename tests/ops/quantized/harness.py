@@ -9,9 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from purevk import knobs
 from purevk.dtypes import DType
+from purevk.errors import FallbackError
 from purevk.ir import TensorType
 from purevk.program import Program
 from purevk.tuning import DEFAULT
@@ -64,13 +67,14 @@ def run(
     results: Sequence[TensorType] = (),
     constants: Sequence[int] = (),
 ) -> Any:
-    """Runs one operator on the device; fails if any of it runs on the CPU.
+    """Runs one operator on the device; fails if any of it runs on the CPU, unless that is for a
+    feature in PUREVK_DISABLE.
 
     Args:
         args: tensors become inputs, those at the positions `constants` constants.
         results: types that a file would record.
     """
-    made, _ = run_with_templates(name, args, results, constants)
+    made, _, _ = _run(name, args, results, constants)
     return made
 
 
@@ -80,7 +84,17 @@ def run_with_templates(
     results: Sequence[TensorType] = (),
     constants: Sequence[int] = (),
 ) -> tuple[Any, list[str]]:
-    """The same with the names of the templates that ran."""
+    """The same with the names of the templates that ran. On the CPU there is none: the test is
+    skipped."""
+    made, templates, on_host = _run(name, args, results, constants)
+    if on_host:
+        pytest.skip(f"PUREVK_DISABLE: {on_host[0]}")
+    return made, templates
+
+
+def _run(
+    name: str, args: Sequence[Any], results: Sequence[TensorType], constants: Sequence[int]
+) -> tuple[Any, list[str], list[str]]:
     recorder = Recorder()
     given, values = [], []
     for position, arg in enumerate(args):
@@ -98,8 +112,17 @@ def run_with_templates(
     made = recorder.importer.emit(name, values, list(results), [False] * len(results), name)
     graph = recorder.importer.finish(made)
     with Program("test", {"forward": lambda sizes: graph}, context()) as program:
-        assert not host_nodes(program), host_nodes(program)
-        return program.forward(*given), dispatches(program)
+        on_host = host_nodes(program)
+        for node in on_host:
+            assert knobs.DISABLE() and "needs the device feature" in node, on_host
+        try:
+            made = program.forward(*given)
+        except FallbackError as error:
+            if not on_host or "torch does not know it" not in str(error):
+                raise
+            assert "needs the device feature" in str(error)
+            pytest.skip(f"no CPU function: {on_host[0]}")
+        return made, dispatches(program), on_host
 
 
 def quantize(numbers: np.ndarray, scale: float, zero: int, low: int = -128) -> np.ndarray:
