@@ -8,7 +8,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.arithmetic import emit_quantize
-from purevk.ops.quantized.matmul import by_rows, emit_linear
+from purevk.ops.quantized.matmul import by_rows, check_groups, check_rows, emit_linear
 from purevk.ops.quantized.operands import INT8, OutputQuantization, supports
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
@@ -88,7 +88,24 @@ def _q4gsw_shape(
     group_size: int,
     bias: TensorType | None = None,
 ) -> TensorType:
+    _check_parameters(x, weights, weight_scales, bias, group_size)
     return _result(x, weights)
+
+
+def _check_parameters(
+    x: TensorType,
+    weights: TensorType,
+    scales: TensorType,
+    bias: TensorType | None,
+    group_size: int,
+) -> None:
+    """Scales are [groups, rows or more], or [rows or more]; a bias is [rows or more]."""
+    if scales.rank not in (1, 2) or not x.rank:
+        raise ShapeError(f"a linear layer of {x} with scales {scales}")
+    check_groups(x.dims[-1], scales.dims[0] if scales.rank == 2 else 1, group_size)
+    check_rows(weights.dims[0], scales.dims[-1])
+    if bias is not None:
+        check_rows(weights.dims[0], bias.numel)
 
 
 def _expand_q4gsw(builder: Builder, node: Node) -> Value:
@@ -181,6 +198,7 @@ def _dq8ca_shape(
     group_size: int,
     bias: TensorType | None = None,
 ) -> TensorType:
+    _check_parameters(x, weights, weight_scales, bias, group_size)
     return _result(x, weights)
 
 

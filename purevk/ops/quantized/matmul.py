@@ -63,9 +63,33 @@ def _shape(
             f"a row of {weight} has {weight.dims[1] * 8 // bits} quantized values,"
             f" {x.dims[1]} are needed"
         )
+    if bits not in (4, 8):
+        raise ShapeError(f"a weight of {bits} bits")
+    (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
+    check_groups(k, groups, group)
+    for rows, parameters in ((n, (scales, sums, bias)), (m, (row_scales, row_zeros))):
+        for each in parameters:
+            if each is not None:
+                check_rows(rows, each.dims[0] if each.rank else 1)
+    if sums is not None and (sums.rank != 2 or sums.dims[1] != groups):
+        raise ShapeError(f"sums {sums} with scales {scales}")
     if epilogue is not None:
         dtype = epilogue.dtypes[epilogue.outputs[0]]
     return TensorType(DType.int8 if out is not None else dtype, (x.dims[0], weight.dims[0]))
+
+
+def check_groups(k: Size, groups: Size, group: int) -> None:
+    """Raises ShapeError unless k values can have so many groups of `group` values; 0: one group."""
+    if group < 0 or (not group and isinstance(groups, int) and groups > 1):
+        raise ShapeError(f"a weight with {groups} groups of {group} values")
+    if isinstance(groups, int) and isinstance(k, int) and groups * (group or k) < k:
+        raise ShapeError(f"{groups} groups of {group} values for rows of {k}")
+
+
+def check_rows(rows: Size, values: Size) -> None:
+    """Raises ShapeError if there are fewer values than rows."""
+    if isinstance(rows, int) and isinstance(values, int) and values < rows:
+        raise ShapeError(f"{values} scales, sums or biases for {rows} rows")
 
 
 def _lower(lowering: Lowering, node: Node) -> None:

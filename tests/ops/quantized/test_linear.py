@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
+from purevk.errors import FileFormatError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
 from purevk.ops.quantized.choice import QuantizedMatmul, choose  # noqa: E402
@@ -97,6 +98,26 @@ def test_int4_weight_by_group(rows, n, k, group, dtype):
         packed = pad_last(s.T, 4).contiguous()
         args = (x, pack_low_first(w), packed, group, None if bias is None else pad_last(bias, 4))
         close(run("et_vk.linear_q4gsw.default", args, constants=(1, 2, 4)), want, dtype)
+
+
+@pytest.mark.parametrize("group", [-32, -1, 0, 16])
+def test_groups_that_do_not_cover_a_row_are_refused(group):
+    x, w, s = tensor(3, 64), quantized_weight(16, 64, 4), tensor(2, 16)
+    with pytest.raises(FileFormatError, match="2 groups"):
+        run("et_vk.linear_q4gsw.default", (x, pack_low_first(w), s, group, None))
+    scale, zero = torch.ones(3), torch.zeros(3, dtype=torch.int8)
+    with pytest.raises(FileFormatError, match="2 groups"):
+        run(
+            "et_vk.linear_dq8ca_q4gsw.default",
+            (x, scale, zero, pack_low_first(w), s, s, group, None),
+        )
+
+
+def test_parameters_for_too_few_rows_are_refused():
+    x, w, s = tensor(3, 64), quantized_weight(16, 64, 4), tensor(2, 16)
+    args = (x, pack_low_first(w), s, 32, tensor(12))
+    with pytest.raises(FileFormatError, match="12 scales, sums or biases for 16 rows"):
+        run("et_vk.linear_q4gsw.default", args)
 
 
 def test_more_dims_and_weights_of_a_call():
