@@ -75,6 +75,8 @@ def verify(graph: Graph, after: str = "") -> None:
         if value not in defined:
             fail(f"{value!r} is returned but never defined", "outputs")
     for output in graph.outputs:
+        if output is not None and not isinstance(output, (Value, Dim, bool, int, float, str)):
+            fail(f"{output!r} is returned, which is no tensor and no number", "outputs")
         unknown = (
             _dims.symbols(output) - set(graph.symbols) - graph.outer
             if isinstance(output, Dim)

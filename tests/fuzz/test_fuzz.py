@@ -41,6 +41,7 @@ _GRAPH = ["methods", "forward", "graph"]
 FOUND = {
     "operand of a matmul is missing": ("branch.pvk", ["json", [*_GRAPH, "nodes", 0, 1, 4, 0], "nudge", None, 4]),
     "operand is missing": ("counter_portable.pvk", ["json", [*_GRAPH, "nodes", 0, 1, 0], "nudge", None, 6]),
+    "output is a list": ("linear_portable.pvk", ["json", [*_GRAPH, "outputs", 0], "copy", [*_GRAPH, "nodes", 0, 2], 6]),
     "real result of a complex number": (
         "linear_portable.pvk",
         ["json", [*_GRAPH, "nodes", 1, 1, 4], "set", {"complex": [0, 1]}, 0],
