@@ -178,12 +178,19 @@ def position_limits(definition: Operator, args: tuple[Arg, ...]) -> list[Limit]:
 
 
 def with_position_limits(graph: Graph) -> Graph:
-    """A saved graph that checks its positions, also if the file does not say so."""
+    """A saved graph that checks its positions, also if the file does not say so. A sub-graph checks
+    its own when it runs."""
     known = {guard for guard, _ in graph.checks}
+    symbols = graph.symbols.keys() | graph.outer
     added: dict[Guard, str] = {}
+    nodes = []
     for node in graph.nodes:
         definition = find(node.op)
         for limit in [] if definition is None else position_limits(definition, node.args):
-            if limit.guard not in known and limit.symbols <= graph.symbols.keys():
+            if limit.guard not in known and limit.symbols <= symbols:
                 added[limit.guard] = limit.message
-    return replace(graph, checks=(*graph.checks, *added.items())) if added else graph
+        if node.graphs:
+            args = [with_position_limits(a) if isinstance(a, Graph) else a for a in node.args]
+            node = replace(node, args=tuple(args))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), checks=(*graph.checks, *added.items()))

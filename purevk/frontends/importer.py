@@ -83,6 +83,8 @@ class Importer:
         self._elements: dict[tuple[Value, int], Dim] = {}
         self._outer: frozenset[Symbol] = frozenset()  # of a sub-graph: the symbols around it
         self._inner: set[Symbol] = set()  # symbols that belong to sub-graphs
+        # Of a sub-graph: what the symbols around it must keep if it runs.
+        self._entry_checks: dict[Guard, str] = {}
 
     # -- leaves -----------------------------------------------------------------------------------
     def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool) -> Value:
@@ -260,7 +262,9 @@ class Importer:
                     definition = None
             for limit in [] if definition is None else position_limits(definition, full):
                 # A position that is known outside of a sub-graph matters only if the sub-graph runs.
-                if not limit.symbols & self._outer:
+                if limit.symbols <= self._outer:
+                    self._entry_checks.setdefault(limit.guard, limit.message)
+                else:
                     self.check(limit.left, limit.op, limit.right, limit.message)
         else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
@@ -331,7 +335,12 @@ class Importer:
         made = copy.copy(self)
         made.name, made.nodes, made.inputs = f"{self.name}.{name}", [], []
         made._outer = frozenset(self.symbols) - self._inner
+        made._entry_checks = {}
         return made
+
+    def check_at_entry(self, guard: Guard, message: str) -> None:
+        """Has a relation of symbols around this sub-graph checked each time the sub-graph runs."""
+        self._entry_checks.setdefault(guard, message)
 
     def sub_input(self, type: TensorType) -> Value:
         """An input of a sub-graph."""
@@ -355,6 +364,7 @@ class Importer:
             for guard, message in self.bounds.checks.items()
             if guard.symbols & set(symbols)
         ]
+        checks += self._entry_checks.items()
         read = {value for node in self.nodes for value in node.inputs} | set(values_in(outputs))
         return Graph(
             self.name,

@@ -210,9 +210,11 @@ class _Respecializer:
             for node in graph.nodes:
                 self._node(node)
             for guard, message in graph.checks:
-                self.importer.check(
-                    self._arg(guard.left), guard.op, self._arg(guard.right), message
-                )
+                now = self._guard(guard)
+                if guard.symbols <= graph.outer:
+                    self.importer.check_at_entry(now, message)
+                else:
+                    self.importer.check(now.left, now.op, now.right, message)
             return self.importer.finish_sub_graph([self._arg(output) for output in graph.outputs])
         finally:
             self.importer = outer

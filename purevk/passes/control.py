@@ -67,6 +67,7 @@ class _Settler(Rewriter):
         super().__init__(graph)
         self.constants: dict[Value, Constant] = dict(graph.constants)
         self.states: dict[Value, Constant | None] = dict(graph.states)
+        self.checks = dict(graph.checks)
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -85,7 +86,9 @@ class _Settler(Rewriter):
                 self.keep(node)
             else:
                 self.replace(node, made)
-        return self.finish(constants=self.constants, states=self.states)
+        return self.finish(
+            constants=self.constants, states=self.states, checks=tuple(self.checks.items())
+        )
 
     def _cond(self, node: Node) -> list[Value] | None:
         predicate = node.tensor_or_scalar("predicate")
@@ -132,9 +135,10 @@ class _Settler(Rewriter):
         return [*carried, *stacked]
 
     def inline(self, graph: Graph, operands: Sequence[Arg]) -> list[Arg]:
-        """Puts the nodes of a sub-graph here; returns its outputs."""
+        """Puts the nodes of a sub-graph here, with its checks; returns its outputs."""
         self.constants.update(graph.constants)
         self.states.update(graph.states)
+        self.checks.update(graph.checks)
         mapping: dict[object, Arg] = dict(zip(graph.inputs, operands))
         swap = lambda value: mapping.get(value, value)  # noqa: E731
         for node in graph.nodes:
@@ -164,9 +168,9 @@ def can_inline(graph: Graph) -> bool:
 
 
 def _is_small(graph: Graph, around: Graph) -> bool:
-    """Whether a branch may be computed although the other one is taken: it writes nothing, reads no
-    state that changes, and costs less than asking the host."""
-    if not can_inline(graph) or graph.states or len(graph.nodes) > _NODES:
+    """Whether a branch may be computed although the other one is taken: it writes nothing, checks
+    nothing, reads no state that changes, and costs less than asking the host."""
+    if not can_inline(graph) or graph.states or graph.checks or len(graph.nodes) > _NODES:
         return False
     elements = 0
     for node in graph.nodes:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import purevk  # noqa: E402
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.frontends import control  # noqa: E402
 from purevk.frontends.importer import Importer  # noqa: E402
 from purevk.frontends.saved import write_program  # noqa: E402
 from purevk.program import Program  # noqa: E402
@@ -353,6 +354,44 @@ def test_positions_of_a_saved_program_are_checked(
         for wrong in (5, 6, 9, -1):
             with pytest.raises(InputError, match="lies (past|before) the tensor"):
                 program.forward(given, torch.tensor([wrong]))
+
+
+@pytest.mark.parametrize("stated", [False, True], ids=["not stated", "stated"])
+def test_positions_inside_of_a_choice_are_checked_if_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: bool
+) -> None:
+    """The position is known outside of the branch."""
+
+    def row(region: control.Region, args: Any) -> Any:
+        return region.importer.emit("aten.select.int", (args[0], 0, at), [], [], "row")
+
+    def sums(region: control.Region, args: Any) -> Any:
+        return region.importer.emit("aten.sum.dim_IntList", (args[0], (0,)), [], [], "sums")
+
+    with monkeypatch.context() as patch:
+        if not stated:
+            patch.setattr("purevk.frontends.importer.position_limits", lambda *_: [])
+        importer = Importer("forward", "test")
+        x = importer.input(DType.float32, (5, 4), False)
+        at = importer.element(importer.input(DType.int64, (1,), False), 0, lower=-9, upper=9)
+        chosen = importer.input(DType.bool, (1,), False)
+        made = control.cond(importer, chosen, (row, sums), (x,), "choice")
+        graph = importer.finish(made)
+    assert not graph.checks
+    assert [len(inner.checks) for inner in graph.nodes[-1].graphs] == [2 * stated, 0]
+    path, again = tmp_path / "positions.pvk", tmp_path / "again.pvk"
+    write_program(path, "positions", {"forward": lambda sizes: graph}, "a test")
+    with purevk.load(path) as program:
+        program.save(again)
+    given, yes, no = tensor(5, 4), torch.tensor([True]), torch.tensor([False])
+    for name in (path, again):
+        with purevk.load(name) as program:
+            assert torch.equal(program.forward(given, torch.tensor([4]), yes), given[4])
+            for wrong in (5, 9, -1):
+                other = program.forward(given, torch.tensor([wrong]), no)
+                torch.testing.assert_close(other, given.sum(0))
+                with pytest.raises(InputError, match="lies (past|before) the tensor"):
+                    program.forward(given, torch.tensor([wrong]), yes)
 
 
 def test_a_saved_program(tmp_path: Path) -> None:
