@@ -205,13 +205,14 @@ def _check_view(node: Node, where: str, definition: registry.Operator, form: reg
     types = tuple(value.type for value in node.results)
     layouts = form.layout(Layout.dense(source.dims), source, types, *bound)
     for value, layout in zip(node.results, layouts or ()):
-        if not _lies_within(value, layout, source.numel):
+        if not _lies_within(value, layout, source):
             why = f"{node.inputs[0]!r} has {source.numel} elements"
             _refuse(node, where, f"{node.op} reads beyond its input", why)
 
 
-def _lies_within(value: Value, layout: Layout, numel: Size) -> bool:
-    numbers: Sequence[Size] = (layout.offset, *layout.strides, *value.type.dims, numel)
+def _lies_within(value: Value, layout: Layout, source: TensorType) -> bool:
+    """The layout is in elements of the value, which may be parts of the input's complex numbers."""
+    numbers: Sequence[Size] = (layout.offset, *layout.strides, *value.type.dims, source.numel)
     symbols = set().union(*map(_dims.symbols, numbers))
     if any(symbol.unbacked or not symbol.is_size for symbol in symbols):
         return True  # positions are checked at the call
@@ -222,7 +223,8 @@ def _lies_within(value: Value, layout: Layout, numel: Size) -> bool:
     for size, stride in zip(sizes, map(_dims.hint, layout.strides)):
         first += min(stride, 0) * (size - 1)
         last += max(stride, 0) * (size - 1)
-    return first >= 0 and last < max(_dims.hint(numel), 1)
+    nbytes = _dims.hint(source.numel) * source.dtype.itemsize
+    return first >= 0 and last < max(nbytes // value.type.dtype.itemsize, 1)
 
 
 def _refuse(node: Node, where: str, what: str, why: str) -> None:

@@ -174,7 +174,7 @@ PROGRAMS = {
         "value_index refers to number -2",
         "there are 1",
     ),
-    "scalar type": (program_with_tensor(scalar_type=8), "unknown scalar type 8", "are accepted"),
+    "scalar type": (program_with_tensor(scalar_type=18), "unknown scalar type 18", "are accepted"),
     "sizes": (program_with_tensor(sizes=(2, -3)), r"sizes \[2, -3\]", "at least 0"),
     "rank": (program_with_tensor(sizes=(1,) * 65), "of rank 65", "up to 64"),
     "dim order": (program_with_tensor(dim_order=(1, 1)), r"dim_order \[1, 1\]", "dims 0 to 1"),

@@ -1,4 +1,5 @@
-"""complex32 as storage: computed in complex64, rounded when it is written."""
+"""complex32 as storage: computed in complex64, rounded when it is written. Complex numbers in
+files."""
 
 from __future__ import annotations
 
@@ -111,6 +112,39 @@ def test_states_weights_and_files(tmp_path: Path) -> None:
         assert program.forward(bits).dtype == bits.dtype
         with pytest.raises(InputError):
             program.forward(z.to(C64))
+
+
+class Spectrum(torch.nn.Module):
+    """Complex numbers as an input, a weight, in between and as a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = torch.nn.Parameter(numbers(8, dtype=C64, seed=2))
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> Any:
+        turned = torch.view_as_complex(x) * self.turn
+        return torch.view_as_real(turned), torch.fft.fft(turned) + z
+
+
+def test_parts_in_a_saved_program(tmp_path: Path) -> None:
+    module, args = Spectrum(), (torch.randn(3, 8, 2), numbers(3, 8, dtype=C64))
+    with purevk.compile(module, args) as program:
+        program.save(tmp_path / "spectrum.pvk")
+    with purevk.load(tmp_path / "spectrum.pvk") as program, torch.no_grad():
+        for have, want in zip(program(*args), module(*args), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("vulkan", [False, True], ids=["portable", "vulkan"])
+def test_complex_numbers_in_a_file_of_executorch(vulkan: bool) -> None:
+    pytest.importorskip("executorch")
+    from tests.program.harness import file_of
+
+    module, args = Spectrum(), (torch.randn(3, 8, 2), numbers(3, 8, dtype=C64))
+    with purevk.load(file_of(module, args, vulkan=vulkan)) as program, torch.no_grad():
+        for have, want in zip(program(*args), module(*args), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
 
 
 def test_torch_compile() -> None:
