@@ -124,8 +124,11 @@ def _all_outputs(
     def process_output_node(self: Any, node: torch.fx.Node) -> None:
         write(self, node)
         kinds = {spec.kind for spec in self.program.graph_signature.output_specs}
-        numbers = [self.node_to_value_ids[each] for each in node.args[0]]  # type: ignore[union-attr]
-        if kinds == {OutputKind.USER_OUTPUT} and set(numbers) == set(self.output_ids):
+        made: Any = node.args[0]
+        if kinds != {OutputKind.USER_OUTPUT}:
+            return
+        numbers = [self.node_to_value_ids.get(each) for each in made]
+        if set(numbers) == set(self.output_ids):
             self.output_ids[:] = numbers
 
     return process_output_node

@@ -431,9 +431,7 @@ class Executable:
         self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
     ) -> None:
         name, reason, args = node.args
-        assert isinstance(name, str) and isinstance(
-            reason, str
-        )  # as `passes.placement` wraps nodes
+        assert isinstance(name, str)  # as `passes.placement` wraps nodes
         arrays = {value: self._host_array(value, host, env) for value in node.inputs}
         known = _evaluated(args, env)
         made = fallback.run(
@@ -443,7 +441,7 @@ class Executable:
             [value.type for value in node.results],
             node.source,
             self.plan.graph.trusted,
-            reason,
+            str(reason),
         )
         host.update(zip(node.results, made))
 
