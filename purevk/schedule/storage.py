@@ -35,8 +35,8 @@ class StorageAssignment:
         """Whether the sizes of a value, and where it lies in its storage, are the same at every
         call. A slice at a position of the call has an offset of its own."""
         layout = self.layouts.get(value)
-        places = () if layout is None else (layout.offset, *layout.strides)
-        return value.type.is_static and not any(isinstance(each, Dim) for each in places)
+        numbers = () if layout is None else (layout.offset, *layout.strides)
+        return value.type.is_static and not any(isinstance(each, Dim) for each in numbers)
 
 
 def assign_storage(graph: Graph, traits: DeviceTraits | None = None) -> StorageAssignment:

@@ -3,8 +3,8 @@ traces.
 
 `StaticSlidingWindowLayer` keeps the keys and values of the last tokens of a window. It knows from a
 Python number how many tokens it has seen, and takes one of four ways by it. torch.export would take
-the number for a constant. The layer here keeps the same keys and values at the same places, and
-takes one way for all numbers, which is a tensor.
+the number for a constant. The layer here keeps the same keys and values at the same indices, and
+counts in a tensor, so that one way serves all counts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _layer_class() -> Any:
     base: Any = cache_utils.StaticLayer
 
     class WindowLayer(base):  # type: ignore[misc]
-        """The last W tokens. Place p of `keys` and `values` has token p + max(n - W, 0), where n
-        tokens were seen. Places from n on are zeros."""
+        """The last W tokens. Index i along dim 2 of `keys` and `values` has token i + max(n - W, 0),
+        where n tokens were seen. From index n on there are zeros."""
 
         is_sliding = True
 
@@ -69,7 +69,7 @@ def _layer_class() -> Any:
             added, window = key_states.shape[-2], self.max_cache_len
             first = torch.clamp(self.cumulative_length, max=window)
             new = torch.arange(added, device=self.device) + first
-            # Places by which the window moves on.
+            # How many tokens leave the window.
             moved = torch.clamp(first + added - window, min=0)
             kept = torch.arange(window, device=self.device) + moved
             self.cumulative_length.add_(added)
@@ -83,7 +83,7 @@ def _layer_class() -> Any:
             return tuple(results)
 
         def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
-            """The number of places, and the token of the first: what `update` returns."""
+            """The length of what `update` returns, and the token of its first index."""
             window = self.max_cache_len
             return window + query_length, torch.clamp(self.cumulative_length - window, min=0)
 
@@ -103,10 +103,10 @@ def _masks_at_tensor_offsets() -> Iterator[None]:
     masking_utils: Any = known
     padding, blocks = masking_utils.prepare_padding_mask, masking_utils.maybe_pad_block_sequence_ids
 
-    def prepare_padding_mask(mask: Any, kv_length: int, kv_offset: Any) -> Any:
-        if mask is None or not isinstance(kv_offset, torch.Tensor):
-            return padding(mask, kv_length, kv_offset)
-        return torch.nn.functional.pad(mask, (0, kv_length))
+    def prepare_padding_mask(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
+        if attention_mask is None or not isinstance(kv_offset, torch.Tensor):
+            return padding(attention_mask, kv_length, kv_offset)
+        return torch.nn.functional.pad(attention_mask, (0, kv_length))
 
     def maybe_pad_block_sequence_ids(
         block_sequence_ids: Any, attention_mask: Any, kv_length: int, kv_offset: Any
