@@ -163,7 +163,7 @@ def rows_of(kind, length, dtype):
 ROWS = ("few values", "equal", "masked", "wide", "narrow")
 
 
-@pytest.mark.needs_features("int64")
+@pytest.mark.needs_features("int64", "int16")
 @pytest.mark.parametrize("kind", ROWS)
 def test_selection_agrees_with_sorting(kind):
     """Which of equal elements are taken, too: those of the lowest indices."""
