@@ -12,15 +12,14 @@
 // whose elements are in the order that fragments.glslh states; the device must have been tested for
 // that. The scores are then in the right order for the left operand of the second matmul.
 //
-// Buffers, parameters and macros: attention_io.glslh; q, k and v are float16_t, HEAD_DIM is a
-// multiple of 16, VALUE_DIM of 8. More macros:
+// Buffers, parameters and macros: attention_io.glslh; q, k and v are float16_t. Heads are padded
+// with zeros to multiples of 16 columns. More macros:
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   SUBS  subgroups per workgroup (4)
-//   KEYS  keys per step (32), a multiple of 16; KEYS * HEAD_DIM / 4 and KEYS * VALUE_DIM / 4 are
-//     multiples of 32 * SUBS
+//   KEYS  keys per step (32), a multiple of 16 and of 8 * SUBS
 //   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
 //     with any element type
-// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16)
+// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "core/common.glslh"
 #ifndef FRAGMENTS_M
@@ -41,16 +40,20 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define QUERIES (16 * FRAGMENTS_M * SUBS)
 #include "attention/steps.glslh"
 
+#define WIDTH ((HEAD_DIM + 15) / 16 * 16)
+#define VALUE_WIDTH ((VALUE_DIM + 15) / 16 * 16)
 // Rows are padded by 8, so that neighbouring rows are in different banks.
-#define KEY_LINE (HEAD_DIM + 8)
-#define VALUE_LINE (VALUE_DIM + 8)
+#define KEY_LINE (WIDTH + 8)
+#define VALUE_LINE (VALUE_WIDTH + 8)
 #define TILE_V (KEYS * KEY_LINE)
 #define TILES_SIZE (TILE_V + KEYS * VALUE_LINE)
-#define STEPS_D (HEAD_DIM / 16)
+#define STEPS_D (WIDTH / 16)
 #define KEYS8 (KEYS / 8)
-#define VALUES8 (VALUE_DIM / 8)
-#define K_SLOTS (KEYS * D4 / LOCAL)
-#define V_SLOTS (KEYS * DV4 / LOCAL)
+#define VALUES8 (VALUE_WIDTH / 8)
+#define W4 (WIDTH / 4)
+#define VW4 (VALUE_WIDTH / 4)
+#define K_SLOTS (KEYS * W4 / LOCAL)
+#define V_SLOTS (KEYS * VW4 / LOCAL)
 
 #if COOPMAT
 #define SUB int(gl_SubgroupID)
@@ -114,23 +117,25 @@ LOADED4 next_k[K_SLOTS], next_v[V_SLOTS];
 void fetch(int base_k, int base_v, int t0) {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
-        int at = id + s * LOCAL;
-        next_k[s] = LOADED4(buf_k[(base_k + min(t0 + at / D4, T - 1) * k_row) / 4 + at % D4]);
+        int at = id + s * LOCAL, column = at % W4;
+        next_k[s] = LOADED4(0.0);
+        if (column < D4) next_k[s] = LOADED4(buf_k[(base_k + min(t0 + at / W4, T - 1) * k_row) / 4 + column]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
-        int at = id + s * LOCAL;
-        next_v[s] = LOADED4(buf_v[(base_v + min(t0 + at / DV4, T - 1) * v_row) / 4 + at % DV4]);
+        int at = id + s * LOCAL, column = at % VW4;
+        next_v[s] = LOADED4(0.0);
+        if (column < DV4) next_v[s] = LOADED4(buf_v[(base_v + min(t0 + at / VW4, T - 1) * v_row) / 4 + column]);
     }
 }
 
 void put() {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
-        int i = id + s * LOCAL, at = (i / D4) * KEY_LINE + (i % D4) * 4;
+        int i = id + s * LOCAL, at = (i / W4) * KEY_LINE + (i % W4) * 4;
         UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_k[s][c];
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
-        int i = id + s * LOCAL, at = TILE_V + (i / DV4) * VALUE_LINE + (i % DV4) * 4;
+        int i = id + s * LOCAL, at = TILE_V + (i / VW4) * VALUE_LINE + (i % VW4) * 4;
         UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_v[s][c];
     }
 }
@@ -157,8 +162,10 @@ void main() {
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
         UNROLL for (int d = 0; d < STEPS_D; d++) {
             UNROLL for (int i = 0; i < 4; i++) {
-                int at = base_q + min(row0 + 16 * m + A_ROW(lane, i), S - 1) * q_row + 16 * d + A_COLUMN(lane, i);
-                LOADED4 quad = LOADED4(buf_q[at / 4]);
+                int column = 16 * d + A_COLUMN(lane, i);
+                int at = base_q + min(row0 + 16 * m + A_ROW(lane, i), S - 1) * q_row + column;
+                LOADED4 quad = LOADED4(0.0);
+                if (column < HEAD_DIM) quad = LOADED4(buf_q[at / 4]);
                 q[m][d][2 * i] = (lane & 1) == 0 ? quad.x : quad.z;
                 q[m][d][2 * i + 1] = (lane & 1) == 0 ? quad.y : quad.w;
             }
@@ -251,8 +258,9 @@ void main() {
             vec2 upper = over[0] * vec2(sums[m][v][0], sums[m][v][1]), lower = over[1] * vec2(sums[m][v][2], sums[m][v][3]);
             vec2 other = odd ? upper : lower;
             other = vec2(subgroupShuffleXor(other.x, 1u), subgroupShuffleXor(other.y, 1u));
-            if (row < S) {
-                buf_out[(base_o + row * o_row) / 4 + 2 * v + lane % 4 / 2] =
+            int quad = 2 * v + lane % 4 / 2;
+            if (row < S && quad < DV4) {
+                buf_out[(base_o + row * o_row) / 4 + quad] =
                     VEC4_OF(T_OUT)(odd ? vec4(other, lower) : vec4(upper, other));
             }
         }

@@ -268,21 +268,25 @@ def _coopmat(
 ) -> Coopmat | None:
     """The kernel on matrix cores, if the device has them and fragments of these widths fit into
     registers."""
-    if (
-        not traits.coopmat_16x8x16
-        or not traits.has("subgroup_shuffle")
-        or width % 16
-        or value_width % 16
-    ):
+    if not traits.coopmat_16x8x16 or not traits.has("subgroup_shuffle"):
         return None
     if max(width, value_width) > 128 or not traits.fragment_order():
         return None
-    narrow = width + value_width <= 128  # two fragments of queries fit into registers
+    padded = sum(-(-each // 16) * 16 for each in (width, value_width))
+    narrow = padded <= 128  # two fragments of queries fit into registers
+    keys = 64 if 2 * 64 * (padded + 16) <= traits.max_shared_memory else 32
     # Many rows share what is read of keys and values, as long as every multiprocessor has work.
-    for fragments, subgroups in (((2, 4),) if narrow else ()) + ((1, 4), (1, 2)):
-        if -(-queries // (16 * fragments * subgroups)) * groups >= 2 * traits.processors:
+    cores = traits.processors
+    for fragments, subgroups, groups_wanted in (
+        (2, 4, 4 * cores if narrow else None),
+        (1, 8, None if narrow else 2 * cores),
+        (1, 4, cores // 4),
+        (1, 2, 0),
+    ):
+        rows = 16 * fragments * subgroups
+        if groups_wanted is not None and -(-queries // rows) * groups >= groups_wanted:
             break
-    return Coopmat(fragments, subgroups, 64 if narrow else 32)
+    return Coopmat(fragments, subgroups, keys)
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 # batch, query heads, key heads, queries, keys, head dim
 SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
+PADDED = [(1, 2, 1, 5, 9, 8), (1, 1, 1, 5, 9, 20)]  # heads that are no multiples of 16
 KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled", "steps"]
 VARIANTS = {
     "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
@@ -94,6 +95,12 @@ def test_smaller_tiles_and_wide_heads(kind):
         kind,
         more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {},
     )
+
+
+@pytest.mark.parametrize("size", PADDED, ids=str)
+@pytest.mark.parametrize("values", [4, 24])
+def test_heads_are_padded_to_fragments(size, values):
+    check(size, "steps", values=values)
 
 
 @pytest.mark.parametrize("queries", [2, 3])
@@ -199,12 +206,10 @@ def check(
         template = "attention/attention_tiled.comp"
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     elif kind == "steps":
-        if head % 16 or values % 8 or subgroup_size() % 4:
-            pytest.skip(
-                "head or value width is no multiple of a fragment, or the subgroup size none of 4"
-            )
-        if (size != SIZES[0] and not unread.start) or head != values:
-            pytest.skip("scalar steps are slow: only the first size, with heads as wide as values")
+        if subgroup_size() % 4:
+            pytest.skip("the subgroup size is no multiple of 4")
+        if size not in (SIZES[0], *PADDED) and not unread.start:
+            pytest.skip("scalar steps are slow: only the first size")
         macros.update({"SUBS": 1, "FRAGMENTS_M": 1, "KEYS": 16, **(more or {})})
         template = "attention/attention_coopmat.comp"
         grid = (ceil_div(queries, 16 * macros["FRAGMENTS_M"] * macros["SUBS"]), q_heads, batch)

@@ -138,20 +138,16 @@ def test_the_choice_of_matrix_cores():
         coopmat_16x8x16=True,
         fragment_order=lambda: True,
     )
-    for width in range(16, 160, 16):
-        for value_width in range(16, 160, 16):
+    for width in range(4, 160, 12):
+        for value_width in range(4, 160, 12):
             for queries in (5, 100, 1000):
                 made = choose(traits, 2, 16, queries, queries, width, value_width, True)
                 assert isinstance(made, Coopmat) == (max(width, value_width) <= 128)
                 if isinstance(made, Coopmat):
-                    assert all(
-                        made.keys * w // 4 % (32 * made.subgroups) == 0
-                        for w in (width, value_width)
-                    )
-                    assert (
-                        2 * made.keys * (width + value_width + 16) <= 32768
-                        and made.fragments * (width + value_width) <= 256
-                    )
+                    padded = sum(-(-each // 16) * 16 for each in (width, value_width))
+                    assert made.keys % (8 * made.subgroups) == 0
+                    assert 2 * made.keys * (padded + 16) <= traits.max_shared_memory
+                    assert made.fragments * padded <= 256
     assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
     assert not isinstance(
         choose(replace(traits, coopmat_16x8x16=False), 2, 16, 100, 100, 64, 64, True), Coopmat
