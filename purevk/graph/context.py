@@ -110,6 +110,7 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     """The device traits, which the choice of kernels depends on. The cache keeps what the compiler
     was asked."""
     limits, shapes = device.limits, _coopmat_shapes(device, cache or Cache(None))
+    matrices = _workgroup_matrices(device, cache or Cache(None)) if shapes else ()
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
@@ -123,6 +124,8 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_texels=_max_texels(device),
         coopmat_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
         coopmat_16x8x16=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
+        workgroup_matrices=matrices,
+        max_workgroup_matrix=device.physical.matrix2_max_dimension if matrices else 0,
     )
 
 
@@ -187,6 +190,34 @@ def _coopmat_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, in
         if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache)
         else []
     )
+
+
+_MATRIX_FIELDS = (
+    "cooperativeMatrixReductions",
+    "cooperativeMatrixConversions",
+    "cooperativeMatrixPerElementOperations",
+    "cooperativeMatrixTensorAddressing",
+)
+
+
+def _workgroup_matrices(device: api.Device, cache: Cache) -> tuple[tuple[int, int, int, int], ...]:
+    """`DeviceTraits.workgroup_matrices` of a device that has cooperative matrices."""
+    physical = device.physical
+    has_all = all(
+        ("cooperative_matrix2", name) in physical.feature_fields for name in _MATRIX_FIELDS
+    )
+    if not device.features.cooperative_matrix2 or not has_all:
+        return ()
+    found = tuple(
+        (shape.m, shape.n, shape.k, shape.invocations)
+        for shape in physical.matrix_shapes
+        if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
+        and shape.scope == "workgroup"
+        and shape.flexible
+        and not shape.saturating
+    )
+    known = found and _compiler_knows("GL_NV_cooperative_matrix2", physical.name, cache)
+    return found if known else ()
 
 
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -28,6 +28,15 @@ from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
+
+
+class TileBounds(NamedTuple):
+    """What tiles must suit that are read without tests of bounds: the least m and n, and a divisor
+    of k."""
+
+    m: int
+    n: int
+    k: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Problem:
         transposed: B is dense along K.
         vectors: whether A and B are read as vec4s.
         window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
+        tiles: what is known of them, if rows and batches of A, B and the result start at multiples
+            of 8 elements.
     """
 
     m: int
@@ -50,6 +61,7 @@ class Problem:
     transposed: bool = False
     vectors: tuple[bool, bool] = (True, True)
     window: bool = False
+    tiles: TileBounds | None = None
 
     @property
     def large(self) -> bool:
@@ -63,6 +75,7 @@ class GpuChoice(ABC):
     splits = 1
     template = "matmul/matmul_tiled.comp"
     subgroup: int | None = None
+    takes_vectors = True  # whether buffers may be arrays of vec4s
 
     @property
     @abstractmethod
@@ -302,6 +315,70 @@ class Coopmat(_TileChoice):
 
 
 @dataclass(frozen=True)
+class WorkgroupCoopmat(_TileChoice):
+    """`matmul_coopmat2.comp`: matrices of a workgroup of `invocations`, on matrix cores. A workgroup
+    takes `least_steps` steps along K or more."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    invocations: int
+    least_steps: int = 1
+    splits: int = 1
+    template = "matmul/matmul_coopmat2.comp"
+    takes_vectors = False
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "LOCAL": self.invocations,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.tile_n),
+            _dims.ceil_div(m, self.tile_m),
+            batches * self.splits,
+        )
+
+    @property
+    def threads(self) -> int:
+        return self.invocations
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory: the driver's, about."""
+        return 2 * HALF * self.tile_k * (self.tile_m + self.tile_n)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.half
+            and problem.tiles is not None
+            and self.tile_m <= problem.tiles.m
+            and self.tile_n <= problem.tiles.n
+            and problem.tiles.k % self.tile_k == 0
+            and not problem.window
+            and problem.k >= self.least_steps * self.tile_k * self.splits
+            and traits.takes_matrices(self.tile_m, self.tile_n, self.tile_k, self.invocations)
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.workgroup_coopmat
+        steps, rounds, load = self._schedule(traits, problem)
+        products = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
+        return (
+            costs.start
+            + steps * (costs.latency * rounds + load * work)
+            + costs.store * self.tile_m * self.tile_n / 256 * load
+        )
+
+
+@dataclass(frozen=True)
 class Vector(GpuChoice):
     """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
     K."""
@@ -365,13 +442,13 @@ class Vector(GpuChoice):
         )
 
 
-GpuKernel: TypeAlias = Tiled | Coopmat | Vector
+GpuKernel: TypeAlias = Tiled | Coopmat | WorkgroupCoopmat | Vector
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     """All kernels that fit."""
     sizes = traits.profile.tiles
-    tiles: list[Tiled | Coopmat] = [
+    tiles: list[Tiled | Coopmat | WorkgroupCoopmat] = [
         Tiled(*each) for each in (*sizes.tiled, *(() if problem.window else sizes.tiled_long))
     ]
     if (
@@ -383,6 +460,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
         tiles += [
             Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size) for each in sizes.coopmat
         ]
+    tiles += [WorkgroupCoopmat(*each) for each in sizes.workgroup_coopmat]
     for tile in tiles:
         if tile.fits(traits, problem):
             yield tile
@@ -410,8 +488,8 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
 
 
 def _split(
-    traits: DeviceTraits, problem: Problem, tile: Tiled | Coopmat
-) -> Iterator[Tiled | Coopmat]:
+    traits: DeviceTraits, problem: Problem, tile: Tiled | Coopmat | WorkgroupCoopmat
+) -> Iterator[Tiled | Coopmat | WorkgroupCoopmat]:
     """The same tile with K split among workgroups, where there are too few tiles to fill the
     device."""
     groups = _ceil(problem.m, tile.tile_m) * _ceil(problem.n, tile.tile_n) * problem.batches
@@ -423,8 +501,10 @@ def _split(
     ):
         return
     for splits in (2, 4, 8, 16):
+        part = replace(tile, splits=splits)
         if groups * splits <= 5 * cores and problem.k >= splits * tile.tile_k:
-            yield replace(tile, splits=splits)
+            if not isinstance(part, WorkgroupCoopmat) or part.fits(traits, problem):
+                yield part
 
 
 def _total(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> float:

@@ -22,3 +22,8 @@ def bits_of(number: float) -> int:
 def gcd4(*sizes: Size) -> bool:
     """Whether all sizes are multiples of 4 whatever the symbols are."""
     return all(_dims.gcd_of(size) % 4 == 0 for size in sizes)
+
+
+def gcd8(*sizes: Size) -> bool:
+    """Whether all sizes are multiples of 8 whatever the symbols are."""
+    return all(_dims.gcd_of(size) % 8 == 0 for size in sizes)

@@ -55,6 +55,24 @@ class CoopmatCosts(NamedTuple):
     store: float
 
 
+class WorkgroupCoopmatCosts(NamedTuple):
+    """Microseconds of tiles on matrix cores that the driver stages.
+
+    Attributes:
+        start: to start the dispatch.
+        latency: to wait for memory and barriers, per step along K.
+        load: for a multiprocessor to load a vector of 4 elements.
+        product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
+        store: to store a fragment of 16 x 16.
+    """
+
+    start: float
+    latency: float
+    load: float
+    product: float
+    store: float
+
+
 class VectorCosts(NamedTuple):
     """Microseconds of matmuls of few rows.
 
@@ -82,6 +100,7 @@ class MatmulCosts(NamedTuple):
     Attributes:
         tiled: tiles in shared memory.
         coopmat: tiles on matrix cores.
+        workgroup_coopmat: the same, staged by the driver.
         vector: few rows.
         split_start: microseconds to start the dispatch that adds up the parts of a split K.
         split_element: microseconds of that dispatch, per element of a part.
@@ -89,6 +108,7 @@ class MatmulCosts(NamedTuple):
 
     tiled: TiledCosts
     coopmat: CoopmatCosts
+    workgroup_coopmat: WorkgroupCoopmatCosts
     vector: VectorCosts
     split_start: float
     split_element: float

@@ -30,6 +30,17 @@ class CoopmatSizes(NamedTuple):
     slices: int = 1
 
 
+class WorkgroupSizes(NamedTuple):
+    """The same by a cooperative matrix of a workgroup of `invocations`, which takes `least_steps`
+    steps along K or more: shorter loops are unrolled by the driver, and registers do not suffice."""
+
+    m: int
+    n: int
+    k: int
+    invocations: int
+    least_steps: int
+
+
 class VectorSizes(NamedTuple):
     """A workgroup of the vector kernel: `lanes` invocations for neighbouring columns, `slices` for
     parts of k."""
@@ -79,6 +90,7 @@ class TileSizes(NamedTuple):
         tiled_long: more of them with longer code, for matmuls alone, whose addresses are simple.
         tiled_few: a longer step, which waits less often, for few workgroups.
         coopmat: the same on matrix cores.
+        workgroup_coopmat: the same, staged by the driver.
         vector: the vector kernel where B is dense along n.
         vector_rows: the same for 16 rows of A.
         vector_transposed: the vector kernel where B is dense along k.
@@ -101,6 +113,7 @@ class TileSizes(NamedTuple):
     tiled_long: tuple[TiledSizes, ...]
     tiled_few: TiledSizes
     coopmat: tuple[CoopmatSizes, ...]
+    workgroup_coopmat: tuple[WorkgroupSizes, ...]
     vector: tuple[VectorSizes, ...]
     vector_rows: tuple[VectorSizes, ...]
     vector_transposed: tuple[VectorSizes, ...]

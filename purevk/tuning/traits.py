@@ -34,6 +34,10 @@ class DeviceTraits:
             of halves with float sums; None without matrix cores or a compiler that knows them.
         coopmat_16x8x16: whether cooperative matrices of 16 rows, 8 columns and depth 16 exist too,
             and subgroups have 32 invocations.
+        workgroup_matrices: (m, n, k, invocations) for each kind of cooperative matrix of a
+            workgroup, of halves with float sums: its sizes are multiples of m, n and k in
+            workgroups of this many invocations. Empty without them or a compiler that knows them.
+        max_workgroup_matrix: rows and columns of such a matrix, at most.
         fragment_order: whether the elements of a fragment of 16 x 8 x 16 are in the order that
             `glsl/core/fragments.glslh` states; asks the device when called.
     """
@@ -50,6 +54,8 @@ class DeviceTraits:
     max_texels: int = 0
     coopmat_shape: tuple[int, int, int] | None = None
     coopmat_16x8x16: bool = False
+    workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
+    max_workgroup_matrix: int = 0
     fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
 
     @property
@@ -64,6 +70,13 @@ class DeviceTraits:
             f"no kernel for loops of {most} steps on this device"
             if most > self.max_iterations
             else None
+        )
+
+    def takes_matrices(self, m: int, n: int, k: int, invocations: int) -> bool:
+        """Whether a workgroup of `invocations` multiplies matrices of these sizes."""
+        return max(m, n, k) <= self.max_workgroup_matrix and any(
+            invocations == each[3] and m % each[0] == n % each[1] == k % each[2] == 0
+            for each in self.workgroup_matrices
         )
 
     @property

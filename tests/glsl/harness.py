@@ -19,6 +19,7 @@ import pytest
 
 from purevk import api
 from purevk.errors import KernelInterfaceError
+from purevk.graph.context import traits_of
 from purevk.shaders import shaderc
 from purevk.shaders.templates import template_interface
 
@@ -74,6 +75,15 @@ def device() -> api.Device:
 
 def subgroup_size() -> int:
     return device().physical.subgroup_size
+
+
+def workgroup_matrices() -> None:
+    """Skips a test where the device or the compiler have no cooperative matrices of a workgroup, or
+    not in workgroups of 128."""
+    if not shaderc.load().supports("GL_NV_cooperative_matrix2"):
+        pytest.skip("the compiler does not know GL_NV_cooperative_matrix2")
+    if not traits_of(device()).takes_matrices(64, 64, 32, 128):
+        pytest.skip("the device has no cooperative matrices of a workgroup")
 
 
 # -- compiling -----------------------------------------------------------------------------------

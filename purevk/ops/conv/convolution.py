@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -13,7 +13,7 @@ from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_tiles import Coopmat, Tiled
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import gcd4
+from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.choice import choose, choose_depthwise, is_short
@@ -35,8 +35,10 @@ from purevk.ops.matmul.choice import (
     add_parts,
     bind,
     emit,
+    may_overlap,
     parts_of,
     split_size,
+    stored_vectors,
 )
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
@@ -384,8 +386,13 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
     """A 1 x 1 window: the rows of the matmul are pixels."""
     x, weight, out, pixel = images.x, images.weight, images.out, images.pixel
     rows, (_, _, k, n) = images.rows, weight.dims
-    choice = choose_matmul(lowering.traits, rows, n, k, 1, images.half, False, images.vectors[:2])
-    made = images.epilogue(lowering, "N")
+    aligned = gcd8(pixel, x.offset, n, weight.offset, out.offset)
+    aligned = aligned and may_overlap(lowering, out, images.conv.extras)
+    choice = choose_matmul(
+        lowering.traits, rows, n, k, 1, images.half, False, images.vectors[:2], aligned
+    )
+    vectors = (*images.vectors[:2], stored_vectors(choice, images.vectors[2]))
+    made = replace(images, vectors=vectors).epilogue(lowering, "N")
     emit(
         choice,
         lowering,
@@ -398,7 +405,7 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
         strides=(pixel, n, n),
         batches=Batches(),
         transposed=False,
-        vectors=(gcd4(k, pixel, x.offset), gcd4(n), gcd4(n)),
+        vectors=(gcd4(k, pixel, x.offset), gcd4(n), vectors[2]),
     )
 
 

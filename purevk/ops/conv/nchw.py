@@ -9,11 +9,11 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import gcd4
+from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand
-from purevk.ops.matmul.choice import Batches, choose, emit
+from purevk.ops.matmul.choice import Batches, choose, emit, may_overlap, stored_vectors
 from purevk.ops.registry import Order
 from purevk.tuning import DeviceTraits
 
@@ -134,7 +134,20 @@ def lower_matmul(
     plain = conv.spread == (1, 1)
     vector_out = plain and gcd4(pixels, out.offset)
     half = x.dtype is weight.dtype is DType.float16
-    choice = choose(lowering.traits, rows, pixels, channels, batches, half, False, vectors)
+    aligned = plain and may_overlap(lowering, out, conv.extras)
+    aligned = aligned and gcd8(pixels, pitch, channel_step, x.strides[0], weight.offset, x.offset)
+    choice = choose(
+        lowering.traits,
+        rows,
+        pixels,
+        channels,
+        batches,
+        half,
+        False,
+        vectors,
+        aligned and gcd8(out.offset),
+    )
+    vector_out = stored_vectors(choice, vector_out)
     element, channel = ("(b * M + m) * N + n", "m") if plain else _spread_nchw(x, out, conv.spread)
     made = make_epilogue(
         lowering,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from purevk.dtypes import DType
-from purevk.ir import Size, TensorType
+from purevk.ir import Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
-from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, choose_gpu
+from purevk.lower.gpu_tiles import (
+    Coopmat,
+    Problem,
+    TileBounds,
+    Tiled,
+    Vector,
+    WorkgroupCoopmat,
+    choose_gpu,
+)
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import choose_tile
@@ -26,6 +35,7 @@ class Registers:
     tn4: int
     wy: int
     splits: int = 1
+    takes_vectors = True
 
     def macros(self) -> dict[str, int]:
         return {
@@ -64,7 +74,7 @@ class Registers:
         return self.subgroup_size if self.subgroup_size > 1 else None
 
 
-Choice = Tiled | Coopmat | Vector | Registers
+Choice = Tiled | Coopmat | WorkgroupCoopmat | Vector | Registers
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,7 @@ def choose(
     half: bool,
     transposed: bool,
     vectors: tuple[bool, bool] = (True, True),
+    aligned: bool = False,
 ) -> Choice:
     """The kernel for a matmul of [m, k] and [k, n].
 
@@ -105,11 +116,16 @@ def choose(
         half: both operands are float16.
         transposed: the second is dense along k.
         vectors: whether the operands can be read as vectors of 4.
+        aligned: rows and batches of both and of the result start at multiples of 8 elements.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
     upper = _dims.upper
-    problem = Problem(upper(m), upper(n), upper(k), upper(batches), half, transposed, vectors)
+    least_m, least_n = (_dims.range_of(size)[0] for size in (m, n))
+    tiles = TileBounds(least_m, least_n, _dims.gcd_of(k)) if aligned else None
+    problem = Problem(
+        upper(m), upper(n), upper(k), upper(batches), half, transposed, vectors, tiles=tiles
+    )
     choice: Choice = choose_gpu(traits, problem)
     return choice
 
@@ -202,7 +218,8 @@ def emit(
         strides: elements from one row to the next of A, B (or column, if transposed) and the
             result.
         batches: the matmuls of these sizes.
-        vectors: whether A, B and the result are read and written as vectors of 4.
+        vectors: whether A, B and the result can be read and written as vectors of 4; the result as
+            `stored_vectors` says.
         epilogue: of the dispatch that ends the work.
         flops: None: those of a matmul.
     """
@@ -225,9 +242,12 @@ def emit(
         "offset_a": a.offset,
         "offset_b": b.offset,
     }
-    if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
+    read = vectors[:2] if choice.takes_vectors else (False, False)
+    if isinstance(choice, (Tiled, Coopmat, WorkgroupCoopmat)) and choice.splits > 1:
         parts = parts_of(lowering, choice.splits, batches.count, m, n)
-        macros, buffers = bind(lowering, a, b, None, parts, (vectors[0], vectors[1], gcd4(n)))
+        macros, buffers = bind(
+            lowering, a, b, None, parts, (*read, choice.takes_vectors and gcd4(n))
+        )
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
         params |= {
             "offset_o": 0,
@@ -249,7 +269,7 @@ def emit(
             lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batches, vectors[2]
         )
         return
-    macros, buffers = bind(lowering, a, b, bias, out, vectors)
+    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]))
     macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
     buffers |= epilogue.buffers
     params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
@@ -265,7 +285,18 @@ def emit(
     )
 
 
-def split_size(k: Size, choice: Tiled | Coopmat) -> Size:
+def may_overlap(lowering: Lowering, out: Operand, extras: Iterable[Value]) -> bool:
+    """Whether several tiles may make the same elements of a result: its epilogue reads nothing that
+    they overwrite."""
+    return all(lowering.operand(each).storage is not out.storage for each in extras)
+
+
+def stored_vectors(choice: Choice, vectors: bool) -> bool:
+    """Whether the dispatch that ends a matmul stores vectors of 4, if its result can be stored so."""
+    return vectors and (choice.takes_vectors or choice.splits > 1)
+
+
+def split_size(k: Size, choice: Tiled | Coopmat | WorkgroupCoopmat) -> Size:
     """K of one part: a multiple of the step."""
     return _dims.ceil_div(_dims.ceil_div(k, choice.splits), choice.tile_k) * choice.tile_k
 

@@ -14,11 +14,18 @@ from purevk.lower.expression import Expression, Step
 from purevk.lower.gpu_tiles import choose_distance
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import acc_of
-from purevk.lower.numbers import gcd4
+from purevk.lower.numbers import gcd4, gcd8
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
-from purevk.ops.matmul.choice import Batches, Choice, choose, emit
+from purevk.ops.matmul.choice import (
+    Batches,
+    Choice,
+    choose,
+    emit,
+    may_overlap,
+    stored_vectors,
+)
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -26,7 +33,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
 Choose = Callable[
-    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool]], Choice
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool], Choice
 ]  # the parameters are those of `choose`
 
 
@@ -195,7 +202,13 @@ def lower_matmul(
     vector_out = gcd4(n, result.row, batch_o, outer_o, out.offset)
     bias = packed(lowering, bias_value)
     half = a.dtype is b.dtype is DType.float16
-    choice = choose(lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b))
+    aligned = gcd8(left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset)
+    aligned = aligned and gcd8(n, result.row, batch_o, outer_o, out.offset)
+    aligned = aligned and may_overlap(lowering, out, extras)
+    choice = choose(
+        lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b), aligned
+    )
+    vector_out = stored_vectors(choice, vector_out)
     last = len(node.result.type.dims) - 1
     made = make_epilogue(
         lowering,
@@ -295,6 +308,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         half: bool,
         transposed: bool,
         vectors: tuple[bool, bool],
+        aligned: bool,
     ) -> Choice:
         return choose_distance(
             traits,

@@ -10,6 +10,7 @@ from purevk.tuning.costs import (
     RegisterCosts,
     TiledCosts,
     VectorCosts,
+    WorkgroupCoopmatCosts,
 )
 from purevk.tuning.profile import DeviceProfile
 from purevk.tuning.registry import Family, register
@@ -21,6 +22,7 @@ from purevk.tuning.tiles import (
     TiledSizes,
     TileSizes,
     VectorSizes,
+    WorkgroupSizes,
 )
 
 # Measured over matmuls and convolutions of 1 to 12544 rows, alone and among the other layers of
@@ -44,6 +46,9 @@ MATMUL = MatmulCosts(
         load=2.3e-4,
         product=2.8e-4,
         store=0.2,
+    ),
+    workgroup_coopmat=WorkgroupCoopmatCosts(
+        start=3.5, latency=0.45, load=1.2e-4, product=2e-4, store=0.08
     ),
     vector=VectorCosts(
         start=3.4,
@@ -105,6 +110,10 @@ TILES = TileSizes(
         CoopmatSizes(64, 64, 64, 32, 32, 1),
         CoopmatSizes(128, 64, 32, 32, 32, 1),
         CoopmatSizes(128, 128, 32, 64, 64, 1),
+    ),
+    workgroup_coopmat=(
+        WorkgroupSizes(128, 128, 64, 128, 32),
+        WorkgroupSizes(128, 64, 64, 128, 32),
     ),
     vector=tuple(
         VectorSizes(*sizes)

@@ -7,10 +7,20 @@ import dataclasses
 import random
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
-from purevk.lower.gpu_tiles import Coopmat, Problem, Tiled, Vector, candidates, choose_gpu
+from purevk.lower.gpu_tiles import (
+    Coopmat,
+    Problem,
+    TileBounds,
+    Tiled,
+    Vector,
+    WorkgroupCoopmat,
+    candidates,
+    choose_gpu,
+)
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
 from purevk.ops.matmul.grouped import choose_grouped
@@ -30,7 +40,16 @@ NARROW = dataclasses.replace(
     max_invocations=512,
     coopmat_shape=(8, 16, 16),
 )
-TRAITS = {"smallest": SMALLEST, "large": LARGE, "wide": WIDE, "narrow": NARROW}
+WORKGROUPS = dataclasses.replace(
+    LARGE, workgroup_matrices=((32, 16, 16, 128), (32, 32, 16, 256)), max_workgroup_matrix=256
+)
+TRAITS = {
+    "smallest": SMALLEST,
+    "large": LARGE,
+    "wide": WIDE,
+    "narrow": NARROW,
+    "workgroups": WORKGROUPS,
+}
 
 
 def problems(count, seed):
@@ -41,15 +60,17 @@ def problems(count, seed):
 
     for _ in range(count):
         window = dice.random() < 0.3
+        m, n, k = size(70000), size(5000), size(9000)
         yield Problem(
-            size(70000),
-            size(5000),
-            size(9000),
+            m,
+            n,
+            k,
             dice.choice([1, 1, 1, 3, 12, 96]),
             dice.random() < 0.5,
             not window and dice.random() < 0.3,
             (dice.random() < 0.7, dice.random() < 0.7),
             window,
+            None if dice.random() < 0.3 else TileBounds(dice.choice([1, m]), n, k),
         )
 
 
@@ -68,6 +89,10 @@ def holds(choice, traits, problem):
             choice.chunk * threads,
             choice.depth * choice.slices * (choice.rows + 4) if staged else 0,
         )
+    elif isinstance(choice, WorkgroupCoopmat):
+        m, n, k, threads = choice.tile_m, choice.tile_n, choice.tile_k, choice.invocations
+        assert problem.half and not problem.window and traits.takes_matrices(m, n, k, threads)
+        assert problem.tiles.m >= m and problem.tiles.n >= n and problem.tiles.k % k == 0
     else:
         m, n, k, slices = choice.tile_m, choice.tile_n, choice.tile_k, choice.slices
         assert m % 4 == n % 4 == k % 4 == 0 and k // 4 % slices == 0
@@ -143,6 +168,20 @@ def test_sizes_decide():
     assert large.tile_m * large.tile_n >= 4096 and large.splits == 1
 
 
+def test_matrices_of_a_workgroup_need_the_device_and_whole_tiles():
+    large = Problem(2048, 4096, 4096, half=True, tiles=TileBounds(2048, 4096, 4096))
+    assert isinstance(choose_gpu(WORKGROUPS, large), WorkgroupCoopmat)
+    for traits, tiles in (
+        (LARGE, large.tiles),
+        (WORKGROUPS, None),
+        (WORKGROUPS, TileBounds(1, 4096, 4096)),
+        (WORKGROUPS, TileBounds(2048, 4096, 16)),
+        (dataclasses.replace(WORKGROUPS, max_workgroup_matrix=32), large.tiles),
+    ):
+        choice = choose_gpu(traits, dataclasses.replace(large, tiles=tiles))
+        assert not isinstance(choice, WorkgroupCoopmat)
+
+
 FORCED = [
     Tiled(16, 32, 64, 4, 4, 4),
     Tiled(32, 32, 32, 4, 4, 1, 3),
@@ -204,6 +243,42 @@ def test_matmuls(gpu, choice):
     )
     check(cases)
     assert ("matmul/matmul_reduce.comp" in templates(cases[0])) == (choice.splits > 1)
+
+
+class Elements(WorkgroupCoopmat):
+    """Without matrix cores, which software devices lack."""
+
+    def macros(self):
+        return {**super().macros(), "COOPMAT": 0}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("splits", [1, 3])
+def test_matmuls_of_whole_tiles(gpu, splits):
+    """Tiles that overlap their neighbours, and results in which each element has a place of its
+    own."""
+    gpu(Elements(64, 32, 32, 128, 1, splits))
+    half = torch.float16
+    x, w, b = (
+        tensor(97, 96, dtype=half),
+        tensor(72, 96, dtype=half, seed=1),
+        tensor(72, dtype=half, seed=2),
+    )
+    image, kernel = tensor(2, 96, 9, 8, dtype=half), tensor(72, 96, 1, 1, dtype=half, seed=1)
+    check(
+        Case(
+            lambda x, w, b, r: F.gelu(F.linear(x, w, b) / 8) + r,
+            (x, w, b, tensor(97, 72, dtype=half, seed=3)),
+            constants=(1, 2),
+            atol=5e-3,
+        ),
+        Case(
+            lambda x, y: (x @ y) * 0.5,
+            (tensor(3, 64, 96, dtype=half), tensor(3, 96, 40, dtype=half, seed=1)),
+            atol=5e-2,
+        ),
+        Case(lambda x, w: F.conv2d(x, w).relu(), (image, kernel), constants=(1,), atol=5e-2),
+    )
 
 
 @pytest.mark.device
