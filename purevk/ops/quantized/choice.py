@@ -10,6 +10,10 @@ from purevk.lower.gpu_tiles import Coopmat, Problem
 from purevk.tuning import DeviceTraits
 from purevk.tuning.tiles import QuantizedSizes, TileSizes
 
+HALVES_ROWS = (
+    256  # from so many rows on, a matmul of halves is faster by more than it takes to make them
+)
+HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
 
@@ -101,6 +105,20 @@ def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
         "quantized/qmatmul.comp",
         grid,
         {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": depth, "THREAD_M": 4, "THREAD_N": 4},
+    )
+
+
+def takes_halves(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
+    """Whether the weight is better made into halves at each call, for a matmul on matrix cores."""
+    return (
+        matmul.halves
+        and not matmul.integers
+        and traits.coopmat_shape is not None
+        and traits.profile.has_fast_shared_memory
+        and _dims.range_of(matmul.m)[0] >= HALVES_ROWS
+        and 2 * matmul.max_n * _dims.upper(matmul.k) <= HALVES_BYTES
+        and _dims.gcd_of(matmul.k) % 8 == 0
+        and matmul.group % 8 == 0
     )
 
 

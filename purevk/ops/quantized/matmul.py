@@ -11,16 +11,18 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.copies import emit_copy
+from purevk.lower.copies import emit_copy, packed
 from purevk.lower.declarations import byte_features
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import bits_of, gcd4
+from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.lower.operands import slice_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
-from purevk.ops.quantized.choice import QuantizedMatmul, choose
+from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
+from purevk.ops.matmul.choice import choose as choose_matmul
+from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,
@@ -103,6 +105,21 @@ def _lower(lowering: Lowering, node: Node) -> None:
     (m, n), k, groups = out.dims, x.dims[1], scales.dims[1]
     integers = sums is not None
     grouped = not (isinstance(groups, int) and groups == 1)
+    words, first_word = weight.strides[0] // 4, weight.offset // 4
+    matmul = QuantizedMatmul(
+        m,
+        n,
+        k,
+        bits,
+        words,
+        first_word,
+        group if grouped else 0,
+        integers,
+        halves=x.dtype is DType.float16,
+    )
+    if requantized is None and takes_halves(lowering.traits, matmul):
+        _lower_in_halves(lowering, node, matmul, x, weight, scales, out)
+        return
     vector_out = gcd4(n, out.offset)
     macros: dict[str, int | str] = {
         "BITS": bits,
@@ -152,7 +169,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if not vector_out:
         macros |= byte_features(out.dtype)
     buffers |= epilogue.buffers
-    words, first_word = weight.strides[0] // 4, weight.offset // 4
     sizes: dict[str, Size] = {
         "M": m,
         "N": n,
@@ -166,17 +182,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "offset_w": first_word,
         "offset_o": out.offset,
     }
-    matmul = QuantizedMatmul(
-        m,
-        n,
-        k,
-        bits,
-        words,
-        first_word,
-        group if grouped else 0,
-        integers,
-        halves=x.dtype is DType.float16,
-    )
     form = choose(lowering.traits, matmul)
     # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
     # each shape.
@@ -198,6 +203,72 @@ def _lower(lowering: Lowering, node: Node) -> None:
         specialize=sizes if constant else (),
         subgroup_size=form.subgroup_size,
         flops=2 * m * n * k,
+    )
+
+
+def _lower_in_halves(
+    lowering: Lowering,
+    node: Node,
+    matmul: QuantizedMatmul,
+    x: Operand,
+    weight: Operand,
+    scales: Operand,
+    out: Operand,
+) -> None:
+    """Makes the weight into halves, and multiplies by them."""
+    m, n, k, pitch = matmul.m, matmul.n, matmul.k, x.strides[0]
+    half = lowering.temporary(TensorType(DType.float16, (n, k)))
+    params: dict[str, Size] = {
+        "N": n,
+        "K": k,
+        "ldw": matmul.words,
+        "groups": scales.dims[1],
+        "group": matmul.group or k,
+        "offset_w": matmul.first_word,
+    }
+    local = lowering.traits.profile.workgroup_size
+    lowering.dispatch(
+        "quantized/qdequantize.comp",
+        {"w": (weight, "r"), "scale": (scales, "r"), "out": (half, "w")},
+        macros={
+            "BITS": matmul.bits,
+            "HIGH_FIRST": int(node.bool("high_first")),
+            "T_SCALE": scales.dtype.glsl,
+        },
+        params=params,
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(n * (k // 8), local),
+    )
+    extras = node.tensors("extras")
+    vectors = (gcd4(pitch, x.offset), True)
+    aligned = gcd8(pitch, x.offset, n, out.offset) and may_overlap(lowering, out, extras)
+    choice = choose_matmul(lowering.traits, m, n, k, 1, True, True, vectors, aligned)
+    vector_out = stored_vectors(choice, gcd4(n, out.offset))
+    epilogue = make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        extras,
+        out,
+        "b, m, n",
+        "m * N + n",
+        (1, "n"),
+        vector_out,
+        (0, "m"),
+    )
+    emit(
+        choice,
+        lowering,
+        a=x,
+        b=half,
+        bias=packed(lowering, node.optional_tensor("bias")),
+        out=out,
+        epilogue=epilogue,
+        sizes=(m, n, k),
+        strides=(pitch, k, n),
+        batches=Batches(),
+        transposed=True,
+        vectors=(*vectors, vector_out),
     )
 
 

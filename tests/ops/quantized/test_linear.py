@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import FileFormatError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
+from purevk.ir.dims import Dim, Symbol  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
-from purevk.ops.quantized.choice import QuantizedMatmul, choose  # noqa: E402
+from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
@@ -347,6 +348,42 @@ def test_weight_larger_than_a_binding():
         )
     assert templates.count("quantized/qmatvec.comp") == 4, templates
     close(have, x.double() @ grouped(w, s, 32).T + bias.double())
+
+
+@pytest.mark.parametrize("n, k, group", [(36, 64, 32), (24, 256, 8), (37, 64, 0)])
+def test_weight_in_halves(monkeypatch, device, n, k, group):
+    """Many rows: the weight becomes halves, for a matmul of halves."""
+    monkeypatch.setattr(quantized_matmul, "takes_halves", lambda traits, matmul: matmul.halves)
+    x, bias, w = tensor(70, k).half(), tensor(n).half(), quantized_weight(n, k, 4)
+    if group:
+        s = tensor(n, k // group, low=0.01, high=0.2).half()
+        name, constants = "et_vk.linear_q4gsw.default", (1, 2, 4)
+        scales = pad_last(s.T, 4).contiguous()
+        args = (x, pack_low_first(w), scales, group, pad_last(bias, 4))
+        weight = grouped(w, s, group)
+    else:
+        w, s = quantized_weight(n, k), tensor(n, low=0.001, high=0.02).half()
+        name, args, constants = "aten._weight_int8pack_mm.default", (x, w, s), (1, 2)
+        weight, bias = w.double() * s.double()[:, None], torch.zeros(n)
+    have, templates = run_with_templates(name, args, constants=constants)
+    assert templates[0] == "quantized/qdequantize.comp" and len(templates) == 2
+    close(have, x.double() @ weight.half().double().T + bias.double(), torch.float16)
+
+
+def test_when_the_weight_becomes_halves():
+    traits = replace(GPU, coopmat_shape=(16, 16, 16))
+    matmul = QuantizedMatmul(512, 2048, 2048, 4, 256, 0, 32, False, True)
+    assert takes_halves(traits, matmul)
+    for other in (
+        replace(matmul, m=Dim.of(Symbol("s", 512, lower=1))),
+        replace(matmul, m=64),
+        replace(matmul, n=32000),
+        replace(matmul, integers=True),
+        replace(matmul, halves=False),
+        replace(matmul, group=4),
+    ):
+        assert not takes_halves(traits, other)
+    assert not takes_halves(replace(traits, coopmat_shape=None), matmul)
 
 
 @pytest.mark.slow
