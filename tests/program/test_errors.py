@@ -200,7 +200,9 @@ except purevk.PurevkError as error:
 
 
 @pytest.mark.parametrize("variable", ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"])
-def test_no_driver(variable: str) -> None:
+def test_no_driver(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.delenv(name, raising=False)  # the first wins if both are set
     raised = python(FAIL, LINEAR, **{variable: "/nonexistent.json"})
     assert DeviceError.__name__ in raised["kinds"]
     assert "no Vulkan device" in raised["what"] or "driver" in raised["what"] + raised["why"]
