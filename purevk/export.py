@@ -36,6 +36,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.executorch import call_record
+from purevk.frontends.executorch.delegate_calls import LISTS_ALL
 from purevk.frontends.executorch.names import INTEGER_OPERATORS
 from purevk.frontends.importer import Importer
 from purevk.frontends.torch.exported import read_inputs
@@ -123,13 +124,14 @@ def _all_outputs(
     @functools.wraps(write)
     def process_output_node(self: Any, node: torch.fx.Node) -> None:
         write(self, node)
-        kinds = {spec.kind for spec in self.program.graph_signature.output_specs}
+        # The delegate writes these buffers in place, so they are no outputs.
+        aliased = getattr(self, "buffer_mutation_inputs", ())
         made: Any = node.args[0]
-        if kinds != {OutputKind.USER_OUTPUT}:
-            return
-        numbers = [self.node_to_value_ids.get(each) for each in made]
-        if set(numbers) == set(self.output_ids):
-            self.output_ids[:] = numbers
+        self.output_ids[:] = [
+            self.node_to_value_ids[each]
+            for each, spec in zip(made, self.program.graph_signature.output_specs, strict=True)
+            if spec.kind is OutputKind.USER_OUTPUT or each.name not in aliased
+        ]
 
     return process_output_node
 
@@ -248,7 +250,11 @@ class PurevkPartitioner(Partitioner):
         tag_mutated_buffer(exported_program)
         spec = DelegationSpec(
             self.delegation_spec.backend_id,
-            [*self.delegation_spec.compile_specs, *_calls(exported_program)],
+            [
+                *self.delegation_spec.compile_specs,
+                *_calls(exported_program),
+                CompileSpec(LISTS_ALL, b""),
+            ],
         )
         tags = {f"tag{partition.id}": spec for partition in partitions}
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)

@@ -2,20 +2,27 @@
 
 A call lists inputs, then outputs, and does not say where the outputs begin. Nor does it list the
 same ones as the graph always does. The exporter drops inputs that no operator of the graph reads,
-and lists an output once that the caller takes several times (a tensor and its `detach()`). What is
-left open is decided by types, and by what other instructions read and write.
+and lists an output once that the caller takes several times (a tensor and its `detach()`). The new
+contents of buffers are the first outputs of the graph, and a call does not list them. What is left
+open is decided by types, and by what other instructions read and write.
+
+`PurevkPartitioner` changes the exporter: its graphs list all inputs and outputs. The compile spec
+`LISTS_ALL` of a delegate says so.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.executorch.plan_arguments import kernel_writes
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
 
+LISTS_ALL = "purevk.lists_all"
+_ALIASED = "alias_buffer_mutations"  # the graph writes buffers in place
 _WORK = 1_000_000  # comparisons of types; 100 outputs, of which 10 are taken twice, need 100,000
 
 
@@ -26,11 +33,12 @@ class CallArguments:
     Attributes:
         inputs: the value of the plan for each input of the graph.
         outputs: values of the plan, each with the number of the graph's output that it takes.
-            Outputs of the graph that none of them takes are mutated buffers.
+        buffers: so many outputs of the graph, the first ones, are new contents of buffers.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
+    buffers: int = 0
 
     @property
     def written(self) -> list[int]:
@@ -101,11 +109,17 @@ class DelegateCalls:
                 why=f"its caller passes {len(args)} arguments",
                 next="export the model again",
             )
-        if len(args) <= takes + gives:  # outputs for mutated buffers, which come first, may lack
-            missing = takes + gives - len(args)
+        missing = max(0, takes + gives - len(args))
+        specs = self.plan.delegates[call.delegate_index].compile_specs
+        aliased = any(spec.key == _ALIASED and any(spec.value) for spec in specs)
+        most = _written_twice(graph) if aliased else _most_buffers(graph)
+        if len(args) <= takes + gives and (
+            most <= missing or any(spec.key == LISTS_ALL for spec in specs)
+        ):
             return CallArguments(
                 args[:takes],
                 tuple((number, missing + at) for at, number in enumerate(args[takes:])),
+                missing,
             )
         # An output is new, and only delegates write it. An input is there before.
         first = 1 + max((at for at, number in enumerate(args) if number in known), default=-1)
@@ -118,17 +132,22 @@ class DelegateCalls:
             default=len(args),
         )
         first = max(first, takes)
-        work = (last + 1 - first) * (len(args) - takes) * (len(args) - takes - gives) * gives
-        found = set()
+        most = max(most, missing)
+        again = 1 + len(args) - takes - gives + most
+        work = (last + 1 - first) * (len(args) - takes) * again * gives * (most + 1 - missing)
+        found: dict[CallArguments, int] = {}
         if work < _WORK:
-            found = {
-                CallArguments(inputs, tuple(zip(args[at:], outputs)))
-                for at in range(first, last + 1)
-                for inputs in self._inputs(graph, args[:at])
-                for outputs in self._outputs(graph, args[at:])
-            }
+            for buffers in range(missing, most + 1):
+                for at in range(first, last + 1):
+                    for inputs in self._inputs(graph, args[:at]):
+                        for outputs in self._outputs(graph, args[at:], buffers):
+                            taken = CallArguments(inputs, tuple(zip(args[at:], outputs)))
+                            # The exporter refuses to return a buffer, but for copies of it. So
+                            # `return weight + x` is no new content.
+                            found.setdefault(taken, buffers)
         if len(found) == 1:
-            return found.pop()
+            ((arguments, buffers),) = found.items()
+            return replace(arguments, buffers=0 if aliased else buffers)
         label = f"delegate {call.delegate_index} takes {takes} inputs and gives {gives} outputs"
         if not found and work < _WORK:
             raise FileFormatError(
@@ -142,8 +161,9 @@ class DelegateCalls:
             where=self.where,
             why=f"its caller passes {len(args)} arguments, several of one type, and the file does"
             " not say which ones are meant",
-            next="export the model with purevk.export. Or remove what it computes and does not use,"
-            " and results that are one tensor, such as x and x.detach()",
+            next="export the model with purevk.export, or with alias_buffer_mutations=True. Or remove"
+            " what it computes and does not use, and results that are one tensor, such as x and"
+            " x.detach(), or a buffer and its copy",
         )
 
     def _is_result(self, number: int) -> bool:
@@ -172,11 +192,13 @@ class DelegateCalls:
                     break
         return tuple(chosen) if len(chosen) == len(wanted) else None
 
-    def _outputs(self, graph: vk.VkGraph, args: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _outputs(
+        self, graph: vk.VkGraph, args: Sequence[int], buffers: int
+    ) -> Iterator[tuple[int, ...]]:
         """Two of the ways to take outputs several times, if there are several. The first time each
-        output is taken, it comes behind those before it."""
+        output is taken, it comes behind those before it, and buffers have taken the first ones."""
         gives = len(graph.output_ids)
-        again = len(args) - gives  # how many arguments take an output that another one has taken
+        again = len(args) + buffers - gives  # arguments that take what was taken before
         if again < 0:
             return
 
@@ -192,11 +214,11 @@ class DelegateCalls:
         # Whether the arguments from one on can be given outputs, by how many are used before it.
         open_: list[set[int]] = [set() for _ in args] + [{gives}]
         for at in reversed(range(len(args))):
-            for used in range(max(0, at - again), min(at, gives) + 1):
+            for used in range(buffers + max(0, at - again), min(buffers + at, gives) + 1):
                 if any(used + (output == used) in open_[at + 1] for output in choices(at, used)):
                     open_[at].add(used)
 
-        ways: list[tuple[tuple[int, ...], int]] = [((), 0)] if 0 in open_[0] else []
+        ways: list[tuple[tuple[int, ...], int]] = [((), buffers)] if buffers in open_[0] else []
         for at in range(len(args)):
             ways = [
                 ((*way, output), used + (output == used))
@@ -219,3 +241,27 @@ class DelegateCalls:
                 )
             )
         return not isinstance(other, P.Tensor) or other.numel == 1
+
+
+def _most_buffers(graph: vk.VkGraph) -> int:
+    """How many of the first outputs may be new contents of buffers: each needs a constant of its own
+    that has its type."""
+    constants = Counter(
+        (value.dims, value.datatype)
+        for value in graph.values
+        if isinstance(value, vk.VkTensor) and value.is_constant
+    )
+    for at, number in enumerate(graph.output_ids):
+        value = graph.values[number]
+        kind = (value.dims, value.datatype) if isinstance(value, vk.VkTensor) else None
+        if kind is None or not constants[kind]:
+            return at
+        constants[kind] -= 1
+    return len(graph.output_ids)
+
+
+def _written_twice(graph: vk.VkGraph) -> int:
+    """How many of the first outputs are buffers that the graph writes in place."""
+    written = Counter(call.args[-1] for call in graph.chain)
+    outputs = graph.output_ids
+    return next((at for at, each in enumerate(outputs) if written[each] < 2), len(outputs))

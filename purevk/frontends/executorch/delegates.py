@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from purevk.dtypes import DType
@@ -47,26 +47,23 @@ class VulkanDelegate:
         self.env: dict[int, Any] = {}
         self.sources: dict[int, Value] = {}  # inputs as the caller passed them, before any cast
 
-    def run(self, inputs: Sequence[Arg], taken: Collection[int]) -> list[Arg]:
+    def run(self, inputs: Sequence[Arg], buffers: int) -> list[Arg]:
         """Inlines the graph; returns its outputs.
 
         Args:
             inputs: what the caller passes, one for each input of the graph.
-            taken: the numbers of the outputs that the caller takes.
-
-        Outputs that the caller does not take are mutated buffers, which go back into the constants
-        of the same type that they came from.
+            buffers: so many outputs, the first ones, are new contents of buffers. They go back
+                into the constants of the same type that they came from.
         """
         graph = self.graph
         for number, arg in zip(graph.input_ids, inputs, strict=True):
             self._bind(number, arg)
-        mutated = [at for at in range(len(graph.output_ids)) if at not in taken]
-        buffers = self._buffers_of([graph.output_ids[at] for at in mutated])
+        states = self._buffers_of(graph.output_ids[:buffers])
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs: list[Arg] = [self._arg(number) for number in graph.output_ids]
-        for state, at in zip(buffers, mutated, strict=True):
-            self.importer.emit("purevk.store", (state, outputs[at]), [], [], f"{self.label} buffer")
+        for state, content in zip(states, outputs):
+            self.importer.emit("purevk.store", (state, content), [], [], f"{self.label} buffer")
         return outputs
 
     # -- inputs -----------------------------------------------------------------------------------
@@ -144,13 +141,20 @@ class VulkanDelegate:
         return value
 
     def _buffers_of(self, numbers: Sequence[int]) -> list[Value]:
-        """The states of mutated buffers, for outputs that the caller does not take.
+        """The states of mutated buffers, for the outputs that are their new contents.
 
         The state of an output is a constant of the same type that the output is computed from. If
         there are several such constants, those of other outputs are left out. If there are as many
         outputs as constants, their order decides.
         """
         found = {number: self._candidates(number) for number in numbers}
+        if len(found) < len(numbers):
+            raise UnsupportedProgramError(
+                f"{self.label} gives two buffers the same content",
+                where=self.importer.where,
+                why="the file does not say which buffers",
+                next="write x.clone() + 0 to one of them, or export with alias_buffer_mutations=True",
+            )
         chosen: dict[int, int] = {}
         while len(chosen) < len(found):
             open_ = {

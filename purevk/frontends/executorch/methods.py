@@ -346,8 +346,7 @@ class _Plan:
         graph, args = self.delegate_calls.graphs[index], self.delegate_calls.arguments(call)
         states = self.delegate_states.setdefault(index, {})
         inner = VulkanDelegate(self.importer, self.program, graph, f"delegate {index}", states)
-        taken = {output for _, output in args.outputs}
-        results = inner.run([self.values.arg(number) for number in args.inputs], taken)
+        results = inner.run([self.values.arg(number) for number in args.inputs], args.buffers)
         for number, output in args.outputs:
             value = results[output]
             expected = self.plan.values[number]

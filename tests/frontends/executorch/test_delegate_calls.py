@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends.executorch.delegate_calls import CallArguments, DelegateCalls
+from purevk.frontends.executorch.delegate_calls import LISTS_ALL, CallArguments, DelegateCalls
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
 
@@ -25,6 +25,9 @@ def split(
     *,
     read_before: tuple[int, ...] = (),
     written_after: tuple[int, ...] = (),
+    constants: tuple[int, ...] = (),
+    in_place: tuple[int, ...] = (),
+    specs: tuple[P.CompileSpec, ...] = (),
 ) -> CallArguments:
     """The arguments of one call.
 
@@ -33,14 +36,26 @@ def split(
         args: of the arguments.
         inputs: how many arguments are inputs of the method.
         read_before, written_after: arguments that a kernel writes before or after the call.
+        constants: the last of two sizes of the graph's constants.
+        in_place: numbers of outputs that the graph writes twice.
+        specs: of the delegate.
     """
     values = tuple(
-        vk.VkTensor(FLOAT32, (2, size), -1, -1, 255, 255, 127) for size in [*takes, *gives]
+        vk.VkTensor(FLOAT32, (2, size), constant, -1, 255, 255, 127)
+        for size, constant in [
+            *((size, -1) for size in (*takes, *gives)),
+            *((size, at) for at, size in enumerate(constants)),
+        ]
     )
+    outputs = tuple(range(len(takes), len(takes) + len(gives)))
     graph = SimpleNamespace(
         values=values,
         input_ids=tuple(range(len(takes))),
-        output_ids=tuple(range(len(takes), len(values))),
+        output_ids=outputs,
+        chain=[
+            vk.OperatorCall(0, "aten.relu.default", (0, outputs[at]))
+            for at in (*range(len(gives)), *in_place)
+        ],
     )
     tensor = {"dim_order": (0, 1), "dynamism": P.ShapeDynamism.STATIC, "data_index": 0}
     call = P.DelegateCall(0, tuple(range(len(args))))
@@ -49,7 +64,7 @@ def split(
         values=[P.Tensor(FLOAT, (2, size), **tensor, allocation=None) for size in args],
         inputs=tuple(range(inputs)),
         operators=[P.Operator("aten::relu", "out")],
-        delegates=[SimpleNamespace(id=P.VULKAN_BACKEND)],
+        delegates=[SimpleNamespace(id=P.VULKAN_BACKEND, compile_specs=specs)],
         chains=[
             SimpleNamespace(
                 instructions=[
@@ -69,7 +84,52 @@ def test_all_arguments_are_listed() -> None:
 
 
 def test_outputs_of_mutated_buffers_are_not_listed() -> None:
-    assert split([5], [3, 5], [5, 5]) == CallArguments((0,), ((1, 1),))
+    assert split([5], [3, 5], [5, 5]) == CallArguments((0,), ((1, 1),), 1)
+    assert split([5], [3, 5], [5, 5], constants=(3, 5)) == CallArguments((0,), ((1, 1),), 1)
+
+
+def test_a_buffer_and_an_output_that_is_taken_twice() -> None:
+    """As many arguments as inputs and outputs, or fewer. The first output may be the content of a
+    buffer, if a constant has its type."""
+    assert split([5], [2, 3], [5, 2, 3], constants=(2,)).buffers == 0
+    assert split([5], [2, 3], [5, 3, 3], constants=(2,)) == CallArguments((0,), ((1, 1), (2, 1)), 1)
+    assert split([5], [2, 2, 3], [5, 3, 3], constants=(2, 2)).outputs == ((1, 2), (2, 2))
+    with pytest.raises(FileFormatError, match="do not match"):
+        split([5], [2, 3], [5, 3, 2, 3, 3, 4], constants=(2,))
+    with pytest.raises(UnsupportedProgramError, match="gives 2 outputs"):
+        split([5], [2, 2], [5, 2, 2], constants=(2,))
+    with pytest.raises(UnsupportedProgramError, match="gives 3 outputs"):
+        split([5], [2, 2, 2], [5, 2, 2], constants=(2, 2))
+
+
+def test_a_buffer_whose_copy_is_an_output() -> None:
+    assert split([5], [2, 3], [5, 3, 2], constants=(2,)) == CallArguments((0,), ((1, 1), (2, 0)), 1)
+    with pytest.raises(UnsupportedProgramError):  # 2 may be the copy or the other output again
+        split([5], [2, 2, 3], [5, 2, 3, 2], constants=(2,))
+
+
+def test_a_buffer_and_an_input_that_the_graph_dropped() -> None:
+    assert split([5], [3, 4], [5, 7, 4], 2, constants=(3,)) == CallArguments((0,), ((2, 1),), 1)
+    assert split([5], [5, 4], [7, 5, 4], 2, constants=(5,)) == CallArguments((1,), ((2, 1),), 1)
+    with pytest.raises(UnsupportedProgramError):
+        split([5], [3, 4], [5, 5, 4], 2, constants=(3,))
+
+
+def test_a_sum_with_a_constant_is_no_buffer() -> None:
+    assert split([2], [2], [2, 2], constants=(2,)) == CallArguments((0,), ((1, 0),))
+
+
+def test_the_exporter_says_how_it_lists_arguments() -> None:
+    every = (P.CompileSpec(LISTS_ALL, b""),)
+    in_order = CallArguments((0,), ((1, 0), (2, 1)))
+    assert split([5], [2, 2], [5, 2, 2], constants=(2,), specs=every) == in_order
+    assert split([5], [2, 2, 2], [5, 2, 2], constants=(2, 2), specs=every).buffers == 1
+    aliased = (P.CompileSpec("alias_buffer_mutations", b"\1"),)
+    assert split([5], [2, 2], [5, 2, 2], constants=(2,), specs=aliased) == in_order
+    with pytest.raises(UnsupportedProgramError):
+        split([5], [2, 2], [5, 2, 2], constants=(2,), specs=aliased, in_place=(0,))
+    have = split([5], [2, 3], [5, 3, 2], constants=(2,), specs=aliased, in_place=(0,))
+    assert have == CallArguments((0,), ((1, 1), (2, 0)))
 
 
 def test_inputs_that_the_graph_dropped_are_told_by_their_sizes() -> None:
@@ -199,3 +259,34 @@ def test_purevk_writes_all_arguments(order: str) -> None:
 
     have, want = results(PurevkPartitioner(), order, ONE_SHAPE)
     torch.testing.assert_close(have, want)
+
+
+class Counter(torch.nn.Module):
+    """A buffer that each call writes, and results of which two are one tensor."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.copies = copies
+        self.register_buffer("total", torch.arange(12.0).reshape(3, 4))
+
+    def forward(self, x: Any) -> Any:
+        self.total.add_(x)
+        y = self.total * 2
+        return y, (self.total.clone() if self.copies else y.clone())
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("copies", [False, True])
+def test_purevk_writes_all_outputs_of_graphs_with_buffers(copies: bool) -> None:
+    from executorch.exir import to_edge_transform_and_lower
+
+    import purevk
+    from purevk.export import PurevkPartitioner
+
+    x, module = torch.ones(3, 4), Counter(copies).eval()
+    edge = to_edge_transform_and_lower(
+        torch.export.export(Counter(copies).eval(), (x,)), partitioner=[PurevkPartitioner()]
+    )
+    with purevk.load(edge.to_executorch().buffer) as program:
+        for _ in range(3):
+            torch.testing.assert_close(list(program(x)), list(module(x)))

@@ -33,7 +33,7 @@ def run(output: Any) -> None:
     )
     importer = Importer("forward", "test")
     x = importer.input(DType.float32, (2, 3), False)
-    VulkanDelegate(importer, SimpleNamespace(), graph, "delegate 0", {}).run([x], {0})
+    VulkanDelegate(importer, SimpleNamespace(), graph, "delegate 0", {}).run([x], 0)
 
 
 def test_an_operator_gives_a_tensor() -> None:
