@@ -20,7 +20,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.quantized.arithmetic import emit_quantize
 from purevk.ops.quantized.choice import integer_tile
-from purevk.ops.quantized.matmul import by_rows
+from purevk.ops.quantized.matmul import by_rows, check_rows
 from purevk.ops.quantized.operands import (
     INT8,
     OutputQuantization,
@@ -117,11 +117,52 @@ def _shape(
     out: OutputQuantization | None,
     dtype: DType = REAL,
 ) -> TensorType:
+    """Sums and scales are [OC, 1]. See `_result`."""
+    channels = _out_channels(weight)
+    for each in (sums, scales):
+        if each.rank != 2 or each.dims[1] != 1:
+            raise ShapeError(f"{each} has not one number per output channel")
+        check_rows(channels, each.dims[0])
+    if bias is not None:
+        check_rows(channels, bias.numel)
+    return _result(x, weight, window, out, dtype)
+
+
+def _shape_in_file(
+    x: TensorType,
+    weight: TensorType,
+    sums: TensorType,
+    scales: TensorType,
+    bias: TensorType | None,
+    window: GroupedWindow,
+    out: OutputQuantization | None,
+    dtype: DType = REAL,
+) -> TensorType:
+    """Sums are [OC or more], or [KH, OC or more]. Scales are [OC or more], and those of a transposed
+    convolution the ones of one group or more. See `_result`."""
+    result = _result(x, weight, window, out, dtype)
+    channels = _out_channels(weight)
+    if sums.rank not in (1, 2) or scales.rank != 1:
+        raise ShapeError(f"a convolution with sums {sums} and scales {scales}")
+    check_rows(channels, sums.dims[-1])
+    check_rows(channels // window.groups if window.transposed else channels, scales.dims[0])
+    if bias is not None:
+        check_rows(channels, bias.numel)
+    return result
+
+
+def _result(
+    x: TensorType,
+    weight: TensorType,
+    window: GroupedWindow,
+    out: OutputQuantization | None,
+    dtype: DType,
+) -> TensorType:
     """x [B, C, H, W] int8; weight [OC, KH * KW * IC or more], or [KH, KW, C] of a depthwise
     convolution; the result is of `dtype` if it is not quantized."""
-    if x.rank != 4:
-        raise ShapeError(f"cannot convolve {x}")
     kernel, groups = window.kernel, window.groups
+    if x.rank != 4 or weight.rank not in (2, 3) or groups < 1:
+        raise ShapeError(f"cannot convolve {x} with {weight} in {groups} groups")
     channels = _out_channels(weight)
     if weight.rank == 2:
         depth = window.taps * (x.dims[1] // groups)
@@ -278,7 +319,7 @@ def _emit(
     channels = _out_channels(weight.type)
     if sums.type.dtype is not DType.int32:
         sums = builder.emit("aten._to_copy.default", sums, DType.int32)
-    if scales.type.dims[0] < channels:
+    if window.transposed and window.groups > 1:  # the first scales hold for each group
         group = by_rows(builder, scales, channels // window.groups)
         scales = builder.emit("aten.cat.default", (group,) * window.groups, 0)
     sums, scales = by_rows(builder, sums, channels), by_rows(builder, scales, channels)
@@ -322,8 +363,7 @@ def _q8ta_shape(
 ) -> TensorType:
     window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
     out = OutputQuantization.after(activation, output_scale, output_zero_point)
-    of_input = (input_scale, input_zero_point)
-    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
+    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
 
 
 def _expand_q8ta(builder: Builder, node: Node) -> Value:
@@ -366,8 +406,7 @@ def _transposed_shape(
 ) -> TensorType:
     window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups, output_padding)
     out = OutputQuantization.after(activation, output_scale, output_zero_point)
-    of_input = (input_scale, input_zero_point)
-    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, out)
+    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
 
 
 def _expand_transposed(builder: Builder, node: Node) -> Value:
@@ -375,9 +414,6 @@ def _expand_transposed(builder: Builder, node: Node) -> Value:
         GroupedWindow.of(node), transposed=True, output_padding=_pair(node.ints("output_padding"))
     )
     scales = node.tensor("weight_scales")
-    if window.groups > 1:  # the scales are those of one group, and hold for all
-        channels = node.tensor("weights").type.dims[0] // window.groups
-        scales = builder.emit("aten.slice.Tensor", scales, 0, 0, channels, 1)
     return _emit(builder, node, node.tensor("x"), scales, window, _output_of(node))
 
 
@@ -405,8 +441,7 @@ def _float_shape(
     groups: int,
 ) -> TensorType:
     window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
-    of_input = (input_scale, input_zero_point)
-    return _shape(x, weights, weight_sums, weight_scales, bias, *of_input, window, None, x.dtype)
+    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, None, x.dtype)
 
 
 def _expand_float(builder: Builder, node: Node) -> Value:

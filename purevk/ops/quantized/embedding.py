@@ -11,7 +11,7 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
-from purevk.ops.quantized.matmul import by_rows
+from purevk.ops.quantized.matmul import by_rows, check_parameters
 from purevk.ops.quantized.operands import has_dense_rows, refuse_dtypes, split_rows, whole
 from purevk.ops.quantized.quantize import FileDType
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
@@ -32,9 +32,33 @@ def _shape(
     dtype: DType = REAL,
 ) -> TensorType:
     """weight [V, bytes], scales and zeros [V, groups]."""
-    if weight.rank != 2 or scales.rank != 2:
+    if scales.rank != 2:
         raise ShapeError(f"cannot look up rows of {weight} with scales {scales}")
-    return TensorType(dtype, (*indices.dims, weight.dims[1] * 8 // bits))
+    if zeros is not None and zeros.dims != scales.dims:
+        raise ShapeError(f"zero points {zeros} with scales {scales}")
+    return _rows(weight, scales, zeros, indices, bits, dtype)
+
+
+def _rows(
+    weight: TensorType,
+    scales: TensorType,
+    zeros: TensorType | None,
+    indices: TensorType,
+    bits: int,
+    dtype: DType,
+) -> TensorType:
+    """Scales and zeros are [V or more], or [V or more, groups]."""
+    if weight.rank != 2:
+        raise ShapeError(f"cannot look up rows of {weight}")
+    check_parameters(weight.dims[0], scales, zeros)
+    width = weight.dims[1] * 8 // bits
+    groups = {each.dims[1] if each.rank == 2 else 1 for each in (scales, zeros) if each is not None}
+    for each in groups:
+        if isinstance(width, int) and isinstance(each, int) and (each < 1 or width % each):
+            raise ShapeError(f"{each} groups in rows of {width}")
+    if len(groups) > 1:
+        raise ShapeError(f"zero points {zeros} with scales {scales}")
+    return TensorType(dtype, (*indices.dims, width))
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -161,7 +185,7 @@ def emit_embedding(
 def _table_shape(
     weight: TensorType, scales: TensorType, indices: TensorType, dtype: DType = REAL
 ) -> TensorType:
-    return TensorType(dtype, (*indices.dims, weight.dims[1]))
+    return _rows(weight, scales, None, indices, 8, dtype)
 
 
 def _expand_table(builder: Builder, node: Node) -> Value:
@@ -189,7 +213,11 @@ def _q4gsw_shape(
     indices: TensorType,
     is_linear_weight: bool = False,
 ) -> TensorType:
-    return TensorType(REAL, (*indices.dims, weight.dims[1] * 2))
+    result = _rows(weight, weight_scales, None, indices, 4, REAL)
+    groups = weight_scales.dims[1] if weight_scales.rank == 2 else 1
+    if group_size * groups != result.dims[-1]:
+        raise ShapeError(f"{groups} groups of {group_size} values for rows of {result.dims[-1]}")
+    return result
 
 
 def _expand_q4gsw(builder: Builder, node: Node) -> Value:
@@ -220,7 +248,7 @@ def _register(name: str, bits: int) -> None:
         dtype: FileDType = None,
     ) -> TensorType:
         known = dtype if isinstance(dtype, DType) else weight_scales.dtype
-        return TensorType(known, (*indices.dims, weight.dims[1] * 8 // bits))
+        return _rows(weight, weight_scales, weight_zero_points, indices, bits, known)
 
     def expand(builder: Builder, node: Node) -> Value:
         return emit_embedding(

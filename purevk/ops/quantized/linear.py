@@ -8,15 +8,23 @@ from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.arithmetic import emit_quantize
-from purevk.ops.quantized.matmul import by_rows, check_groups, check_rows, emit_linear
+from purevk.ops.quantized.matmul import (
+    by_rows,
+    check_groups,
+    check_parameters,
+    check_rows,
+    emit_linear,
+)
 from purevk.ops.quantized.operands import INT8, OutputQuantization, supports
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
 
 
-def _result(x: TensorType, weight: TensorType) -> TensorType:
+def _result(x: TensorType, weight: TensorType, *parameters: TensorType | None) -> TensorType:
+    """The type of the result. Parameters have a row for each row of the weight, or more."""
     if x.rank < 1 or weight.rank != 2:
         raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
+    check_parameters(weight.dims[0], *parameters)
     return x.with_dims((*x.dims[:-1], weight.dims[0]))
 
 
@@ -28,7 +36,7 @@ def _linear_shape(
     group: int,
     bias: TensorType | None = None,
 ) -> TensorType:
-    return _result(x, weight)
+    return _result(x, weight, scales, bias)
 
 
 def _expand_linear(builder: Builder, node: Node) -> Value:
@@ -49,7 +57,7 @@ register(Operator("purevk.quantized_linear", _linear_shape, Rewrite(_expand_line
 
 
 def _by_channel_shape(x: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
-    return _result(x, weight)
+    return _result(x, weight, scales)
 
 
 def _expand_int8pack(builder: Builder, node: Node) -> Value:
@@ -134,7 +142,7 @@ def _mixed_linear_shape(
     weight_zero_points: TensorType | None,
     dtype: DType | int | None = None,
 ) -> TensorType:
-    result = _result(x, weight)
+    result = _result(x, weight, weight_scales)
     return result.with_dtype(dtype) if isinstance(dtype, DType) else result
 
 
@@ -238,7 +246,7 @@ def _q8csw_shape(
     weight_scales: TensorType,
     bias: TensorType | None = None,
 ) -> TensorType:
-    result = _result(x, weights)
+    result = _result(x, weights, weight_sums, weight_scales, bias)
     return result.with_dtype(REAL) if x.dtype is DType.int8 else result
 
 
@@ -267,7 +275,7 @@ def _q8ta_shape(
     activation: str = "none",
 ) -> TensorType:
     OutputQuantization.after(activation, output_scale, output_zero_point)
-    return _result(x, weights).with_dtype(DType.int8)
+    return _result(x, weights, weight_sums, weight_scales, bias).with_dtype(DType.int8)
 
 
 def _expand_q8ta(builder: Builder, node: Node) -> Value:

@@ -94,6 +94,15 @@ def check_rows(rows: Size, values: Size) -> None:
         raise ShapeError(f"{values} scales, sums or biases for {rows} rows")
 
 
+def check_parameters(rows: Size, *parameters: TensorType | None) -> None:
+    """Raises ShapeError unless parameters are [rows or more], or [rows or more, groups]."""
+    for each in parameters:
+        if each is not None:
+            if each.rank not in (1, 2):
+                raise ShapeError(f"scales, sums or biases {each}")
+            check_rows(rows, each.dims[0])
+
+
 def _lower(lowering: Lowering, node: Node) -> None:
     out = lowering.operand(node.result)
     x = dense_rows(lowering, lowering.operand(node.tensor("x")))

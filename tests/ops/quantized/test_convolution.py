@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
+from purevk.errors import FileFormatError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
 from tests.ops.quantized.harness import kernels_of, pad_last, quantize, run, run_with_templates  # noqa: E402
@@ -232,6 +233,37 @@ def test_names_of_earlier_releases():
         constants=(3, 4, 5, 6),
     )
     np.testing.assert_array_equal(have.numpy(), numbers_of(total, scales, bias))
+
+
+@pytest.mark.parametrize("sums, scales, bias", [(11, 12, 12), (12, 9, 12), (12, 12, 11)])
+def test_parameters_for_too_few_channels_are_refused(sums, scales, bias):
+    x, w = int8(1, 8, 7, 6), rows(int8(12, 4, 3, 3))
+    parameters = torch.ones(sums, dtype=torch.int32), tensor(scales)
+    window = [3, 3], [1, 1], [1, 1], [1, 1], 2
+    args = (x, X_SCALE, X_ZERO, w, *parameters, 0.1, 0, tensor(bias), *window, "none")
+    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+        run("et_vk.q8ta_conv2d.default", args)
+    args = (tensor(1, 8, 7, 6), X_SCALE, X_ZERO, w, *parameters, tensor(bias), *window)
+    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+        run("et_vk.conv2d_q8ta_q8csw.default", args)
+    depthwise = int8(3, 3, 12)
+    window = [3, 3], [1, 1], [1, 1], [1, 1], 12
+    args = (int8(1, 12, 7, 6), X_SCALE, X_ZERO, depthwise, *parameters, 0.1, 0, tensor(bias))
+    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+        run("et_vk.q8ta_conv2d_dw.default", (*args, *window, "none"))
+
+
+def test_scales_for_less_than_a_group_are_refused():
+    x, w = int8(1, 8, 4, 4), int8(12, 36)
+    for scales in (5, 6):
+        parameters = torch.ones(12, dtype=torch.int32), tensor(scales)
+        window = [3, 3], [1, 1], [1, 1], [0, 0], [1, 1], 2
+        args = (x, X_SCALE, X_ZERO, w, *parameters, 0.1, 0, tensor(12), *window, "none")
+        if scales == 6:
+            run("et_vk.q8ta_conv2d_transposed.default", args)
+            continue
+        with pytest.raises(FileFormatError, match="5 scales, sums or biases for 6 rows"):
+            run("et_vk.q8ta_conv2d_transposed.default", args)
 
 
 def real(q: torch.Tensor, scale: float, zero: int) -> np.ndarray:

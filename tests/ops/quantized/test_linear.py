@@ -121,6 +121,22 @@ def test_parameters_for_too_few_rows_are_refused():
         run("et_vk.linear_q4gsw.default", args)
 
 
+def test_parameters_of_int8_layers_for_too_few_rows_are_refused():
+    x, w, s = tensor(3, 64), quantized_weight(16, 64, 8), tensor(12)
+    given, sums = x.to(torch.int8), w.sum(1).int()
+    for name, args in (
+        ("aten._weight_int8pack_mm.default", (x, w, s)),
+        ("et_vk.linear_qcs4w.default", (x, pack_high_first(w.clamp(-8, 7)), s)),
+        ("et_vk.linear_q8ta_q8csw.default", (x, 0.1, 0, w, sums, s, None)),
+        ("et_vk.q8ta_linear.default", (given, 0.1, 0, w, sums, s, 0.1, 0, None, "none")),
+        ("et_vk.q8ta_linear.default", (given, 0.1, 0, w, sums[:12], tensor(16), 0.1, 0, None)),
+        ("et_vk.q8ta_linear.default", (given, 0.1, 0, w, sums, tensor(16), 0.1, 0, s)),
+        ("quantized_decomposed.mixed_linear.default", (x, w, s, None, None)),
+    ):
+        with pytest.raises(FileFormatError, match="12 scales, sums or biases for 16 rows"):
+            run(name, args)
+
+
 def test_more_dims_and_weights_of_a_call():
     x, w, s = tensor(2, 3, 64), quantized_weight(12, 64, 4), tensor(12, 2, low=0.01, high=0.2)
     want = x.double() @ grouped(w, s, 32).T
