@@ -1,5 +1,6 @@
 """Attention with functions of scores and masks: one kernel with the functions inside, or other
-operators where the kernel does not take the sizes, the dtypes or the number of buffers."""
+operators where the kernel does not take the sizes, the dtypes, the number of buffers or the size of
+the code."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.attention.functions import (
     FULL,
     GATHER,
+    MAX_CODE,
     Functions,
     FunctionStep,
     Operand,
@@ -76,6 +78,8 @@ def fits_kernel(node: Node, traits: DeviceTraits) -> bool:
         step.dtype is DType.int64 for step in _narrowed(node).steps
     )
     if wide and not traits.has("int64"):
+        return False
+    if score_program(_narrowed(node))[0].code_size > MAX_CODE:
         return False
     widths = (_dims.specialize(q.dims[3]), _dims.specialize(v.dims[3]))
     return all(0 < width <= MAX_WIDTH for width in widths)

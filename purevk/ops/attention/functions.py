@@ -41,6 +41,8 @@ _DTYPES = (
 )
 _TEXTS = ("none", "tanh", "floor", "trunc")  # arguments that choose one of several expressions
 MAX_STEPS = 64
+# A code size of each expression that compiles within seconds also on software devices.
+MAX_CODE = 1000
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,12 @@ class ScoreProgram:
     scored: bool
     masked: bool
     exact: bool
+
+    @property
+    def code_size(self) -> int:
+        """How much code the larger expression becomes (`shaders/code_size.py`)."""
+        parts = (self.expression, self.bounds)
+        return max(each.code_size for each in parts if each is not None)
 
 
 @dataclass(frozen=True)
@@ -353,6 +361,9 @@ class _Ranges:
             for name in names
         ]
         self._uniforms: dict[int, Term] = {}
+        # A step may read one step twice, which may do so too.
+        self._truths: dict[int, tuple[_Truth, _Truth]] = {}
+        self._intervals: dict[int, _Interval | None] = {}
         self._sure: _Truth = True
         self._varies = [number in (SCORE, QUERY, KEY) for number in range(len(_INPUTS))]
         for step in functions.steps:
@@ -394,6 +405,11 @@ class _Ranges:
 
     def _truth(self, number: int) -> tuple[_Truth, _Truth]:
         """Whether a condition may hold, and whether it must hold."""
+        if number not in self._truths:
+            self._truths[number] = self._follow_truth(number)
+        return self._truths[number]
+
+    def _follow_truth(self, number: int) -> tuple[_Truth, _Truth]:
         step = self.functions.step(number)
         if self.functions.dtype(number) is DType.bool and step is not None:
             name = step.op.split(".")[1] if "." in step.op else step.op
@@ -451,7 +467,12 @@ class _Ranges:
             return _Interval(term, term, dtype, 0)
         if not isinstance(arg, Operand):
             return None
-        number, dtype = arg.number, self.functions.dtype(arg.number)
+        if arg.number not in self._intervals:
+            self._intervals[arg.number] = self._follow_interval(arg.number)
+        return self._intervals[arg.number]
+
+    def _follow_interval(self, number: int) -> _Interval | None:
+        dtype = self.functions.dtype(number)
         if dtype not in _INDICES:
             return None
         if not self._varies[number]:

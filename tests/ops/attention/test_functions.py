@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from purevk.dtypes import DType
@@ -109,3 +111,45 @@ def test_what_bounds_a_mask() -> None:
     # A captured number of each head, and a length.
     length = ("gather", DType.int64, (1, "$2"))
     assert bounds_of(length, ("aten.lt.Tensor", DType.bool, ("$4", "$5"))) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["aten.logical_and.default", "aten.add.Tensor"])
+def test_steps_that_read_one_step_twice_take_no_time(name: str) -> None:
+    """A mask that doubles 60 times is followed once per step."""
+    begin = time.perf_counter()
+    first, dtype, more = ("aten.ge.Tensor", DType.bool, ())
+    if name == "aten.add.Tensor":
+        first, dtype, more = ("aten.add.Tensor", DType.int64, (1,))
+    doubled = [(name, dtype, (f"${at}", f"${at}", *more)) for at in range(5, 65)]
+    functions = read((first, dtype, ("$3", "$4", *more)), *doubled, mask="$65")
+    score_program(narrowed(functions, (1, 1, 63, 63)))
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("count, kernel", [(3, True), (60, False)])
+def test_functions_of_much_code_are_no_part_of_a_kernel(count: int, kernel: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    from purevk.program import Program
+    from tests.ops.harness import Recorder, context, dispatches, tensor
+
+    q, k, v = tensor(1, 2, 5, 8), tensor(1, 2, 7, 8, seed=1), tensor(1, 2, 7, 8, seed=2)
+    steps = tuple(
+        ("aten.tanh.default", DType.float32, (f"${0 if at == 0 else 4 + at}",))
+        for at in range(count)
+    )
+    recorder = Recorder()
+    args = *(recorder.input(each) for each in (q, k, v)), (), steps, f"${4 + count}", None, 0.25
+    graph = recorder.importer.finish(
+        recorder.importer.emit("purevk.flex_attention", args, [], [], "flex")
+    )
+    scores = q @ k.mT * 0.25
+    for _ in range(count):
+        scores = scores.tanh()
+    begin = time.perf_counter()
+    with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+        torch.testing.assert_close(program.forward(q, k, v), scores.softmax(-1) @ v)
+        templates = dispatches(program)
+    assert any(each.startswith("attention/") for each in templates) == kernel
+    assert time.perf_counter() - begin < 20
