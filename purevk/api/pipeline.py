@@ -190,15 +190,14 @@ class PipelineCache(DeviceObject):
         header."""
         functions, vk_device = self.device.functions, self.device.handle
         size = vk.ffi.new("size_t *")
-        vk.check(
-            functions.vkGetPipelineCacheData(vk_device, self.handle, size, vk.NULL),
-            "vkGetPipelineCacheData",
-        )
-        data = vk.ffi.new("char[]", max(size[0], 1))
-        vk.check(
-            functions.vkGetPipelineCacheData(vk_device, self.handle, size, data),
-            "vkGetPipelineCacheData",
-        )
+        while True:  # another thread may add pipelines between the two calls
+            result = functions.vkGetPipelineCacheData(vk_device, self.handle, size, vk.NULL)
+            vk.check(result, "vkGetPipelineCacheData")
+            data = vk.ffi.new("char[]", max(size[0], 1))
+            result = functions.vkGetPipelineCacheData(vk_device, self.handle, size, data)
+            if result != vk.INCOMPLETE:
+                vk.check(result, "vkGetPipelineCacheData")
+                break
         content: bytes = vk.ffi.buffer(data, size[0])[:]
         return content
 

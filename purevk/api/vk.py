@@ -164,7 +164,7 @@ def enumerate_all(name: str, function: Any, kind: str, *arguments: Any) -> list[
             for index in range(count[0]):
                 array[index].sType = structure_type(kind)
         result = function(*arguments, count, array) or 0
-        if result != _INCOMPLETE:
+        if result != INCOMPLETE:
             check(result, name)
             break
     if not is_struct:
@@ -188,7 +188,7 @@ def version(number: int) -> tuple[int, int, int]:
     return number >> 22 & 0x7F, number >> 12 & 0x3FF, number & 0xFFF
 
 
-_INCOMPLETE = const("VK_INCOMPLETE")
+INCOMPLETE = const("VK_INCOMPLETE")
 _RESULTS: dict[
     int, str
 ] = {}  # the shortest name of each code: extensions that became core left longer ones behind

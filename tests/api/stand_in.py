@@ -15,7 +15,23 @@ OUT_OF_HOST_MEMORY = vk.const("VK_ERROR_OUT_OF_HOST_MEMORY")
 OUT_OF_DEVICE_MEMORY = vk.const("VK_ERROR_OUT_OF_DEVICE_MEMORY")
 DEVICE_LOST = vk.const("VK_ERROR_DEVICE_LOST")
 TIMEOUT = vk.const("VK_TIMEOUT")
+NOT_READY = vk.const("VK_NOT_READY")
+INCOMPLETE = vk.const("VK_INCOMPLETE")
 _WAITS = ("vkWaitForFences", "vkWaitSemaphores")
+# Results that are no errors, and the calls that may return them.
+STATUSES = {
+    TIMEOUT: _WAITS,
+    NOT_READY: ("vkGetFenceStatus", "vkGetQueryPoolResults"),
+    INCOMPLETE: (
+        "vkEnumeratePhysicalDevices",
+        "vkEnumerateInstanceLayerProperties",
+        "vkEnumerateInstanceExtensionProperties",
+        "vkEnumerateDeviceExtensionProperties",
+        "vkGetPipelineCacheData",
+        "vkGetPipelineExecutablePropertiesKHR",
+        "vkGetPipelineExecutableStatisticsKHR",
+    ),
+}
 # Once a device is lost, these calls say so.
 _LOSS = (*_WAITS, "vkQueueSubmit", "vkGetFenceStatus", "vkDeviceWaitIdle")
 _MADE = {"vkAllocateMemory": "Memory", "vkCreateComputePipelines": "Pipeline"}
@@ -84,8 +100,8 @@ class VulkanStandIn:
         patch.setattr(vk, "library", lambda: library)
 
     def fail(self, at: int = -1, result: int = 0) -> None:
-        """Has the call number `at` from here on fail with a result, or none. A wait that times out
-        is the only one that `TIMEOUT` is for."""
+        """Has the call number `at` from here on fail with a result, or none. A result in `STATUSES`
+        is only for some calls. A list that is not complete is empty."""
         self.calls.clear()
         self._at, self._result, self.failed = at, result, ""
 
@@ -108,6 +124,8 @@ class VulkanStandIn:
                 self._end(ends, _number(args[-2]), _number(args[0]))
             answer = self._answer(name, args[0]) if fallible else 0
             if answer:
+                if answer == INCOMPLETE:
+                    args[-2][0] = 0
                 return answer
             result = function(*args)
             if makes and not result:
@@ -127,7 +145,7 @@ class VulkanStandIn:
         device = self._device_of.get(handle, handle)
         if device in self._lost and name in _LOSS:
             return int(DEVICE_LOST)
-        if number != self._at or (self._result == TIMEOUT and name not in _WAITS):
+        if number != self._at or name not in STATUSES.get(self._result, (name,)):
             return 0
         self.failed = name
         if self._result == DEVICE_LOST and device in self._wait_idle:

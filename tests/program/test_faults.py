@@ -16,15 +16,18 @@ import purevk
 from purevk import api
 from purevk.api import vk
 from purevk.cache import default_cache
-from purevk.errors import DeviceLostError, OutOfDeviceMemoryError, PurevkError
+from purevk.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError, PurevkError
 from purevk.graph import context as contexts
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore
 from purevk.program.program import Program
 from tests.api.stand_in import (
     DEVICE_LOST,
+    INCOMPLETE,
+    NOT_READY,
     OUT_OF_DEVICE_MEMORY,
     OUT_OF_HOST_MEMORY,
+    STATUSES,
     TIMEOUT,
     VulkanStandIn,
 )
@@ -190,17 +193,17 @@ def sweep(model: Model, stand_in: VulkanStandIn, result: int, few: bool = False)
     last = {name: number for number, name in enumerate(calls)}
     first = {name: number for number, name in reversed(list(enumerate(calls)))}
     chosen = {*first.values(), *last.values()} if few else range(len(calls))
-    if result == TIMEOUT:
-        chosen = [number for number in chosen if calls[number] == "vkWaitForFences"]
+    if result in STATUSES:
+        chosen = [number for number in chosen if calls[number] in STATUSES[result]]
     for number in sorted(chosen):
         stand_in.fail(number, result)
         error = live(model, stand_in, again=result != DEVICE_LOST)
         what = f"{vk.result_name(result)} of {stand_in.failed}, call {number}"
         assert stand_in.failed == calls[number], what
         if error is None:
-            assert result == TIMEOUT or stand_in.failed in OPTIONAL, f"{what} was not noticed"
+            assert result in STATUSES or stand_in.failed in OPTIONAL, f"{what} was not noticed"
         else:
-            assert result != TIMEOUT and issubclass(error.kind, ERRORS[result]), (what, error)
+            assert result not in STATUSES and issubclass(error.kind, ERRORS[result]), (what, error)
             assert stand_in.failed in error.text or stand_in.failed in OPTIONAL, what
             assert error.next, what
         gc.collect()
@@ -248,10 +251,63 @@ def test_each_function_fails(
 
 
 @pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
-def test_a_wait_that_returns_early_goes_on(
+@pytest.mark.parametrize("result", [TIMEOUT, INCOMPLETE], ids=["timeout", "incomplete"])
+def test_a_call_that_is_not_done_is_made_again(
+    result: int, stand_in: VulkanStandIn, models: dict[str, Model]
+) -> None:
+    assert sweep(models["stateful"], stand_in, result) > 5
+
+
+@pytest.mark.parametrize("result", [NOT_READY, OUT_OF_HOST_MEMORY], ids=["early", "memory"])
+def test_waits_that_poll(result: int, stand_in: VulkanStandIn, models: dict[str, Model]) -> None:
+    """As on a graphics card."""
+    model = models["stateful"]
+    with open_context() as context, model.load(context) as program:
+        context.device.queue.state.poll = 60.0
+        fail_next(program, model, stand_in, "vkGetFenceStatus", result)
+        program.reset_state()
+        if result == OUT_OF_HOST_MEMORY:
+            with pytest.raises(OutOfDeviceMemoryError):
+                program.forward(model.inputs[0])
+            program.reset_state()
+        model.check(program)
+        assert stand_in.failed == "vkGetFenceStatus"
+        context.device.queue.state.poll = 0.0  # a poll that is not long enough
+        program.reset_state()
+        model.check(program)
+
+
+def test_timestamps_that_are_not_ready(stand_in: VulkanStandIn) -> None:
+    with open_context() as context:
+        device = context.device
+        times, pool = api.TimestampPool(device, 1), api.CommandPool(device)
+        commands = pool.buffer()
+        commands.begin()
+        commands.reset_queries(times)
+        commands.write_timestamp(times, 0)
+        commands.end()
+        device.queue.run(commands)
+        stand_in.fail(0, NOT_READY)
+        with pytest.raises(DeviceError, match="not all written"):
+            times.read()
+        assert stand_in.failed == "vkGetQueryPoolResults"
+        assert times.read() == [0.0]
+        del commands
+        pool.destroy()
+        times.destroy()
+
+
+def test_pipelines_that_are_added_while_a_cache_is_read(
     stand_in: VulkanStandIn, models: dict[str, Model]
 ) -> None:
-    assert sweep(models["stateful"], stand_in, TIMEOUT) > 5
+    with open_context() as context, models["static"].load(context):
+        cache = context.kernels._driver_cache
+        assert cache is not None
+        data = cache.get_data()
+        assert len(data) >= 32
+        stand_in.fail(1, INCOMPLETE)  # the second call, which is not for the size
+        assert cache.get_data() == data
+        assert stand_in.failed == "vkGetPipelineCacheData"
 
 
 def test_states_wait_for_a_call_that_was_given_up(
