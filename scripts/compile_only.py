@@ -81,7 +81,8 @@ def choose_driver(driver: str | None, radv: str | None) -> None:
         os.environ["RADV_FORCE_FAMILY"] = radv
         driver = driver or "radeon"
     if driver:
-        found = [Path(driver), *sorted(MANIFESTS.glob(f"{driver}_icd*.json"))]
+        named = sorted(MANIFESTS.glob("*_icd*.json"))
+        found = [Path(driver), *(path for path in named if path.name.startswith(f"{driver}_icd"))]
         manifest = next((path for path in found if path.is_file()), None)
         if manifest is None:
             raise SystemExit(f"no driver {driver!r}: no such file, and none in {MANIFESTS}")

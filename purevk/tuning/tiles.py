@@ -103,6 +103,8 @@ class TileSizes(NamedTuple):
         quantized_many: more rows than that.
         quantized_small: smaller tiles, for where the best one does not fit or leaves
             multiprocessors without work; the first that fits is taken.
+        quantized_unrolled: whether the int8 kernels without matrix cores unroll the chunks of a
+            step through K.
         nchw_pointwise: NCHW convolutions with a window of 1 x 1.
         nchw_narrow: those whose groups have up to 8 output channels.
         nchw_small: those with a window of up to 4 elements.
@@ -125,6 +127,7 @@ class TileSizes(NamedTuple):
     quantized_two: QuantizedSizes
     quantized_many: QuantizedSizes
     quantized_small: tuple[QuantizedSizes, ...]
+    quantized_unrolled: bool
     nchw_pointwise: NchwStep
     nchw_narrow: NchwStep
     nchw_small: NchwStep

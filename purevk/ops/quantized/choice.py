@@ -92,7 +92,7 @@ def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     tile_m, tile_n = _tile(traits, rows, matmul.max_n)
     grid = (_dims.ceil_div(matmul.n, tile_n), _dims.ceil_div(matmul.m, tile_m), 1)
     if matmul.integers:
-        return Form("quantized/qmatmul_int.comp", grid, integer_tile(tile_m, tile_n))
+        return Form("quantized/qmatmul_int.comp", grid, integer_tile(traits, tile_m, tile_n))
     if rows <= 16:
         grid = (_dims.ceil_div(matmul.n, 32), 1, 1)
         return Form(
@@ -136,9 +136,10 @@ def _tile(traits: DeviceTraits, rows: int, columns: int) -> tuple[int, int]:
     return tile_m, tile_n
 
 
-def integer_tile(tile_m: int, tile_n: int) -> dict[str, int]:
+def integer_tile(traits: DeviceTraits, tile_m: int, tile_n: int) -> dict[str, int]:
     """Macros of `qtile.glslh`."""
-    return {"TILE_M": tile_m, "TILE_N": tile_n, "CHUNKS": 4, "THREAD_M": 4, "THREAD_N": 4}
+    sizes = {"TILE_M": tile_m, "TILE_N": tile_n, "CHUNKS": 4, "THREAD_M": 4, "THREAD_N": 4}
+    return sizes if traits.profile.tiles.quantized_unrolled else {**sizes, "UNROLL_CHUNKS": 0}
 
 
 def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:

@@ -278,7 +278,7 @@ def _tile(lowering: Lowering, rows: Size, columns: Size, groups: int) -> dict[st
         tiles = -(-_dims.upper(rows) // tile_m) * -(-_dims.upper(columns) // tile_n) * groups
         if tiles >= max(lowering.traits.cores, 16) and _dims.upper(columns) > tile_n // 2:
             break
-    return integer_tile(tile_m, tile_n)
+    return integer_tile(lowering.traits, tile_m, tile_n)
 
 
 def _weight(lowering: Lowering, value: Value) -> Operand:

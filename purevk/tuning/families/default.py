@@ -145,6 +145,7 @@ TILES = TileSizes(
         QuantizedSizes(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
         QuantizedSizes(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
     ),
+    quantized_unrolled=True,
     nchw_pointwise=NchwStep(depth=32, unrolled=16, ahead=False),
     nchw_narrow=NchwStep(depth=2, unrolled=1, ahead=True),
     nchw_small=NchwStep(depth=8, unrolled=8, ahead=True),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from purevk.graph.context import default_context
 from purevk.tuning import DEFAULT
+from purevk.tuning.families.amd import AMD
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -192,6 +193,20 @@ def test_tiles():
     )
     x, w, b = tensor(4, 8, 500, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1), tensor(12)
     cases.append(Case(lambda x, w, b: F.conv1d(x, w, b, 1, 1), (x, w, b), atol=5e-5))
+    check(cases)
+    assert all(templates(case)[-1] == "conv/conv2d_nchw_tiled.comp" for case in cases)
+
+
+def test_tiles_without_reads_ahead(monkeypatch):
+    """As on AMD, where registers are few: windows, narrow groups and small windows."""
+    context = default_context()
+    traits = dataclasses.replace(context.traits, profile=AMD)
+    monkeypatch.setattr(context, "traits", traits)
+    x, w = tensor(4, 8, 500, low=-1, high=1), tensor(12, 8, 3, low=-1, high=1)
+    cases = [
+        *tile_cases((TILES[0], TILES[3]), ((32, 64),)),
+        Case(lambda x, w: F.conv1d(x, w, None, 1, 1), (x, w), atol=5e-5),
+    ]
     check(cases)
     assert all(templates(case)[-1] == "conv/conv2d_nchw_tiled.comp" for case in cases)
 

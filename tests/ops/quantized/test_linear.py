@@ -16,7 +16,12 @@ from purevk.errors import FileFormatError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ir.dims import Dim, Symbol  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
-from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves  # noqa: E402
+from purevk.ops.quantized.choice import (  # noqa: E402
+    QuantizedMatmul,
+    choose,
+    integer_tile,
+    takes_halves,
+)
 from purevk.program import Program  # noqa: E402
 from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
@@ -235,6 +240,13 @@ def test_static_int8_to_float(rows, n, k):
             constants=(3, 4, 5, 6),
         )
         torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", ["amd"], indirect=True)
+def test_chunks_that_are_not_unrolled(device):
+    assert integer_tile(context().traits, 64, 64)["UNROLL_CHUNKS"] == 0
+    test_static_int8(70, 67, 96, "relu")
+    test_dynamic_activation_int4_weight(65, 68, 64, 16)
 
 
 def test_mixed_linear():
