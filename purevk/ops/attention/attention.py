@@ -12,7 +12,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import Attention, choose
-from purevk.ops.attention.functions import ScoreProgram
+from purevk.ops.attention.score_program import ScoreProgram
 from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery

@@ -14,14 +14,13 @@ from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.attention.functions import (
     FULL,
     GATHER,
-    MAX_CODE,
     Functions,
     FunctionStep,
     Operand,
     read_functions,
-    score_program,
 )
 from purevk.ops.attention.narrow import narrowed
+from purevk.ops.attention.score_program import MAX_CODE, score_program
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits

@@ -11,7 +11,7 @@ from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.lower.declarations import buffer
 from purevk.lower.lowering import MAX_PUSH, Operand
-from purevk.ops.attention.functions import ScoreProgram
+from purevk.ops.attention.score_program import ScoreProgram
 from purevk.shaders.interface import EXTRA_BINDING
 
 _STATEMENT = re.compile(r"((?:precise )?(\w+)) (t\d+) = (.*?);(?= (?:precise )?\w+ t\d+ = |$)")

@@ -9,8 +9,9 @@ import pytest
 from purevk.dtypes import DType
 from purevk.errors import ShapeError
 from purevk.ir import Arg, TensorType
-from purevk.ops.attention.functions import Functions, read_functions, score_program
+from purevk.ops.attention.functions import Functions, read_functions
 from purevk.ops.attention.narrow import narrowed
+from purevk.ops.attention.score_program import score_program
 
 TABLE = TensorType(DType.float32, (4, 9))
 DOCUMENTS = TensorType(DType.int64, (64,))
