@@ -1,10 +1,9 @@
-"""The command `purevk`. Each subcommand is a `Command` in a file of its own, which calls the
-library and reports the results."""
+"""The command `purevk`. `commands.py` declares the subcommands. The work of each is in a file of its
+own, which is imported when the command runs: --help needs no library."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -12,21 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from purevk import __version__
-from purevk.cli.command import Command
-from purevk.cli.output import Output, error_data, show_error
+from purevk.cli.command import Command, CommandModule
+from purevk.cli.commands import COMMANDS
 from purevk.errors import InputError, PurevkError
 
-NAMES = ("info", "inspect", "run", "bench", "bisect", "ops", "warmup", "doctor")
 
-
-def load_commands(names: Sequence[str] = NAMES) -> tuple[Command, ...]:
-    """The subcommands by name. Only the modules of these names are imported, so that `doctor` runs
-    where others cannot."""
-    return tuple(importlib.import_module(f"purevk.cli.{name}").COMMAND for name in names)
-
-
-def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
-    """The parser of the command line, with the subcommands of these names."""
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="purevk",
         description="Runs PyTorch models on any Vulkan device.",
@@ -34,7 +25,7 @@ def make_parser(names: Sequence[str] = NAMES) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"purevk {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in load_commands(names):
+    for command in COMMANDS:
         sub = subparsers.add_parser(
             command.name,
             help=command.help,
@@ -67,14 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C; `purevk.__main__` ends quietly with 130.
     """
-    words = sys.argv[1:] if arguments is None else arguments
     try:
-        args = make_parser([word for word in words if word in NAMES][:1] or NAMES).parse_args(
-            arguments
-        )
-    except PurevkError as error:  # a package that a subcommand needs is missing
-        show_error(error)
-        return 1
+        args = make_parser().parse_args(arguments)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         return stop.code if isinstance(stop.code, int) else 2
     command: Command = args.chosen
@@ -86,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _perform(command: Command, args: argparse.Namespace) -> int:
+    from purevk.cli.output import Output, error_data, show_error
+
     try:
-        data = _collect(command, args)
+        module = command.load()
+        data = _collect(module, args)
     except PurevkError as error:
         if args.traceback:
             raise
@@ -102,14 +90,14 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"command": command.name, "purevk": __version__, **data})
     else:
-        command.show(data, Output())
+        module.show(data, Output())
     sys.stdout.flush()
     return 0 if data.get("ok", True) else 1
 
 
-def _collect(command: Command, args: argparse.Namespace) -> dict[str, Any]:
+def _collect(module: CommandModule, args: argparse.Namespace) -> dict[str, Any]:
     try:
-        return command.collect(args)
+        return module.collect(args)
     except OSError as error:
         if isinstance(error, PurevkError) or not error.filename:
             raise

@@ -15,7 +15,7 @@ from typing import Any
 
 from purevk import knobs
 from purevk.cli import bench_ops
-from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method, positive
+from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, error_data
@@ -32,67 +32,6 @@ _CHILD = (
 )
 # Drivers' own caches, which must be as cold as purevk's. Each takes a folder.
 _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, optional=True)
-    group = parser.add_argument_group("operators instead of a model")
-    group.add_argument(
-        "--ops",
-        nargs="?",
-        const="*",
-        metavar="PATTERN",
-        help="time single operators at a small and a large size: all of them, or those whose name or"
-        " family matches, such as 'softmax' or 'quantized'",
-    )
-    group.add_argument(
-        "--mib",
-        type=float,
-        action="append",
-        metavar="N",
-        help="size of the operators' tensors in MiB; may be repeated (default: 1/16 and 64; on a CPU"
-        " 1/16 and 16)",
-    )
-    add_inputs(parser)
-    group = parser.add_argument_group("measuring")
-    group.add_argument(
-        "--runs",
-        type=positive,
-        metavar="N",
-        help="number of timed calls (default: as many as fit into --seconds)",
-    )
-    group.add_argument(
-        "--seconds",
-        type=float,
-        default=5.0,
-        metavar="S",
-        help="total time of the timed calls (default: 5)",
-    )
-    group.add_argument(
-        "--no-load",
-        action="store_true",
-        help="do not measure cold and warm loading",
-    )
-    group.add_argument(
-        "--profile",
-        action="store_true",
-        help="time every dispatch and compare it with the device's limits",
-    )
-    group.add_argument(
-        "--by",
-        choices=("operator", "template", "dispatch"),
-        default="operator",
-        help="what a row of the profile is (default: operator)",
-    )
-    group.add_argument(
-        "--remeasure",
-        action="store_true",
-        help="measure the device's limits again",
-    )
-    group.add_argument(
-        "--load-only", action="store_true", help=argparse.SUPPRESS
-    )  # what the processes of their own run
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -381,16 +320,3 @@ def _share(row: dict[str, Any]) -> str | None:
     return (
         None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
     )
-
-
-COMMAND = Command(
-    "bench",
-    "measures loading and calls, and profiles operators",
-    add_arguments,
-    collect,
-    show,
-    description="Measures loading in two new processes, with an empty and with a filled cache. Then times calls\n"
-    "in this process, one by one.",
-    epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
-    "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
-)

@@ -8,17 +8,11 @@ from typing import Any
 
 from purevk.checking.bisect import Bisection
 from purevk.checking.check import states_of
-from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method
+from purevk.cli.command import pick_method
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output
 from purevk.errors import InputError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add_inputs(parser)
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -93,17 +87,3 @@ def _conclusion(data: dict[str, Any]) -> list[str]:
         disable = [f"PUREVK_DISABLE={','.join(named)}"] if named else []
         lines.append(f"It agrees with {' '.join((*disable, *settings))}")
     return lines
-
-
-COMMAND = Command(
-    "bisect",
-    "finds the node, pass or device feature that makes results differ from eager torch",
-    add_arguments,
-    collect,
-    show,
-    description="Runs a method, compares each node with eager torch, and the optimized program with the"
-    " single nodes.\nIf something differs, it switches off optional passes and device features until the"
-    " results agree,\nand looks for the fewest nodes that differ. Needs torch.\n\n"
-    "exit codes: 0 nothing differs, 1 something differs (or an error), 2 a wrong command line",
-    epilog="examples:\n  purevk bisect model.pte\n  purevk bisect model.pvk --input x.npy --size s0=17",
-)

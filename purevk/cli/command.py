@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from purevk.cli.output import Output
@@ -18,18 +19,28 @@ class Command:
     Attributes:
         name, help: as listed; `description` and `epilog` are for its own --help.
         add_arguments: adds its arguments to its parser.
-        collect: does the work; gives what --json prints: JSON values only. "ok": False makes the
-            exit code 1.
-        show: prints the same for people.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    collect: Callable[[argparse.Namespace], dict[str, Any]]
-    show: Callable[[dict[str, Any], Output], None]
     description: str = ""
     epilog: str = ""
+
+    def load(self) -> CommandModule:
+        """Imports the module of the subcommand, `purevk.cli.NAME`."""
+        return cast(CommandModule, importlib.import_module(f"purevk.cli.{self.name}"))
+
+
+class CommandModule(Protocol):
+    """What the module of a subcommand has."""
+
+    def collect(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Does the work; gives what --json prints: JSON values only. "ok": False makes the exit
+        code 1."""
+
+    def show(self, data: dict[str, Any], out: Output) -> None:
+        """Prints the same for people."""
 
 
 def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from purevk import knobs
 from purevk.cli import fixes
-from purevk.cli.command import Command, add_device
 from purevk.cli.machine import describe_error, package_version
 from purevk.cli.output import Output, count
 from purevk.errors import PurevkError
@@ -53,10 +52,6 @@ class Check:
     status: str
     found: str
     fix: list[str] = field(default_factory=list)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -309,12 +304,3 @@ def show(data: dict[str, Any], out: Output) -> None:
         )
     else:
         out.line("purevk can run here", "green")
-
-
-COMMAND = Command(
-    "doctor",
-    "shows what is missing on this machine, and the commands that install it",
-    add_arguments,
-    collect,
-    show,
-)

@@ -10,15 +10,10 @@ from typing import Any
 from purevk import api
 from purevk.api.features import FEATURES, choose
 from purevk.cache import default_cache
-from purevk.cli.command import Command, add_device
 from purevk.cli.machine import compiler, versions
 from purevk.cli.output import Output, error_data, size, version_text
 from purevk.errors import DeviceError
 from purevk.graph.context import profile_of
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -211,12 +206,3 @@ def _state(row: dict[str, Any]) -> str:
     if row["on_request"]:
         return "off (on request)" if row["offered"] else "off"
     return "off (disabled)" if row["offered"] else "off"
-
-
-COMMAND = Command(
-    "info",
-    "shows devices, their features, the shader compiler, the cache and versions",
-    add_arguments,
-    collect,
-    show,
-)

@@ -9,7 +9,7 @@ from typing import Any
 
 from purevk import pte
 from purevk.cli import lowered
-from purevk.cli.command import Command, add_data, add_device, pick_method
+from purevk.cli.command import pick_method
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
 from purevk.errors import InputError, PurevkError
@@ -21,26 +21,6 @@ from purevk.program.specs import input_specs, output_specs
 from purevk.pte import program as P
 
 _MANY = 6  # delegates, above which they are not listed one by one
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the program: a .pte, .pvk or .pt2 file")
-    add_data(parser)
-    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
-    parser.add_argument(
-        "--graph", action="store_true", help="print the optimized graph, one node per line"
-    )
-    parser.add_argument(
-        "--node-table",
-        action="store_true",
-        help="list all nodes in the order in which they run, with their kernels",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("text", "json", "mermaid"),
-        help="print only the optimized graph of one method",
-    )
-    add_device(parser, no_device=True)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -384,16 +364,3 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
         styled=1,
         title="nodes",
     )
-
-
-COMMAND = Command(
-    "inspect",
-    "shows what is in a file and where each node runs",
-    add_arguments,
-    collect,
-    show,
-    description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels."
-    " Nothing is compiled.",
-    epilog="examples:\n  purevk inspect model.pte\n  purevk inspect model.pte --no-device --node-table\n"
-    "  purevk inspect model.pte --graph | less -S\n  purevk inspect model.pte --format mermaid > model.mmd",
-)

@@ -7,28 +7,11 @@ import fnmatch
 from collections import Counter
 from typing import Any
 
-from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data
 from purevk.errors import PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.ops import registry
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        metavar="PATTERN",
-        help="only operators whose name matches, such as '*norm*'",
-    )
-    parser.add_argument(
-        "--check",
-        metavar="MODEL",
-        help="show where each operator of a model would run, and why",
-    )
-    add_data(parser)
-    add_device(parser, no_device=True)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -158,15 +141,3 @@ def show(data: dict[str, Any], out: Output) -> None:
 
 def _short(name: str) -> str:
     return name.removesuffix(".default")
-
-
-COMMAND = Command(
-    "ops",
-    "lists the operators, or shows where each operator of a model runs",
-    add_arguments,
-    collect,
-    show,
-    description="Lists the operators that have a kernel. All others run on the CPU through torch.\nWith --check: lists"
-    " the operators of a model, before fusion, and where each would run.",
-    epilog="examples:\n  purevk ops\n  purevk ops softmax\n  purevk ops --check model.pte --no-device",
-)

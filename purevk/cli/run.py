@@ -9,23 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from purevk.cli.command import Command, add_device, add_inputs, add_model, pick_method
+from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, duration
 from purevk.errors import PurevkError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add_inputs(parser)
-    parser.add_argument(
-        "--output",
-        "-o",
-        metavar="FILE.npz",
-        help="write the outputs to a file, as output_0, output_1, ...",
-    )
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -116,14 +104,3 @@ def _cells(data: dict[str, Any]) -> list[Any]:
         return [data["dtype"], "", "", "", data["value"]]
     numbers = [None if data[key] is None else f"{data[key]:.5g}" for key in ("min", "max", "mean")]
     return [data["dtype"], str(data["shape"]), *numbers]
-
-
-COMMAND = Command(
-    "run",
-    "runs a method once and shows its outputs",
-    add_arguments,
-    collect,
-    show,
-    epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
-    "  purevk run encoder.pte --input random:30522 --input ones --size s0=17",
-)

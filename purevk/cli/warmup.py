@@ -12,33 +12,12 @@ from purevk import knobs
 from purevk import progress as progress_bars
 from purevk.cache import default_cache
 from purevk.cli import lowered
-from purevk.cli.command import Command, add_data, add_device
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
 from purevk.errors import InputError
 from purevk.frontends.files import open_file
 from purevk.graph import fragments
 from purevk.graph.context import Context
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "models", metavar="MODEL", nargs="*", help="models whose kernels to compile"
-    )
-    add_data(parser)
-    parser.add_argument(
-        "--bundle",
-        metavar="FILE.zip",
-        help="also write the compiled SPIR-V of the models to one file",
-    )
-    parser.add_argument(
-        "--from-bundle",
-        metavar="FILE.zip",
-        action="append",
-        default=[],
-        help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
-    )
-    add_device(parser)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -148,17 +127,3 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line(f"cache {data['cache']['folder']}", "dim")
     elif data["bundle"] is None:
         out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
-
-
-COMMAND = Command(
-    "warmup",
-    "compiles what models need ahead of time",
-    add_arguments,
-    collect,
-    show,
-    description="Compiles the kernels of models into the cache, so that the first load compiles nothing."
-    " Weights are not read.",
-    epilog="examples:\n  purevk warmup model.pte\n"
-    "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
-    "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
-)

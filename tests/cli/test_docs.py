@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from purevk.cli import load_commands, make_parser
+from purevk.cli import make_parser
+from purevk.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -48,7 +49,7 @@ def test_etvk_names(make_docs) -> None:
     assert make_docs.etvk_names(["aten.acos.default"], table) == []
 
 
-@pytest.mark.parametrize("command", load_commands(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_argument_is_described(command) -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     part = text.split(f"\n## {command.name}\n")[1].split("\n## ")[0]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from purevk.cli import NAMES, load_commands, make_parser
+from purevk.cli import make_parser
+from purevk.cli.commands import COMMANDS
 from purevk.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,11 +46,41 @@ def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *[[command.name, "--help"] for command in load_commands()]],
+    [["--help"], ["--version"], *[[command.name, "--help"] for command in COMMANDS]],
 )
 def test_help(cli, arguments: list[str]) -> None:
     ran = cli(*arguments)
     assert ran.code == 0 and ran.out and not ran.err
+
+
+_HELP = """
+import sys
+before = set(sys.modules)
+from purevk.cli import main
+for arguments in {arguments!r}:
+    assert main(arguments) == 0
+print("MODULES", *sorted(set(sys.modules) - before))
+"""
+
+
+def test_help_imports_nothing_of_the_library() -> None:
+    asked = [["--help"], *[[command.name, "--help"] for command in COMMANDS]]
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP.format(arguments=asked)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.splitlines()[-1].split()[1:]
+    assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "purevk",
+        "purevk.errors",
+        "purevk.cli",
+        "purevk.cli.command",
+        "purevk.cli.commands",
+    }
 
 
 def test_an_error_says_what_where_why_and_next(cli, tmp_path: Path) -> None:
@@ -102,7 +133,7 @@ def test_tables_fit_the_terminal(
 
 def test_every_command_has_json_and_traceback() -> None:
     (subparsers,) = [action for action in make_parser()._actions if action.dest == "command"]
-    assert list(subparsers.choices) == list(NAMES)
+    assert list(subparsers.choices) == [command.name for command in COMMANDS]
     for parser in subparsers.choices.values():
         assert {"--json", "--traceback"} <= set(parser._option_string_actions)
 

@@ -1,0 +1,210 @@
+"""The subcommands: their names, arguments and help. Nothing of the library is imported here, so that
+--help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+
+from purevk.cli.command import Command, add_data, add_device, add_inputs, add_model, positive
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the program: a .pte, .pvk or .pt2 file")
+    add_data(parser)
+    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
+    parser.add_argument(
+        "--graph", action="store_true", help="print the optimized graph, one node per line"
+    )
+    parser.add_argument(
+        "--node-table",
+        action="store_true",
+        help="list all nodes in the order in which they run, with their kernels",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "mermaid"),
+        help="print only the optimized graph of one method",
+    )
+    add_device(parser, no_device=True)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    parser.add_argument(
+        "--output",
+        "-o",
+        metavar="FILE.npz",
+        help="write the outputs to a file, as output_0, output_1, ...",
+    )
+    add_device(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, optional=True)
+    group = parser.add_argument_group("operators instead of a model")
+    group.add_argument(
+        "--ops",
+        nargs="?",
+        const="*",
+        metavar="PATTERN",
+        help="time single operators at a small and a large size: all of them, or those whose name or"
+        " family matches, such as 'softmax' or 'quantized'",
+    )
+    group.add_argument(
+        "--mib",
+        type=float,
+        action="append",
+        metavar="N",
+        help="size of the operators' tensors in MiB; may be repeated (default: 1/16 and 64; on a CPU"
+        " 1/16 and 16)",
+    )
+    add_inputs(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument(
+        "--runs",
+        type=positive,
+        metavar="N",
+        help="number of timed calls (default: as many as fit into --seconds)",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="total time of the timed calls (default: 5)",
+    )
+    group.add_argument(
+        "--no-load",
+        action="store_true",
+        help="do not measure cold and warm loading",
+    )
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="time every dispatch and compare it with the device's limits",
+    )
+    group.add_argument(
+        "--by",
+        choices=("operator", "template", "dispatch"),
+        default="operator",
+        help="what a row of the profile is (default: operator)",
+    )
+    group.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure the device's limits again",
+    )
+    group.add_argument(
+        "--load-only", action="store_true", help=argparse.SUPPRESS
+    )  # what the processes of their own run
+    add_device(parser)
+
+
+def _add_bisect(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    add_device(parser)
+
+
+def _add_ops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help="only operators whose name matches, such as '*norm*'",
+    )
+    parser.add_argument(
+        "--check",
+        metavar="MODEL",
+        help="show where each operator of a model would run, and why",
+    )
+    add_data(parser)
+    add_device(parser, no_device=True)
+
+
+def _add_warmup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="*", help="models whose kernels to compile"
+    )
+    add_data(parser)
+    parser.add_argument(
+        "--bundle",
+        metavar="FILE.zip",
+        help="also write the compiled SPIR-V of the models to one file",
+    )
+    parser.add_argument(
+        "--from-bundle",
+        metavar="FILE.zip",
+        action="append",
+        default=[],
+        help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
+    )
+    add_device(parser)
+
+
+COMMANDS = (
+    Command(
+        "info",
+        "shows devices, their features, the shader compiler, the cache and versions",
+        add_device,
+    ),
+    Command(
+        "inspect",
+        "shows what is in a file and where each node runs",
+        _add_inspect,
+        description="Shows methods, inputs, delegates, where each node runs and why, memory and kernels."
+        " Nothing is compiled.",
+        epilog="examples:\n  purevk inspect model.pte\n  purevk inspect model.pte --no-device --node-table\n"
+        "  purevk inspect model.pte --graph | less -S\n  purevk inspect model.pte --format mermaid > model.mmd",
+    ),
+    Command(
+        "run",
+        "runs a method once and shows its outputs",
+        _add_run,
+        epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
+        "  purevk run encoder.pte --input random:30522 --input ones --size s0=17",
+    ),
+    Command(
+        "bench",
+        "measures loading and calls, and profiles operators",
+        _add_bench,
+        description="Measures loading in two new processes, with an empty and with a filled cache. Then times calls\n"
+        "in this process, one by one.",
+        epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
+        "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
+    ),
+    Command(
+        "bisect",
+        "finds the node, pass or device feature that makes results differ from eager torch",
+        _add_bisect,
+        description="Runs a method, compares each node with eager torch, and the optimized program with the"
+        " single nodes.\nIf something differs, it switches off optional passes and device features until the"
+        " results agree,\nand looks for the fewest nodes that differ. Needs torch.\n\n"
+        "exit codes: 0 nothing differs, 1 something differs (or an error), 2 a wrong command line",
+        epilog="examples:\n  purevk bisect model.pte\n  purevk bisect model.pvk --input x.npy --size s0=17",
+    ),
+    Command(
+        "ops",
+        "lists the operators, or shows where each operator of a model runs",
+        _add_ops,
+        description="Lists the operators that have a kernel. All others run on the CPU through torch.\n"
+        "With --check: lists the operators of a model, before fusion, and where each would run.",
+        epilog="examples:\n  purevk ops\n  purevk ops softmax\n  purevk ops --check model.pte --no-device",
+    ),
+    Command(
+        "warmup",
+        "compiles what models need ahead of time",
+        _add_warmup,
+        description="Compiles the kernels of models into the cache, so that the first load compiles nothing."
+        " Weights are not read.",
+        epilog="examples:\n  purevk warmup model.pte\n"
+        "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
+        "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
+    ),
+    Command(
+        "doctor",
+        "shows what is missing on this machine, and the commands that install it",
+        add_device,
+    ),
+)
