@@ -146,6 +146,8 @@ class Lowering:
         scratch: storages that kernels asked for, with their bytes.
         requirements: what each call has to check.
         windows: values that name parts of storages too large for one binding.
+        runs_once: the dispatches run once, when a program is loaded. Then a pipeline that serves
+            many sizes is worth more than a fast one.
     """
 
     traits: DeviceTraits
@@ -156,6 +158,7 @@ class Lowering:
     requirements: list[Requirement] = field(default_factory=list)
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
     node: Node | None = None
+    runs_once: bool = False
 
     def require(self, left: Size, right: Size, message: str, why: str, next: str) -> None:
         """Has `left <= right` checked at every call, unless it is known; see `Requirement`."""

@@ -9,7 +9,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.declarations import buffer, element_features, spec_constant
 from purevk.lower.expression import Expression
-from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.lowering import MAX_PUSH, Lowering, Operand
 from purevk.lower.rows import next_coordinates
 
 VECTOR = {
@@ -106,8 +106,8 @@ class Writer:
     ) -> None:
         """Appends the dispatch; `work` is the invocations that have some."""
         # Sizes and strides are written as names; those known are specialization constants where
-        # there is index arithmetic to save, and the count of a plain loop stays a parameter, so
-        # that one pipeline serves all sizes.
+        # there is index arithmetic to save. The count of a plain loop, and what runs once, stay
+        # parameters, so that one pipeline serves all sizes.
         rank, count = len(self.loop), len(self.operands)
         values = {f"d{n}": size for n, size in enumerate(self.loop)}
         values |= {f"o{k}": operand.offset for k, operand in enumerate(self.operands)}
@@ -120,6 +120,7 @@ class Writer:
         plain = rank == 1 and all(
             isinstance(step, int) and step in (0, 1) for step in self.steps[0]
         )
+        pushed = plain or (lowering.runs_once and len(values) < MAX_PUSH)
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
@@ -129,7 +130,7 @@ class Writer:
                 (size in (0, 1) and name[0] in "os") or (plain and name[0] in "os")
             ):
                 literal[name] = str(size)
-            elif isinstance(size, int) and not plain:
+            elif isinstance(size, int) and not pushed:
                 constants[name] = size
                 declared.append(spec_constant(number, name))
             else:

@@ -76,7 +76,7 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     storage_of: Callable[[Value], Value] = lambda value: assignment.storages.get(value, value)  # noqa: E731
     split = split_constant(assignment.graph, storage_of, assignment.is_fixed)
     kept = split.kept
-    once = Lowering(context_traits, assignment.storages, assignment.layouts)
+    once = Lowering(context_traits, assignment.storages, assignment.layouts, runs_once=True)
     once_of: list[Node] = []
     for node in split.once:
         _lower(once, node)
