@@ -13,7 +13,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class CacheKey:
 
     def digest(self) -> str:
         """The name of the entry: 64 hexadecimal digits."""
-        return text_hash(json.dumps(asdict(self), sort_keys=True, ensure_ascii=True))
+        return text_hash(json.dumps(vars(self), sort_keys=True, ensure_ascii=True))
 
     def explain(self, other: CacheKey) -> str:
         """Which fields differ, one line each: `macros.TILE: '8' here, '16' there`. Empty: the keys

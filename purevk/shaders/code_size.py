@@ -10,6 +10,7 @@ from purevk.shaders.source import GLSL_FOLDER, find_include
 
 _FUNCTION = re.compile(r"^[a-zA-Z]\w*\s+([a-z]+_\w+)\([^;{]*\)\s*\{", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*")
+_BRACE = re.compile(r"[{}]")
 _OPERATION = re.compile(r"\b[A-Za-z_]\w*(?=\()|[-+*/%<>=!&|^~?]+")
 
 
@@ -33,24 +34,18 @@ class _FunctionSizes:
     """Sizes of the functions in the includes of `core`."""
 
     def __init__(self, double: bool) -> None:
-        self._bodies: dict[str, list[str]] = {}
+        self._starts: dict[str, list[tuple[str, int]]] = {}  # texts, and where bodies start there
         for path in sorted((GLSL_FOLDER / "core").glob("*.glslh")):
             if path.name.startswith("double") <= double:
-                self._read(_COMMENT.sub("", find_include(None)(f"core/{path.name}")[1]))
+                text = _COMMENT.sub("", find_include(None)(f"core/{path.name}")[1])
+                for match in _FUNCTION.finditer(text):
+                    self._starts.setdefault(match[1], []).append((text, match.end()))
         self._known: dict[str, int] = {}
-
-    def _read(self, text: str) -> None:
-        for match in _FUNCTION.finditer(text):
-            depth, end = 1, match.end()
-            while depth and end < len(text):
-                depth += {"{": 1, "}": -1}.get(text[end], 0)
-                end += 1
-            self._bodies.setdefault(match[1], []).append(text[match.end() : end - 1])
 
     def count(self, text: str) -> int:
         """The code size of a text."""
         return sum(
-            self._of_function(each) if each in self._bodies else 1
+            self._of_function(each) if each in self._starts else 1
             for each in _OPERATION.findall(text)
         )
 
@@ -58,5 +53,15 @@ class _FunctionSizes:
         """Of the largest overload. A call of another overload counts once."""
         if name not in self._known:
             self._known[name] = 1
-            self._known[name] = max(self.count(body) for body in self._bodies[name])
+            self._known[name] = max(self.count(_body(*start)) for start in self._starts[name])
         return self._known[name]
+
+
+def _body(text: str, start: int) -> str:
+    """The body of a function, from behind its first brace to its last."""
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return text[start : match.start()]
+    return text[start:]
