@@ -17,6 +17,7 @@ from purevk.graph.compute_graph import ComputeGraph
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
+from purevk.graph.load_time import run_load_time
 from purevk.graph.memory import DeviceStore
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
@@ -184,35 +185,8 @@ class Executable:
             return
         with self.weights.adding(plan.once_kept):
             self.weights.reserve([(value, plan.sizes[value]) for value in plan.once_kept])
-            self._run_load_time()
+            run_load_time(self.context, plan, self.weights)
         contents.made.update((after[value], value) for value in plan.once_kept)
-
-    def _run_load_time(self) -> None:
-        """Runs the load-time dispatches."""
-        plan = self.plan
-        raw = DeviceStore(self.context.device, "constants")
-        try:
-            own = [value for value in plan.once_constants if value not in self.weights.ranges]
-            raw.add(
-                [
-                    (
-                        value,
-                        plan.sizes[value],
-                        plan.graph.constants[value].data[: value.type.nbytes],
-                    )
-                    for value in own
-                ]
-            )
-            cut = Cut(0, len(plan.once), (), ())
-            graph = ComputeGraph(
-                self.context, plan.once, [cut], [self.weights, raw], plan.sizes, plan.windows
-            )
-            try:
-                graph.submit(0, {}).wait()
-            finally:
-                graph.close()
-        finally:
-            raw.close()
 
     def nested(self) -> Iterator[Executable]:
         """This executable and those of all sub-graphs, outer ones first."""

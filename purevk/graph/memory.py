@@ -83,30 +83,33 @@ class DeviceStore:
 
     def reserve(self, items: Iterable[tuple[object, int]]) -> None:
         """Reserves memory for (key, bytes) pairs that have none yet."""
-        wanted = [
-            (key, -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT)
-            for key, nbytes in items
-            if key not in self.ranges
-        ]
         group: list[tuple[object, int]] = []
         total = 0
-        for key, nbytes in wanted:
-            if group and total + nbytes > _CHUNK:
-                self._reserve_group(group, total)
+        for key, nbytes in items:
+            if key in self.ranges:
+                continue
+            if group and total + _aligned(nbytes) > _CHUNK:
+                self.reserve_in_turn([group])
                 group, total = [], 0
             group.append((key, nbytes))
-            total += nbytes
-        if group:
-            self._reserve_group(group, total)
+            total += _aligned(nbytes)
+        self.reserve_in_turn([group])
 
-    def _reserve_group(self, group: list[tuple[object, int]], total: int) -> None:
+    def reserve_in_turn(self, groups: Iterable[Sequence[tuple[object, int]]]) -> None:
+        """Reserves one range of memory for several groups of (key, bytes) pairs, which use it one
+        group after the other. No key has memory yet."""
+        groups = [group for group in groups if group]
+        if not groups:
+            return
+        total = max(sum(_aligned(nbytes) for _, nbytes in group) for group in groups)
         usage = api.Usage.DEFAULT | api.Usage.TEXEL
         buffer = api.Buffer(self.device, total, api.MemoryKind.DEVICE, usage, label=self.label)
         self._buffers.append(buffer)
-        offset = 0
-        for key, nbytes in group:
-            self.ranges[key] = BufferRange(buffer, offset, nbytes)
-            offset += nbytes
+        for group in groups:
+            offset = 0
+            for key, nbytes in group:
+                self.ranges[key] = BufferRange(buffer, offset, _aligned(nbytes))
+                offset += _aligned(nbytes)
 
     def upload(
         self,
@@ -211,6 +214,10 @@ class DeviceStore:
             buffer.destroy()
         self._buffers.clear()
         self.ranges.clear()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT
 
 
 def _commands(device: api.Device, stack: contextlib.ExitStack, label: str) -> api.CommandBuffer:
