@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from purevk import knobs
 from purevk.errors import PurevkError, ShaderCompilerError
 from purevk.shaders.cache_entry import (
@@ -347,6 +345,12 @@ _caches: dict[tuple[str, int], Cache] = {}
 _caches_lock = threading.Lock()
 
 
+def _user_folder() -> str:
+    import platformdirs  # it imports much, and knows nothing that a set PUREVK_CACHE_DIR does not
+
+    return platformdirs.user_cache_dir("purevk", appauthor=False)
+
+
 def default_cache() -> Cache:
     """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and
     process.
@@ -355,7 +359,7 @@ def default_cache() -> Cache:
     """
     folder = ""
     if knobs.CACHE():
-        folder = knobs.CACHE_DIR() or platformdirs.user_cache_dir("purevk", appauthor=False)
+        folder = knobs.CACHE_DIR() or _user_folder()
     with _caches_lock:
         wanted = (folder, knobs.CACHE_MAX_BYTES())
         if wanted not in _caches:

@@ -8,7 +8,7 @@ So `torch.manual_seed` holds for purevk, and eager torch and purevk advance one 
 
 from __future__ import annotations
 
-import secrets
+import os
 import sys
 import threading
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class _Own:
 
     def __init__(self) -> None:
         given = knobs.SEED()
-        self.seed(secrets.randbits(64) if given is None else given)
+        self.seed(int.from_bytes(os.urandom(8), "little") if given is None else given)
         self.touched = given is not None
 
     def seed(self, seed: int) -> None:
@@ -106,7 +106,7 @@ def number_of(generator: Any) -> int:
         for number, known in _passed.items():
             if known is generator:
                 return number
-        number = secrets.randbits(62) + 1
+        number = int.from_bytes(os.urandom(8), "little") % 2**62 + 1
         _passed[number] = generator
         return number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import zipfile
 
 from purevk.errors import FileFormatError
 from purevk.pte.source import FileLike
@@ -101,6 +100,8 @@ def _members(file: FileLike) -> list[str]:
     """The names in a zip file; none if it is no zip file, or damaged."""
     if not _head(file).startswith(_ZIP):
         return []
+    import zipfile  # few files come here
+
     given = io.BytesIO(file) if isinstance(file, (bytes, bytearray, memoryview)) else file
     with (
         contextlib.suppress(zipfile.BadZipFile, OSError, ValueError),

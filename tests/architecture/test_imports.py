@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -293,3 +294,46 @@ def test_only_tuning_knows_device_families() -> None:
             asked = names & {"is_cpu", "is_gpu", "vendor", "vendor_id", "device_id", "driver"}
             assert not asked, f"{module} asks for {asked}"
             assert "profile.name" not in path.read_text(encoding="utf-8"), module
+
+
+_LOAD = """
+import sys
+before = set(sys.modules)
+import purevk
+purevk.load(sys.argv[1]).close()
+print(*sorted(set(sys.modules) - before))
+"""
+# Modules of the standard library that take milliseconds to import, and that a load does not need.
+SLOW = {
+    "argparse", "asyncio", "bz2", "email", "http", "importlib.metadata", "lzma", "multiprocessing",
+    "numpy.random", "pdb", "random", "secrets", "shutil", "socket", "ssl", "subprocess", "tempfile",
+    "unittest", "urllib.request", "xml", "zipfile",
+}  # fmt: skip
+
+
+@pytest.mark.device
+def test_a_load_imports_little(tmp_path: Path) -> None:
+    """With a filled cache, imports are half of the CPU time of the first load in a process."""
+    file = ROOT / "tests" / "data" / "pte" / "topk.pte"
+    for _ in ("compiles", "finds all in the cache"):
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, str(file)],
+            cwd=ROOT,
+            env={**os.environ, "PUREVK_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    packages = {name.partition(".")[0] for name in modules}
+    assert packages - sys.stdlib_module_names <= {
+        "_cffi_backend",
+        "flatbuffers",
+        "numpy",
+        "purevk",
+        "vulkan",
+    }
+    assert not modules & SLOW
+    for ours in ("checking", "cli", "dynamo", "export", "frontends.torch", "runtime"):
+        assert f"purevk.{ours}" not in modules
