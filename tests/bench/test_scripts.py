@@ -101,6 +101,18 @@ def test_experts(tmp_path: Path) -> None:
     assert all(row["error"] < 1e-5 and row["purevk"] > 0 for row in rows)
 
 
+def test_decode(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from bench.decode import LIMIT, main
+
+    out = tmp_path / "out.json"
+    given = ["--tiny", "--variant", "fp16", "--variant", "q4", "--seconds", "0", "--settle", "0"]
+    assert main([*given, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 6
+    assert all(row["error"] < LIMIT[row["variant"]] and row["dispatches"] > 0 for row in rows)
+
+
 SOAK = """
 import runpy, sys
 sys.argv = ["soak.py", "--calls", "2000"]

@@ -1,0 +1,395 @@
+"""Decoding and prefill of a Llama beside torch: `python bench/decode.py --out FILE.json`.
+
+The reference is a Llama of 1.1 billion parameters in plain torch operators, with random weights: 16
+layers, 2048 columns, 32 heads, 8 of keys and values, 8192 columns in between, 32,000 tokens, a cache
+of 2048 rows that `index_copy_` writes, and a rotary embedding by halves. For one token at position
+1024 and for prompts of 512 and 2048 tokens:
+
+- a call of purevk from numpy to numpy, and its part from submission to the end of the wait;
+- the number of dispatches, and their time by kernel, each timed alone;
+- torch on CUDA: eager, and captured as a CUDA graph, without copies from and to host memory.
+
+Each output is compared with eager torch on the same weights, and a wrong one is marked. With
+`--variant q4`, weights have 4 bits in groups of 32, and torch has no column. `--tiny` takes a model
+of the same structure that a software device runs in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+GROUP = 32
+LIMIT = {"fp32": 1e-4, "fp16": 3e-2, "q4": 3e-2}
+"""The largest accepted error relative to the largest logit: of other algorithms in float32, of
+halves in the others."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The sizes of a Llama, and what is timed: decoding at a position, prompts of some lengths."""
+
+    layers: int = 16
+    width: int = 2048
+    heads: int = 32
+    kv_heads: int = 8
+    inner: int = 8192
+    vocab: int = 32000
+    rows: int = 2048
+    position: int = 1024
+    prompts: tuple[int, ...] = (512, 2048)
+
+
+REFERENCE = Form()
+TINY = Form(2, 256, 4, 2, 512, 500, 64, 20, (7, 64))
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with weights of 4 bits in groups, by executorch's operator."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        super().__init__()
+        define_quantized_linear()
+        self.register_buffer("weight", torch.zeros(rows, columns // 2, dtype=torch.uint8))
+        self.register_buffer("scales", torch.zeros(columns // GROUP, rows))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.et_vk.linear_q4gsw(x, self.weight, self.scales, GROUP)
+
+
+def define_quantized_linear() -> None:
+    """Defines executorch's operator where executorch has not."""
+    if hasattr(torch.ops.et_vk, "linear_q4gsw"):
+        return
+    library = torch.library.Library("et_vk", "FRAGMENT")
+    library.define(
+        "linear_q4gsw(Tensor self, Tensor weights, Tensor weight_scales, int group_size, "
+        "Tensor? bias = None) -> Tensor"
+    )
+
+    def linear(
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        scales: torch.Tensor,
+        group: int,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        values = torch.stack((weights & 15, weights >> 4), -1).flatten(1).float() - 8
+        matrix = values * scales.t().float().repeat_interleave(group, 1)
+        return functional.linear(x.float(), matrix, bias).to(x.dtype)
+
+    torch.library.register_fake(
+        "et_vk::linear_q4gsw", lambda x, w, s, g, b=None: x.new_empty(*x.shape[:-1], w.shape[0])
+    )
+    library.impl("linear_q4gsw", linear, "CompositeExplicitAutograd")
+    _LIBRARIES.append(library)
+
+
+_LIBRARIES: list[Any] = []  # a library takes its operators along when it goes
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [B, H, S, D] rotated by halves, the angles [S, D]."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class Layer(nn.Module):
+    """Attention over a cache, and a gated feed-forward network."""
+
+    def __init__(self, form: Form, linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = form.heads, form.kv_heads
+        self.head_width = form.width // form.heads
+        kv = self.kv_heads * self.head_width
+        self.norm1, self.norm2 = (nn.RMSNorm(form.width, eps=1e-5) for _ in range(2))
+        self.wq, self.wk = linear(form.width, form.width), linear(form.width, kv)
+        self.wv, self.wo = linear(form.width, kv), linear(form.width, form.width)
+        self.gate, self.up = (linear(form.width, form.inner) for _ in range(2))
+        self.down = linear(form.inner, form.width)
+        for name in ("keys", "values"):
+            self.register_buffer(
+                name, torch.zeros(1, self.kv_heads, form.rows, self.head_width), persistent=False
+            )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        batch, rows, width = x.shape
+
+        def split(projected: torch.Tensor, heads: int) -> torch.Tensor:
+            return projected.view(batch, rows, heads, self.head_width).transpose(1, 2)
+
+        h = self.norm1(x)
+        q = rotate(split(self.wq(h), self.heads), cos, sin)
+        k = rotate(split(self.wk(h), self.kv_heads), cos, sin)
+        self.keys.index_copy_(2, positions, k)
+        self.values.index_copy_(2, positions, split(self.wv(h), self.kv_heads))
+        attended = functional.scaled_dot_product_attention(
+            q, self.keys, self.values, attn_mask=mask, enable_gqa=True
+        )
+        x = x + self.wo(attended.transpose(1, 2).reshape(batch, rows, width))
+        h = self.norm2(x)
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
+
+
+class Llama(nn.Module):
+    """Tokens int64 [1, S] and the first one's position, int64 [1], to logits of the last [1,
+    vocab]."""
+
+    def __init__(self, form: Form, quantized: bool = False) -> None:
+        super().__init__()
+        linear: Callable[[int, int], nn.Module] = (
+            QuantizedLinear if quantized else lambda a, b: nn.Linear(a, b, bias=False)
+        )
+        self.embedding = nn.Embedding(form.vocab, form.width)
+        self.layers = nn.ModuleList(Layer(form, linear) for _ in range(form.layers))
+        self.norm, self.head = nn.RMSNorm(form.width, eps=1e-5), linear(form.width, form.vocab)
+        half = form.width // form.heads // 2
+        angles = torch.arange(form.rows)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
+        self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
+        self.register_buffer("rows", torch.arange(form.rows), persistent=False)
+
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        positions = position + self.rows[: tokens.shape[1]]
+        cos, sin = self.cos[positions], self.sin[positions]
+        mask = self.rows[None, :] <= positions[:, None]
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, positions, mask, cos, sin)
+        return self.head(self.norm(x[:, -1]))
+
+
+def build(form: Form, variant: str) -> Llama:
+    """The model with random weights, the same for each call."""
+    with torch.device("meta"):
+        model = Llama(form, variant == "q4")
+    dtype = torch.float32 if variant == "fp32" else torch.float16
+    model = model.to(dtype).to_empty(device="cpu").eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    angles = Llama(Form(0, *_sizes(form)), False)
+    for name, value in model.state_dict(keep_vars=True).items():
+        if value.dtype is torch.uint8:
+            value.random_(0, 256, generator=generator)
+        elif name.endswith("scales"):
+            value.fill_(0.2 / (value.shape[0] * GROUP) ** 0.5)
+        elif value.ndim == 1:
+            value.uniform_(0.8, 1.2, generator=generator)
+        else:
+            deviation = 1.0 if name.startswith("embedding") else value.shape[1] ** -0.5
+            value.normal_(0.0, deviation, generator=generator)
+    for name in ("cos", "sin", "rows"):
+        getattr(model, name).copy_(getattr(angles, name))
+    for layer in model.layers:
+        for cache in (layer.keys, layer.values):
+            cache.normal_(generator=generator)
+    return model
+
+
+def _sizes(form: Form) -> tuple[Any, ...]:
+    return (form.width, form.heads, form.kv_heads, form.inner, 1, form.rows)
+
+
+@dataclass
+class Row:
+    """One case. Times are medians in milliseconds; None: not measured.
+
+    `call` is a call from numpy to numpy, `device` its part from submission to the end of the wait,
+    `kernels` the sum of its dispatches timed one by one. `by_kernel`: calls and milliseconds.
+    """
+
+    case: str
+    variant: str
+    dispatches: int | None = None
+    call: float | None = None
+    device: float | None = None
+    kernels: float | None = None
+    eager: float | None = None
+    graph: float | None = None
+    error: float | None = None
+    by_kernel: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+def cases(form: Form) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The inputs of each case."""
+    generator = torch.Generator().manual_seed(1)
+
+    def given(length: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(form.vocab, (1, length), generator=generator)
+        return tokens, torch.tensor([position])
+
+    found = {f"decode at {form.position}": given(1, form.position)}
+    return found | {f"prefill of {length}": given(length, 0) for length in form.prompts}
+
+
+def method_name(case: str) -> str:
+    """The method of a case."""
+    return "_".join(case.split())
+
+
+def measure_purevk(
+    model: Llama, rows: Sequence[Row], given: dict[str, Any], seconds: float, settle: float
+) -> list[numpy.ndarray]:
+    """Fills in the figures of purevk; returns the output of each case."""
+    import purevk
+    from purevk.cli.profile import table, time_dispatches
+    from purevk.cli.stopwatch import Stopwatch
+    from purevk.graph.limits import device_limits
+
+    outputs = []
+    methods = {method_name(case): (model, inputs) for case, inputs in given.items()}
+    with purevk.compile(methods) as program:
+        for row in rows:
+            method = program.methods[method_name(row.case)]
+            arrays = [each.numpy() for each in given[row.case]]
+            outputs.append(numpy.array(method(*arrays), numpy.float64))
+            row.dispatches = len(method.executable.plan.dispatches)
+            end = time.perf_counter() + settle
+            while time.perf_counter() < end:
+                method(*arrays)
+            whole, device = [], []
+            with Stopwatch(program.device) as watch:
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end or len(whole) < 3:
+                    watch.reset()
+                    start = time.perf_counter()
+                    method(*arrays)
+                    whole.append(time.perf_counter() - start)
+                    device.append(watch.device)
+            row.call, row.device = (1e3 * statistics.median(each) for each in (whole, device))
+            timings = time_dispatches(method.executable, arrays, settle=settle / 2)
+            row.kernels = 1e3 * sum(timing.seconds for timing in timings)
+            for line in table(timings, "operator", device_limits(program.context)):
+                row.by_kernel[line["label"]] = (line["calls"], 1e3 * line["seconds"])
+    return outputs
+
+
+def median_ms(call: Callable[[], Any], seconds: float, settle: float) -> float:
+    """Milliseconds of a call on the CUDA device."""
+    found = []
+    end, start = time.perf_counter() + settle + seconds, time.perf_counter() + settle
+    while time.perf_counter() < end:
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        call()
+        after.record()
+        torch.cuda.synchronize()
+        if time.perf_counter() >= start:
+            found.append(before.elapsed_time(after))
+    return statistics.median(found)
+
+
+def measure_torch(
+    model: Llama, rows: Sequence[Row], given: dict[str, Any], seconds: float, settle: float
+) -> None:
+    """Fills in the figures of torch on CUDA."""
+    model = model.to("cuda")
+    for row in rows:
+        inputs = [each.cuda() for each in given[row.case]]
+        with torch.inference_mode():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    model(*inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            row.eager = median_ms(lambda inputs=inputs: model(*inputs), seconds, settle)
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                model(*inputs)
+            row.graph = median_ms(captured.replay, seconds, settle)
+
+
+def expected_outputs(model: Llama, given: dict[str, Any]) -> list[numpy.ndarray]:
+    """What eager torch gives for each case, in their order: each writes the caches."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    caches = [cache for layer in model.layers for cache in (layer.keys, layer.values)]
+    before = [cache.clone() for cache in caches]
+    model = model.to(device)
+    with torch.inference_mode():
+        made = [
+            model(*(each.to(device) for each in inputs)).double().cpu().numpy()
+            for inputs in given.values()
+        ]
+    model = model.to("cpu")
+    caches = [cache for layer in model.layers for cache in (layer.keys, layer.values)]
+    for cache, was in zip(caches, before, strict=True):
+        cache.copy_(was)
+    return made
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Prints a table of the cases, and one of the kernels of each."""
+
+    def cell(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    for row in rows:
+        wrong = row.error is None or not row.error <= LIMIT[row.variant]
+        print(
+            f"{row.variant} {row.case}: {row.dispatches} dispatches; ms: call {cell(row.call)}, "
+            f"device {cell(row.device)}, kernels {cell(row.kernels)}; torch eager "
+            f"{cell(row.eager)}, graph {cell(row.graph)}; error {row.error:.1e}"
+            + ("  WRONG" if wrong else "")
+        )
+        for label, (calls, ms) in row.by_kernel.items():
+            print(f"    {ms:9.4f} ms  {calls:5}  {label}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints the tables and writes JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="a small model of the same structure")
+    parser.add_argument("--variant", choices=tuple(LIMIT), action="append", help="default: fp16")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing each case")
+    parser.add_argument("--settle", type=float, default=2.0, help="seconds of warming up")
+    parser.add_argument("--cases", help="only the cases whose names have this in them")
+    parser.add_argument("--out", type=Path, help="write all figures there, as JSON")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("PUREVK_PROGRESS", "0")
+    from bench.gpu import machine
+
+    found, done = machine(), []
+    print(json.dumps(found))
+    form = TINY if options.tiny else REFERENCE
+    for variant in options.variant or ["fp16"]:
+        given = {n: each for n, each in cases(form).items() if (options.cases or "") in n}
+        rows = [Row(case, variant) for case in given]
+        model = build(form, variant)
+        expected = expected_outputs(model, given)
+        made = measure_purevk(model, rows, given, options.seconds, options.settle)
+        for row, one, two in zip(rows, made, expected, strict=True):
+            row.error = float(numpy.abs(one - two).max() / numpy.abs(two).max())
+        if torch.cuda.is_available() and variant != "q4":
+            measure_torch(model, rows, given, options.seconds, options.settle)
+        done += rows
+        show(rows)
+        if options.out:
+            text = json.dumps({"machine": found, "rows": [asdict(row) for row in done]}, indent=1)
+            options.out.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
