@@ -102,6 +102,8 @@ class Reference:
             return [], {state: np.broadcast_to(arrays[value], arrays[state].shape)}
         if node.op == "purevk.write":
             return [], _written(node, arrays, env)
+        if node.op == "purevk.write_rows":
+            return [], _written_rows(node, arrays)
         known = run_kernel(node, arrays, env)
         if known is not None:
             return known, {}
@@ -298,6 +300,16 @@ def _written(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> dict[Valu
     index = [slice(None)] * made.ndim
     index[dim] = slice(start, start + arrays[value].shape[dim])
     made[tuple(index)] = arrays[value]
+    return {state: made}
+
+
+def _written_rows(node: Node, arrays: Arrays) -> dict[Value, np.ndarray]:
+    state = node.tensor("state")
+    made = np.array(arrays[state])
+    rows = np.moveaxis(made, node.int("dim"), 0)  # a view
+    rows[arrays[node.tensor("index")]] = np.moveaxis(
+        arrays[node.tensor("value")], node.int("dim"), 0
+    )
     return {state: made}
 
 

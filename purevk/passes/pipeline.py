@@ -13,6 +13,7 @@ from purevk.ir.verify import verify
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
+from purevk.passes.caches import write_in_place
 from purevk.passes.check_indices import check_indices
 from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
@@ -25,6 +26,7 @@ from purevk.passes.merge_matmuls import merge_matmuls
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
+from purevk.passes.rotary import find_rotary, rotate_to_caches
 from purevk.passes.simplify import (
     drop_empty,
     drop_no_ops,
@@ -45,6 +47,7 @@ OPTIONAL = (
     "drop_unread",
     "drop_unused",
     "find_attention",
+    "find_rotary",
     "fold_batch_norm",
     "fuse_epilogues",
     "fuse_pointwise",
@@ -53,9 +56,11 @@ OPTIONAL = (
     "merge_equal",
     "merge_matmuls",
     "move_views",
+    "rotate_to_caches",
     "select_matrices",
     "settle_control",
     "share_cats",
+    "write_in_place",
 )
 
 
@@ -123,7 +128,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
             "canonicalize",
             (drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused),
         ),
-        Phase("recognize", (find_attention, keep_weights_quantized, select_matrices)),
+        Phase("recognize", (find_attention, find_rotary, keep_weights_quantized, select_matrices)),
         Phase(
             "expand",
             (
@@ -133,6 +138,8 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 merge_equal,
                 share_cats,
                 drop_unused,
+                write_in_place,
+                rotate_to_caches,
                 merge_matmuls,
                 to_programs,
                 merge_equal,

@@ -1,3 +1,3 @@
 """Attention and rotary embeddings."""
 
-from purevk.ops.attention import attention, cache, choice, flex, rotary  # noqa: F401
+from purevk.ops.attention import attention, cache, choice, flex, rotary, rotary_cache  # noqa: F401

@@ -5,6 +5,7 @@ from __future__ import annotations
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering
+from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.lower.operands import slice_of
 from purevk.ops.attention.attention import (
     NAME,
@@ -43,6 +44,34 @@ def _write_lower(lowering: Lowering, node: Node) -> None:
 
 
 register(Operator("purevk.write", _write_shape, Kernel(_write_lower), mutates=(0,)))
+
+
+# -- rows at positions --------------------------------------------------------------------------
+def _write_rows_shape(state: TensorType, value: TensorType, dim: int, index: TensorType) -> None:
+    """No result: row `index[n]` of `state` along `dim` becomes row n of `value`. No two positions
+    are equal."""
+    others = [d for d in range(state.rank) if d != dim]
+    if (
+        value.rank != state.rank
+        or index.rank != 1
+        or value.dims[dim] != index.dims[0]
+        or any(value.dims[d] != state.dims[d] for d in others)
+    ):
+        raise ShapeError(f"cannot write {value} to rows {index} of {state}")
+
+
+def _write_rows_lower(lowering: Lowering, node: Node) -> None:
+    target, source = (lowering.operand(node.tensor(name)) for name in ("state", "value"))
+    dim = node.int("dim")
+    at = {f"d{dim}": f"pv_index(INDEX(i{dim}), r_size_{dim})"}
+    rank = len(target.dims)
+    body = f"R_PUT({coordinates(rank, **at)}, X({coordinates(rank)}));"
+    spec = MapSpec(body, ("X", "INDEX"), stores=False)
+    inputs = [source, lowering.operand(node.tensor("index"))]
+    emit_map(lowering, spec, inputs, {}, [target], source.dims)
+
+
+register(Operator("purevk.write_rows", _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,)))
 
 
 def _sdpa_with_kv_cache_shape(

@@ -1,0 +1,89 @@
+"""Rotates queries and keys, and writes keys and values to a cache, in one dispatch."""
+
+from __future__ import annotations
+
+from purevk.ir import Layout, Node, Size, TensorType
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.map import MapSpec, emit_map
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+
+NAME = "purevk.rotate_to_cache"
+
+
+def _shape(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    cos: TensorType,
+    sin: TensorType,
+    start: Size,
+    keys: TensorType,
+    values: TensorType,
+    dim: int,
+    index: TensorType,
+) -> TensorType:
+    """Queries [B, S, H, D], keys and values [B, S, G, D], angles [rows, D] from row `start` on, the
+    caches [B, T, G, D] (`dim` 1) or [B, G, T, D] (`dim` 2), and S positions, no two of them equal.
+    The result is the rotated queries."""
+    if any(x.rank != 4 for x in (q, k, v, keys, values)) or k.dims != v.dims or dim not in (1, 2):
+        raise ShapeError(f"cannot rotate {q}, {k} and {v} to caches {keys} and {values}")
+    if q.dims[:2] != k.dims[:2] or q.dims[3] != k.dims[3] or cos.dims[1] != q.dims[3]:
+        raise ShapeError(f"cannot rotate {q} and {k} by angles {cos}")
+    return q
+
+
+# Invocations go over pairs of elements half a head apart, for the heads of q, k and v in turn.
+_BODY = """
+int position = pv_index(INDEX(i1), r1_size_1), head = i2, low = i3, high = i3 + half_width;
+if (head < q_size_2 + k_size_2) {
+    bool is_query = head < q_size_2;
+    if (!is_query) head -= q_size_2;
+    float a, b;
+    if (is_query) { a = Q(i0, i1, head, low); b = Q(i0, i1, head, high); }
+    else { a = K(i0, i1, head, low); b = K(i0, i1, head, high); }
+    int row = i1 + start;
+    float first = a * COS(row, low) - b * SIN(row, low);
+    float second = b * COS(row, high) + a * SIN(row, high);
+    if (is_query) { R_PUT(i0, i1, head, low, first); R_PUT(i0, i1, head, high, second); }
+    else { R1_PUT(i0, position, head, low, first); R1_PUT(i0, position, head, high, second); }
+} else {
+    head -= q_size_2 + k_size_2;
+    R2_PUT(i0, position, head, low, V(i0, i1, head, low));
+    R2_PUT(i0, position, head, high, V(i0, i1, head, high));
+}
+"""
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    q, k, v, cos, sin, index = (
+        lowering.operand(node.tensor(name)) for name in ("q", "k", "v", "cos", "sin", "index")
+    )
+    by_rows = node.int("dim") == 1
+    caches = [lowering.operand(node.tensor(name)) for name in ("keys", "values")]
+    caches = [each if by_rows else _heads_last(each) for each in caches]
+    batch, rows, heads, width = q.dims
+    spec = MapSpec(
+        " ".join(_BODY.split()),
+        ("Q", "K", "V", "COS", "SIN", "INDEX"),
+        ("half_width", "start"),
+        stores=False,
+        flops=6,
+    )
+    emit_map(
+        lowering,
+        spec,
+        [q, k, v, cos, sin, index],
+        {"half_width": width // 2, "start": node.size("start")},
+        [lowering.operand(node.result), *caches],
+        (batch, rows, heads + 2 * k.dims[2], width // 2),
+    )
+
+
+def _heads_last(cache: Operand) -> Operand:
+    """A cache [B, G, T, D] as [B, T, G, D]."""
+    order = (0, 2, 1, 3)
+    strides, dims = (tuple(each[d] for d in order) for each in (cache.strides, cache.dims))
+    return Operand(cache.storage, Layout(cache.offset, strides), cache.type.with_dims(dims))
+
+
+register(Operator(NAME, _shape, Kernel(_lower), mutates=(6, 7)))

@@ -1,0 +1,171 @@
+"""Writes to a cache in place: `state = index_copy(state, dim, positions, rows)`, which torch.export
+makes of `index_copy_`, copies the whole cache."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Graph, Node, Size, Value, values_in
+from purevk.ops import registry
+from purevk.ops.index.scatter import NAME as SCATTER
+from purevk.ops.registry import HOST
+from purevk.passes.rewrite import Rewriter
+
+_SAME_ELEMENTS = ("aten.view.default", "aten.unsqueeze.default", "aten.alias.default")
+
+
+def write_in_place(graph: Graph) -> Graph:
+    """A scatter of rows into a state that then becomes its result writes these rows into the state.
+
+    Only if no two rows have the same position, and nobody reads the state as it was afterwards.
+    """
+    writes = _writes(graph)
+    if not writes:
+        return graph
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node.op == "purevk.store" and node.tensor("value") in writes:
+            continue
+        made = writes.get(node.result) if len(node.results) == 1 else None
+        node = rewriter.current(node)
+        if made is None:
+            rewriter.keep(node)
+            continue
+        rewriter.source = node.source
+        state, (index,) = node.tensor("x"), node.tensors("indices")
+        dim = node.ints("given")[0]
+        source = _expanded(rewriter, node.tensor("source"), _rows(state, dim, index))
+        rewriter.emit_all("purevk.write_rows", state, source, dim, index)
+        rewriter.replace(node, state)
+    return rewriter.finish()
+
+
+def _writes(graph: Graph) -> dict[Value, Node]:
+    """The results of scatters that can be written in place, with the scatters."""
+    made = graph.producers()
+    stores: dict[Value, list[Node]] = {}  # what writes each state
+    for node in graph.nodes:
+        for state in registry.mutated(node):
+            stores.setdefault(state, []).append(node)
+        for given in values_in(node.args) if node.graphs else ():
+            stores.setdefault(given, []).append(node)
+    outputs = graph.output_values()
+    found: dict[Value, Node] = {}
+    for state, nodes in stores.items():
+        if state not in graph.states or len(nodes) != 1 or nodes[0].op != "purevk.store":
+            continue
+        scatter = made.get(nodes[0].tensor("value"))
+        if scatter is None or not _writes_rows(graph, made, scatter, state):
+            continue
+        if outputs.isdisjoint(_same_bytes(graph, scatter.result)) and _unread_after(
+            graph, scatter, state, nodes[0]
+        ):
+            found[scatter.result] = scatter
+    return found
+
+
+def _writes_rows(graph: Graph, made: dict[Value, Node], scatter: Node, state: Value) -> bool:
+    """Whether a node sets rows of a state at positions of which no two are equal."""
+    if scatter.op != SCATTER or scatter.tensor("x") is not state:
+        return False
+    indices, source = scatter.tensors("indices"), scatter.arg("source")
+    given = scatter.ints("given")
+    if scatter.str("mode") != "set" or scatter.optional_int("along") is not None:
+        return False
+    if len(given) != 1 or len(indices) != 1 or not isinstance(source, Value):
+        return False
+    (dim,), (index,) = given, indices
+    if index.type.rank != 1 or index.type.dtype not in (DType.int32, DType.int64):
+        return False
+    wanted = _rows(state, dim, index)
+    given_dims = source.type.dims
+    return (
+        len(given_dims) <= len(wanted)
+        and all(a in (b, 1) for a, b in zip(reversed(given_dims), reversed(wanted)))
+        and source.type.dtype is state.type.dtype
+        and _is_distinct(graph, made, index, state.type.dims[dim])
+    )
+
+
+def _rows(state: Value, dim: int, index: Value) -> tuple[Size, ...]:
+    """The sizes of the rows of a state at the positions of an index."""
+    return tuple(index.type.numel if d == dim else size for d, size in enumerate(state.type.dims))
+
+
+def _expanded(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value:
+    """A value broadcast to `dims`."""
+    lead = len(dims) - value.type.rank
+    if lead:
+        value = rewriter.emit("aten.view.default", value, (*([1] * lead), *value.type.dims))
+    return (
+        value
+        if value.type.dims == dims
+        else rewriter.emit("aten.expand.default", value, tuple(dims))
+    )
+
+
+def _is_distinct(graph: Graph, made: dict[Value, Node], index: Value, rows: Size) -> bool:
+    """Whether no two elements of an index are the same row: numbers counted up, by a step of 1, from
+    anywhere. As many as there are rows at most are distinct also if some count from the end."""
+    count = index.type.numel
+    if isinstance(count, int) and count == 1:
+        return True
+    fits = isinstance(count, int) and isinstance(rows, int) and count <= rows
+    return (fits or not isinstance(count, int)) and _counts_up(graph, made, index)
+
+
+def _counts_up(graph: Graph, made: dict[Value, Node], value: Value) -> bool:
+    """Whether each element is the one before plus 1."""
+    if value.type.dtype not in (DType.int32, DType.int64):
+        return False
+    constant = graph.constants.get(value)
+    if constant is not None:
+        if not constant.known or value.type.rank != 1:
+            return False
+        numbers = constant.array(value.type)
+        return bool((numbers[1:] - numbers[:-1] == 1).all())
+    node = made.get(value)
+    if node is None:
+        return False
+    if node.op == "purevk.iota":
+        return True
+    if node.op == "aten.slice.Tensor":
+        whole = node.tensor("x")
+        return whole.type.rank == 1 and node.int("step") == 1 and _counts_up(graph, made, whole)
+    if node.op == "aten._to_copy.default" or node.op in _SAME_ELEMENTS:
+        return _counts_up(graph, made, node.tensor("x"))
+    if node.op == "aten.add.Tensor" and node.scalar("alpha") == 1:
+        x, y = node.arg("x"), node.arg("y")
+        for one, other in ((x, y), (y, x)):
+            single = not isinstance(other, Value) or other.type.numel == 1
+            if isinstance(one, Value) and single and one.type.numel == value.type.numel:
+                return _counts_up(graph, made, one)
+    return False
+
+
+def _same_bytes(graph: Graph, value: Value) -> set[Value]:
+    """A value and all views of it."""
+    found = {value}
+    for node in graph.nodes:
+        if registry.is_view(node) and node.inputs[0] in found:
+            found.update(node.results)
+    return found
+
+
+def _unread_after(graph: Graph, scatter: Node, state: Value, store: Node) -> bool:
+    """Whether no node reads a state as it was after a scatter has made the new one, and none on the
+    host or with sub-graphs reads the new one."""
+    old, new = _same_bytes(graph, state), _same_bytes(graph, scatter.result)
+    if old & {*scatter.tensors("indices"), scatter.tensor("source")}:
+        return False  # rows would be read while they are written
+    sources = {source.value for source in graph.symbols.values()}
+    if sources & (old | new) or not graph.output_values().isdisjoint(old):
+        return False
+    after = False
+    for node in graph.nodes:
+        read = set(values_in(node.args))
+        if after and read & old and node is not store:
+            return False
+        if (node.op == HOST or node.graphs) and read & (old | new):
+            return False
+        after |= node is scatter
+    return True

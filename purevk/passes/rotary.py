@@ -1,0 +1,301 @@
+"""Recognizes rotary embeddings by halves in plain operators, `x * cos + cat(-x2, x1) * sin`, and joins
+those of queries and keys with the writes to a cache that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from purevk.dtypes import DType
+from purevk.ir import Arg, Graph, Node, Value, values_in
+from purevk.ops import registry
+from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
+from purevk.ops.shapes import wrap
+from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+
+_FLOATS = (DType.float32, DType.float16)
+_SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
+_ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_rows"
+_SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
+
+
+# -- recognition ---------------------------------------------------------------------------------
+def find_rotary(graph: Graph) -> Graph:
+    """Replaces `x * cos + rotate_half(x) * sin` by one node, for x [B, H, S, D] or [B, S, H, D] and
+    angles of S and D alone."""
+    matcher = _Matcher(graph)
+
+    def visit(rewriter: Rewriter, node: Node) -> Value | None:
+        found = matcher.rotary(node)
+        if found is None:
+            return None
+        x, cos, sin, rows = found
+        x, cos, sin = (rewriter.resolve(value) for value in (x, cos, sin))
+        size, width = x.type.dims[rows], x.type.dims[3]
+        tables = [rewriter.emit("aten.view.default", each, (size, width)) for each in (cos, sin)]
+        if rows == 1:
+            return rewriter.emit(_ROTATE, x, *tables, 0)
+        turned = rewriter.emit("aten.permute.default", x, _SWAP)
+        made = rewriter.emit(_ROTATE, turned, *tables, 0)
+        return rewriter.emit("aten.permute.default", made, _SWAP)
+
+    return each_node(graph, visit)
+
+
+class _Matcher:
+    def __init__(self, graph: Graph) -> None:
+        self._made = graph.producers()
+        self._readers = reader_counts(graph)
+
+    def rotary(self, node: Node) -> tuple[Value, Value, Value, int] | None:
+        """x, the cosines, the sines, and the dim of x along which these have rows."""
+        if node.op != "aten.add.Tensor" or node.scalar("alpha") != 1:
+            return None
+        one, other = (self._only_reader(node.arg(name), "aten.mul.Tensor") for name in "xy")
+        if one is None or other is None:
+            return None
+        for straight, crossed in ((one, other), (other, one)):
+            for a, b in (("x", "y"), ("y", "x")):
+                x, sin = self._turned(crossed.arg(a)), crossed.arg(b)
+                if x is None or not isinstance(sin, Value):
+                    continue
+                for c, d in (("x", "y"), ("y", "x")):
+                    cos = straight.arg(d)
+                    if straight.arg(c) is x and isinstance(cos, Value):
+                        return self._fitting(node, x, cos, sin)
+        return None
+
+    def _only_reader(self, arg: Arg, op: str) -> Node | None:
+        """The node of an operator that makes an argument, if nobody else reads this."""
+        node = self._made.get(arg) if isinstance(arg, Value) else None
+        if node is None or node.op != op or self._readers[node.result] != 1:
+            return None
+        return node
+
+    def _turned(self, arg: Arg) -> Value | None:
+        """x, if the argument is cat(-x2, x1) of its halves x1 and x2."""
+        cat = self._only_reader(arg, "aten.cat.default")
+        if cat is None or wrap(cat.int("dim"), cat.result.type.rank) != cat.result.type.rank - 1:
+            return None
+        parts = cat.tensors("tensors")
+        negated = self._only_reader(parts[0], "aten.neg.default") if len(parts) == 2 else None
+        if negated is None:
+            return None
+        second, first = self._half(negated.tensor("x")), self._half(parts[1])
+        if first is None or second is None or first[0] is not second[0]:
+            return None
+        return first[0] if (first[1], second[1]) == (0, 1) else None
+
+    def _half(self, value: Value) -> tuple[Value, int] | None:
+        """x, and which half of it along the last dim a value is."""
+        node = self._made.get(value)
+        if node is None or node.op not in (_SPLIT, _SLICE):
+            return None
+        x, dim = node.tensor("x"), node.int("dim")
+        width, half = x.type.dims[-1], value.type.dims[-1]
+        if not isinstance(width, int) or not isinstance(half, int) or width != 2 * half:
+            return None
+        if wrap(dim, x.type.rank) != x.type.rank - 1:
+            return None
+        if node.op == _SPLIT:
+            return (x, node.results.index(value)) if len(node.results) == 2 else None
+        start = node.optional_size("start") or 0
+        if node.int("step") != 1 or not isinstance(start, int):
+            return None
+        start = start + width if start < 0 else start
+        return (x, start // half) if start in (0, half) else None
+
+    def _fitting(
+        self, node: Node, x: Value, cos: Value, sin: Value
+    ) -> tuple[Value, Value, Value, int] | None:
+        """The match, if the kernel takes these types and sizes."""
+        if x.type.rank != 4 or cos.type.dims != sin.type.dims or cos.type.rank > 4:
+            return None
+        if node.result.type != x.type or any(v.type.dtype not in _FLOATS for v in (x, cos, sin)):
+            return None
+        dims = (*([1] * (4 - cos.type.rank)), *cos.type.dims)
+        if dims[3] != x.type.dims[3]:
+            return None
+        for rows, others in ((2, (0, 1)), (1, (0, 2))):
+            if dims[rows] == x.type.dims[rows] and all(dims[d] == 1 for d in others):
+                return x, cos, sin, rows
+        return None
+
+
+# -- with a cache --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Group:
+    """The nodes that one dispatch runs: rotations of queries and of keys, and the writes of these and
+    of values to their caches."""
+
+    queries: Node
+    keys: Node
+    write_keys: Node
+    write_values: Node
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.queries, self.keys, self.write_keys, self.write_values)
+
+
+def rotate_to_caches(graph: Graph) -> Graph:
+    """Rotations of queries and keys by the same angles, and the writes of the keys and of values at
+    the same positions, become one node, where the last of them was."""
+    groups = _groups(graph)
+    if not groups:
+        return graph
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    last = {max(group.nodes, key=position.__getitem__): group for group in groups}
+    inside = {node for group in groups for node in group.nodes}
+    # Nobody else reads the view of the rotated keys that is written.
+    inside |= {*_views_of(graph, [group.keys.result for group in groups])}
+    # Views of what moves to a later node are made again where they are read.
+    late = _views_of(graph, [group.queries.result for group in groups])
+    rewriter = Rewriter(graph)
+    waiting: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        if node in late:
+            waiting.setdefault(late[node], []).append(node)
+            if late[node] in rewriter.replaced:
+                rewriter.keep(rewriter.current(node))
+            continue
+        if node not in inside:
+            rewriter.keep(rewriter.current(node))
+            continue
+        group = last.get(node)
+        if group is None:
+            continue
+        _emit(rewriter, group)
+        for view in waiting.get(group.queries.result, ()):
+            rewriter.keep(rewriter.current(view))
+    return rewriter.finish()
+
+
+def _views_of(graph: Graph, values: list[Value]) -> dict[Node, Value]:
+    """The nodes that view some values, or views of them, with the values."""
+    of = {value: value for value in values}
+    found: dict[Node, Value] = {}
+    for node in graph.nodes:
+        if registry.is_view(node) and node.inputs[0] in of:
+            found[node] = of[node.inputs[0]]
+            of.update(dict.fromkeys(node.results, of[node.inputs[0]]))
+    return found
+
+
+def _emit(rewriter: Rewriter, group: _Group) -> None:
+    rewriter.source = " | ".join(node.source for node in group.nodes)
+    resolve, dim = rewriter.resolve, group.write_keys.int("dim")
+    values = resolve(group.write_values.tensor("value"))
+    if dim == 2:
+        values = rewriter.emit("aten.permute.default", values, _SWAP)
+    made = rewriter.emit(
+        ROTATE_TO_CACHE,
+        resolve(group.queries.tensor("x")),
+        resolve(group.keys.tensor("x")),
+        values,
+        resolve(group.queries.tensor("cos")),
+        resolve(group.queries.tensor("sin")),
+        group.queries.size("start"),
+        group.write_keys.tensor("state"),
+        group.write_values.tensor("state"),
+        dim,
+        resolve(group.write_keys.tensor("index")),
+    )
+    rewriter.replace(group.queries, made)
+
+
+def _groups(graph: Graph) -> list[_Group]:
+    made = graph.producers()
+    readers = reader_counts(graph)
+    writes = [node for node in graph.nodes if node.op == _WRITE]
+    rotations = [node for node in graph.nodes if node.op == _ROTATE]
+    found: list[_Group] = []
+    taken: set[Node] = set()
+    for write in writes:
+        keys = _rotated(made, readers, write)
+        if keys is None or write in taken:
+            continue
+        for queries in rotations:
+            if queries is keys or queries in taken or not _turn_alike(queries, keys):
+                continue
+            for other in writes:
+                group = _Group(queries, keys, write, other)
+                if other in taken or not _write_alike(write, other) or other is write:
+                    continue
+                if _can_join(graph, group):
+                    found.append(group)
+                    taken.update(group.nodes)
+                    break
+            if write in taken:
+                break
+    return found
+
+
+def _rotated(made: dict[Value, Node], readers: dict[Value, int], write: Node) -> Node | None:
+    """The rotation whose result alone a node writes to a cache, with rows where the cache has them."""
+    value, dim = write.tensor("value"), write.int("dim")
+    if value.type.rank != 4 or dim not in (1, 2) or readers[value] != 1:
+        return None
+    node = made.get(value)
+    if dim == 2:
+        if node is None or readers.get(node.inputs[0]) != 1 or not _swaps(node):
+            return None
+        node = made.get(node.inputs[0])
+    if node is None or node.op != _ROTATE:
+        return None
+    full = node.tensor("cos").type.dims[1] == node.tensor("x").type.dims[3]
+    return node if full else None
+
+
+def _swaps(node: Node) -> bool:
+    """Whether a node is the view of [B, S, H, D] as [B, H, S, D]."""
+    if node.op == "aten.permute.default":
+        return tuple(wrap(d, 4) for d in node.ints("dims")) == _SWAP
+    if node.op != "aten.view.default" or node.tensor("x").type.rank != 4:
+        return False
+    dims = node.tensor("x").type.dims
+    swapped = tuple(dims[d] for d in _SWAP)
+    return node.result.type.dims == swapped and 1 in (dims[1], dims[2])
+
+
+def _turn_alike(queries: Node, keys: Node) -> bool:
+    """Whether two rotations are by the same angles, and of the same rows."""
+    q, k = queries.tensor("x").type, keys.tensor("x").type
+    return (
+        all(queries.tensor(name) is keys.tensor(name) for name in ("cos", "sin"))
+        and queries.size("start") == keys.size("start")
+        and q.dims[:2] == k.dims[:2]
+        and q.dims[3] == k.dims[3]
+    )
+
+
+def _write_alike(one: Node, other: Node) -> bool:
+    """Whether two nodes write rows at the same positions of caches of the same sizes."""
+    return (
+        one.tensor("index") is other.tensor("index")
+        and one.int("dim") == other.int("dim")
+        and one.tensor("value").type.dims == other.tensor("value").type.dims
+        and one.tensor("state") is not other.tensor("state")
+        and one.tensor("state").type.dims == other.tensor("state").type.dims
+    )
+
+
+def _can_join(graph: Graph, group: _Group) -> bool:
+    """Whether all nodes can run where the last one does: none between the first and the last reads
+    what they make or write, and none writes what they read."""
+    position = {node: at for at, node in enumerate(graph.nodes)}
+    places = [position[node] for node in group.nodes]
+    states = {group.write_keys.tensor("state"), group.write_values.tensor("state")}
+    touched = {group.queries.result, group.keys.result, *states}
+    for node in graph.nodes:
+        if registry.is_view(node) and node.inputs[0] in touched:
+            touched.update(node.results)
+    for node in graph.nodes[min(places) : max(places)]:
+        if node in group.nodes or registry.is_view(node):
+            continue
+        if node.graphs or touched & set(values_in(node.args)):
+            return False
+    # The rotations read no state: a write between them and the last node would change it.
+    inputs = {group.queries.tensor("x"), group.keys.tensor("x"), group.write_values.tensor("value")}
+    inputs |= {group.queries.tensor("cos"), group.queries.tensor("sin")}
+    inputs.add(group.write_keys.tensor("index"))
+    return not inputs & changing(graph.nodes)
