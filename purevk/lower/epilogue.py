@@ -38,6 +38,7 @@ def make_epilogue(
     column: tuple[int, str] | None,
     vector: bool,
     row: tuple[int, str] | None = None,
+    second: str = "",
 ) -> Epilogue:
     """The epilogue of one kernel.
 
@@ -52,12 +53,17 @@ def make_epilogue(
             None if there is none.
         vector: whether the template stores 4 neighbours as a vector.
         row: another dim and its coordinate.
+        second: a vec4 of the template, where the kernel has a second result: the program's input 1.
+            Needs `vector`.
     """
     if expression is None:
         return Epilogue()
     made = Epilogue(flops=len(expression.steps))
     declared: list[str] = []
     names, loads, loads4 = ["v"], [], []
+    if second:
+        names.append("w")
+        loads4.append(f"vec4 w = {second};")
     for number, value in enumerate(extras):
         operand = lowering.operand(value)
         kind, operand = _kind(lowering, operand, out, column, row)
@@ -90,7 +96,8 @@ def make_epilogue(
         made.buffers[name] = (operand, "r")
     body, (result,) = expression.glsl(names, (), prefix="t")
     typed = ", ".join(
-        ["float v"] + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]
+        [f"float {name}" for name in names[: 1 + bool(second)]]
+        + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]
     )
     coordinates = ", ".join(f"int {name.strip()}" for name in arguments.split(","))
     text = f"float pv_program({typed}) {{ {body} return {result}; }} "

@@ -549,6 +549,15 @@ def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKern
     return min(found, key=lambda choice: choice.cost(traits, problem))
 
 
+@lru_cache(maxsize=4096)
+def choose_vector(traits: DeviceTraits, problem: Problem) -> Vector | None:
+    """The cheapest `Vector` of up to 8 rows, if no other kernel is cheaper; else None."""
+    if problem.m > 8 or not isinstance(choose_gpu(traits, problem), Vector):
+        return None
+    found = [c for c in candidates(traits, problem) if isinstance(c, Vector) and c.rows <= 8]
+    return min(found, key=lambda choice: choice.cost(traits, problem), default=None)
+
+
 def choose_distance(
     traits: DeviceTraits,
     metric: int,

@@ -13,10 +13,12 @@ from purevk.ir.verify import verify
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
-from purevk.passes.caches import write_in_place
 from purevk.passes.check_indices import check_indices
 from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
+from purevk.passes.decoding.caches import write_in_place
+from purevk.passes.decoding.few_rows import fuse_few_rows
+from purevk.passes.decoding.rotary import find_rotary, rotate_to_caches
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_checked_flex, compose_flex
@@ -26,7 +28,6 @@ from purevk.passes.merge_matmuls import merge_matmuls
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
-from purevk.passes.rotary import find_rotary, rotate_to_caches
 from purevk.passes.simplify import (
     drop_empty,
     drop_no_ops,
@@ -50,6 +51,7 @@ OPTIONAL = (
     "find_rotary",
     "fold_batch_norm",
     "fuse_epilogues",
+    "fuse_few_rows",
     "fuse_pointwise",
     "guard_softmax",
     "keep_weights_quantized",
@@ -104,6 +106,11 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def expand(graph: Graph) -> Graph:
         return expand_rewrites(graph, traits)
 
+    def few_rows(graph: Graph) -> Graph:
+        return fuse_few_rows(graph, traits)
+
+    few_rows.__name__ = fuse_few_rows.__name__
+
     def sub_graphs(graph: Graph) -> Graph:
         return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits, skip))
 
@@ -156,6 +163,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 sub_graphs,
                 drop_unused,
                 fuse_pointwise,
+                few_rows,
                 fuse_epilogues,
             ),
         ),

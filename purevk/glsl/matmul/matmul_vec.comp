@@ -17,9 +17,17 @@
 //       of K
 //     B_TRANSPOSED 1: 4 columns per workgroup, SLICES (64) parts of K; LANES is 1
 //   ROW_GROUPS  as in matmul_groups.glslh: the rows of a workgroup choose B
+//   NORM  1: A is divided by the root mean square of each row, with eps_bits as a float added to the
+//     mean, and multiplied by the buffer `scale` (of T_SCALE). K is a multiple of 4, ROWS at most 8.
+//   PAIRED  1: a lane computes the columns n .. n+3 and those `pair` behind. In B, 2 * pair columns
+//     follow one another, of which the second half belongs to the first. pair is a multiple of 4, N
+//     one of 2 * pair. The output has N / 2 columns: EPILOGUE finds the second value in pv_second.
+//     B_TRANSPOSED is 0, ROWS at most 8, VEC4_OUT 1.
+//   STORE_PAIR(v, w, m, n)  with PAIRED: stores the two vec4s at column n of B, in place of
+//     EPILOGUE
 // Local size: LANES * SLICES; SLICES is a power of two.
 // Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED. With
-//   ROW_GROUPS (the same, tiles of rows, 1).
+//   ROW_GROUPS (the same, tiles of rows, 1). With PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef B_TRANSPOSED
 #define B_TRANSPOSED 0
@@ -48,6 +56,14 @@
 #endif
 #endif
 
+#ifndef NORM
+#define NORM 0
+#endif
+#ifndef PAIRED
+#define PAIRED 0
+#endif
+#pragma purevk macro STORE_PAIR
+
 PARAM(0, M)
 PARAM(1, N)
 PARAM(2, K)
@@ -68,12 +84,28 @@ PARAM(14, offset_b)
 PARAM(15, offset_o)
 PARAM(16, offset_bias)
 
+#if NORM
+PARAM(23, offset_scale)
+PARAM(24, eps_bits)
+#endif
+#if PAIRED
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 4
+PARAM(25, pair)
+vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
+#endif
 #include "matmul/matmul_io.glslh"
 #include "matmul/matmul_groups.glslh"
 layout(local_size_x = LANES, local_size_y = SLICES, local_size_z = 1) in;
 
 int base_a, base_b, depth;  // `depth` is how much of K there is
 vec4 acc[ROWS];
+#if PAIRED
+vec4 acc_second[ROWS];
+#define ROW_SUM(p, r) (p == 0 ? acc[r] : acc_second[r])
+#else
+#define ROW_SUM(p, r) acc[r]
+#endif
 #define LOCAL (LANES * SLICES)
 // With many rows A goes through shared memory, in steps of 4 * SLICES of K. DEPTH buffers hold one
 // step each. Row c * SLICES + s of a buffer holds k = 4 * s + c by 4 along the rows of A. Rows are
@@ -148,6 +180,24 @@ vec4 load_bt(int n, int k) {
 #endif
 }
 
+#if NORM
+#ifndef T_SCALE
+#define T_SCALE float
+#endif
+READONLY_BUFFER(INPUTS + BIAS + 1, scale, VEC4_OF(T_SCALE))
+float squares[ROWS];  // sums over what an invocation reads of a row
+shared float all_squares[SLICES * ROWS];
+
+vec4 load_scale(int k) { return vec4(buf_scale[(offset_scale + k) >> 2]); }
+
+// What a row is divided by, as a factor.
+float row_factor(int r) {
+    float sum = 0.0;
+    UNROLL for (int s = 0; s < SLICES; s++) sum += all_squares[s * ROWS + r];
+    return 1.0 / sqrt(sum / float(K) + intBitsToFloat(eps_bits));
+}
+#endif
+
 #if STAGED
 #define A_LOADS (ROWS / LANES)
 vec4 next_a[DEPTH][A_LOADS], next_b[DEPTH][4];
@@ -193,6 +243,10 @@ void main() {
     base_a = offset_a + inner * batch_a + outer * outer_a;
     int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
     int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS, m_end = M;
+#if PAIRED
+    int column = n;  // of the output
+    n = column / pair * (2 * pair) + column % pair;
+#endif
 #if ROW_GROUPS
     if (!find_rows(int(gl_WorkGroupID.y), ROWS, LOCAL)) return;
     m0 = group_row;
@@ -203,6 +257,12 @@ void main() {
 #endif
     depth = GROUP_DEPTH;
     UNROLL for (int r = 0; r < ROWS; r++) acc[r] = vec4(0.0);
+#if PAIRED
+    UNROLL for (int r = 0; r < ROWS; r++) acc_second[r] = vec4(0.0);
+#endif
+#if NORM
+    UNROLL for (int r = 0; r < ROWS; r++) squares[r] = 0.0;
+#endif
 #if STAGED
     UNROLL for (int d = 0; d < DEPTH; d++) fetch(d, m0, d * 4 * SLICES, n);
     // Written out: the optimizer does not unroll a loop with barriers, and registers have no
@@ -224,6 +284,9 @@ void main() {
 #endif
     for (int k = slice * 4; k < depth; k += SLICES * 4) {
         vec4 b[4];
+#if NORM
+        vec4 factors = load_scale(k);
+#endif
 #if B_TRANSPOSED
 #if ROWS > 8
         int after = k + SLICES * 4 < depth ? k + SLICES * 4 : k;
@@ -234,34 +297,77 @@ void main() {
 #endif
         UNROLL for (int r = 0; r < ROWS; r++) {
             vec4 a = load_a(m0 + r, k);
+#if NORM
+            squares[r] += dot(a, a);
+            a *= factors;
+#endif
             UNROLL for (int c = 0; c < 4; c++) acc[r][c] += dot(a, b[c]);
         }
 #else
         UNROLL for (int c = 0; c < 4; c++) b[c] = load_b(k + c, n);
+#if PAIRED
+        vec4 b_second[4];
+        UNROLL for (int c = 0; c < 4; c++) b_second[c] = load_b(k + c, n + pair);
+#endif
         UNROLL for (int r = 0; r < ROWS; r++) {
             vec4 a = load_a(m0 + r, k);
+#if NORM
+            squares[r] += dot(a, a);
+            a *= factors;
+#endif
             UNROLL for (int c = 0; c < 4; c++) acc[r] += a[c] * b[c];
+#if PAIRED
+            UNROLL for (int c = 0; c < 4; c++) acc_second[r] += a[c] * b_second[c];
+#endif
         }
 #endif
     }
 #endif
     int base_o = offset_o + inner * batch_o + outer * outer_o;
-    for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
-        if (r0 > 0) barrier();
-        // Sums stay in registers, which have no indices that are not constant.
-        UNROLL for (int r = 0; r < CHUNK; r++) {
-            vec4 sum = acc[r];
-#if ROWS > CHUNK
-            UNROLL for (int p = 1; p < ROWS / CHUNK; p++) sum = r0 == p * CHUNK ? acc[p * CHUNK + r] : sum;
+#if NORM
+    // All lanes of a slice have read the same part of K.
+    if (lane == 0) UNROLL for (int r = 0; r < ROWS; r++) all_squares[slice * ROWS + r] = squares[r];
 #endif
-            PART(slice, r, lane) = sum;
-        }
-        barrier();
-        add_up();
-        int id = int(gl_LocalInvocationIndex);
-        UNROLL for (int t = 0; t < CHUNK * LANES; t += LOCAL) {
-            int r = (t + id) / LANES, m = m0 + r0 + r;
-            if (r < CHUNK && m < m_end && n < N) store4(PART(0, r, lane) + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
+#define STORED_ROWS ((CHUNK + SLICES - 1) / SLICES)  // by one invocation, of a chunk
+#if PAIRED
+    vec4 first[STORED_ROWS];
+#endif
+    for (int r0 = 0; r0 < ROWS; r0 += CHUNK) {
+        UNROLL for (int p = 0; p <= PAIRED; p++) {
+            if (r0 > 0 || p > 0) barrier();
+            // Sums stay in registers, which have no indices that are not constant.
+            UNROLL for (int r = 0; r < CHUNK; r++) {
+                vec4 sum = ROW_SUM(p, r);
+#if ROWS > CHUNK
+                UNROLL for (int c = 1; c < ROWS / CHUNK; c++) sum = r0 == c * CHUNK ? ROW_SUM(p, c * CHUNK + r) : sum;
+#endif
+                PART(slice, r, lane) = sum;
+            }
+            barrier();
+            add_up();
+            UNROLL for (int t = 0; t < STORED_ROWS; t++) {
+                int r = t * SLICES + slice, m = m0 + r0 + r;
+                if (r >= CHUNK || m >= m_end || n >= N) continue;
+                vec4 sum = PART(0, r, lane);
+#if NORM
+                sum *= row_factor(r0 + r);
+#endif
+#if PAIRED
+                sum += bias4(n + p * pair, N);
+                if (p == 0) {
+                    first[t] = sum;
+                    continue;
+                }
+#ifdef STORE_PAIR
+                STORE_PAIR(first[t], sum, m, n);
+#else
+                pv_second = sum;
+                store4(first[t], base_o + m * ldo + column, z, m, column, N / 2);
+#endif
+#else
+                store4(sum + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
+#endif
+            }
         }
     }
 }

@@ -1,3 +1,3 @@
 """Matmuls, and recurrent layers made of them."""
 
-from purevk.ops.matmul import choice, grouped, matmul, recurrent  # noqa: F401
+from purevk.ops.matmul import choice, few_rows, grouped, matmul, recurrent  # noqa: F401

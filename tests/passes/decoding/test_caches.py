@@ -3,82 +3,14 @@ torch."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-import purevk
+from tests.passes.decoding.harness import Projections, check, rotated, rotated_by_slices
 
 pytestmark = pytest.mark.device
-
-
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def rotated_by_slices(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    return sin * torch.cat((-x[..., half:], x[..., :half]), -1) + cos * x
-
-
-class Projections(torch.nn.Module):
-    """Projects x [1, S, 24] to queries of 4 heads, keys and values of 2; caches keys and values."""
-
-    def __init__(self, heads_first: bool, rotate: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.rotate, self.dim = rotate, 2 if heads_first else 1
-        self.q, self.k, self.v = (torch.nn.Linear(24, n, bias=False) for n in (32, 16, 16))
-        shape = (1, 2, 19, 8) if heads_first else (1, 19, 2, 8)
-        self.register_buffer("keys", torch.randn(shape))
-        self.register_buffer("values", torch.randn(shape))
-        self.register_buffer("rows", torch.arange(19))
-        self.register_buffer("cos", torch.randn(19, 8))
-        self.register_buffer("sin", torch.randn(19, 8))
-
-    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        rows, dim = x.shape[1], self.dim
-        positions = position + self.rows[:rows]
-        cos, sin = self.cos[positions], self.sin[positions]
-        parts = [each(x).view(1, rows, -1, 8) for each in (self.q, self.k, self.v)]
-        if dim == 2:
-            q, k, v = (each.transpose(1, 2) for each in parts)
-        else:
-            q, k, v = parts
-            cos, sin = cos[:, None], sin[:, None]
-        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
-        self.keys.index_copy_(dim, positions, k)
-        if dim == 2:
-            self.values.index_copy_(dim, positions, v)
-            return torch.cat((q @ self.keys[:, :1].mT, q @ self.values[:, 1:].mT), 1)
-        self.values[:, positions] = v
-        return torch.cat((q.sum(2) @ self.keys[:, :, 0].mT, q.sum(2) @ self.values[:, :, 1].mT), 1)
-
-
-def ops_of(program: Any) -> list[str]:
-    return [node.op for node in program.methods["forward"].executable.plan.nodes_of]
-
-
-def check(
-    module: torch.nn.Module, calls: list[tuple[torch.Tensor, ...]], shapes: Any = None
-) -> list[str]:
-    """Calls a module and its compiled copy, compares results and buffers; returns the operators."""
-    expected = copy.deepcopy(module)
-    with torch.no_grad(), purevk.compile(module, calls[0], shapes) as program:
-        for inputs in calls:
-            wanted, made = expected(*inputs), program.forward(*inputs)
-            half = wanted.dtype is torch.float16
-            # halves: a few of their roundings, which eager torch does after each operator
-            tolerance = {"rtol": 5e-3, "atol": 3e-2} if half else {"rtol": 1e-5, "atol": 1e-5}
-            torch.testing.assert_close(made, wanted, **tolerance)
-            for name, buffer in expected.named_buffers():
-                if name in program.state:
-                    kept = torch.as_tensor(program.state[name])
-                    torch.testing.assert_close(kept, buffer, **tolerance)
-        return ops_of(program)
 
 
 @pytest.mark.parametrize("heads_first", [True, False])

@@ -1,0 +1,300 @@
+"""Matmuls of few rows, as in decoding, with what comes before and after them in the same dispatch: a
+root mean square norm of the rows, a gated activation, and rotary embeddings with the writes to a
+cache.
+
+They run `matmul_vec.comp`. With more rows, other templates are faster, and passes leave the parts
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, dense_operand, packed
+from purevk.lower.declarations import buffer
+from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.expression import Expression
+from purevk.lower.gpu_tiles import Problem, Vector, choose_vector
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.matmul.choice import bind
+from purevk.ops.matmul.matmul import matmul_type
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.shaders.interface import EXTRA_BINDING
+from purevk.tuning import DeviceTraits
+
+NAME = "purevk.matmul_few_rows"
+TO_CACHE = "purevk.matmul_to_cache"
+_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
+
+
+def choose_few_rows(
+    traits: DeviceTraits, a: TensorType, b: TensorType, paired: bool
+) -> Vector | None:
+    """The tile for a matmul of these types; None if another template is faster.
+
+    Args:
+        paired: each invocation computes two columns in place of one.
+    """
+    (m, k), n = a.dims, b.dims[1]
+    if not traits.profile.has_fast_shared_memory or k % 4 or (paired and n % 8):
+        return None
+    half = a.dtype is b.dtype is DType.float16
+    sizes = (_dims.upper(m), _dims.upper(n), _dims.upper(k))
+    if choose_vector(traits, Problem(*sizes, half=half)) is None:
+        return None
+    columns = sizes[1] // 2 if paired else sizes[1]
+    return choose_vector(traits, Problem(sizes[0], columns, sizes[2], half=half))
+
+
+def _shape(
+    a: TensorType,
+    b: TensorType,
+    bias: TensorType | None = None,
+    scale: TensorType | None = None,
+    eps: float = 0.0,
+    pair: int = 0,
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
+) -> TensorType:
+    """`a b + bias`, the rows of a normalized by `scale` and `eps` if there is a scale. With `pair`, of
+    each 2 * pair columns the second half belongs to the first, and the epilogue, whose inputs 0 and
+    1 they are, makes one column of two."""
+    result = _product(a, b)
+    if pair:
+        if epilogue is None or b.dims[1] % (2 * pair) or pair % 4:
+            raise ShapeError(f"no pairs of {pair} columns of {b}")
+        result = result.with_dims((result.dims[0], result.dims[1] // 2))
+    return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+
+
+def _product(a: TensorType, b: TensorType) -> TensorType:
+    if a.rank != 2 or b.rank != 2:
+        raise ShapeError(f"cannot multiply the rows of {a} by {b}")
+    return matmul_type(a, b)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    pair = node.int("pair")
+    out = lowering.operand(node.result)
+    columns = out.dims[1]
+    vector = gcd4(columns, out.offset)
+    epilogue = make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        "b, m, n",
+        f"m * ({'N / 2' if pair else 'N'}) + n",
+        (1, "n"),
+        vector,
+        (0, "m"),
+        second="pv_second" if pair else "",
+    )
+    _emit(lowering, node, out, pair, epilogue, vector)
+
+
+def _emit(
+    lowering: Lowering, node: Node, out: Operand, pair: int, epilogue: Epilogue, vector: bool
+) -> None:
+    """Appends the dispatch of a node with the parameters `a`, `b`, `bias`, `scale` and `eps`."""
+    a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
+    bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
+    if a.strides[1] != 1 or not isinstance(a.offset, int):
+        a = dense(lowering, a)
+    if b.strides[1] != 1 or not isinstance(b.offset, int):
+        b = dense(lowering, b)
+    if scale is not None and not gcd4(scale.offset):
+        scale = dense(lowering, scale)
+    (m, k), n = a.dims, b.dims[1]
+    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair))
+    if choice is None:  # the sizes are those that the pass has seen
+        raise ShapeError(f"{node.op} of {a.type} and {b.type}")
+    vectors = (
+        gcd4(k, a.strides[0], a.offset),
+        gcd4(n, b.strides[0], b.offset),
+        vector,
+    )
+    macros, buffers = bind(lowering, a, b, bias, out, vectors)
+    macros |= {"B_TRANSPOSED": 0, "PAIRED": int(pair > 0), "NORM": int(scale is not None)}
+    macros |= {**choice.macros(), **epilogue.macros}
+    buffers |= epilogue.buffers
+    params: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": a.strides[0],
+        "ldb": b.strides[0],
+        "ldo": out.strides[0],
+        "batch_a": 0,
+        "batch_b": 0,
+        "batch_o": 0,
+        "inner_batches": 1,
+        "outer_a": 0,
+        "outer_b": 0,
+        "outer_o": 0,
+        "offset_a": a.offset,
+        "offset_b": b.offset,
+        "offset_o": out.offset,
+        "offset_bias": 0 if bias is None else bias.offset,
+    }
+    if pair:
+        params["pair"] = pair
+    if scale is not None:
+        macros["T_SCALE"] = scale.dtype.glsl
+        buffers["scale"] = (scale, "r")
+        params |= {"offset_scale": scale.offset, "eps_bits": bits_of(node.float("eps"))}
+    lowering.dispatch(
+        choice.template,
+        buffers,
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(params),
+        grid=choice.grid(m, n // 2 if pair else n, 1),
+        flops=2 * m * n * k,
+    )
+
+
+register(Operator(NAME, _shape, Kernel(_lower, epilogue=True, bfloat16=False)))
+
+
+# -- with a cache --------------------------------------------------------------------------------
+def _to_cache_shape(
+    a: TensorType,
+    b: TensorType,
+    bias: TensorType | None,
+    scale: TensorType | None,
+    eps: float,
+    cos: TensorType,
+    sin: TensorType,
+    start: int,
+    keys: TensorType,
+    values: TensorType,
+    dim: int,
+    index: TensorType,
+) -> TensorType:
+    """`purevk.rotate_to_cache` of the columns of `a b + bias`: heads of queries, keys and values of
+    one batch. The result is the rotated queries [1, S, H, D]."""
+    width, heads = keys.dims[3], keys.dims[3 - dim]
+    result = _product(a, b)
+    if any(each.dims[0] != 1 or each.rank != 4 for each in (keys, values)):
+        raise ShapeError(f"cannot write rows of {result} to {keys} and {values}")
+    queries = result.dims[1] // width - 2 * heads
+    return result.with_dims((1, result.dims[0], queries, width))
+
+
+# The first of two vec4s half a head apart, at column n of q, k and v together.
+_STORE = """
+void pv_store_pair(vec4 v, vec4 w, int m, int n) {{
+    int head = n / {width}, low = n % {width}, high = low + {half};
+    int position = {position};
+    position = clamp(position < 0 ? position + {rows} : position, 0, {rows} - 1);
+    if (head < {rotated}) {{
+        int row = (m + {start}) * {width};
+        vec4 first = v * {cos_low} - w * {sin_low};
+        w = w * {cos_high} + v * {sin_high};
+        v = first;
+    }}
+    if (head < {queries}) {{
+        int at = (m * {queries} + head) * {width};
+        buf_out[(at + low) >> 2] = {out}(v);
+        buf_out[(at + high) >> 2] = {out}(w);
+        return;
+    }}
+    bool is_key = head < {rotated};
+    int at = position * {row_stride} + (head - (is_key ? {queries} : {rotated})) * {head_stride};
+    if (is_key) {{
+        buf_keys[(at + low) >> 2] = {cache}(v);
+        buf_keys[(at + high) >> 2] = {cache}(w);
+    }} else {{
+        buf_values[(at + low) >> 2] = {cache}(v);
+        buf_values[(at + high) >> 2] = {cache}(w);
+    }}
+}}
+"""
+
+
+def _to_cache_lower(lowering: Lowering, node: Node) -> None:
+    out = lowering.operand(node.result)
+    cos, sin, index = (_aligned(lowering, node.tensor(name)) for name in ("cos", "sin", "index"))
+    keys, values = (lowering.operand(node.tensor(name)) for name in ("keys", "values"))
+    width, dim = _dims.specialize(out.dims[3]), node.int("dim")
+    heads = _dims.specialize(keys.dims[3 - dim])
+    queries = _dims.specialize(out.dims[2])
+
+    def angle(name: str, operand: Operand, column: str) -> str:
+        return f"vec4(buf_{name}[(row + {column} + {operand.offset}) >> 2])"
+
+    wide_index = index.dtype is DType.int64
+    text = _STORE.format(
+        width=width,
+        half=width // 2,
+        queries=queries,
+        rotated=queries + heads,
+        rows=keys.dims[dim],
+        start=node.int("start"),
+        # The low word says it all: a cache has fewer rows than 2^31.
+        position=f"buf_positions[m + {index.offset}]{'.x' if wide_index else ''}",
+        cos_low=angle("cos", cos, "low"),
+        cos_high=angle("cos", cos, "high"),
+        sin_low=angle("sin", sin, "low"),
+        sin_high=angle("sin", sin, "high"),
+        row_stride=keys.strides[dim],
+        head_stride=keys.strides[3 - dim],
+        out=_VECTOR[out.dtype],
+        cache=_VECTOR[keys.dtype],
+    )
+    extra: Mapping[str, tuple[Operand, str, str]] = {
+        "cos": (cos, "r", _VECTOR[cos.dtype]),
+        "sin": (sin, "r", _VECTOR[sin.dtype]),
+        "positions": (index, "r", "ivec2" if wide_index else "int"),
+        "keys": (keys, "w", _VECTOR[keys.dtype]),
+        "values": (values, "w", _VECTOR[values.dtype]),
+    }
+    declared = [
+        buffer(f"{EXTRA_BINDING} + {number}", name, element, access)
+        for number, (name, (_, access, element)) in enumerate(extra.items())
+    ]
+    store = Epilogue(
+        {
+            "STORE_PAIR(v, w, m, n)": "pv_store_pair(v, w, m, n)",
+            "EXTRA_BUFFERS": " ".join((*declared, *text.split())),
+        },
+        {name: (operand, access) for name, (operand, access, _) in extra.items()},
+    )
+    flat = Operand(
+        out.storage,
+        type(out.layout)(out.offset, (queries * width, 1)),
+        TensorType(out.dtype, (out.dims[1], queries * width)),
+    )
+    _emit(lowering, node, flat, width // 2, store, True)
+
+
+def _aligned(lowering: Lowering, value: Value) -> Operand:
+    """A value as a dense operand whose first element is at a known multiple of 4."""
+    operand = dense_operand(lowering, value)
+    known = isinstance(operand.offset, int) and gcd4(operand.offset)
+    return operand if known else dense(lowering, operand)
+
+
+register(
+    Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower, bfloat16=False), mutates=(8, 9))
+)
+
+
+def takes_caches(q: Value, cos: Value, sin: Value, start: Size, keys: Value, values: Value) -> bool:
+    """Whether `purevk.matmul_to_cache` can do what `purevk.rotate_to_cache` does with these: its
+    strides and sizes are part of the shader's text."""
+    width = q.type.dims[3]
+    return (
+        q.type.dims[0] == 1
+        and isinstance(start, int)
+        and isinstance(width, int)
+        and width % 8 == 0
+        and all(each.type.is_static for each in (keys, values))
+        and all(each.type.dtype in _VECTOR for each in (q, cos, sin, keys, values))
+        and keys.type.dtype is values.type.dtype
+    )

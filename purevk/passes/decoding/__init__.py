@@ -1,0 +1,1 @@
+"""Passes for decoders: caches, rotary embeddings, matmuls of few rows."""

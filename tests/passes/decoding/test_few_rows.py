@@ -1,0 +1,143 @@
+"""Matmuls of few rows with the norm before and what reads them after, against eager torch. The
+device has the traits of a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from purevk.graph.context import Context, default_context
+from purevk.tuning import DEFAULT
+from tests.passes.decoding.harness import Projections, check, rotated
+
+pytestmark = pytest.mark.device
+_NAMES = ("purevk.matmul_few_rows", "purevk.matmul_to_cache", "purevk.norm", "purevk.pointwise")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Context:
+    context = default_context()
+    traits = dataclasses.replace(context.traits, profile=DEFAULT, cores=4, max_texels=0)
+    monkeypatch.setattr(context, "traits", traits)
+    return context
+
+
+def counts(ops: list[str]) -> tuple[int, ...]:
+    return tuple(ops.count(name) for name in _NAMES)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("heads_first", "bias", "rows", "dtype"),
+    [(True, False, 1, torch.float16), (False, True, 5, torch.float32)],
+)
+def test_projections_to_a_cache(
+    norm: bool, heads_first: bool, bias: bool, rows: int, dtype: torch.dtype, gpu: Context
+) -> None:
+    torch.manual_seed(0)
+    module = Projections(heads_first, rotated, bias, norm).to(dtype)
+    calls = [
+        (torch.randn(1, rows, 24, dtype=dtype), torch.tensor([at])) for at in (0, 7, 19 - rows)
+    ]
+    ops = check(module, calls, context=gpu)
+    assert counts(ops)[1:3] == (1, 0) and "purevk.rotate_to_cache" not in ops
+
+
+def test_up_to_8_rows(gpu: Context) -> None:
+    torch.manual_seed(1)
+    length = torch.export.Dim("length", min=2, max=8)
+    calls = [(torch.randn(1, n, 24), torch.tensor([at])) for n, at in ((8, 0), (3, 8), (2, 17))]
+    module = Projections(True, rotated, norm=True)
+    ops = check(module, calls, ({1: length}, None), gpu)
+    assert counts(ops)[1:3] == (1, 0)
+
+
+def test_many_rows_stay_as_they_are(gpu: Context) -> None:
+    torch.manual_seed(2)
+    module = Projections(True, rotated, norm=True)
+    ops = check(module, [(torch.randn(1, 17, 24), torch.tensor([1]))], context=gpu)
+    assert counts(ops)[:3] == (0, 0, 1) and ops.count("purevk.rotate_to_cache") == 1
+
+
+class Gated(torch.nn.Module):
+    """A gated network of 40 columns after a norm; `join` has what the projections give."""
+
+    def __init__(self, join: Callable[..., torch.Tensor], bias: bool = False) -> None:
+        super().__init__()
+        self.join = join
+        self.norm = torch.nn.RMSNorm(24, eps=1e-2)
+        self.first, self.second = (torch.nn.Linear(24, 40, bias=bias) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return self.join(self.first(h), self.second(h), h)
+
+
+def _gate(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return functional.silu(a) * b
+
+
+def _gate_second(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(b) - a
+
+
+def _sum_too(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return functional.silu(a) * b + b.sum(-1, keepdim=True)
+
+
+def _normalized_too(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return functional.silu(a) * b + h.sum(-1, keepdim=True)
+
+
+def _rolled(a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return functional.silu(a[..., :20]) * b[..., 20:]
+
+
+@pytest.mark.parametrize(
+    ("join", "shape", "bias", "dtype", "wanted"),
+    [
+        (_gate, (1, 1, 24), False, torch.float16, (1, 0, 0, 0)),
+        (_gate, (2, 3, 24), True, torch.float32, (1, 0, 0, 0)),
+        (_gate_second, (7, 24), False, torch.float32, (1, 0, 0, 0)),
+        (_sum_too, (2, 24), False, torch.float32, (1, 0, 0, 1)),
+        (_normalized_too, (2, 24), True, torch.float32, (0, 0, 1, 1)),
+        (_rolled, (3, 24), False, torch.float32, (1, 0, 0, 1)),
+    ],
+)
+def test_gates(
+    join: Callable[..., torch.Tensor],
+    shape: tuple[int, ...],
+    bias: bool,
+    dtype: torch.dtype,
+    wanted: tuple[int, ...],
+    gpu: Context,
+) -> None:
+    torch.manual_seed(3)
+    module = Gated(join, bias).to(dtype)
+    assert counts(check(module, [(torch.randn(shape, dtype=dtype),)], context=gpu)) == wanted
+
+
+def test_a_norm_and_what_follows(gpu: Context) -> None:
+    """A pointwise program after a matmul of normalized rows is part of the kernel, too."""
+
+    class Head(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = torch.nn.RMSNorm(32), torch.nn.Linear(32, 37)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.head(self.norm(x[:, -1]))) + y
+
+    torch.manual_seed(4)
+    calls = [(torch.randn(3, 5, 32) * 100, torch.randn(3, 37)) for _ in range(2)]
+    assert counts(check(Head(), calls, context=gpu)) == (1, 0, 0, 0)
+
+
+def test_it_can_be_skipped(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_SKIP_PASSES", "fuse_few_rows")
+    torch.manual_seed(5)
+    assert counts(check(Gated(_gate), [(torch.randn(2, 24),)], context=gpu)) == (0, 0, 1, 1)
