@@ -23,7 +23,8 @@ def test_rotation_to_a_cache(heads_first: bool, rows: int, dtype: torch.dtype) -
         (torch.randn(1, rows, 24, dtype=dtype), torch.tensor([at])) for at in (0, 7, 19 - rows)
     ]
     ops = check(module, calls)
-    assert ops.count("purevk.rotate_to_cache") == 1
+    # with the traits of a GPU, the matmul rotates
+    assert ops.count("purevk.rotate_to_cache") + ops.count("purevk.matmul_to_cache") == 1
     assert not {"purevk.scatter", "purevk.store", "aten.cat.default"} & {*ops[:-3]}
 
 
