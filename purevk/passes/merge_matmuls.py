@@ -7,11 +7,24 @@ from typing import TypeAlias
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.matmul.matmul import NAME
+from purevk.ops.quantized.matmul import ALIGN_ROWS
+from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.passes.rewrite import Rewriter, changing
+from purevk.tuning import DeviceTraits
 
 # What matmuls must have in common: the matrix, the rows and the dtype of the weight, and the dtype of
 # the bias.
 _Key: TypeAlias = tuple[Value, Size, DType, DType | None]
+_QUANTIZED_CONSTANTS = ("weight", "scales", "bias")
+# Operators that bring constants into the form that kernels of quantized weights read.
+_PACKING = (
+    "purevk.copy",
+    ALIGN_ROWS,
+    "aten.permute.default",
+    "aten.view.default",
+    "aten.slice.Tensor",
+    "aten._to_copy.default",
+)
 
 
 def merge_matmuls(graph: Graph) -> Graph:
@@ -79,6 +92,97 @@ def _fits(node: Node, constant: set[Value]) -> bool:
     if a.type.rank != 2 or b.type.rank != 2 or b not in constant or not b.type.is_static:
         return False
     return bias is None or (bias in constant and bias.type.rank == 1)
+
+
+def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
+    """The same for matmuls with quantized weights, whose rows follow one another in the joint one.
+
+    On a software device, each takes what follows it as an epilogue instead.
+    """
+    if not traits.profile.has_fast_shared_memory:
+        return graph
+    made, moving = graph.producers(), changing(graph.nodes)
+    groups: dict[tuple[object, ...], list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == QUANTIZED and node.tensor("x") not in moving and _is_plain(graph, made, node):
+            groups.setdefault(_quantized_key(node), []).append(node)
+    limit = traits.max_storage_range
+    leaders = {
+        nodes[0]: nodes
+        for nodes in groups.values()
+        if len(nodes) > 1 and sum(node.tensor("weight").type.nbytes for node in nodes) <= limit
+    }
+    if not leaders:
+        return graph
+    merged = {node for nodes in leaders.values() for node in nodes}
+    late = dict.fromkeys(
+        each
+        for node in merged
+        for name in _QUANTIZED_CONSTANTS
+        for each in _chain(graph, made, node.optional_tensor(name)) or ()
+    )
+    rewriter = Rewriter(graph)
+    for node in (each for each in graph.nodes if each in late):
+        rewriter.keep(node)
+    for node in graph.nodes:
+        if node in leaders:
+            _merge_quantized(rewriter, leaders[node])
+        elif node not in merged and node not in late:
+            rewriter.keep(rewriter.current(node))
+    return rewriter.finish()
+
+
+def _chain(graph: Graph, made: dict[Value, Node], value: Value | None) -> tuple[Node, ...] | None:
+    """The nodes that make a value of one constant, the first one first; None if others do."""
+    nodes: list[Node] = []
+    while value is not None and value not in graph.constants:
+        node = made.get(value)
+        if node is None or node.op not in _PACKING or len(node.inputs) != 1:
+            return None
+        nodes.append(node)
+        value = node.inputs[0]
+    return tuple(reversed(nodes))
+
+
+def _is_plain(graph: Graph, made: dict[Value, Node], node: Node) -> bool:
+    """Whether a matmul has float activations, constant parameters and no epilogue."""
+    if any(node.arg(name) is not None for name in ("sums", "out", "epilogue")):
+        return False
+    rows = node.tensor("weight").type.dims[0]
+    values = [node.optional_tensor(name) for name in _QUANTIZED_CONSTANTS]
+    return all(
+        value.type.is_static
+        and value.type.dims[0] == rows
+        and _chain(graph, made, value) is not None
+        for value in values
+        if value is not None
+    )
+
+
+def _quantized_key(node: Node) -> tuple[object, ...]:
+    """What matmuls with quantized weights must have in common."""
+    weight, scales, bias = (node.optional_tensor(name) for name in _QUANTIZED_CONSTANTS)
+    return (
+        node.tensor("x"),
+        *(node.arg(name) for name in ("bits", "high_first", "group", "dtype")),
+        *((value.type.dtype, value.type.dims[1:]) for value in (weight, scales, bias) if value),
+    )
+
+
+def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
+    rewriter.source = " | ".join(node.source for node in nodes)
+    joint = nodes[0]
+    for name in _QUANTIZED_CONSTANTS:
+        if joint.optional_tensor(name) is not None:
+            parts = tuple(node.tensor(name) for node in nodes)
+            made = rewriter.emit("aten.cat.default", parts, 0)
+            joint = joint.with_arguments(**{name: made})
+    matmul = rewriter.emit(QUANTIZED, *(rewriter.resolve(arg) for arg in joint.args))
+    start: Size = 0
+    for node in nodes:
+        end = start + node.result.type.dims[1]
+        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", matmul, 1, start, end, 1))
+        start = end
 
 
 def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:

@@ -24,7 +24,7 @@ from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_checked_flex, compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
-from purevk.passes.merge_matmuls import merge_matmuls
+from purevk.passes.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
@@ -57,6 +57,7 @@ OPTIONAL = (
     "keep_weights_quantized",
     "merge_equal",
     "merge_matmuls",
+    "merge_quantized",
     "move_views",
     "rotate_to_caches",
     "select_matrices",
@@ -109,7 +110,11 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def few_rows(graph: Graph) -> Graph:
         return fuse_few_rows(graph, traits)
 
+    def merge_with_scales(graph: Graph) -> Graph:
+        return merge_quantized(graph, traits)
+
     few_rows.__name__ = fuse_few_rows.__name__
+    merge_with_scales.__name__ = merge_quantized.__name__
 
     def sub_graphs(graph: Graph) -> Graph:
         return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits, skip))
@@ -148,6 +153,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 write_in_place,
                 rotate_to_caches,
                 merge_matmuls,
+                merge_with_scales,
                 to_programs,
                 merge_equal,
                 drop_unused,

@@ -17,6 +17,15 @@
 //              shared memory does.
 //   TEAMS      groups of LX invocations in a workgroup, each for other columns (1). They share A.
 //              More than one need SUBGROUP == LX.
+//   NORM       (SHARE) 1: A is divided by the root mean square of each row, with eps_bits as a float
+//              added to the mean, and multiplied by the buffer `factors` (of T_FACTORS). K is a
+//              multiple of 4.
+//   PAIRED     (SHARE) 1: the second half of the COLS columns is `pair` columns behind the first. Of
+//              2 * pair columns, the second half belongs to the first. COLS is a multiple of 8, pair
+//              one of COLS / 2, N one of 2 * pair. The output has N / 2 columns: EPILOGUE finds the
+//              second value in pv_second. VEC4_OUT is 1.
+//   STORE_PAIR(v, w, m, n)  with PAIRED: stores the two vec4s at column n of W, in place of
+//              EPILOGUE
 // Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
 #include "core/common.glslh"
 #ifndef ROWS
@@ -43,11 +52,39 @@
 #ifndef TEAMS
 #define TEAMS 1
 #endif
+#ifndef NORM
+#define NORM 0
+#endif
+#ifndef PAIRED
+#define PAIRED 0
+#endif
+#pragma purevk macro STORE_PAIR
 #if SUBGROUP
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 
+#if PAIRED
+vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
+#endif
 #include "quantized/qmatmul_params.glslh"
+#if NORM
+#ifndef T_FACTORS
+#define T_FACTORS float
+#endif
+READONLY_BUFFER(OUT_BINDING + 1, factors, VEC4_OF(T_FACTORS))
+PARAM(16, eps_bits)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM(17, offset_factors)
+#endif
+#if PAIRED
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 4
+PARAM(18, pair)
+#define COLUMN(n0, c) ((n0) + (c) % (COLS / 2) + (c) / (COLS / 2) * pair)
+#else
+#define COLUMN(n0, c) ((n0) + (c))
+#endif
 
 layout(local_size_x = LX, local_size_y = TEAMS, local_size_z = 1) in;
 
@@ -213,12 +250,49 @@ void multiply(int lane, int m0, int n0) {
 #define PITCH (CHUNK / 4 + 1)
 shared vec4 tile[ROWS * LX * PITCH];
 
-// A[m][k .. k+3] as the other factor of spread_qvalues.
-vec4 unspread(int m, int k) { return a_values(min(m, M - 1), k) * UNSPREAD; }
+#if NORM
+#if SUBGROUP
+#define NORM_PARTS (LX * TEAMS / SUBGROUP)
+#else
+#define NORM_PARTS (LX * TEAMS)
+#endif
+float squares[ROWS];  // of what an invocation reads of each row
+shared float all_squares[ROWS * NORM_PARTS];
+
+void add_squares() {
+    UNROLL for (int r = 0; r < ROWS; r++) {
+#if SUBGROUP
+        float sum = subgroupAdd(squares[r]);
+        if (subgroupElect()) all_squares[r * NORM_PARTS + int(gl_SubgroupID)] = sum;
+#else
+        all_squares[r * NORM_PARTS + int(gl_LocalInvocationIndex)] = squares[r];
+#endif
+    }
+    barrier();
+}
+
+// What a row is divided by, as a factor.
+float row_factor(int r) {
+    float sum = 0.0;
+    UNROLL for (int p = 0; p < NORM_PARTS; p++) sum += all_squares[r * NORM_PARTS + p];
+    return 1.0 / sqrt(sum / float(K) + intBitsToFloat(eps_bits));
+}
+#endif
+
+// A[m0 + r][k .. k+3] as the other factor of spread_qvalues. Each is read once by a workgroup.
+vec4 unspread(int m0, int r, int k) {
+    vec4 a = a_values(min(m0 + r, M - 1), k);
+#if NORM
+    float square = dot(a, a);
+    UNROLL for (int i = 0; i < ROWS; i++) squares[i] += i == r ? square : 0.0;
+    if (k < K) a *= vec4(buf_factors[(offset_factors + k) >> 2]);
+#endif
+    return a * UNSPREAD;
+}
 
 void multiply(int lane, int m0, int n0) {
     int chunks = (K + CHUNK - 1) / CHUNK, rows[COLS];
-    UNROLL for (int c = 0; c < COLS; c++) rows[c] = row_at(n0 + c) / WORDS;
+    UNROLL for (int c = 0; c < COLS; c++) rows[c] = row_at(COLUMN(n0, c)) / WORDS;
     for (int first = 0; first < chunks; first += LX) {
         T_WORDS w[COLS];
         int chunk = min(first + lane, chunks - 1);
@@ -226,7 +300,7 @@ void multiply(int lane, int m0, int n0) {
         barrier();
         UNROLL for (uint j = 0; j < (ROWS * CHUNK4 + TEAMS - 1) / TEAMS; j++) {
             uint at = gl_LocalInvocationIndex + j * (LX * TEAMS), e = at % (LX * CHUNK4), r = at / (LX * CHUNK4);
-            if (r < ROWS) tile[(r * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0 + int(r), first * CHUNK + int(e) * 4);
+            if (r < ROWS) tile[(r * LX + e / CHUNK4) * PITCH + e % CHUNK4] = unspread(m0, int(r), first * CHUNK + int(e) * 4);
         }
         barrier();
         vec4 part[ROWS][COLS4];
@@ -252,7 +326,7 @@ void multiply(int lane, int m0, int n0) {
         }
         UNROLL for (int j = 0; j < COLS4; j++) {
 #if GROUPED
-            vec4 scales = scale4(min(n0 + 4 * j, N - 1), chunk * CHUNK / group);
+            vec4 scales = scale4(min(COLUMN(n0, 4 * j), N - 1), chunk * CHUNK / group);
 #else
             vec4 scales = vec4(1.0);
 #endif
@@ -263,26 +337,57 @@ void multiply(int lane, int m0, int n0) {
 #endif
 #endif
 
+// Results of columns n .. n+3 of row m from their sums.
+vec4 finished(T_SUM sum, int r, int m, int n) {
+#if NORM
+    sum *= row_factor(r);
+#endif
+#if ACT && !GROUPED
+    return finish_sums(sum, m, n);
+#elif GROUPED
+    return finish(sum, m, n);
+#else
+    return finish(sum * scale4(n, 0), m, n);
+#endif
+}
+
 void main() {
     int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS;
     int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
+#if PAIRED
+    int column = n0 / 2;  // of the output
+    n0 = column / pair * (2 * pair) + column % pair;
+#endif
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int j = 0; j < COLS4; j++) total[r][j] = T_SUM(0);
+#if NORM
+        squares[r] = 0.0;
+#endif
     }
     multiply(lane, m0, n0);
+#if NORM
+    add_squares();
+#endif
     UNROLL for (int r = 0; r < ROWS; r++) {
-        UNROLL for (int j = 0; j < COLS4; j++) {
+        UNROLL for (int j = 0; j < COLS4 / (1 + PAIRED); j++) {
             T_SUM sum = add_up(total[r][j]);
+#if PAIRED
+            T_SUM sum_second = add_up(total[r][j + COLS4 / 2]);
+#endif
             int m = m0 + r, n = n0 + 4 * j;
             if (lane != (r * COLS4 + j) % LX || m >= M || n >= N) continue;
-#if ACT && !GROUPED
-            vec4 v = finish_sums(sum, m, n);
-#elif GROUPED
-            vec4 v = finish(sum, m, n);
+            vec4 v = finished(sum, r, m, n);
+#if PAIRED
+            vec4 w = finished(sum_second, r, m, n + pair);
+#ifdef STORE_PAIR
+            STORE_PAIR(v, w, m, n);
 #else
-            vec4 v = finish(sum * scale4(n, 0), m, n);
+            pv_second = w;
+            store4(v, offset_o + m * ldo + column + 4 * j, m, column + 4 * j);
 #endif
+#else
             store4(v, offset_o + m * ldo + n, m, n);
+#endif
         }
     }
 }

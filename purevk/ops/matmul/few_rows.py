@@ -64,9 +64,14 @@ def _shape(
     each 2 * pair columns the second half belongs to the first, and the epilogue, whose inputs 0 and
     1 they are, makes one column of two."""
     result = _product(a, b)
+    return joined_pairs(result, pair, epilogue)
+
+
+def joined_pairs(result: TensorType, pair: int, epilogue: Expression | None) -> TensorType:
+    """The type of what an epilogue makes of the columns of a result, or (`pair`) of pairs of them."""
     if pair:
-        if epilogue is None or b.dims[1] % (2 * pair) or pair % 4:
-            raise ShapeError(f"no pairs of {pair} columns of {b}")
+        if epilogue is None or result.dims[1] % (2 * pair) or pair % 4:
+            raise ShapeError(f"no pairs of {pair} columns of {result}")
         result = result.with_dims((result.dims[0], result.dims[1] // 2))
     return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
@@ -178,8 +183,12 @@ def _to_cache_shape(
 ) -> TensorType:
     """`purevk.rotate_to_cache` of the columns of `a b + bias`: heads of queries, keys and values of
     one batch. The result is the rotated queries [1, S, H, D]."""
+    return queries_of(_product(a, b), keys, values, dim)
+
+
+def queries_of(result: TensorType, keys: TensorType, values: TensorType, dim: int) -> TensorType:
+    """The type of the queries in the columns of queries, keys and values."""
     width, heads = keys.dims[3], keys.dims[3 - dim]
-    result = _product(a, b)
     if any(each.dims[0] != 1 or each.rank != 4 for each in (keys, values)):
         raise ShapeError(f"cannot write rows of {result} to {keys} and {values}")
     queries = result.dims[1] // width - 2 * heads
@@ -218,6 +227,13 @@ void pv_store_pair(vec4 v, vec4 w, int m, int n) {{
 
 
 def _to_cache_lower(lowering: Lowering, node: Node) -> None:
+    out, store, pair = store_to_cache(lowering, node)
+    _emit(lowering, node, out, pair, store, True)
+
+
+def store_to_cache(lowering: Lowering, node: Node) -> tuple[Operand, Epilogue, int]:
+    """The result of a node with the parameters `cos` to `index` of `purevk.matmul_to_cache`, as rows;
+    what its template stores as STORE_PAIR; and the distance of two columns of a pair."""
     out = lowering.operand(node.result)
     cos, sin, index = (_aligned(lowering, node.tensor(name)) for name in ("cos", "sin", "index"))
     keys, values = (lowering.operand(node.tensor(name)) for name in ("keys", "values"))
@@ -270,7 +286,7 @@ def _to_cache_lower(lowering: Lowering, node: Node) -> None:
         type(out.layout)(out.offset, (queries * width, 1)),
         TensorType(out.dtype, (out.dims[1], queries * width)),
     )
-    _emit(lowering, node, flat, width // 2, store, True)
+    return flat, store, width // 2
 
 
 def _aligned(lowering: Lowering, value: Value) -> Operand:

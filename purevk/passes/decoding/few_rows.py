@@ -17,12 +17,22 @@ from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
 from purevk.ops.matmul.few_rows import TO_CACHE, choose_few_rows, takes_caches
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.movement.views import view_layout
+from purevk.ops.quantized.few_rows import NAME as QUANTIZED_FEW_ROWS
+from purevk.ops.quantized.few_rows import TO_CACHE as QUANTIZED_TO_CACHE
+from purevk.ops.quantized.few_rows import choose_few_rows as choose_quantized
+from purevk.ops.quantized.few_rows import matmul_of
+from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.fuse import MAX_EPILOGUE_CODE
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
 _FLOATS = (DType.float32, DType.float16)
+# The operators that take over neighbours, and those that rotate to a cache, by the matmul.
+_NAMES = {
+    MATMUL: (FEW_ROWS, TO_CACHE),
+    QUANTIZED: (QUANTIZED_FEW_ROWS, QUANTIZED_TO_CACHE),
+}
 
 
 @dataclass(frozen=True)
@@ -67,28 +77,39 @@ def fuse_few_rows(graph: Graph, traits: DeviceTraits) -> Graph:
 def _emit(rewriter: Rewriter, fused: _Fused) -> None:
     matmul, norm, end = fused.matmul, fused.norm, fused.end
     rewriter.source = " + ".join(each.source for each in (norm, matmul, end) if each is not None)
-    a, scale, eps = matmul.tensor("a"), None, 0.0
+    a, scale, eps = _rows(matmul), None, 0.0
     if norm is not None:
         wanted = a.type.dims
-        a, scale, eps = norm.tensor("x"), norm.tensor("weight"), norm.float("eps")
-        a = rewriter.resolve(a)
+        a, scale = (rewriter.resolve(norm.tensor(name)) for name in ("x", "weight"))
+        eps = norm.float("eps")
         if a.type.dims != wanted:
             a = rewriter.emit("aten.view.default", a, wanted)
-    bias = matmul.optional_tensor("bias")
-    given: tuple[Arg, ...] = tuple(
-        each if each is None else rewriter.resolve(each)
-        for each in (a, matmul.tensor("b"), bias, scale)
-    )
+    given = [rewriter.resolve(each) for each in _operands(matmul, a)]
+    few_rows, to_cache = _NAMES[matmul.op]
     if end is None:
-        made = rewriter.emit(FEW_ROWS, *given, eps, 0, matmul.arg("epilogue"), matmul.arg("extras"))
+        epilogue, extras = (rewriter.resolve(matmul.arg(name)) for name in ("epilogue", "extras"))
+        made = rewriter.emit(few_rows, *given, scale, eps, 0, epilogue, extras)
         rewriter.replace(matmul, made)
     elif end.op == ROTATE_TO_CACHE:
         names = ("cos", "sin", "start", "keys", "values", "dim", "index")
         others = [rewriter.resolve(end.arg(name)) for name in names]
-        rewriter.replace(end, rewriter.emit(TO_CACHE, *given, eps, *others))
+        rewriter.replace(end, rewriter.emit(to_cache, *given, scale, eps, *others))
     else:
-        made = rewriter.emit(FEW_ROWS, *given, eps, fused.pair, _in_order(fused, end), ())
+        program = _in_order(fused, end)
+        made = rewriter.emit(few_rows, *given, scale, eps, fused.pair, program, ())
         rewriter.replace(end, rewriter.emit("aten.view.default", made, end.result.type.dims))
+
+
+def _operands(matmul: Node, rows: Value) -> tuple[Arg, ...]:
+    """The arguments of a matmul that the kernels of few rows take first, of other rows."""
+    if matmul.op == MATMUL:
+        return rows, matmul.tensor("b"), matmul.optional_tensor("bias")
+    names = ("weight", "scales", "bias", "bits", "high_first", "group", "dtype")
+    return rows, *(matmul.arg(name) for name in names)
+
+
+def _rows(matmul: Node) -> Value:
+    return matmul.tensor("a" if matmul.op == MATMUL else "x")
 
 
 def _in_order(fused: _Fused, end: Node) -> Expression:
@@ -116,29 +137,43 @@ class _Finder:
 
     def fused(self, matmul: Node) -> _Fused | None:
         """What a matmul can take over; None: nothing."""
-        if matmul.op != MATMUL or self._written & set(matmul.inputs):
+        if matmul.op not in _NAMES or self._written & set(matmul.inputs):
             return None
-        a, b, bias = matmul.tensor("a"), matmul.tensor("b"), matmul.optional_tensor("bias")
-        if a.type.rank != 2 or b.type.rank != 2 or not b.type.is_static:
+        takes = self._takes if matmul.op == MATMUL else self._takes_quantized
+        if not takes(matmul, False):
             return None
-        if a.type.dtype not in _FLOATS or b.type.dtype is not a.type.dtype:
-            return None
-        if bias is not None and bias.type.rank != 1:
-            return None
-        if not self._is_packed(b):
-            return None
-        plain = choose_few_rows(self._traits, a.type, b.type, False) is not None
-        if not plain:
-            return None
-        norm, before = self._norm(a)
+        norm, before = self._norm(_rows(matmul))
         end: Node | None = None
         pair, turned, after = 0, False, before[:0]
-        paired = choose_few_rows(self._traits, a.type, b.type, True) is not None
-        if paired and matmul.arg("epilogue") is None:
+        if matmul.arg("epilogue") is None and takes(matmul, True):
             end, pair, turned, after = self._end(matmul)
         if norm is None and end is None:
             return None
         return _Fused(matmul, norm, end, pair, turned, (*before, *after))
+
+    def _takes(self, matmul: Node, paired: bool) -> bool:
+        """Whether the kernel of few rows is the one for a matmul."""
+        a, b, bias = matmul.tensor("a"), matmul.tensor("b"), matmul.optional_tensor("bias")
+        if a.type.rank != 2 or b.type.rank != 2 or not b.type.is_static:
+            return False
+        if a.type.dtype not in _FLOATS or b.type.dtype is not a.type.dtype:
+            return False
+        if (bias is not None and bias.type.rank != 1) or not self._is_packed(b):
+            return False
+        return choose_few_rows(self._traits, a.type, b.type, paired) is not None
+
+    def _takes_quantized(self, matmul: Node, paired: bool) -> bool:
+        """The same for a quantized weight."""
+        x, weight, scales = (matmul.tensor(name) for name in ("x", "weight", "scales"))
+        if any(matmul.arg(name) is not None for name in ("sums", "out")):
+            return False
+        if x.type.dtype not in _FLOATS or matmul.result.type.dtype not in _FLOATS:
+            return False
+        if not weight.type.is_static or weight.type.nbytes > self._traits.max_storage_range:
+            return False
+        bits, group = matmul.int("bits"), matmul.int("group")
+        form = matmul_of(x.type, weight.type, scales.type, bits, group)
+        return form is not None and choose_quantized(self._traits, form, paired) is not None
 
     def _is_packed(self, weight: Value) -> bool:
         """Whether a matrix is dense along its rows: one that purevk has packed at load."""

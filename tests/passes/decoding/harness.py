@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import purevk
+from bench.decode import define_quantized_linear
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -22,7 +23,8 @@ def rotated_by_slices(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 class Projections(torch.nn.Module):
-    """Projects x [1, S, 24] to queries of 4 heads, keys and values of 2; caches keys and values."""
+    """Projects x [1, S, width] to queries of 4 heads, keys and values of 2; caches keys and
+    values."""
 
     def __init__(
         self,
@@ -30,11 +32,13 @@ class Projections(torch.nn.Module):
         rotate: Callable[..., torch.Tensor],
         bias: bool = False,
         norm: bool = False,
+        linear: Callable[..., torch.nn.Module] = torch.nn.Linear,
+        width: int = 24,
     ) -> None:
         super().__init__()
         self.rotate, self.dim = rotate, 2 if heads_first else 1
-        self.norm = torch.nn.RMSNorm(24, eps=1e-3) if norm else torch.nn.Identity()
-        self.q, self.k, self.v = (torch.nn.Linear(24, n, bias=bias) for n in (32, 16, 16))
+        self.norm = torch.nn.RMSNorm(width, eps=1e-3) if norm else torch.nn.Identity()
+        self.q, self.k, self.v = (linear(width, n, bias) for n in (32, 16, 16))
         shape = (1, 2, 19, 8) if heads_first else (1, 19, 2, 8)
         self.register_buffer("keys", torch.randn(shape))
         self.register_buffer("values", torch.randn(shape))
@@ -59,6 +63,36 @@ class Projections(torch.nn.Module):
             return torch.cat((q @ self.keys[:, :1].mT, q @ self.values[:, 1:].mT), 1)
         self.values[:, positions] = v
         return torch.cat((q.sum(2) @ self.keys[:, :, 0].mT, q.sum(2) @ self.values[:, :, 1].mT), 1)
+
+
+class Int4(torch.nn.Module):
+    """A linear layer with weights of 4 bits in groups of 32."""
+
+    def __init__(self, columns: int, rows: int, bias: bool = False) -> None:
+        super().__init__()
+        define_quantized_linear()
+        packed = torch.randint(256, (rows, columns // 2), dtype=torch.uint8)
+        self.register_buffer("weight", packed)
+        self.register_buffer("scales", torch.rand(columns // 32, rows) / 50)
+        self.bias = torch.nn.Parameter(torch.randn(rows)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.et_vk.linear_q4gsw(x, self.weight, self.scales, 32, self.bias)
+
+
+class Int8(torch.nn.Module):
+    """A linear layer with weights of 8 bits and a scale for each row."""
+
+    def __init__(self, columns: int, rows: int, bias: bool = False) -> None:
+        super().__init__()
+        weight = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.rand(rows) / 500)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        made = torch._weight_int8pack_mm(flat, self.weight, self.scales)
+        return made.view(*x.shape[:-1], -1)
 
 
 def ops_of(program: Any) -> list[str]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from purevk.graph.context import Context, default_context
 from purevk.tuning import DEFAULT
-from tests.passes.decoding.harness import Projections, check, rotated
+from tests.passes.decoding.harness import Int4, Int8, Projections, check, rotated
 
 pytestmark = pytest.mark.device
 _NAMES = ("purevk.matmul_few_rows", "purevk.matmul_to_cache", "purevk.norm", "purevk.pointwise")
@@ -66,11 +66,17 @@ def test_many_rows_stay_as_they_are(gpu: Context) -> None:
 class Gated(torch.nn.Module):
     """A gated network of 40 columns after a norm; `join` has what the projections give."""
 
-    def __init__(self, join: Callable[..., torch.Tensor], bias: bool = False) -> None:
+    def __init__(
+        self,
+        join: Callable[..., torch.Tensor],
+        bias: bool = False,
+        linear: Callable[..., torch.nn.Module] = torch.nn.Linear,
+        width: int = 24,
+    ) -> None:
         super().__init__()
         self.join = join
-        self.norm = torch.nn.RMSNorm(24, eps=1e-2)
-        self.first, self.second = (torch.nn.Linear(24, 40, bias=bias) for _ in range(2))
+        self.norm = torch.nn.RMSNorm(width, eps=1e-2)
+        self.first, self.second = (linear(width, 40, bias) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(x)
@@ -141,3 +147,53 @@ def test_it_can_be_skipped(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PUREVK_SKIP_PASSES", "fuse_few_rows")
     torch.manual_seed(5)
     assert counts(check(Gated(_gate), [(torch.randn(2, 24),)], context=gpu)) == (0, 0, 1, 1)
+
+
+_QUANTIZED = (
+    "purevk.quantized_matmul_few_rows",
+    "purevk.quantized_matmul_to_cache",
+    "purevk.quantized_matmul",
+    "purevk.norm",
+)
+
+
+@pytest.mark.parametrize(
+    ("linear", "bias", "rows"), [(Int4, False, 1), (Int4, True, 3), (Int8, False, 1)]
+)
+def test_quantized_gates(
+    linear: Callable[..., torch.nn.Module], bias: bool, rows: int, gpu: Context
+) -> None:
+    torch.manual_seed(6)
+    ops = check(Gated(_gate, bias, linear, 96), [(torch.randn(1, rows, 96),)], context=gpu)
+    assert [ops.count(name) for name in _QUANTIZED] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("heads_first", "norm", "linear", "bias", "rows", "dtype"),
+    [
+        (True, True, Int4, True, 1, torch.float32),
+        (False, False, Int8, False, 6, torch.float32),
+        (True, True, Int4, False, 2, torch.float16),
+    ],
+)
+def test_quantized_projections_to_a_cache(
+    heads_first: bool,
+    norm: bool,
+    linear: Callable[..., torch.nn.Module],
+    bias: bool,
+    rows: int,
+    dtype: torch.dtype,
+    gpu: Context,
+) -> None:
+    torch.manual_seed(7)
+    module = Projections(heads_first, rotated, bias, norm, linear, 96).to(dtype)
+    calls = [(torch.randn(1, rows, 96, dtype=dtype), torch.tensor([at])) for at in (0, 11)]
+    ops = check(module, calls, context=gpu)
+    assert [ops.count(name) for name in _QUANTIZED] == [0, 1, 0, 0]
+
+
+def test_quantized_weights_stay_apart(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_SKIP_PASSES", "merge_quantized")
+    torch.manual_seed(8)
+    ops = check(Gated(_gate, False, Int4, 64), [(torch.randn(2, 64),)], context=gpu)
+    assert [ops.count(name) for name in _QUANTIZED] == [0, 0, 2, 1]

@@ -1,0 +1,222 @@
+"""Matmuls of few rows with a quantized weight, with what comes before and after them in the same
+dispatch, as in `ops/matmul/few_rows.py`. They run `qmatvec.comp`."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, dense_operand
+from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.expression import Expression
+from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.numbers import bits_of, gcd4
+from purevk.ops.matmul.few_rows import joined_pairs, queries_of, store_to_cache
+from purevk.ops.quantized.choice import FEW_ROWS, Form, QuantizedMatmul, choose
+from purevk.ops.quantized.matmul import check_groups, check_rows
+from purevk.ops.quantized.operands import dense_rows, output_params, whole
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.tuning import DeviceTraits
+
+NAME = "purevk.quantized_matmul_few_rows"
+TO_CACHE = "purevk.quantized_matmul_to_cache"
+_PAIRS = 4  # of columns, for each invocation: two vec4s
+
+
+def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool) -> Form | None:
+    """How `qmatvec.comp` runs; None if another template is faster, or its form lacks these parts.
+
+    Args:
+        paired: a team computes pairs of columns.
+    """
+    if matmul.max_m > FEW_ROWS or _dims.gcd_of(matmul.k) % 4:
+        return None
+    if paired and matmul.max_n % 8:
+        return None
+    form = choose(traits, matmul)
+    macros = form.macros
+    if form.template != "quantized/qmatvec.comp" or not macros["SHARE"] or macros["ANY_GROUP"]:
+        return None
+    if not paired:
+        return form
+    columns = 2 * _PAIRS
+    grid = (_dims.ceil_div(matmul.n, columns * macros["TEAMS"]), *form.grid[1:])
+    return Form(form.template, grid, {**macros, "COLS": columns}, form.subgroup_size)
+
+
+def matmul_of(
+    x: TensorType, weight: TensorType, scales: TensorType, bits: int, group: int
+) -> QuantizedMatmul | None:
+    """The matmul of dense operands; None if rows of the weight are no whole words."""
+    nbytes = weight.dims[1]
+    if not isinstance(nbytes, int) or nbytes % 4:
+        return None
+    grouped = not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
+    (m, k), n = x.dims, weight.dims[0]
+    halves = x.dtype is DType.float16
+    return QuantizedMatmul(
+        m, n, k, bits, nbytes // 4, 0, group if grouped else 0, False, halves=halves
+    )
+
+
+def _product(
+    x: TensorType, weight: TensorType, scales: TensorType, bits: int, group: int, dtype: DType
+) -> TensorType:
+    if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
+        raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
+    check_groups(x.dims[1], scales.dims[1], group)
+    check_rows(weight.dims[0], scales.dims[0])
+    return TensorType(dtype, (x.dims[0], weight.dims[0]))
+
+
+def _shape(
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    bias: TensorType | None,
+    bits: int,
+    high_first: bool,
+    group: int,
+    dtype: DType,
+    factors: TensorType | None = None,
+    eps: float = 0.0,
+    pair: int = 0,
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
+) -> TensorType:
+    """As `purevk.quantized_matmul` and `purevk.matmul_few_rows`; `factors`: the scale of a norm."""
+    return joined_pairs(_product(x, weight, scales, bits, group, dtype), pair, epilogue)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    pair = node.int("pair")
+    out = lowering.operand(node.result)
+    vector = gcd4(out.dims[1], out.offset)
+    epilogue = make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        "b, m, n",
+        f"m * ({'N / 2' if pair else 'N'}) + n",
+        (1, "n"),
+        vector,
+        (0, "m"),
+        second="pv_second" if pair else "",
+    )
+    _emit(lowering, node, out, pair, epilogue, vector)
+
+
+def _emit(
+    lowering: Lowering, node: Node, out: Operand, pair: int, epilogue: Epilogue, vector: bool
+) -> None:
+    x = dense_rows(lowering, lowering.operand(node.tensor("x")))
+    weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
+    if weight.strides[0] != weight.dims[1] or weight.offset != 0:
+        weight = dense(lowering, weight)
+    scales, bias = whole(lowering, node.tensor("scales")), node.optional_tensor("bias")
+    bits, group = node.int("bits"), node.int("group")
+    matmul = matmul_of(x.type, weight.type, scales.type, bits, group)
+    form = matmul and choose_few_rows(lowering.traits, matmul, pair > 0)
+    if not form:  # the sizes are those that the pass has seen
+        raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
+    (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
+    factors = node.optional_tensor("factors")
+    macros: dict[str, int | str] = {
+        "BITS": bits,
+        "HIGH_FIRST": int(node.bool("high_first")),
+        "ACT": 0,
+        "GROUPED": int(not (isinstance(groups, int) and groups == 1)),
+        "T_A": x.dtype.glsl,
+        "T_SCALE": scales.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "BIAS": int(bias is not None),
+        "VEC4_A": int(gcd4(k, x.strides[0], x.offset)),
+        "VEC4_OUT": int(vector),
+        "REQUANT": 0,
+        "NORM": int(factors is not None),
+        "PAIRED": int(pair > 0),
+        **form.macros,
+        **epilogue.macros,
+    }
+    buffers: dict[str, tuple[Operand, str]] = {
+        "a": (x, "r"),
+        "w": (weight, "r"),
+        "scale": (scales, "r"),
+        "out": (out, "w"),
+        **epilogue.buffers,
+    }
+    sizes: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": x.strides[0],
+        "ldw": weight.strides[0] // 4,
+        "ldo": out.strides[0],
+        "groups": groups,
+        "group": group or k,
+        "offset_a": x.offset,
+        "offset_w": 0,
+        "offset_o": out.offset,
+    }
+    others = {"x_scale": bits_of(1.0), "x_zero": 0, **output_params(None)}
+    if bias is not None:
+        operand = whole(lowering, bias)
+        macros["T_BIAS"] = operand.dtype.glsl
+        buffers["bias"] = (operand, "r")
+    if pair:
+        sizes["pair"] = pair
+    if factors is not None:
+        operand = dense_operand(lowering, factors)
+        operand = operand if gcd4(operand.offset) else dense(lowering, operand)
+        macros["T_FACTORS"] = operand.dtype.glsl
+        buffers["factors"] = (operand, "r")
+        sizes["offset_factors"] = operand.offset
+        others["eps_bits"] = bits_of(node.float("eps"))
+    lowering.dispatch(
+        form.template,
+        buffers,
+        macros=macros,
+        params={**sizes, **others},
+        specialize=sizes if lowering.traits.profile.specialize_sizes else (),
+        grid=form.grid,
+        subgroup_size=form.subgroup_size,
+        flops=2 * m * n * k,
+    )
+
+
+register(Operator(NAME, _shape, Kernel(_lower, epilogue=True, bfloat16=False)))
+
+
+# -- with a cache --------------------------------------------------------------------------------
+def _to_cache_shape(
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    bias: TensorType | None,
+    bits: int,
+    high_first: bool,
+    group: int,
+    dtype: DType,
+    factors: TensorType | None,
+    eps: float,
+    cos: TensorType,
+    sin: TensorType,
+    start: int,
+    keys: TensorType,
+    values: TensorType,
+    dim: int,
+    index: TensorType,
+) -> TensorType:
+    """As `purevk.matmul_to_cache`."""
+    return queries_of(_product(x, weight, scales, bits, group, dtype), keys, values, dim)
+
+
+def _to_cache_lower(lowering: Lowering, node: Node) -> None:
+    out, store, pair = store_to_cache(lowering, node)
+    _emit(lowering, node, out, pair, store, True)
+
+
+register(
+    Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower, bfloat16=False), mutates=(13, 14))
+)
