@@ -18,6 +18,8 @@ from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.decoding.caches import write_in_place
 from purevk.passes.decoding.few_rows import fuse_few_rows
+from purevk.passes.decoding.heads import share_heads
+from purevk.passes.decoding.rms_norm import find_rms_norm
 from purevk.passes.decoding.rotary import find_rotary, rotate_to_caches
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
@@ -48,6 +50,7 @@ OPTIONAL = (
     "drop_unread",
     "drop_unused",
     "find_attention",
+    "find_rms_norm",
     "find_rotary",
     "fold_batch_norm",
     "fuse_epilogues",
@@ -63,6 +66,7 @@ OPTIONAL = (
     "select_matrices",
     "settle_control",
     "share_cats",
+    "share_heads",
     "write_in_place",
 )
 
@@ -140,7 +144,10 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
             "canonicalize",
             (drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused),
         ),
-        Phase("recognize", (find_attention, find_rotary, keep_weights_quantized, select_matrices)),
+        Phase(
+            "recognize",
+            (find_attention, find_rms_norm, find_rotary, keep_weights_quantized, select_matrices),
+        ),
         Phase(
             "expand",
             (
@@ -150,6 +157,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 merge_equal,
                 share_cats,
                 drop_unused,
+                share_heads,
                 write_in_place,
                 rotate_to_caches,
                 merge_matmuls,
