@@ -172,7 +172,7 @@ def test_quantized_gates(
     ("heads_first", "norm", "linear", "bias", "rows", "dtype"),
     [
         (True, True, Int4, True, 1, torch.float32),
-        (False, False, Int8, False, 6, torch.float32),
+        (False, False, Int8, False, 1, torch.float32),
         (True, True, Int4, False, 2, torch.float16),
     ],
 )
