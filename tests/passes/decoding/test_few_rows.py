@@ -20,8 +20,11 @@ _NAMES = ("purevk.matmul_few_rows", "purevk.matmul_to_cache", "purevk.norm", "pu
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Context:
+    """The device of the tests as a GPU without matrix cores, which would take quantized rows."""
     context = default_context()
-    traits = dataclasses.replace(context.traits, profile=DEFAULT, cores=4, max_texels=0)
+    traits = dataclasses.replace(
+        context.traits, profile=DEFAULT, cores=4, max_texels=0, coopmat_16x8x16=False
+    )
     monkeypatch.setattr(context, "traits", traits)
     return context
 
