@@ -360,10 +360,16 @@ class WorkgroupCoopmat(_TileChoice):
             and self.tile_m <= problem.tiles.m
             and self.tile_n <= problem.tiles.n
             and problem.tiles.k % self.tile_k == 0
+            and (problem.transposed or self._divides(problem))
             and not problem.window
             and problem.k >= self.least_steps * self.tile_k * self.splits
             and traits.takes_matrices(self.tile_m, self.tile_n, self.tile_k, self.invocations)
         )
+
+    def _divides(self, problem: Problem) -> bool:
+        """Whether the columns are a multiple of those of a tile."""
+        known = problem.tiles is not None and problem.tiles.n == problem.n
+        return known and problem.n % self.tile_n == 0
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""

@@ -93,6 +93,7 @@ def holds(choice, traits, problem):
         m, n, k, threads = choice.tile_m, choice.tile_n, choice.tile_k, choice.invocations
         assert problem.half and not problem.window and traits.takes_matrices(m, n, k, threads)
         assert problem.tiles.m >= m and problem.tiles.n >= n and problem.tiles.k % k == 0
+        assert problem.transposed or problem.n % n == 0
     else:
         m, n, k, slices = choice.tile_m, choice.tile_n, choice.tile_k, choice.slices
         assert m % 4 == n % 4 == k % 4 == 0 and k // 4 % slices == 0
@@ -176,6 +177,7 @@ def test_matrices_of_a_workgroup_need_the_device_and_whole_tiles():
         (WORKGROUPS, None),
         (WORKGROUPS, TileBounds(1, 4096, 4096)),
         (WORKGROUPS, TileBounds(2048, 4096, 16)),
+        (WORKGROUPS, TileBounds(2048, 2048, 4096)),
         (dataclasses.replace(WORKGROUPS, max_workgroup_matrix=32), large.tiles),
     ):
         choice = choose_gpu(traits, dataclasses.replace(large, tiles=tiles))
