@@ -60,19 +60,46 @@ TINY = Form(2, 256, 4, 2, 512, 500, 64, 20, (7, 64))
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with weights of 4 bits in groups, by executorch's operator."""
+    """A linear layer with weights of 4 bits in groups."""
 
     def __init__(self, columns: int, rows: int) -> None:
         super().__init__()
-        define_quantized_linear()
         self.register_buffer("weight", torch.zeros(rows, columns // 2, dtype=torch.uint8))
         self.register_buffer("scales", torch.zeros(columns // GROUP, rows))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.et_vk.linear_q4gsw(x, self.weight, self.scales, GROUP)
+        return quantized_linear(x, self.weight, self.scales, GROUP)
 
 
-def define_quantized_linear() -> None:
+def quantized_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    group: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """executorch's operator in an export. Otherwise the same in torch: that of executorch takes
+    float32 alone."""
+    if torch.compiler.is_exporting():
+        _define_quantized_linear()
+        return torch.ops.et_vk.linear_q4gsw(x, weight, scales, group, bias)
+    return _multiply(x, weight, scales, group, bias)
+
+
+def _multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    group: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    values = torch.stack((weight & 15, weight >> 4), -1).flatten(1).float() - 8
+    matrix = values * scales.t().float().repeat_interleave(group, 1)
+    made = functional.linear(x.float(), matrix, None if bias is None else bias.float())
+    return made.to(x.dtype)
+
+
+def _define_quantized_linear() -> None:
     """Defines executorch's operator where executorch has not."""
     if hasattr(torch.ops.et_vk, "linear_q4gsw"):
         return
@@ -81,22 +108,10 @@ def define_quantized_linear() -> None:
         "linear_q4gsw(Tensor self, Tensor weights, Tensor weight_scales, int group_size, "
         "Tensor? bias = None) -> Tensor"
     )
-
-    def linear(
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        scales: torch.Tensor,
-        group: int,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        values = torch.stack((weights & 15, weights >> 4), -1).flatten(1).float() - 8
-        matrix = values * scales.t().float().repeat_interleave(group, 1)
-        return functional.linear(x.float(), matrix, bias).to(x.dtype)
-
     torch.library.register_fake(
         "et_vk::linear_q4gsw", lambda x, w, s, g, b=None: x.new_empty(*x.shape[:-1], w.shape[0])
     )
-    library.impl("linear_q4gsw", linear, "CompositeExplicitAutograd")
+    library.impl("linear_q4gsw", _multiply, "CompositeExplicitAutograd")
     _LIBRARIES.append(library)
 
 

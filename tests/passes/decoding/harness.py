@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import purevk
-from bench.decode import define_quantized_linear
+from bench.decode import quantized_linear
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -70,14 +70,13 @@ class Int4(torch.nn.Module):
 
     def __init__(self, columns: int, rows: int, bias: bool = False) -> None:
         super().__init__()
-        define_quantized_linear()
         packed = torch.randint(256, (rows, columns // 2), dtype=torch.uint8)
         self.register_buffer("weight", packed)
         self.register_buffer("scales", torch.rand(columns // 32, rows) / 50)
         self.bias = torch.nn.Parameter(torch.randn(rows)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.et_vk.linear_q4gsw(x, self.weight, self.scales, 32, self.bias)
+        return quantized_linear(x, self.weight, self.scales, 32, self.bias)
 
 
 class Int8(torch.nn.Module):
