@@ -192,8 +192,10 @@ def _flat(profile: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
     for name, value in profile.items():
         if prefix == "tiles.":
             for number, tile in enumerate(value if isinstance(value, list) else [value]):
-                sizes = ", ".join(f"{size} {number}" for size, number in tile.items())
-                yield "" if number else prefix + name, sizes
+                text = str(tile)
+                if isinstance(tile, dict):
+                    text = ", ".join(f"{size} {number}" for size, number in tile.items())
+                yield "" if number else prefix + name, text
         elif isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
