@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.attention.attention import NAME
-from purevk.passes.rewrite import Rewriter, each_node
+from purevk.passes.rewrite import Rewriter, changing, each_node
 
 _RESHAPES = ("aten.view.default", "aten.unsqueeze.default")
 
@@ -13,7 +13,7 @@ _RESHAPES = ("aten.view.default", "aten.unsqueeze.default")
 def share_heads(graph: Graph) -> Graph:
     """Attention over `x[:, :, None].expand(B, G, n, T, D).reshape(B, G * n, T, D)` for both keys and
     values, as models of transformers write it, takes x [B, G, T, D]."""
-    made = graph.producers()
+    made, written = graph.producers(), changing(graph.nodes)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         if node.op != NAME or node.arg("functions") is not None:
@@ -22,6 +22,8 @@ def share_heads(graph: Graph) -> Graph:
         keys, values = found
         if keys is None or values is None or keys[1] != values[1]:
             return None
+        if written & {keys[0], values[0]}:
+            return None  # the copies may be of what they were before
         changed = node.with_arguments(k=keys[0], v=values[0])
         return rewriter.emit(NAME, *(rewriter.resolve(arg) for arg in changed.args))
 

@@ -96,3 +96,23 @@ def test_shared_heads(
     torch.manual_seed(1)
     q, k, v = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16)
     assert check(Attention(), [(q, k, v)]).count("purevk.copy") == copies
+
+
+def test_heads_of_a_cache_as_it_was() -> None:
+    """The copies are of the cache before it is written."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.randn(1, 2, 9, 16))
+
+        def forward(self, q: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            before = _repeated(self.cache, 3)
+            self.cache.index_copy_(2, at, rows)
+            return functional.scaled_dot_product_attention(q, before, before) + self.cache.sum()
+
+    torch.manual_seed(2)
+    calls = [
+        (torch.randn(1, 6, 2, 16), torch.randn(1, 2, 1, 16), torch.tensor([at])) for at in (0, 8)
+    ]
+    check(Attention(), calls)
