@@ -245,10 +245,12 @@ class DelegateCalls:
 
 def _most_buffers(graph: vk.VkGraph) -> int:
     """How many of the first outputs may be new contents of buffers: each needs a constant of its own
-    that has its type."""
+    that has its type. Exporters list buffers after all parameters, and weights of layers are
+    parameters."""
+    weights = max((n for call in graph.chain for n in _weights(graph, call)), default=-1)
     constants = Counter(
         (value.dims, value.datatype)
-        for value in graph.values
+        for value in graph.values[weights + 1 :]
         if isinstance(value, vk.VkTensor) and value.is_constant
     )
     for at, number in enumerate(graph.output_ids):
@@ -258,6 +260,25 @@ def _most_buffers(graph: vk.VkGraph) -> int:
             return at
         constants[kind] -= 1
     return len(graph.output_ids)
+
+
+# The operators with float weights, and the arguments that these are.
+_LAYERS = {
+    "aten.linear.default": (1, 2),
+    "aten.convolution.default": (1, 2),
+    "et_vk.conv_with_clamp.default": (1, 2),
+    "aten.native_layer_norm.default": (2, 3),
+    "aten.embedding.default": (0,),
+}
+
+
+def _weights(graph: vk.VkGraph, call: vk.OperatorCall) -> Iterator[int]:
+    """The constants that are weights of a layer."""
+    for at in _LAYERS.get(call.name, ()):
+        number = call.args[at] if at < len(call.args) else -1
+        value = graph.values[number] if 0 <= number < len(graph.values) else None
+        if isinstance(value, vk.VkTensor) and value.is_constant:
+            yield number
 
 
 def _written_twice(graph: vk.VkGraph) -> int:

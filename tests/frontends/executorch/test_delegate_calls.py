@@ -253,6 +253,33 @@ def test_one_tensor_that_is_returned_twice(order: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.device
+def test_results_of_the_type_of_a_parameter() -> None:
+    """A parameter that is not the last one is no buffer, so its first result is no new content."""
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    import purevk
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = torch.nn.Parameter(torch.randn(1, 5, 8))
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = self.first(x) + self.position
+            return h, self.second(h).relu()
+
+    torch.manual_seed(0)
+    module, x = Hidden().eval().requires_grad_(False), torch.randn(1, 5, 8)
+    edge = to_edge_transform_and_lower(
+        torch.export.export(module, (x,)), partitioner=[VulkanPartitioner({})]
+    )
+    with purevk.load(edge.to_executorch().buffer) as program:
+        torch.testing.assert_close(tuple(program(x)), module(x))
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("order", ORDERS)
 def test_purevk_writes_all_arguments(order: str) -> None:
     from purevk.export import PurevkPartitioner
