@@ -24,6 +24,7 @@ from executorch.backends.vulkan import op_registry as etvk_registry
 from executorch.backends.vulkan.partitioner import vulkan_partitioner as etvk
 from executorch.backends.vulkan.serialization.vulkan_graph_builder import VkGraphBuilder
 from executorch.backends.vulkan.serialization.vulkan_graph_schema import VkDataType
+from executorch.backends.vulkan.utils import is_mutable_buffer_node
 from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
@@ -130,7 +131,8 @@ def _all_outputs(
         self.output_ids[:] = [
             self.node_to_value_ids[each]
             for each, spec in zip(made, self.program.graph_signature.output_specs, strict=True)
-            if spec.kind is OutputKind.USER_OUTPUT or each.name not in aliased
+            if spec.kind is OutputKind.USER_OUTPUT
+            or not (each.name in aliased or is_mutable_buffer_node(each, self.program))
         ]
 
     return process_output_node

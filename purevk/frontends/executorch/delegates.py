@@ -63,7 +63,8 @@ class VulkanDelegate:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs: list[Arg] = [self._arg(number) for number in graph.output_ids]
         for state, content in zip(states, outputs):
-            self.importer.emit("purevk.store", (state, content), [], [], f"{self.label} buffer")
+            if content is not state:  # else it was written in place
+                self.importer.emit("purevk.store", (state, content), [], [], f"{self.label} buffer")
         return outputs
 
     # -- inputs -----------------------------------------------------------------------------------
@@ -192,6 +193,8 @@ class VulkanDelegate:
     def _candidates(self, number: int) -> list[int]:
         """The constants that may be the buffer whose new content an output is."""
         tensor = self.graph.values[number]
+        if isinstance(tensor, vk.VkTensor) and tensor.is_constant:
+            return [number]  # the buffer itself
         reached = self._reached(number)
         alike = [
             other

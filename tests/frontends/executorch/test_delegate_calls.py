@@ -317,3 +317,29 @@ def test_purevk_writes_all_outputs_of_graphs_with_buffers(copies: bool) -> None:
     with purevk.load(edge.to_executorch().buffer) as program:
         for _ in range(3):
             torch.testing.assert_close(list(program(x)), list(module(x)))
+
+
+@pytest.mark.slow
+@pytest.mark.device
+@pytest.mark.parametrize("lists_buffers", [True, False])
+def test_caches_that_are_outputs(lists_buffers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph may list caches that it writes in place, in another order than its constants. That of
+    executorch does not, also after `purevk.export` has changed its writer."""
+    from executorch.backends.vulkan.serialization.vulkan_graph_builder import VkGraphBuilder
+
+    import purevk
+    import purevk.export  # changes the writer
+    from tests.models.export import lower
+    from tests.models.zoo import CASES
+
+    def all_outputs(self: Any, node: Any) -> None:
+        self.output_ids[:] = [self.node_to_value_ids[each] for each in node.args[0]]
+
+    if lists_buffers:
+        monkeypatch.setattr(VkGraphBuilder, "process_output_node", all_outputs)
+    built = CASES["decoder_plain"].build()
+    with purevk.load(lower(built, "fp32", False)) as program, torch.no_grad():
+        for sample in built.samples[:4]:
+            torch.testing.assert_close(
+                program(*sample), built.module(*sample), rtol=1e-4, atol=1e-4
+            )
