@@ -78,6 +78,14 @@ def test_an_overload_for_numbers_alone() -> None:
     assert check(run, seed, apply(seed.data, [["word", 388, 127]])) == "FallbackError"
 
 
+@pytest.mark.device
+def test_a_condition_that_is_stated_as_an_integer() -> None:
+    """It becomes one. The shader with it did not compile."""
+    seed = next(seed for seed in seeds() if seed.name == "counted.pvk")
+    change = ["json", ["methods", "forward", "values", 5, 1], "set", "int64", 2]
+    assert check(run, seed, apply(seed.data, [change])) == "read"
+
+
 @pytest.mark.slow
 def test_many_changed_files() -> None:
     found = outcomes(1000, 2000, runs=False)

@@ -206,7 +206,11 @@ def expression_of(
         return f"${operands_used.index(terms[name])}"
 
     text = re.sub(r"\b[A-Za-z_]\w*\b", substitute, text)
-    native = DType.bool if out is DType.bool and _is_bool_text(text) else computing
+    # A file may declare another dtype for a condition.
+    is_condition = _is_bool_text(text) and (
+        out is DType.bool or definition.infer(args)[0].dtype is DType.bool
+    )
+    native = DType.bool if is_condition else computing
     if text == "$0":
         result = operands_used[0]
     else:
