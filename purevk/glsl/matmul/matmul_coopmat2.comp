@@ -101,8 +101,8 @@ void main() {
     // Tiles at the lower and right end overlap their neighbours, with the same results. The compiler
     // reads and writes single elements of rows whose start it does not know to be aligned: it is not
     // to see the minimum where there is none.
-    int row0 = min(int(gl_WorkGroupID.y) * TILE_M, M - TILE_M);
-    int column0 = int(gl_WorkGroupID.x) * TILE_N;
+    int row0 = int(gl_WorkGroupID.y) * TILE_M, column0 = int(gl_WorkGroupID.x) * TILE_N;
+    if (M % TILE_M != 0) row0 = min(row0, M - TILE_M);
     if (N % TILE_N != 0) column0 = int(EIGHTS(min(column0, N - TILE_N)));
 #if SPLIT_K
     int batch = z / splits, part = z - batch * splits;
