@@ -118,6 +118,13 @@ class _TileChoice(GpuChoice):
         """Rows of the result that a workgroup makes."""
         return self.tile_m
 
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.tile_n),
+            _dims.ceil_div(m, self.tile_m),
+            batches * self.splits,
+        )
+
     @property
     @abstractmethod
     def threads(self) -> int:
@@ -173,13 +180,6 @@ class Tiled(_TileChoice):
             "THREAD_N": self.thread_n,
             "SLICES": self.slices,
         }
-
-    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        return (
-            _dims.ceil_div(n, self.tile_n),
-            _dims.ceil_div(m, self.tile_m),
-            batches * self.splits,
-        )
 
     @property
     def threads(self) -> int:
@@ -263,13 +263,6 @@ class Coopmat(_TileChoice):
             "SG": self.subgroup,
         }
 
-    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        return (
-            _dims.ceil_div(n, self.tile_n),
-            _dims.ceil_div(m, self.tile_m),
-            batches * self.splits,
-        )
-
     @property
     def threads(self) -> int:
         return (
@@ -336,13 +329,6 @@ class WorkgroupCoopmat(_TileChoice):
             "TILE_K": self.tile_k,
             "LOCAL": self.invocations,
         }
-
-    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        return (
-            _dims.ceil_div(n, self.tile_n),
-            _dims.ceil_div(m, self.tile_m),
-            batches * self.splits,
-        )
 
     @property
     def threads(self) -> int:
