@@ -83,10 +83,14 @@ def _product(a: TensorType, b: TensorType) -> TensorType:
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    pair = node.int("pair")
-    out = lowering.operand(node.result)
-    columns = out.dims[1]
-    vector = gcd4(columns, out.offset)
+    _emit(lowering, node, *epilogue_of(lowering, node))
+
+
+def epilogue_of(lowering: Lowering, node: Node) -> tuple[Operand, int, Epilogue, bool]:
+    """The result of a node with the parameters `pair`, `epilogue` and `extras`; the distance of two
+    columns of a pair, or 0; the epilogue; and whether vectors of 4 are stored."""
+    pair, out = node.int("pair"), lowering.operand(node.result)
+    vector = gcd4(out.dims[1], out.offset)
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
@@ -99,7 +103,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         (0, "m"),
         second="pv_second" if pair else "",
     )
-    _emit(lowering, node, out, pair, epilogue, vector)
+    return out, pair, epilogue, vector
 
 
 def _emit(

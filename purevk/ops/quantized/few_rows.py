@@ -7,11 +7,11 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand
-from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.epilogue import Epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
-from purevk.ops.matmul.few_rows import joined_pairs, queries_of, store_to_cache
+from purevk.ops.matmul.few_rows import epilogue_of, joined_pairs, queries_of, store_to_cache
 from purevk.ops.quantized.choice import FEW_ROWS, Form, QuantizedMatmul, choose
 from purevk.ops.quantized.matmul import check_groups, check_rows
 from purevk.ops.quantized.operands import dense_rows, output_params, whole
@@ -89,22 +89,7 @@ def _shape(
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    pair = node.int("pair")
-    out = lowering.operand(node.result)
-    vector = gcd4(out.dims[1], out.offset)
-    epilogue = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        f"m * ({'N / 2' if pair else 'N'}) + n",
-        (1, "n"),
-        vector,
-        (0, "m"),
-        second="pv_second" if pair else "",
-    )
-    _emit(lowering, node, out, pair, epilogue, vector)
+    _emit(lowering, node, *epilogue_of(lowering, node))
 
 
 def _emit(
