@@ -23,11 +23,12 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.printer import node_to_text
 from purevk.passes.pipeline import OPTIONAL, skipped_passes
+from purevk.tuning.traits import no
 
 # What a device does without features too, by the setting that switches it off.
 _KERNELS: dict[str, dict[str, object]] = {
     f"{knobs.TEXELS.name}=0": {"max_texels": 0},
-    f"{knobs.FRAGMENTS.name}=0": {"fragment_order": None},
+    f"{knobs.FRAGMENTS.name}=0": {"fragment_order": no},
 }
 
 

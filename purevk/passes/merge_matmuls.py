@@ -50,6 +50,7 @@ def merge_matmuls(graph: Graph) -> Graph:
     if not leaders:
         return graph
     merged = {node for nodes in leaders.values() for node in nodes}
+    made = graph.producers()
     rewriter = Rewriter(graph)
     made_late = _late(graph, constant)
     for node in made_late:
@@ -61,7 +62,7 @@ def merge_matmuls(graph: Graph) -> Graph:
         if node not in merged:
             rewriter.keep(node_now)
         elif node in leaders:
-            _merge(rewriter, leaders[node])
+            _merge(rewriter, made, leaders[node])
     return rewriter.finish()
 
 
@@ -185,11 +186,11 @@ def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
         start = end
 
 
-def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:
+def _merge(rewriter: Rewriter, made: dict[Value, Node], nodes: list[Node]) -> None:
     rewriter.source = " | ".join(node.source for node in nodes)
     first = nodes[0]
     weights = [node.tensor("b") for node in nodes]
-    weight = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, weights)), 1)
+    weight = _joined(rewriter, made, weights)
     bias = None
     if first.optional_tensor("bias") is not None:
         biases = [node.tensor("bias") for node in nodes]
@@ -200,3 +201,18 @@ def _merge(rewriter: Rewriter, nodes: list[Node]) -> None:
         end = start + matrix.type.dims[1]
         rewriter.replace(node, rewriter.emit("aten.slice.Tensor", matmul, 1, start, end, 1))
         start = end
+
+
+def _joined(rewriter: Rewriter, made: dict[Value, Node], weights: list[Value]) -> Value:
+    """Matrices side by side, dense along the same dim as they are."""
+    nodes = [made.get(weight) for weight in weights]
+    turned = [node.tensor("x") for node in nodes if node is not None and is_transpose(node)]
+    if len(turned) < len(weights):
+        return rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, weights)), 1)
+    joint = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, turned)), 0)
+    return rewriter.emit("aten.permute.default", joint, (1, 0))
+
+
+def is_transpose(node: Node) -> bool:
+    """Whether a node swaps the dims of a matrix."""
+    return node.op == "aten.permute.default" and node.arg("dims") == (1, 0)

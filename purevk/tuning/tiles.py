@@ -68,6 +68,14 @@ class QuantizedSizes(NamedTuple):
     segments: int
 
 
+class DotSizes(NamedTuple):
+    """A workgroup of `matmul_dot.comp`: `lanes` invocations, with `steps` loads of each column in
+    flight."""
+
+    lanes: int
+    steps: int
+
+
 class NchwStep(NamedTuple):
     """A step of `glsl/conv/conv2d_nchw_tiled.comp`.
 
@@ -94,6 +102,7 @@ class TileSizes(NamedTuple):
         vector: the vector kernel where B is dense along n.
         vector_rows: the same for 16 rows of A.
         vector_transposed: the vector kernel where B is dense along k.
+        dot: up to 8 rows, where B is dense along k, and read 16 bytes at a time.
         distance: distances between rows, in shared memory.
         registers: kernels without shared memory.
         quantized_4bit: products with a weight of 4 bits on matrix cores, for up to 8 rows of A.
@@ -119,6 +128,7 @@ class TileSizes(NamedTuple):
     vector: tuple[VectorSizes, ...]
     vector_rows: tuple[VectorSizes, ...]
     vector_transposed: tuple[VectorSizes, ...]
+    dot: tuple[DotSizes, ...]
     distance: tuple[TiledSizes, ...]
     registers: tuple[RegisterSizes, ...]
     quantized_4bit: QuantizedSizes

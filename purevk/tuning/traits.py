@@ -11,7 +11,8 @@ from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.profile import DeviceProfile
 
 
-def _unknown() -> bool:
+def no() -> bool:
+    """The answer about a property that a device has not been asked for."""
     return False
 
 
@@ -56,7 +57,7 @@ class DeviceTraits:
     coopmat_16x8x16: bool = False
     workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
     max_workgroup_matrix: int = 0
-    fragment_order: Callable[[], bool] = field(default=_unknown, compare=False, repr=False)
+    fragment_order: Callable[[], bool] = field(default=no, compare=False, repr=False)
 
     @property
     def max_iterations(self) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_tiles import Problem, choose_gpu
+from purevk.lower.gpu_kernels import Problem
+from purevk.lower.gpu_tiles import choose_gpu
 from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.choice import Choice, choose_registers
 from purevk.ops.matmul.choice import choose as choose_matmul

@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_tiles import Coopmat, Tiled
+from purevk.lower.gpu_kernels import Coopmat, Tiled
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder

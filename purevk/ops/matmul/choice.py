@@ -9,15 +9,16 @@ from purevk.dtypes import DType
 from purevk.ir import Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
-from purevk.lower.gpu_tiles import (
+from purevk.lower.gpu_kernels import (
     Coopmat,
+    Dot,
     Problem,
     TileBounds,
     Tiled,
     Vector,
     WorkgroupCoopmat,
-    choose_gpu,
 )
+from purevk.lower.gpu_tiles import choose_gpu
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import choose_tile
@@ -74,7 +75,7 @@ class Registers:
         return self.subgroup_size if self.subgroup_size > 1 else None
 
 
-Choice = Tiled | Coopmat | WorkgroupCoopmat | Vector | Registers
+Choice = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot | Registers
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def choose(
     transposed: bool,
     vectors: tuple[bool, bool] = (True, True),
     aligned: bool = False,
+    wide: bool = False,
 ) -> Choice:
     """The kernel for a matmul of [m, k] and [k, n].
 
@@ -117,6 +119,8 @@ def choose(
         transposed: the second is dense along k.
         vectors: whether the operands can be read as vectors of 4.
         aligned: rows and batches of both and of the result start at multiples of 8 elements.
+        wide: rows of the first, and columns of the second, start at multiples of 16 bytes, of which
+            k has a whole number.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
@@ -124,7 +128,15 @@ def choose(
     least_m, least_n = (_dims.range_of(size)[0] for size in (m, n))
     tiles = TileBounds(least_m, least_n, _dims.gcd_of(k)) if aligned else None
     problem = Problem(
-        upper(m), upper(n), upper(k), upper(batches), half, transposed, vectors, tiles=tiles
+        upper(m),
+        upper(n),
+        upper(k),
+        upper(batches),
+        half,
+        transposed,
+        vectors,
+        tiles=tiles,
+        wide=wide,
     )
     choice: Choice = choose_gpu(traits, problem)
     return choice
@@ -167,11 +179,13 @@ def bind(
     bias: Operand | None,
     out: Operand,
     vectors: tuple[bool, bool, bool],
+    wide: bool = False,
 ) -> tuple[dict[str, str | int], dict[str, tuple[Operand, str]]]:
     """The macros of `matmul_io.glslh` but for the epilogue's, and the buffers but for the epilogue's.
 
     Args:
         vectors: whether A, B and the output are read and written as vectors of 4.
+        wide: whether A and B are read 16 bytes at a time.
     """
     texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
     macros: dict[str, str | int] = {
@@ -187,6 +201,8 @@ def bind(
     }
     if b.dtype is DType.bfloat16:
         macros["BITS_B"] = 1
+    if wide and b.dtype is DType.float16:
+        macros |= {"VEC4_A": 0, "VEC4_B": 0, "VEC8_A": 1, "VEC8_B": 1}
     buffers = {"a": (a, "r" + texel_a), "b": (b, "r" + texel_b), "out": (out, "w")}
     if bias is not None:
         texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""
@@ -269,8 +285,11 @@ def emit(
             lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batches, vectors[2]
         )
         return
-    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]))
-    macros |= {"B_TRANSPOSED": int(transposed), **choice.macros(), **epilogue.macros}
+    dot = isinstance(choice, Dot)
+    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]), dot)
+    macros |= {**choice.macros(), **epilogue.macros}
+    if not dot:
+        macros["B_TRANSPOSED"] = int(transposed)
     buffers |= epilogue.buffers
     params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
     lowering.dispatch(

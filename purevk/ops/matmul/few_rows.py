@@ -2,13 +2,14 @@
 root mean square norm of the rows, a gated activation, and rotary embeddings with the writes to a
 cache.
 
-They run `matmul_vec.comp`. With more rows, other templates are faster, and passes leave the parts
+They run `matmul_dot.comp` or `matmul_vec.comp`. With more rows, other templates are faster, and passes leave the parts
 alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -17,9 +18,10 @@ from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.declarations import buffer
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_tiles import Problem, Vector, choose_vector
+from purevk.lower.gpu_kernels import Dot, Problem, Vector
+from purevk.lower.gpu_tiles import choose_few_rows as choose
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import bits_of, gcd4
+from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.ops.matmul.choice import bind
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -32,22 +34,26 @@ _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
 
 
 def choose_few_rows(
-    traits: DeviceTraits, a: TensorType, b: TensorType, paired: bool
-) -> Vector | None:
+    traits: DeviceTraits, a: TensorType, b: TensorType, paired: bool, transposed: bool
+) -> Vector | Dot | None:
     """The tile for a matmul of these types; None if another template is faster.
 
     Args:
-        paired: each invocation computes two columns in place of one.
+        paired: each workgroup computes pairs of columns.
+        transposed: B is dense along its columns.
     """
     (m, k), n = a.dims, b.dims[1]
     if not traits.profile.has_fast_shared_memory or k % 4 or (paired and n % 8):
         return None
     half = a.dtype is b.dtype is DType.float16
     sizes = (_dims.upper(m), _dims.upper(n), _dims.upper(k))
-    if choose_vector(traits, Problem(*sizes, half=half)) is None:
-        return None
+    wide = transposed and k % (8 if half else 4) == 0
+    problem = Problem(*sizes, half=half, transposed=transposed, wide=wide)
+    choice = choose(traits, problem)
+    if choice is None or isinstance(choice, Dot):
+        return choice
     columns = sizes[1] // 2 if paired else sizes[1]
-    return choose_vector(traits, Problem(sizes[0], columns, sizes[2], half=half))
+    return None if transposed else choose(traits, replace(problem, n=columns))
 
 
 def _shape(
@@ -112,31 +118,38 @@ def _emit(
     """Appends the dispatch of a node with the parameters `a`, `b`, `bias`, `scale` and `eps`."""
     a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
     bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
-    if a.strides[1] != 1 or not isinstance(a.offset, int):
-        a = dense(lowering, a)
-    if b.strides[1] != 1 or not isinstance(b.offset, int):
+    (m, k), n = a.dims, b.dims[1]
+    transposed = b.strides[0] == 1
+    if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
         b = dense(lowering, b)
+    ldb = b.strides[1] if transposed else b.strides[0]
+    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair), transposed)
+    dot = isinstance(choice, Dot)
+    whole = gcd8 if dot and a.dtype is DType.float16 else gcd4
+    if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):
+        a = dense(lowering, a)
     if scale is not None and not gcd4(scale.offset):
         scale = dense(lowering, scale)
-    (m, k), n = a.dims, b.dims[1]
-    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair))
-    if choice is None:  # the sizes are those that the pass has seen
+    if choice is None or (dot and not whole(ldb, b.offset)):
+        # Sizes and layout are those that the pass has seen.
         raise ShapeError(f"{node.op} of {a.type} and {b.type}")
     vectors = (
         gcd4(k, a.strides[0], a.offset),
-        gcd4(n, b.strides[0], b.offset),
+        gcd4(k if transposed else n, ldb, b.offset),
         vector,
     )
-    macros, buffers = bind(lowering, a, b, bias, out, vectors)
-    macros |= {"B_TRANSPOSED": 0, "PAIRED": int(pair > 0), "NORM": int(scale is not None)}
+    macros, buffers = bind(lowering, a, b, bias, out, vectors, dot)
+    macros |= {"PAIRED": int(pair > 0), "NORM": int(scale is not None)}
     macros |= {**choice.macros(), **epilogue.macros}
+    if not dot:
+        macros["B_TRANSPOSED"] = 0
     buffers |= epilogue.buffers
     params: dict[str, Size] = {
         "M": m,
         "N": n,
         "K": k,
         "lda": a.strides[0],
-        "ldb": b.strides[0],
+        "ldb": ldb,
         "ldo": out.strides[0],
         "batch_a": 0,
         "batch_b": 0,
@@ -163,6 +176,7 @@ def _emit(
         params=params,
         specialize=lowering.fixed(params),
         grid=choice.grid(m, n // 2 if pair else n, 1),
+        subgroup_size=choice.subgroup,
         flops=2 * m * n * k,
     )
 

@@ -15,7 +15,8 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_tiles import Problem, choose_rows
+from purevk.lower.gpu_kernels import Problem
+from purevk.lower.gpu_tiles import choose_rows
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder

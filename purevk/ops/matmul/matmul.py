@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression, Step
-from purevk.lower.gpu_tiles import choose_distance
+from purevk.lower.gpu_tiles import choose_distance, prefers_columns
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, gcd8
@@ -33,7 +33,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
 Choose = Callable[
-    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool], Choice
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool], Choice
 ]  # the parameters are those of `choose`
 
 
@@ -205,8 +205,12 @@ def lower_matmul(
     aligned = gcd8(left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset)
     aligned = aligned and gcd8(n, result.row, batch_o, outer_o, out.offset)
     aligned = aligned and may_overlap(lowering, out, extras)
+    wide = (gcd8 if half else gcd4)(
+        k, left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset
+    )
+    wide = wide and transposed and vector_a and vector_b
     choice = choose(
-        lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b), aligned
+        lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b), aligned, wide
     )
     vector_out = stored_vectors(choice, vector_out)
     last = len(node.result.type.dims) - 1
@@ -309,6 +313,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         transposed: bool,
         vectors: tuple[bool, bool],
         aligned: bool,
+        wide: bool,
     ) -> Choice:
         return choose_distance(
             traits,
@@ -432,7 +437,11 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
         result = _multiply(builder, flat, packed)
         result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
         return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-    if weight in builder.graph.constants:
+    half = x.type.dtype is weight.type.dtype is DType.float16
+    columns = prefers_columns(
+        builder.traits, _dims.upper(rows), _dims.upper(n), _dims.upper(k), half
+    )
+    if weight in builder.graph.constants and not columns:
         packed = builder.emit("purevk.copy", packed)
     result = builder.emit(NAME, flat, packed, bias, None, ())
     return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_tiles import Coopmat, Problem
+from purevk.lower.gpu_kernels import Coopmat, Problem
 from purevk.tuning import DeviceTraits
 from purevk.tuning.tiles import QuantizedSizes, TileSizes
 

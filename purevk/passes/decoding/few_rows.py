@@ -24,6 +24,7 @@ from purevk.ops.quantized.few_rows import matmul_of
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.fuse import MAX_EPILOGUE_CODE
+from purevk.passes.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
@@ -158,9 +159,10 @@ class _Finder:
             return False
         if a.type.dtype not in _FLOATS or b.type.dtype is not a.type.dtype:
             return False
-        if (bias is not None and bias.type.rank != 1) or not self._is_packed(b):
+        transposed = self._is_transposed(b)
+        if (bias is not None and bias.type.rank != 1) or not (transposed or self._is_packed(b)):
             return False
-        return choose_few_rows(self._traits, a.type, b.type, paired) is not None
+        return choose_few_rows(self._traits, a.type, b.type, paired, transposed) is not None
 
     def _takes_quantized(self, matmul: Node, paired: bool) -> bool:
         """The same for a quantized weight."""
@@ -179,6 +181,17 @@ class _Finder:
         """Whether a matrix is dense along its rows: one that purevk has packed at load."""
         node = self._made.get(weight)
         return node is not None and node.op in ("purevk.copy", "aten.cat.default")
+
+    def _is_transposed(self, weight: Value) -> bool:
+        """Whether a matrix is dense along its columns: a constant, or several of them together."""
+        node = self._made.get(weight)
+        if node is None or not is_transpose(node):
+            return False
+        columns = node.tensor("x")
+        maker = self._made.get(columns)
+        return columns in self._graph.constants or (
+            maker is not None and maker.op == "aten.cat.default"
+        )
 
     def _norm(self, a: Value) -> tuple[Node | None, tuple[Node, ...]]:
         """The norm of the rows of a matrix that nothing else reads, and the nodes that go with it."""

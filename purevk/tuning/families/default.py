@@ -16,6 +16,7 @@ from purevk.tuning.profile import DeviceProfile
 from purevk.tuning.registry import Family, register
 from purevk.tuning.tiles import (
     CoopmatSizes,
+    DotSizes,
     NchwStep,
     QuantizedSizes,
     RegisterSizes,
@@ -121,6 +122,7 @@ TILES = TileSizes(
     ),
     vector_rows=(VectorSizes(8, 32),),
     vector_transposed=tuple(VectorSizes(1, slices) for slices in (32, 64, 128)),
+    dot=(DotSizes(256, 1), DotSizes(128, 2), DotSizes(128, 1), DotSizes(64, 1)),
     distance=(TiledSizes(128, 64, 16, 8, 8, 1), TiledSizes(32, 32, 32, 4, 4, 1)),
     # Wide and narrow outputs, few rows, one row.
     registers=(

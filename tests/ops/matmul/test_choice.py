@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
-from purevk.lower.gpu_tiles import (
+from purevk.lower.gpu_kernels import (
     Coopmat,
+    Dot,
     Problem,
     TileBounds,
     Tiled,
     Vector,
     WorkgroupCoopmat,
-    candidates,
-    choose_gpu,
 )
+from purevk.lower.gpu_tiles import candidates, choose_gpu, prefers_columns
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
 from purevk.ops.matmul.grouped import choose_grouped
@@ -43,7 +43,11 @@ NARROW = dataclasses.replace(
 WORKGROUPS = dataclasses.replace(
     LARGE, workgroup_matrices=((32, 16, 16, 128), (32, 32, 16, 256)), max_workgroup_matrix=256
 )
+SUBGROUPS = dataclasses.replace(
+    LARGE, features=frozenset({"subgroup_arithmetic", "subgroup_size_control"})
+)
 TRAITS = {
+    "subgroups": SUBGROUPS,
     "smallest": SMALLEST,
     "large": LARGE,
     "wide": WIDE,
@@ -71,13 +75,21 @@ def problems(count, seed):
             (dice.random() < 0.7, dice.random() < 0.7),
             window,
             None if dice.random() < 0.3 else TileBounds(dice.choice([1, m]), n, k),
+            dice.random() < 0.7,
         )
 
 
 def holds(choice, traits, problem):
-    """The conditions as matmul_shared.glslh, matmul_coopmat.glslh and matmul_vec.comp state them, and
-    the limits."""
+    """The conditions as matmul_shared.glslh, matmul_coopmat.glslh, matmul_vec.comp and
+    matmul_dot.comp state them, and the limits."""
     threads, shared = 0, 0
+    if isinstance(choice, Dot):
+        assert problem.transposed and problem.wide and not problem.window
+        assert choice.rows <= 8 and choice.lanes % traits.subgroup_size == 0
+        assert traits.has("subgroup_arithmetic", "subgroup_size_control")
+        threads, shared = choice.lanes, 16 * choice.rows * choice.lanes // traits.subgroup_size
+        assert 0 < threads <= traits.max_invocations and 2 * shared <= traits.max_shared_memory
+        return
     if isinstance(choice, Vector):
         assert not problem.window and choice.rows % choice.chunk == 0
         assert choice.slices & (choice.slices - 1) == 0 and (
@@ -141,8 +153,11 @@ def test_the_grid_covers_the_result_and_is_within_the_limits(name):
     for problem in problems(300, 2):
         choice = choose_gpu(traits, problem)
         x, y, z = choice.grid(problem.m, problem.n, problem.batches)
-        rows = choice.rows if isinstance(choice, Vector) else choice.tile_m
-        columns = 4 * choice.lanes if isinstance(choice, Vector) else choice.tile_n
+        if isinstance(choice, Dot):
+            rows, columns = choice.rows, 4
+        else:
+            rows = choice.rows if isinstance(choice, Vector) else choice.tile_m
+            columns = 4 * choice.lanes if isinstance(choice, Vector) else choice.tile_n
         assert (
             problem.m <= y * rows < problem.m + rows
             and problem.n <= x * columns < problem.n + columns
@@ -182,6 +197,24 @@ def test_matrices_of_a_workgroup_need_the_device_and_whole_tiles():
     ):
         choice = choose_gpu(traits, dataclasses.replace(large, tiles=tiles))
         assert not isinstance(choice, WorkgroupCoopmat)
+
+
+def test_few_rows_take_columns_16_bytes_at_a_time():
+    decode = Problem(1, 2048, 2048, half=True, transposed=True, wide=True)
+    assert isinstance(choose_gpu(SUBGROUPS, decode), Dot)
+    for change in ({"m": 16}, {"transposed": False}, {"wide": False}, {"k": 128}):
+        assert not isinstance(choose_gpu(SUBGROUPS, dataclasses.replace(decode, **change)), Dot)
+    assert not isinstance(choose_gpu(LARGE, decode), Dot)
+
+
+def test_weights_of_halves_are_dense_along_k_on_matrix_cores():
+    """Where matrices of a workgroup take them, for many rows as for few, so that both share them."""
+    assert prefers_columns(WORKGROUPS, 1, 2048, 2048, True)
+    assert prefers_columns(WORKGROUPS, 2048, 2048, 2048, True)
+    assert prefers_columns(WORKGROUPS, 128, 768, 768, True)
+    assert not prefers_columns(WORKGROUPS, 6304, 768, 768, True)
+    assert not prefers_columns(WORKGROUPS, 1, 2048, 2048, False)
+    assert not prefers_columns(LARGE, 1, 2048, 2048, True)
 
 
 FORCED = [

@@ -103,8 +103,10 @@ def check(
     calls: list[tuple[torch.Tensor, ...]],
     shapes: Any = None,
     context: Any = None,
+    kernels: set[str] | None = None,
 ) -> list[str]:
-    """Calls a module and its compiled copy, compares results and buffers; returns the operators."""
+    """Calls a module and its compiled copy, compares results and buffers; returns the operators, and
+    adds the templates to `kernels`."""
     expected = copy.deepcopy(module)
     with torch.no_grad(), purevk.compile(module, calls[0], shapes, context=context) as program:
         for inputs in calls:
@@ -117,4 +119,7 @@ def check(
                 if name in program.state:
                     kept = torch.as_tensor(program.state[name])
                     torch.testing.assert_close(kept, buffer, **tolerance)
+        if kernels is not None:
+            dispatches = program.methods["forward"].executable.plan.dispatches
+            kernels.update(dispatch.kernel.template for dispatch in dispatches)
         return ops_of(program)

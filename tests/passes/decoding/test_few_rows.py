@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional
 
 from purevk.graph.context import Context, default_context
+from purevk.ops.matmul import matmul
 from purevk.tuning import DEFAULT
+from purevk.tuning.tiles import DotSizes
 from tests.passes.decoding.harness import Int4, Int8, Projections, check, rotated
 
 pytestmark = pytest.mark.device
@@ -27,6 +29,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Context:
     )
     monkeypatch.setattr(context, "traits", traits)
     return context
+
+
+@pytest.fixture(params=["rows", "columns"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, gpu: Context) -> str:
+    """How weights are dense: along the rows or the columns of B. The latter have a kernel of their
+    own, which takes many terms by default."""
+    monkeypatch.setattr(matmul, "prefers_columns", lambda *_: request.param == "columns")
+    size = gpu.traits.subgroup_size
+    tiles = DEFAULT.tiles._replace(dot=(DotSizes(2 * size, 1), DotSizes(size, 2)))
+    profile = dataclasses.replace(DEFAULT, name="columns", tiles=tiles)
+    monkeypatch.setattr(gpu, "traits", dataclasses.replace(gpu.traits, profile=profile))
+    return str(request.param)
 
 
 def counts(ops: list[str]) -> tuple[int, ...]:
@@ -64,6 +78,22 @@ def test_many_rows_stay_as_they_are(gpu: Context) -> None:
     module = Projections(True, rotated, norm=True)
     ops = check(module, [(torch.randn(1, 17, 24), torch.tensor([1]))], context=gpu)
     assert counts(ops)[:3] == (0, 0, 1) and ops.count("purevk.rotate_to_cache") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("norm", "bias", "rows"), [(True, False, 1), (False, True, 1), (True, True, 7)]
+)
+def test_layouts_of_projections(
+    layout: str, norm: bool, bias: bool, rows: int, dtype: torch.dtype, gpu: Context
+) -> None:
+    torch.manual_seed(9)
+    module = Projections(True, rotated, bias, norm, width=520).to(dtype)
+    calls = [(torch.randn(1, rows, 520, dtype=dtype), torch.tensor([at])) for at in (0, 19 - rows)]
+    kernels: set[str] = set()
+    ops = check(module, calls, context=gpu, kernels=kernels)
+    assert counts(ops)[1:3] == (1, 0)
+    assert ("matmul/matmul_dot.comp" in kernels) == (layout == "columns")
 
 
 class Gated(torch.nn.Module):
@@ -128,6 +158,19 @@ def test_gates(
     torch.manual_seed(3)
     module = Gated(join, bias).to(dtype)
     assert counts(check(module, [(torch.randn(shape, dtype=dtype),)], context=gpu)) == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("shape", "bias"), [((1, 520), False), ((2, 3, 520), True)])
+def test_layouts_of_gates(
+    layout: str, shape: tuple[int, ...], bias: bool, dtype: torch.dtype, gpu: Context
+) -> None:
+    torch.manual_seed(10)
+    module = Gated(_gate, bias, width=520).to(dtype)
+    kernels: set[str] = set()
+    ops = check(module, [(torch.randn(shape, dtype=dtype),)], context=gpu, kernels=kernels)
+    assert counts(ops) == (1, 0, 0, 0)
+    assert ("matmul/matmul_dot.comp" in kernels) == (layout == "columns")
 
 
 def test_a_norm_and_what_follows(gpu: Context) -> None:

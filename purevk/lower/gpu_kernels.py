@@ -1,0 +1,488 @@
+"""The kinds of matmul kernels for GPUs, each with its tile: what fits a problem, and what it costs.
+
+The model counts what an invocation does in a step along K, and how many steps a multiprocessor runs
+one after another:
+
+    start + code + steps * (rounds * latency + load * work) + join
+
+- `rounds`: how often a multiprocessor is filled with workgroups.
+- `load`: workgroups per multiprocessor in all.
+- `code`: the time to fetch the unrolled loop. Between two runs of a kernel, others have filled the
+  instruction cache.
+- `join`: the time to add up the parts of a sum.
+
+The coefficients are those of the device's profile (`MatmulCosts`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.tuning import DeviceTraits
+
+HALF = 2  # bytes
+
+
+class TileBounds(NamedTuple):
+    """What tiles must suit that are read without tests of bounds: the least m and n, and a divisor
+    of k."""
+
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A matmul to choose a kernel for, by upper bounds of its sizes.
+
+    Attributes:
+        m, n, k, batches: sizes.
+        half: both operands are float16, as matrix cores need.
+        transposed: B is dense along K.
+        vectors: whether A and B are read as vec4s.
+        window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
+        tiles: what is known of them, if rows and batches of A, B and the result start at multiples
+            of 8 elements.
+        wide: rows of A and, if `transposed`, columns of B start at multiples of 16 bytes, of which
+            K has a whole number.
+    """
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+    half: bool = False
+    transposed: bool = False
+    vectors: tuple[bool, bool] = (True, True)
+    window: bool = False
+    tiles: TileBounds | None = None
+    wide: bool = False
+
+    @property
+    def large(self) -> bool:
+        """Whether its results alone fill a large GPU."""
+        return self.m * self.n * self.batches >= 1 << 20
+
+
+class GpuChoice(ABC):
+    """What the choices have in common."""
+
+    splits = 1
+    template = "matmul/matmul_tiled.comp"
+    subgroup: int | None = None
+    takes_vectors = True  # whether buffers may be arrays of vec4s
+
+    @property
+    @abstractmethod
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+
+    @abstractmethod
+    def macros(self) -> dict[str, int]:
+        """The macros of the template that state the tile."""
+
+    @abstractmethod
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        """The workgroups for `batches` results of [m, n]."""
+
+
+def ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple[int, float]:
+    """Times that the device is filled, and workgroups a core in all."""
+    cores, profile = traits.processors, traits.profile
+    shared_memory = profile.shared_memory_ratio * traits.max_shared_memory
+    resident = max(
+        1, min(profile.max_invocations_per_core // threads, shared_memory // max(shared, 1))
+    )
+    return ceil(groups, cores * resident), max(1.0, groups / cores)
+
+
+class _TileChoice(GpuChoice):
+    """What the choices share whose workgroups make `tile_m` x `tile_n` results in steps of
+    `tile_k`."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.tile_m
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.tile_n),
+            _dims.ceil_div(m, self.tile_m),
+            batches * self.splits,
+        )
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+
+    @abstractmethod
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+
+    def _loads_evenly(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether all invocations load equally many vec4s of both tiles, within the device's
+        limits."""
+        threads, quads = self.threads, self.tile_k // 4
+        return (
+            threads <= traits.max_invocations
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+            and threads % quads == 0
+            and self.tile_m * quads % threads == 0
+            and self.tile_n * quads % threads == 0
+        )
+
+    def _schedule(self, traits: DeviceTraits, problem: Problem) -> tuple[int, int, float]:
+        """Steps along K, and how often and how much a multiprocessor is filled with workgroups."""
+        tiles = ceil(problem.m, self.tile_m) * ceil(problem.n, self.tile_n)
+        groups = tiles * problem.batches * self.splits
+        steps = ceil(ceil(problem.k, self.splits), self.tile_k)
+        return steps, *_load(traits, groups, self.threads, self.shared(problem.transposed))
+
+    def _loads(self, problem: Problem) -> int:
+        """Loads of both tiles for one element of a vec4 along K."""
+        vector_a, vector_b = problem.vectors
+        return self.tile_m * (1 if vector_a else 4) + self.tile_n * (1 if vector_b else 4)
+
+
+@dataclass(frozen=True)
+class Tiled(_TileChoice):
+    """`matmul_tiled.comp`, `conv2d_tiled.comp`: tiles in shared memory."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    thread_m: int
+    thread_n: int
+    slices: int = 1
+    splits: int = 1
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "THREAD_M": self.thread_m,
+            "THREAD_N": self.thread_n,
+            "SLICES": self.slices,
+        }
+
+    @property
+    def threads(self) -> int:
+        return self.tile_m // self.thread_m * (self.tile_n // self.thread_n) * self.slices
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        sums = self.slices * self.tile_m * self.tile_n // 4 if self.slices > 1 else 0
+        pad = max(32 // self.tile_k, 1) * (2 if transposed else 1)
+        return 16 * max(self.tile_k * (self.tile_m // 4 + self.tile_n // 4 + pad), sums)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return self.tile_k // 4 % self.slices == 0 and self._loads_evenly(traits, problem)
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.tiled
+        steps, rounds, load = self._schedule(traits, problem)
+        loads = self._loads(problem)
+        fma = self.tile_k // self.slices * self.thread_m * self.thread_n
+        # If every multiprocessor is full, the kernel is bound by shared memory, which an invocation
+        # with a wide tile reads less often. With thousands of small matmuls, more invocations are
+        # worth as much.
+        reads = 8 / self.thread_m + 8 / self.thread_n
+        if problem.batches > 8 * traits.processors:
+            shared_reads = 1 + costs.shared_read * max(reads - 3, 0)
+        else:
+            shared_reads = 1 + costs.shared_read * (reads - 2) if problem.large else 1
+        work = (
+            costs.load * loads * self.tile_k / 4
+            + costs.multiply_add * fma * self.threads * shared_reads
+        )
+        latency = costs.latency + (
+            costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+        )
+        return (
+            costs.start
+            + costs.code * fma
+            + steps * (latency * rounds + load * work)
+            + costs.join * (self.slices - 1) * load
+        )
+
+
+@dataclass(frozen=True)
+class Distance(Tiled):
+    """The same tiles for distances; `metric` as in `matmul_shared.glslh`."""
+
+    metric: int = 2
+
+    def macros(self) -> dict[str, int]:
+        return {**super().macros(), "METRIC": self.metric}
+
+
+@dataclass(frozen=True)
+class Coopmat(_TileChoice):
+    """The same on matrix cores: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    sub_m: int
+    sub_n: int
+    slices: int = 1
+    splits: int = 1
+    shape: tuple[int, int, int] = (16, 16, 16)
+    subgroup: int = 32
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "SUBGROUP_M": self.sub_m,
+            "SUBGROUP_N": self.sub_n,
+            "SLICES": self.slices,
+            "FRAGMENT_M": self.shape[0],
+            "FRAGMENT_N": self.shape[1],
+            "FRAGMENT_K": self.shape[2],
+            "SG": self.subgroup,
+        }
+
+    @property
+    def threads(self) -> int:
+        return (
+            self.subgroup * (self.tile_m // self.sub_m) * (self.tile_n // self.sub_n) * self.slices
+        )
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        b = self.tile_n * (self.tile_k + 8) if transposed else self.tile_k * (self.tile_n + 8)
+        results = self.slices * self.tile_m * self.tile_n
+        if self.slices == 1:
+            results = self.threads // self.subgroup * self.shape[0] * self.shape[1]
+        return HALF * (self.tile_m * (self.tile_k + 8) + b) + 4 * results
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.half
+            and self.sub_m % self.shape[0] == 0
+            and self.sub_n % self.shape[1] == 0
+            and self.tile_k % (self.shape[2] * self.slices) == 0
+            and self._loads_evenly(traits, problem)
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.coopmat
+        steps, rounds, load = self._schedule(traits, problem)
+        loads = self._loads(problem)
+        multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = costs.load * loads * self.tile_k / 4 + costs.product * multiplications
+        latency = costs.latency + (
+            costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+        )
+        fragments = self.sub_m * self.sub_n / 256
+        code = costs.code * fragments * self.tile_k / self.slices / 16
+        return (
+            costs.start
+            + code
+            + steps * (latency * rounds + load * work)
+            + costs.store * fragments * (1 + load * self.threads / 512)
+        )
+
+
+@dataclass(frozen=True)
+class WorkgroupCoopmat(_TileChoice):
+    """`matmul_coopmat2.comp`: matrices of a workgroup of `invocations`, on matrix cores. A workgroup
+    takes `least_steps` steps along K or more."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    invocations: int
+    least_steps: int = 1
+    splits: int = 1
+    template = "matmul/matmul_coopmat2.comp"
+    takes_vectors = False
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "LOCAL": self.invocations,
+        }
+
+    @property
+    def threads(self) -> int:
+        return self.invocations
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory: the driver's, about."""
+        return 2 * HALF * self.tile_k * (self.tile_m + self.tile_n)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.half
+            and problem.tiles is not None
+            and self.tile_m <= problem.tiles.m
+            and self.tile_n <= problem.tiles.n
+            and problem.tiles.k % self.tile_k == 0
+            and (problem.transposed or self._divides(problem))
+            and not problem.window
+            and problem.k >= self.least_steps * self.tile_k * self.splits
+            and traits.takes_matrices(self.tile_m, self.tile_n, self.tile_k, self.invocations)
+        )
+
+    def _divides(self, problem: Problem) -> bool:
+        """Whether the columns are a multiple of those of a tile."""
+        known = problem.tiles is not None and problem.tiles.n == problem.n
+        return known and problem.n % self.tile_n == 0
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.workgroup_coopmat
+        steps, rounds, load = self._schedule(traits, problem)
+        products = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
+        return (
+            costs.start
+            + steps * (costs.latency * rounds + load * work)
+            + costs.store * self.tile_m * self.tile_n / 256 * load
+        )
+
+
+@dataclass(frozen=True)
+class Vector(GpuChoice):
+    """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
+    K."""
+
+    rows: int
+    lanes: int
+    slices: int
+    chunk: int = 1
+    depth: int = 2
+    template = "matmul/matmul_vec.comp"
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.rows
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows,
+            "LANES": self.lanes,
+            "SLICES": self.slices,
+            "CHUNK": self.chunk,
+            "DEPTH": self.depth,
+        }
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        staged = 0 if transposed or self.rows <= 8 else self.depth * self.slices * (self.rows + 4)
+        return 16 * max(self.chunk * self.threads, staged)
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (_dims.ceil_div(n, 4 * self.lanes), _dims.ceil_div(m, self.rows), batches)
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.slices
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            not problem.window
+            and self.threads <= traits.max_invocations
+            and self.rows % self.chunk == 0
+            and self.shared(problem.transposed) <= traits.max_shared_memory
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.vector
+        groups = ceil(problem.n, 4 * self.lanes) * ceil(problem.m, self.rows) * problem.batches
+        steps = ceil(problem.k, 4 * self.slices)
+        rounds, load = _load(traits, groups, self.threads, self.shared(problem.transposed))
+        loads = (4 if problem.vectors[1] else 16) + self.rows * (1 if problem.vectors[0] else 4)
+        work = self.threads * (costs.load * loads + costs.multiply_add * 16 * self.rows)
+        code = costs.code * (8 * loads + 16 * self.rows)
+        return (
+            costs.start
+            + code
+            + steps * (costs.latency * rounds + load * work)
+            + costs.join * self.rows * self.threads * load
+        )
+
+
+@dataclass(frozen=True)
+class Dot(GpuChoice):
+    """`matmul_dot.comp`: `lanes` invocations share K, for 4 columns and `rows` rows, and have `steps`
+    loads of each column in flight. B is dense along K."""
+
+    rows: int
+    lanes: int
+    steps: int
+    subgroup: int = 32
+    template = "matmul/matmul_dot.comp"
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.rows
+
+    def macros(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "LANES": self.lanes, "STEPS": self.steps, "SG": self.subgroup}
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (_dims.ceil_div(n, 4), _dims.ceil_div(m, self.rows), batches)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.transposed
+            and problem.wide
+            and not problem.window
+            and self.lanes <= traits.max_invocations
+            and self.lanes % self.subgroup == 0
+            and problem.k >= self._elements(problem) * self.lanes * self.steps
+            and traits.has("subgroup_arithmetic", "subgroup_size_control")
+        )
+
+    @staticmethod
+    def _elements(problem: Problem) -> int:
+        """Elements of a load."""
+        return 8 if problem.half else 4
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.vector
+        groups = ceil(problem.n, 4) * ceil(problem.m, self.rows) * problem.batches
+        elements = self._elements(problem)
+        steps = ceil(problem.k, elements * self.lanes * self.steps)
+        rounds, load = _load(traits, groups, self.lanes, 0)
+        loads = self.steps * elements // 4 * (4 + self.rows)
+        products = 4 * self.steps * elements * self.rows
+        work = self.lanes * (costs.load * loads + costs.multiply_add * products)
+        code = costs.code * (8 * loads + products)
+        join = costs.join * self.rows * self.lanes / self.subgroup * load
+        return costs.start + code + steps * (costs.latency * rounds + load * work) + join
