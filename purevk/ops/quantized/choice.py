@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_kernels import Coopmat, Problem
+from purevk.lower.lowering import Operand
+from purevk.lower.numbers import gcd4, gcd8
 from purevk.tuning import DeviceTraits
 from purevk.tuning.tiles import QuantizedSizes, TileSizes
 
@@ -14,6 +17,7 @@ HALVES_ROWS = (
     256  # from so many rows on, a matmul of halves is faster by more than it takes to make them
 )
 HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
+MANY_COLUMNS = 64  # for each multiprocessor
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
 
@@ -147,11 +151,13 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     bits, integers = matmul.bits, matmul.integers
     rows = next(count for count in (1, 2, 4, 8) if count >= min(matmul.max_m, FEW_ROWS))
     subgroups = traits.has("subgroup_arithmetic", "subgroup_size_control")
+    if rows == 1 and subgroups and (form := _dot(traits, matmul)) is not None:
+        return form
     lanes = traits.subgroup_size if subgroups else 32
     profile = traits.profile
     share = not integers and profile.has_fast_shared_memory
     # A subgroup for each 8 columns fills the device.
-    many = matmul.max_n >= 64 * traits.processors
+    many = matmul.max_n >= MANY_COLUMNS * traits.processors
     columns, most, local = 4, 4, lanes
     if integers and profile.overlaps_loads:
         columns = 8 if rows == 4 and bits == 4 else 4
@@ -187,6 +193,40 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     }
     grid = (_dims.ceil_div(matmul.n, columns * teams), _dims.ceil_div(matmul.m, rows), 1)
     return Form("quantized/qmatvec.comp", grid, macros, lanes if subgroups else None)
+
+
+def _dot(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
+    """The kernel of one row that stages nothing; None if another is faster or needed."""
+    words = matmul.bits // 2  # 16 elements
+    chunks = _dims.upper(matmul.k) // 16
+    lanes = next((lanes for lanes in (256, 128, 64, 32) if chunks >= lanes), 0)
+    # With many columns, shared memory saves more loads than its barriers cost.
+    if (
+        matmul.integers
+        or matmul.max_n >= MANY_COLUMNS * traits.processors
+        or not traits.profile.has_fast_shared_memory
+        or not matmul.reads_words(words)
+        or _dims.gcd_of(matmul.k) % 4
+        or not lanes
+        or lanes % traits.subgroup_size
+        or lanes > traits.max_invocations
+    ):
+        return None
+    macros = {
+        "WORDS": words,
+        "STEPS": min(-(-chunks // lanes), 2),
+        "LX": lanes,
+        "SG": traits.subgroup_size,
+    }
+    grid = (_dims.ceil_div(matmul.n, 4), matmul.m, 1)
+    return Form("quantized/qdot.comp", grid, macros, traits.subgroup_size)
+
+
+def vectors_of_rows(form: Form, x: Operand) -> dict[str, int]:
+    """The macros that say how long vectors a kernel reads of the dense rows of float activations."""
+    starts = (x.dims[1], x.strides[0], x.offset)
+    wide = form.template == "quantized/qdot.comp" and x.dtype is DType.float16 and gcd8(*starts)
+    return {"VEC8_A": 1, "VEC4_A": 0} if wide else {"VEC4_A": int(gcd4(*starts))}
 
 
 def _columns(tile: QuantizedSizes) -> int:

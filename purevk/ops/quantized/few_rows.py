@@ -1,5 +1,5 @@
 """Matmuls of few rows with a quantized weight, with what comes before and after them in the same
-dispatch, as in `ops/matmul/few_rows.py`. They run `qmatvec.comp`."""
+dispatch, as in `ops/matmul/few_rows.py`. They run `qdot.comp` and `qmatvec.comp`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.matmul.few_rows import epilogue_of, joined_pairs, queries_of, store_to_cache
-from purevk.ops.quantized.choice import FEW_ROWS, Form, QuantizedMatmul, choose
+from purevk.ops.quantized.choice import FEW_ROWS, Form, QuantizedMatmul, choose, vectors_of_rows
 from purevk.ops.quantized.matmul import check_groups, check_rows
 from purevk.ops.quantized.operands import dense_rows, output_params, whole
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -24,7 +24,7 @@ _PAIRS = 4  # of columns, for each invocation: two vec4s
 
 
 def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool) -> Form | None:
-    """How `qmatvec.comp` runs; None if another template is faster, or its form lacks these parts.
+    """How `qdot.comp` or `qmatvec.comp` runs; None if another template is faster, or its form lacks these parts.
 
     Args:
         paired: a team computes pairs of columns.
@@ -35,6 +35,9 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
         return None
     form = choose(traits, matmul)
     macros = form.macros
+    if form.template == "quantized/qdot.comp":
+        grid = (_dims.ceil_div(matmul.n, 8 if paired else 4), *form.grid[1:])
+        return Form(form.template, grid, macros, form.subgroup_size)
     if form.template != "quantized/qmatvec.comp" or not macros["SHARE"] or macros["ANY_GROUP"]:
         return None
     if not paired:
@@ -116,7 +119,7 @@ def _emit(
         "T_SCALE": scales.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "BIAS": int(bias is not None),
-        "VEC4_A": int(gcd4(k, x.strides[0], x.offset)),
+        **vectors_of_rows(form, x),
         "VEC4_OUT": int(vector),
         "REQUANT": 0,
         "NORM": int(factors is not None),

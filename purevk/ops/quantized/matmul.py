@@ -22,7 +22,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
-from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves
+from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves, vectors_of_rows
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,
@@ -129,6 +129,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if requantized is None and takes_halves(lowering.traits, matmul):
         _lower_in_halves(lowering, node, matmul, x, weight, scales, out)
         return
+    form = choose(lowering.traits, matmul)
     vector_out = gcd4(n, out.offset)
     macros: dict[str, int | str] = {
         "BITS": bits,
@@ -158,7 +159,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             buffers |= {"row_scale": (whole(lowering, row_scales), "r"), "row_zero": (zeros, "r")}
         macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
     else:
-        macros |= {"T_A": x.dtype.glsl, "VEC4_A": int(gcd4(k, x.strides[0], x.offset))}
+        macros |= {"T_A": x.dtype.glsl, **vectors_of_rows(form, x)}
     if bias is not None:
         operand = whole(lowering, bias)
         macros["T_BIAS"] = operand.dtype.glsl
@@ -191,11 +192,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "offset_w": first_word,
         "offset_o": out.offset,
     }
-    form = choose(lowering.traits, matmul)
     # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
     # each shape.
     constant = (
-        form.template in ("quantized/qmatvec.comp", "quantized/qmatmul_coopmat.comp")
+        form.template.startswith(
+            ("quantized/qdot", "quantized/qmatvec", "quantized/qmatmul_coopmat")
+        )
         and lowering.traits.profile.specialize_sizes
     )
     lowering.dispatch(

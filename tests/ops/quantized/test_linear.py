@@ -471,7 +471,7 @@ GPU = DeviceTraits(
 def test_forms():
     """Every form keeps the conditions of its template and the limits of the device. The kernel on
     matrix cores needs a known order of fragments."""
-    count = 0
+    count = dots = 0
     for m, n, bits, group, integers, halves, words in itertools.product(
         (1, 2, 3, 8, 24, 300),
         (40, 4096, 16384),
@@ -501,6 +501,12 @@ def test_forms():
                     not own["SHARE"]
                     or 16 * own["ROWS"] * own["LX"] * (values // 4 + 1) <= traits.max_shared_memory
                 )
+            elif form.template == "quantized/qdot.comp":
+                dots += 1
+                values = own["WORDS"] * 32 // bits
+                assert m == 1 and words % own["WORDS"] == 0 and group % values == 0
+                assert own["LX"] <= traits.max_invocations and own["LX"] % own["SG"] == 0
+                assert own["LX"] * values <= k and form.grid == (-(-n // 4), 1, 1)
             elif form.template == "quantized/qmatmul_coopmat.comp":
                 count += 1
                 subs, segment = own["SUBS_N"] * own["SUBS_K"], 512 // bits
@@ -531,4 +537,4 @@ def test_forms():
                 )
             else:
                 assert m > 8
-    assert count > 20
+    assert count > 20 and dots > 20

@@ -238,6 +238,27 @@ def test_quantized_projections_to_a_cache(
     assert [ops.count(name) for name in _QUANTIZED] == [0, 1, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("linear", "bias"), [(Int4, False), (Int4, True), (Int8, False)])
+def test_one_row_of_many_terms(
+    linear: Callable[..., torch.nn.Module], bias: bool, dtype: torch.dtype, gpu: Context
+) -> None:
+    torch.manual_seed(11)
+    if linear is Int8 and dtype is torch.float16:
+        pytest.skip("torch has no such matmul on the CPU")
+    x, kernels = torch.randn(1, 1, 544, dtype=dtype), set[str]()
+    gated = Gated(_gate, bias, linear, 544).to(dtype)
+    ops = check(gated, [(x,)], context=gpu, kernels=kernels)
+    assert [ops.count(name) for name in _QUANTIZED] == [1, 0, 0, 0]
+    projections = Projections(True, rotated, bias, True, linear, 544).to(dtype)
+    for each in (projections.q, projections.k, projections.v):
+        each.scales *= 0.2  # their products, with so many terms, stay as small as tolerances expect
+    calls = [(x, torch.tensor([at])) for at in (0, 11)]
+    ops = check(projections, calls, context=gpu, kernels=kernels)
+    assert [ops.count(name) for name in _QUANTIZED] == [0, 1, 0, 0]
+    assert {name for name in kernels if "quantized" in name} == {"quantized/qdot.comp"}
+
+
 def test_quantized_weights_stay_apart(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_SKIP_PASSES", "merge_quantized")
     torch.manual_seed(8)
