@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.dtypes import DType
 from purevk.fallback import to_numpy, to_torch
 from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
@@ -36,7 +37,8 @@ def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
 
 def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     """Query row s is at `start` + s; with `causal` it attends the keys up to there. Keys from
-    `length` on do not count."""
+    `length` on do not count, nor do those beyond the `limits` of a query. Of no key, the result is
+    0."""
     import torch
 
     q, k, v, mask = (_tensor(node, name, arrays) for name in ("q", "k", "v", "mask"))
@@ -48,12 +50,21 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     groups = q.shape[1] // k.shape[1]
     k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
     scores = q @ k.transpose(2, 3) * node.float("scale")
-    if mask is not None:
+    if mask is not None and node.tensor("mask").type.dtype is DType.bool:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    elif mask is not None:
         scores = scores + mask
     if node.bool("causal"):
         rows = torch.arange(q.shape[2])[:, None] + _dims.evaluate(node.size("start"), env)
         scores = scores.masked_fill(torch.arange(k.shape[2]) > rows, float("-inf"))
-    return scores.softmax(-1) @ v
+    limits = node.optional_tensor("limits")
+    if limits is not None:
+        ends, keys = to_torch(arrays[limits], limits.type.dtype), torch.arange(k.shape[2])
+        scores = scores.masked_fill(keys >= ends[..., -1:], float("-inf"))
+        if ends.shape[-1] == 2:
+            scores = scores.masked_fill(keys < ends[..., :1], float("-inf"))
+    unseeing = (scores == float("-inf")).all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(unseeing, 0.0) @ v
 
 
 def _norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:

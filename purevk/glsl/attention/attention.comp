@@ -38,7 +38,7 @@ layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
 #if MASKED && !EXACT_BOUNDS
 uint seen_keys[RQ];  // of a step, for the queries of this invocation: a bit for each
 #define SCORE_OF(dot_product, base, r, t0, i) \
-    ((seen_keys[r] & (1u << i)) != 0u ? seen_score(dot_product, base, row0 + r * LX, t0 + i) : UNSEEN)
+    ((seen_keys[r] & (1u << i)) != 0u ? seen_score(dot_product, base, row0 + r * LX, t0 + i, seen[r]) : UNSEEN)
 
 // Finds the keys from t0 on that the queries see. Whether a query of the subgroup sees one.
 bool find_seen_keys(int row0, int t0) {
@@ -54,8 +54,33 @@ bool find_seen_keys(int row0, int t0) {
     return any != 0u;
 }
 #else
-#define SCORE_OF(dot_product, base, r, t0, i) masked_score(dot_product, base, row0 + r * LX, t0 + i)
+#define SCORE_OF(dot_product, base, r, t0, i) masked_score(dot_product, base, row0 + r * LX, t0 + i, seen[r])
 #endif
+
+// The keys that some query of this subgroup, from `first` on, may see: from x on, before y. `seen` has
+// those of the queries of this invocation.
+ivec2 step_keys(int first, ivec2 seen[RQ]) {
+#if LIMITS
+    ivec2 ends = ivec2(T, 0);
+#if SG > 1
+    UNROLL for (int r = 0; r < RQ; r++) {
+        if (seen[r].x < seen[r].y) ends = ivec2(min(ends.x, seen[r].x), max(ends.y, seen[r].y));
+    }
+    UNROLL for (int step = 0; step < LOG2_OF(SG); step++) {
+        ends.x = min(ends.x, subgroupShuffleXor(ends.x, 1u << step));
+        ends.y = max(ends.y, subgroupShuffleXor(ends.y, 1u << step));
+    }
+#else
+    for (int r = 0; r < LX * RQ; r++) {
+        ivec2 keys = keys_of(first + r);
+        if (keys.x < keys.y) ends = ivec2(min(ends.x, keys.x), max(ends.y, keys.y));
+    }
+#endif
+    return ends;
+#else
+    return ivec2(0, keys_of(first + LX * RQ - 1).y);
+#endif
+}
 
 // The first step from key t0 on in which a query of this subgroup, from `first` on, may see a key. Loops
 // of their own, since software devices run through both sides of a branch.
@@ -88,17 +113,17 @@ void main() {
     vec4 q[RQ][D4];
     vec4 acc[RQ][DV4];
     float highest[RQ], total[RQ];
+    ivec2 seen[RQ];
     UNROLL for (int r = 0; r < RQ; r++) {
         UNROLL for (int d = 0; d < D4; d++) q[r][d] = READ4_Q(base_q + min(row0 + r * LX, S - 1) * q_row + 4 * d);
         UNROLL for (int d = 0; d < DV4; d++) acc[r][d] = vec4(0.0);
         highest[r] = UNSEEN;
         total[r] = 0.0;
+        seen[r] = keys_of(row0 + r * LX);
     }
-    int keys = T;
-#if CAUSAL
-    keys = min(T, first + LX * RQ + start);
-#endif
-    for (int t0 = next_step(0, keys, first, row0); t0 < keys; t0 = next_step(t0 + KEYS, keys, first, row0)) {
+    ivec2 ends = step_keys(first, seen);
+    int keys = ends.y;
+    for (int t0 = next_step(ends.x, keys, first, row0); t0 < keys; t0 = next_step(t0 + KEYS, keys, first, row0)) {
         float score[RQ][KEYS];
         UNROLL for (int r = 0; r < RQ; r++) {
             UNROLL for (int i = 0; i < KEYS; i++) score[r][i] = 0.0;

@@ -37,7 +37,8 @@
 WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #define LOCAL (32 * SUBS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
-#define QUERIES (16 * FRAGMENTS_M * SUBS)
+#define SUB_QUERIES (16 * FRAGMENTS_M)
+#define QUERIES (SUB_QUERIES * SUBS)
 #include "attention/steps.glslh"
 
 #define WIDTH ((HEAD_DIM + 15) / 16 * 16)
@@ -148,17 +149,15 @@ void main() {
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
-    int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * (16 * FRAGMENTS_M);
+    int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
 
-    int keys = T;
-#if CAUSAL
-    keys = min(T, first + QUERIES + start);
-#endif
-    int next = next_step(0, keys, first);
+    ivec2 ends = step_keys(first), shown = ivec2(common_first[SUB], common_last[SUB]);
+    int keys = ends.y, next = next_step(ends.x, keys, first);
     if (next < keys) fetch(base_k, base_v, next);
     LEFT(q[FRAGMENTS_M][STEPS_D]);
     SUMS(sums[FRAGMENTS_M][VALUES8]);
     float highest[FRAGMENTS_M][2], total[FRAGMENTS_M][2];
+    ivec2 seen[FRAGMENTS_M][2];
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
         UNROLL for (int d = 0; d < STEPS_D; d++) {
             UNROLL for (int i = 0; i < 4; i++) {
@@ -174,6 +173,7 @@ void main() {
         UNROLL for (int h = 0; h < 2; h++) {
             highest[m][h] = UNSEEN;
             total[m][h] = 0.0;
+            seen[m][h] = keys_of(row0 + 16 * m + SUM_ROW(lane, 2 * h));
         }
     }
     while (next < keys) {
@@ -191,10 +191,7 @@ void main() {
                 UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d]);
             }
         }
-        bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 + KEYS <= T;
-#if CAUSAL
-        plain = plain && t0 + KEYS <= row0 + start + 1;
-#endif
+        bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 >= shown.x && t0 + KEYS <= shown.y;
         UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
             float unit = intBitsToFloat(scale_bits) * UNIT;
             UNROLL for (int j = 0; j < KEYS8; j++) {
@@ -203,7 +200,7 @@ void main() {
                 } else {
                     UNROLL for (int i = 0; i < 4; i++) {
                         int s = row0 + 16 * m + SUM_ROW(lane, i), t = t0 + 8 * j + SUM_COLUMN(lane, i);
-                        scores[m][j][i] = masked_score(scores[m][j][i], base_mask, s, t) * UNIT;
+                        scores[m][j][i] = masked_score(scores[m][j][i], base_mask, s, t, seen[m][i / 2]) * UNIT;
                     }
                 }
             }

@@ -27,7 +27,6 @@
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
 PARAM(26, splits)
-PARAM(27, split_size)  // keys of one split
 #if SPLIT
 WRITEONLY_BUFFER(OUT_BINDING, out, vec4)
 #else
@@ -51,12 +50,16 @@ void main() {
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
 #if SPLIT
     int s = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - s * splits;
-    int first = part * split_size, last = min(T, first + split_size);
 #else
-    int s = int(gl_WorkGroupID.x), first = 0, last = T;
+    int s = int(gl_WorkGroupID.x);
 #endif
-#if CAUSAL
-    last = min(last, s + start + 1);
+    ivec2 seen = keys_of(s);
+    int first = seen.x, last = seen.y;
+#if SPLIT
+    // The parts share the keys that the query may see, by whole steps.
+    int all = splits * KEYS * SHARES, size = (max(last - first, 0) + all - 1) / all * KEYS * SHARES;
+    first += part * size;
+    last = min(last, first + size);
 #endif
     int id = int(gl_LocalInvocationIndex), share = id / LANES, lane = id - share * LANES;
     int base_q = offset_q + batch * q_batch + head * q_head + s * q_row;
@@ -111,7 +114,7 @@ void main() {
 #endif
         UNROLL for (int u = 0; u < KEYS; u++) {
             int t = t0 + u * SHARES + share;
-            score[u] = t < last ? masked_score(score[u], base_mask, s, t) : UNSEEN;
+            score[u] = t < last ? masked_score(score[u], base_mask, s, t, seen) : UNSEEN;
             top = max(top, score[u]);
         }
         float shrink = weight(highest, top);

@@ -124,11 +124,10 @@ void main() {
         highest[r] = UNSEEN;
         total[r] = 0.0;
     }
-    int keys = T;
-#if CAUSAL
-    keys = min(T, row0 + QUERIES + start);
-#endif
-    int next = next_step(0, keys, row0);
+    ivec2 seen[MY_QUERIES];
+    UNROLL for (int r = 0; r < MY_QUERIES; r++) seen[r] = keys_of(row0 + mine + r);
+    ivec2 ends = step_keys(row0);
+    int keys = ends.y, next = next_step(ends.x, keys, row0);
     if (next < keys) fetch(base_k, base_v, next);
     while (next < keys) {
         int t0 = next;
@@ -154,7 +153,7 @@ void main() {
             top[r] = highest[r];
             UNROLL for (int c = 0; c < MY_KEYS; c++) {
                 int t = lane + c * LANES;
-                score[r][c] = masked_score(score[r][c], base_mask, row0 + mine + r, t0 + t);
+                score[r][c] = masked_score(score[r][c], base_mask, row0 + mine + r, t0 + t, seen[r]);
 #if SHUFFLE
                 top[r] = max(top[r], score[r][c]);
 #else

@@ -39,9 +39,22 @@ def _attention_shape(
     functions: ScoreProgram | None = None,
     sizes: tuple[Size, ...] = (),
     extras: tuple[TensorType, ...] = (),
+    limits: TensorType | None = None,
 ) -> TensorType:
+    """Queries [B, H, S, D], keys and values [B, G, T, D].
+
+    Args:
+        mask: [B, H, S, T], of floats that are added or of booleans; it may broadcast.
+        causal: query s sees the keys up to s + start.
+        length: how many of the keys there are; None: all.
+        functions, sizes, extras: see `ScoreProgram`.
+        limits: int32 [B, H, S, 1], the key after the last that a query sees, or [B, H, S, 2], the
+            first one too; it may broadcast.
+    """
     if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
         raise ShapeError(f"attention of {q} over {k} and {v}")
+    if limits is not None and (limits.dtype is not DType.int32 or limits.dims[-1] not in (1, 2)):
+        raise ShapeError(f"{limits} are no limits of keys")
     return q.with_dims((*q.dims[:3], v.dims[3]))
 
 
@@ -110,6 +123,17 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
             }
         )
         buffers["mask"] = (mask, "r" + texel)
+    limits_value = node.optional_tensor("limits")
+    if limits_value is not None:
+        limits = lowering.operand(limits_value)
+        columns = _dims.specialize(limits.dims[-1])
+        if columns > 1 and limits.strides[-1] != 1:
+            limits = dense(lowering, limits)
+        steps = broadcast_strides(limits, (batches, heads, queries, columns))
+        mask_params.update({f"limits_{axis}": step for axis, step in zip(axes[:3], steps)})
+        mask_params["offset_limits"] = limits.offset
+        macros["LIMITS"] = columns
+        buffers["limits"] = (limits, "r")
     buffers["out"] = (out, "w")
     written = ScoreFunctions()
     program = node.optional_attribute("functions", ScoreProgram)

@@ -142,7 +142,7 @@ class Decode:
                 "attention/attention_decode.comp",
                 call.buffers,
                 macros=macros,
-                params={**call.params, "splits": 1, "split_size": call.keys},
+                params={**call.params, "splits": 1},
                 specialize=lowering.fixed((*_known(call.params), "splits")),
                 grid=(queries, heads, batches),
                 subgroup_size=self.subgroup,
@@ -152,12 +152,7 @@ class Decode:
         shares = lowering.temporary(
             TensorType(DType.float32, (batches, heads, queries, self.splits, call.width + 4))
         )
-        split_params = {
-            **call.params,
-            "offset_o": 0,
-            "splits": self.splits,
-            "split_size": _dims.ceil_div(call.keys, self.splits),
-        }
+        split_params = {**call.params, "offset_o": 0, "splits": self.splits}
         lowering.dispatch(
             "attention/attention_decode.comp",
             {**call.buffers, "out": (shares, "w")},

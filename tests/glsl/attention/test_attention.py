@@ -59,7 +59,7 @@ def function_macros(scored, masked, bounded=True):
     }
 
 
-def attend(q, k, v, scale, mask, causal, functions=(0, 0)):
+def attend(q, k, v, scale, mask, causal, functions=(0, 0), limits=None):
     q, k, v = (torch.from_numpy(array.astype(np.float64)) for array in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -77,6 +77,11 @@ def attend(q, k, v, scale, mask, causal, functions=(0, 0)):
     if causal is not None:
         later = torch.arange(k.shape[2])[None] > torch.arange(q.shape[2])[:, None] + causal
         score = score.masked_fill(later, -torch.inf)
+    if limits is not None:
+        at, limits = torch.arange(k.shape[2]), torch.from_numpy(limits)
+        hidden = at >= limits[..., -1:]
+        hidden = hidden | (at < limits[..., :1]) if limits.shape[-1] == 2 else hidden
+        score = score.masked_fill(hidden, -torch.inf)
     return (torch.nan_to_num(torch.softmax(score, -1)) @ v).numpy()
 
 
@@ -116,6 +121,47 @@ def test_without_any_key(kind):
     check(SIZES[0], kind, mask=mask)
 
 
+def band(queries, first, last):
+    """Limits [1, 1, S, 2]: a query sees keys from `first` to `last` behind and before it."""
+    at = np.arange(queries, dtype=np.int32)
+    return np.stack((at + first, at + last + 1), -1)[None, None]
+
+
+LIMITS = {
+    "length": lambda b, h, s, t: np.full((1, 1, 1, 1), t // 2, np.int32),
+    "positions": lambda b, h, s, t: band(s, 0, t // 3)[..., 1:].copy(),
+    "window": lambda b, h, s, t: band(s, t // 4, t // 2),
+    # Rows without a key: before all, after all, between equal limits, and between crossed ones.
+    "nothing": lambda b, h, s, t: np.tile(
+        np.array([[-(2**30), 2**30], [-9, -3], [t + 2, t + 9], [2, 2], [5, 1]], np.int32),
+        (b, h, -(-s // 5), 1),
+    )[:, :, :s].copy(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_keys(kind, name):
+    batch, heads, _, queries, keys, _ = SIZES[0]
+    limits = LIMITS[name](batch, heads, queries, keys)
+    check(SIZES[0], kind, limits=limits, mask=2 if name == "window" else 0)
+    if kind.startswith("split"):
+        size = SIZES[3]
+        check(size, kind, limits=LIMITS[name](size[0], size[1], size[3], size[4]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_limits_are_in_whole_steps_of_fragments(kind):
+    """Keys outside of the limits of all queries are not read: no NaN reaches the result. Steps
+    that all queries see need no limits."""
+    more = {"QUERIES": 16, "KEYS": 16} if kind in ("tiled", "shuffled") else {}
+    if kind == "steps":
+        more = {"SUBS": 2, "KEYS": 16, "FRAGMENTS_M": 1}
+    size = (1, 2, 1, 19, 83, 16) if kind != "steps" else (1, 1, 1, 19, 83, 16)
+    check(size, kind, limits=band(19, 0, 40), unread=slice(64, None), more=more)
+    check(size, kind, limits=band(19, 40, 64), unread=slice(0, 16), more=more)
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_scores_and_masks(kind, bounded):
@@ -149,6 +195,7 @@ def check(
     functions=(0, 0),
     bounded=True,
     unread=slice(0, 0),
+    limits=None,
     more=None,
 ):
     batch, q_heads, k_heads, queries, keys, head = size
@@ -168,7 +215,7 @@ def check(
         held_mask[..., 1] = -np.inf
         held_mask = (rng.random(held_mask.shape) > 0.3).astype(np.uint8) if mask == 2 else held_mask
     scale = float(np.float32(1 / np.sqrt(head)))
-    want = attend(q, k, v, scale, held_mask, causal, functions)
+    want = attend(q, k, v, scale, held_mask, causal, functions, limits)
     k[:, :, unread] = v[:, :, unread] = np.nan
 
     def held(array):
@@ -192,6 +239,14 @@ def check(
             MASK=2 if held_mask.dtype == np.uint8 else 1, T_MASK=GLSL[held_mask.dtype.type]
         )
         buffers.append(held_mask)
+    if limits is not None:
+        macros["LIMITS"] = limits.shape[-1]
+        steps = [
+            stride // 4 if size > 1 else 0 for size, stride in zip(limits.shape, limits.strides)
+        ]
+        params.update(zip(("limits_batch", "limits_head", "limits_row"), steps))
+        params["offset_limits"] = 0
+        buffers.append(limits)
     shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
@@ -221,7 +276,7 @@ def check(
             macros["SHUFFLE"] = 1
         macros["SPLIT"] = int(splits > 1)
         template = "attention/attention_decode.comp"
-        params |= {"splits": splits, "split_size": ceil_div(keys, splits)}
+        params["splits"] = splits
         grid = (queries * splits, q_heads, batch)
     if kind.startswith("split"):
         buffers.append(Out((batch, q_heads, queries, splits, values + 4), np.float32))
